@@ -1,0 +1,29 @@
+"""Run any LLM on any engine behind one API. Public names only; nothing heavy is imported until it is used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = ["AsyncStack", "EnginebayError", "Sampling", "Stack", "__version__"]
+
+_HOMES = {
+    "AsyncStack": "enginebay.stack",
+    "Stack": "enginebay.stack",
+    "EnginebayError": "enginebay.errors",
+    "Sampling": "enginebay.contract",
+}
+
+if TYPE_CHECKING:
+    from enginebay.contract import Sampling
+    from enginebay.errors import EnginebayError
+    from enginebay.stack import AsyncStack, Stack
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'enginebay' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

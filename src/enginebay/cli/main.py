@@ -1,0 +1,86 @@
+"""The command table. Only the chosen command's module is imported, so `bay --help` stays instant."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+from enginebay import __version__
+
+COMMANDS: dict[str, str] = {
+    "run": "Answer one prompt in the terminal",
+    "chat": "Talk to a model, with history",
+    "batch": "Run a file of requests at full batching, resumable",
+    "models": "List, pull, show, verify and remove models",
+    "engines": "List, install, remove and explain engines",
+    "config": "Validate and show the configuration",
+    "doctor": "Show what this host has and what is missing",
+    "completion": "Print the shell completion script",
+}
+
+USAGE = """Usage: bay COMMAND [OPTIONS] [ARGS]...
+
+Run any LLM on any engine behind one API.
+
+Commands:
+{commands}
+
+Options:
+  --version  Print the version
+  --help     Show this page; `bay COMMAND --help` shows a command's own
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of `bay`: gives back the exit code (0 fine, 1 failed, 2 bad usage, 130 interrupted)."""
+    args = sys.argv[1:] if argv is None else argv
+    if not args or args[0] in ("--help", "-h", "help"):
+        width = max(map(len, COMMANDS))
+        print(USAGE.format(commands="\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())))
+        return 0
+    if args[0] in ("--version", "-V"):
+        print(f"bay {__version__}")
+        return 0
+    if args[0] not in COMMANDS:
+        return _unknown(args[0])
+    return _run(args[0], args[1:])
+
+
+def _unknown(name: str) -> int:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, COMMANDS, n=1)
+    print(f"bay: there is no command {name!r}", file=sys.stderr)
+    print(f"     {f'did you mean `bay {near[0]}`?' if near else '`bay --help` lists them'}", file=sys.stderr)
+    return 2
+
+
+def _run(name: str, args: list[str]) -> int:
+    import click
+
+    from enginebay.cli.output import fail
+    from enginebay.errors import EnginebayError
+
+    try:
+        import typer
+
+        command = typer.main.get_command(import_module(f"enginebay.cli.{name}").app)
+        result = command.main(args=args, prog_name=f"bay {name}", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except EnginebayError as error:
+        return fail(error)
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        print(file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

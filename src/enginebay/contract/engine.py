@@ -1,0 +1,68 @@
+"""The interface between a worker and the engine it hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from enginebay.contract.messages import Embedding, Facts, FinishReason, GenerateRequest, Load, TokenLogprobs
+from enginebay.contract.spec import Probe
+from enginebay.errors import EnginebayError
+
+
+class Sink(Protocol):
+    """Where an engine puts what it made. Any thread may call it; it never blocks and never raises.
+
+    For each request: `accepted` once, then `token`s, then `finish` once for each choice; or `error` once, at any time.
+    Nothing leaves before `flush`: call it after each engine step, or after each token where steps cannot be seen.
+    What is put for a request that has ended (cancelled, finished) is ignored.
+    """
+
+    def accepted(self, number: int, prompt_tokens: int, cached_tokens: int = 0) -> None: ...
+
+    def token(
+        self,
+        number: int,
+        text: str,
+        token_ids: Sequence[int],
+        choice: int = 0,
+        logprobs: Sequence[TokenLogprobs] = (),
+    ) -> None: ...
+
+    def finish(self, number: int, reason: FinishReason, choice: int = 0, stop_reason: str | int | None = None) -> None: ...
+
+    def error(self, number: int, error: EnginebayError) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+class Engine(Protocol):
+    """One loaded model. Created in the worker's main thread, before any other thread exists.
+
+    `submit` and `cancel` return at once and are called from one thread; `submit` may raise a `RequestError`.
+    After `cancel` the engine stops computing the request within a step; nothing more needs to be put for it.
+    Requests hold token ids only, and only parameters that the spec does not refuse.
+    """
+
+    def __init__(self, load: Load) -> None: ...
+
+    @classmethod
+    def probe(cls) -> Probe: ...
+
+    def start(self, sink: Sink) -> None: ...
+
+    def facts(self) -> Facts: ...
+
+    def submit(self, number: int, request: GenerateRequest) -> None: ...
+
+    def cancel(self, number: int) -> None: ...
+
+    def embed(self, inputs: Sequence[Sequence[int]]) -> Embedding: ...
+
+    def tokenize(self, text: str, add_special: bool) -> list[int]: ...
+
+    def running(self) -> int:
+        """Requests the engine is computing or holding, cancelled ones not counted."""
+        ...
+
+    def close(self) -> None: ...

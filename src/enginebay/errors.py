@@ -1,0 +1,121 @@
+"""Every error Enginebay raises on purpose.
+
+EnginebayError                   has `message` (what is wrong) and `hint` (what to do), one line each
+├── UsageError                   the caller asked for something impossible            exit code 2
+│   ├── ConfigError              a config file, variable or flag is wrong
+│   ├── UnknownModel             no such model in the store or the config
+│   └── UnknownEngine            no engine of that kind
+├── RequestError                 this one request is wrong; the engine is fine
+│   ├── InvalidRequest           a parameter is out of range or malformed
+│   ├── Unsupported              the engine cannot do what the parameter asks
+│   └── ContextOverflow          prompt and output do not fit the context
+├── EngineMissing                the engine's library is not installed
+├── LoadFailed                   the worker could not load the model
+│   └── OutOfMemory              ... because memory ran out
+├── WorkerDied                   the worker process ended while it was needed
+├── EngineFailed                 the engine failed on a request it should have served
+├── ModelInvalid                 the model's files are corrupt, unsafe or of the wrong kind
+├── FetchFailed                  a model or package could not be fetched or stored
+├── Offline                      `--offline` was given and the network would be needed
+└── Cancelled                    the caller cancelled the request
+"""
+
+from __future__ import annotations
+
+
+class EnginebayError(Exception):
+    """Base of all errors: one line on what is wrong, one on what to do."""
+
+    exit_code = 1
+    kind = "error"
+
+    def __init__(self, message: str, hint: str = "", *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.param = param
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.hint}" if self.hint else self.message
+
+
+class UsageError(EnginebayError):
+    exit_code = 2
+    kind = "usage"
+
+
+class ConfigError(UsageError):
+    kind = "config"
+
+
+class UnknownModel(UsageError):
+    kind = "unknown_model"
+
+
+class UnknownEngine(UsageError):
+    kind = "unknown_engine"
+
+
+class RequestError(EnginebayError):
+    exit_code = 2
+    kind = "request"
+
+
+class InvalidRequest(RequestError):
+    kind = "invalid_request"
+
+
+class Unsupported(RequestError):
+    kind = "unsupported"
+
+
+class ContextOverflow(RequestError):
+    kind = "context_overflow"
+
+
+class EngineMissing(EnginebayError):
+    kind = "engine_missing"
+
+
+class LoadFailed(EnginebayError):
+    kind = "load_failed"
+
+
+class OutOfMemory(LoadFailed):
+    kind = "out_of_memory"
+
+
+class WorkerDied(EnginebayError):
+    kind = "worker_died"
+
+
+class EngineFailed(EnginebayError):
+    kind = "engine_failed"
+
+
+class ModelInvalid(EnginebayError):
+    kind = "model_invalid"
+
+
+class FetchFailed(EnginebayError):
+    kind = "fetch_failed"
+
+
+class Offline(EnginebayError):
+    kind = "offline"
+
+
+class Cancelled(EnginebayError):
+    kind = "cancelled"
+
+
+def _tree(root: type[EnginebayError]) -> list[type[EnginebayError]]:
+    return [root, *(leaf for child in root.__subclasses__() for leaf in _tree(child))]
+
+
+BY_KIND: dict[str, type[EnginebayError]] = {error.kind: error for error in _tree(EnginebayError)}
+
+
+def from_kind(kind: str, message: str, hint: str = "", param: str | None = None) -> EnginebayError:
+    """Rebuild an error that crossed a process border."""
+    return BY_KIND.get(kind, EngineFailed)(message, hint, param=param)
