@@ -82,5 +82,10 @@ def _run(name: str, args: list[str]) -> int:
         return 1
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """The console script."""
     sys.exit(main())
+
+
+if __name__ == "__main__":
+    run()

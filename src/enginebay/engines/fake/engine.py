@@ -1,0 +1,232 @@
+"""The fake engine: steps like a real one, with delays and failures as settings."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+from enginebay import __version__
+from enginebay.contract import Embedding, Facts, FinishReason, GenerateRequest, Load, Probe, Sink, TokenLogprobs
+from enginebay.engines.fake.babble import EOS, Sampler
+from enginebay.engines.fake.spec import SPEC
+from enginebay.errors import ContextOverflow, EngineFailed, LoadFailed, OutOfMemory
+from enginebay.text.stops import StopScanner
+
+Piece = tuple[str, tuple[int, ...]]  # text and token ids of one event
+
+
+@lru_cache(maxsize=1024)
+def script_pieces(text: str) -> tuple[Piece, ...]:
+    """A script as events: one byte, one token; a character's text comes with its last byte."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    return tuple((decoder.decode(bytes((byte,))), (byte,)) for byte in text.encode())
+
+
+class _Sequence:
+    """One choice of one request, as it is being made."""
+
+    __slots__ = ("_decoder", "_pieces", "_sampler", "_stops", "ended", "choice", "made", "most", "number", "ready", "sampling")
+
+    def __init__(self, number: int, choice: int, request: GenerateRequest, script: str | None, room: int, ready: float) -> None:
+        sampling = request.sampling
+        self.number, self.choice, self.sampling, self.ready = number, choice, sampling, ready
+        self.most = min(room, sampling.max_tokens or room)
+        self.made = 0
+        self.ended = False
+        self._pieces: Iterator[Piece] | None = None
+        self._sampler: Sampler | None = None
+        if script is not None:
+            self._pieces = iter(script_pieces(script))
+        else:
+            self._sampler = Sampler(request.token_ids or (), sampling, choice, request.lora or "")
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stops = StopScanner(sampling.stop) if sampling.stop else None
+
+    def step(self, sink: Sink) -> None:
+        """Make one token and tell the sink."""
+        token, text, logprobs = self._next()
+        if token == EOS:
+            return self._finish(sink, FinishReason.STOP, None)
+        self.made += 1
+        if token in self.sampling.stop_token_ids and self.made > self.sampling.value("min_tokens"):
+            sink.token(self.number, "", (token,), self.choice, logprobs)
+            return self._finish(sink, FinishReason.STOP, token)
+        if self._stops is not None:
+            text, matched = self._stops.feed(text)
+            if matched is not None:
+                sink.token(self.number, text, (token,), self.choice, logprobs)
+                self._stops = None
+                return self._finish(sink, FinishReason.STOP, matched)
+        sink.token(self.number, text, (token,), self.choice, logprobs)
+        if self.made >= self.most:
+            self._finish(sink, FinishReason.LENGTH, None)
+        return None
+
+    def _next(self) -> tuple[int, str, Sequence[TokenLogprobs]]:
+        if self._pieces is not None:
+            text, ids = next(self._pieces, ("", (EOS,)))
+            return ids[0], text, ()
+        assert self._sampler is not None
+        token, logprobs = self._sampler.next()
+        text = "" if token == EOS else self._decoder.decode(bytes((token,)))
+        return token, text, () if logprobs is None else (logprobs,)
+
+    def _finish(self, sink: Sink, reason: FinishReason, stop_reason: str | int | None) -> None:
+        self.ended = True
+        rest = self._stops.rest() if self._stops is not None else ""
+        if rest:
+            sink.token(self.number, rest, (), self.choice)
+        sink.finish(self.number, reason, self.choice, stop_reason)
+
+
+class FakeEngine:
+    """Implements `contract.Engine` without a library."""
+
+    def __init__(self, load: Load) -> None:
+        defaults = {name: setting.default for name, setting in SPEC.settings.items()}
+        self._settings: dict[str, Any] = {**defaults, **load.settings}
+        self._load = load
+        self._sequences: list[_Sequence] = []
+        self._arrived: list[_Sequence] = []
+        self._cancelled: set[int] = set()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._tokens = 0
+        time.sleep(self._settings["load_s"])
+        self._fail_load(self._settings["fail_load"])
+
+    def _fail_load(self, how: str | None) -> None:
+        if how == "error":
+            raise LoadFailed(f"{self._load.model} was told to fail", "unset the fake engine's fail_load")
+        if how == "out_of_memory":
+            raise OutOfMemory(f"not enough memory to load {self._load.model}: it was told so")
+        if how == "crash":
+            print("the fake engine crashes while loading, as it was told", flush=True)
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if how == "hang":
+            time.sleep(3600)
+
+    @classmethod
+    def probe(cls) -> Probe:
+        return Probe(version=__version__)
+
+    def start(self, sink: Sink) -> None:
+        threading.Thread(target=self._run, args=(sink,), name="steps", daemon=True).start()
+
+    def facts(self) -> Facts:
+        return Facts(
+            kind="fake",
+            version=__version__,
+            model=self._load.model,
+            context_length=self._settings["context_length"],
+            max_batch=self._settings["max_batch"],
+            memory_bytes=0,
+            asked=dict(self._load.settings),
+            effective=self._settings,
+        )
+
+    def submit(self, number: int, request: GenerateRequest) -> None:
+        prompt = request.token_ids or ()
+        room = self._settings["context_length"] - len(prompt)
+        if room < 1:
+            raise ContextOverflow(
+                f"the prompt has {len(prompt)} tokens, the context of {self._load.model} holds {self._settings['context_length']}",
+                "shorten the prompt",
+                param="prompt",
+            )
+        script = self._script(prompt)
+        ready = time.perf_counter() + self._settings["prefill_s"]
+        with self._changed:
+            for choice in range(request.sampling.n):
+                self._arrived.append(_Sequence(number, choice, request, script, room, ready))
+            self._changed.notify()
+
+    def _script(self, prompt: Sequence[int]) -> str | None:
+        text = bytes(token for token in prompt if token < EOS).decode(errors="replace")
+        for piece, script in (self._settings["script_by_prompt"] or {}).items():
+            if piece in text:
+                return str(script)
+        script = self._settings["script"]
+        return None if script is None else str(script)
+
+    def cancel(self, number: int) -> None:
+        with self._changed:
+            self._arrived = [one for one in self._arrived if one.number != number]
+            self._cancelled.add(number)
+
+    def embed(self, inputs: Sequence[Sequence[int]]) -> Embedding:
+        return Embedding(tuple(_vector(ids) for ids in inputs), sum(map(len, inputs)))
+
+    def tokenize(self, text: str, add_special: bool) -> list[int]:
+        return list(text.encode())
+
+    def running(self) -> int:
+        with self._changed:
+            return len({one.number for one in (*self._sequences, *self._arrived)} - self._cancelled)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _run(self, sink: Sink) -> None:
+        step_s, most = self._settings["step_s"], self._settings["max_batch"]
+        while self._admit():
+            batch = self._sequences if len(self._sequences) <= most else self._sequences[:most]
+            self._step(batch, sink)
+            sink.flush()
+            if any(one.ended for one in batch):
+                with self._changed:
+                    self._sequences = [one for one in self._sequences if not one.ended]
+            if step_s:
+                time.sleep(step_s)
+
+    def _admit(self) -> bool:
+        """Take in what has arrived and drop what was cancelled; wait when there is nothing to do. False: closed."""
+        with self._changed:
+            while not self._closed:
+                self._sequences += self._arrived
+                self._arrived = []
+                if self._cancelled:
+                    self._sequences = [one for one in self._sequences if one.number not in self._cancelled]
+                    self._cancelled.clear()
+                if self._sequences:
+                    return True
+                self._changed.wait()
+        return False
+
+    def _step(self, batch: Sequence[_Sequence], sink: Sink) -> None:
+        waiting = self._settings["prefill_s"] > 0
+        fail_after = self._settings["fail_after_tokens"]
+        for one in batch:
+            if waiting and one.ready > time.perf_counter():
+                continue
+            one.step(sink)
+            if fail_after is not None and one.made >= fail_after and not one.ended:
+                one.ended = True
+                sink.error(one.number, EngineFailed("the fake engine failed on this request, as it was told"))
+        self._tokens += len(batch)
+        crash, hang = self._settings["crash_after_tokens"], self._settings["hang_after_tokens"]
+        if crash is not None and self._tokens >= crash:
+            sink.flush()
+            time.sleep(0.05)
+            print("the fake engine crashes, as it was told", flush=True)
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if hang is not None and self._tokens >= hang:
+            sink.flush()
+            time.sleep(3600)
+
+
+def _vector(ids: Sequence[int]) -> tuple[float, ...]:
+    """A unit vector of eight numbers that only depends on the tokens."""
+    digest = hashlib.sha256(bytes(token % 256 for token in ids)).digest()
+    values = [byte - 127.5 for byte in digest[:8]]
+    length = sum(value * value for value in values) ** 0.5
+    return tuple(value / length for value in values)

@@ -1,0 +1,41 @@
+"""First file that runs in an engine's environment: makes `enginebay` importable from where this file lies.
+
+Engine environments hold the engine's library and gRPC, not Enginebay itself; so one installation of Enginebay serves
+every environment, and upgrading it rebuilds none of them. Nothing else of its site-packages becomes visible.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def adopt() -> None:
+    """Register the package `enginebay` from its own directory, unless this environment has it already."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != here]
+    if "enginebay" in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(
+        "enginebay", os.path.join(PACKAGE, "__init__.py"), submodule_search_locations=[PACKAGE]
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["enginebay"] = module
+    spec.loader.exec_module(module)
+
+
+adopt()  # at import, so that processes spawned by an engine, which import this file again, find the package too
+
+if __name__ == "__main__":
+    command, arguments = sys.argv[1], sys.argv[2:]
+    if command == "serve":
+        from enginebay.worker.main import main
+    elif command == "probe":
+        from enginebay.worker.probe_main import main
+    else:
+        sys.exit(f"unknown worker command {command!r}")
+    sys.exit(main(arguments))

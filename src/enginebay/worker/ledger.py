@@ -1,0 +1,148 @@
+"""The sink engines write to: it knows which session each request belongs to, and counts and times for all engines alike."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from enginebay.contract import Engine, FinishReason, GenerateRequest, TokenLogprobs
+from enginebay.contract.messages import Done, Timing, Usage
+from enginebay.errors import EngineFailed, EnginebayError
+from enginebay.worker.best_of import BestOf
+from enginebay.worker.outbox import Outbox
+
+
+class _Live:
+    """One request that has not ended."""
+
+    __slots__ = ("best_of", "cached_tokens", "choices_left", "first", "number", "outbox", "prompt_tokens", "started", "tokens")
+
+    def __init__(self, number: int, outbox: Outbox, request: GenerateRequest) -> None:
+        self.number = number
+        self.outbox = outbox
+        self.started = time.perf_counter()
+        self.first = 0.0
+        self.tokens = 0
+        self.prompt_tokens = len(request.token_ids or ())
+        self.cached_tokens = 0
+        self.best_of = BestOf.wanted(request.sampling)
+        self.choices_left = request.sampling.best_of or request.sampling.n
+
+
+class Ledger:
+    """Requests by the engine's number. Implements `contract.Sink`; numbers are unique across sessions."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._live: dict[int, _Live] = {}
+        self._outboxes: list[Outbox] = []
+        self._next = 0
+        self._lock = threading.Lock()  # guards numbering and the list of sessions, never the token path
+        self.flushes = 0
+        self.tokens = 0
+
+    # What sessions call
+
+    def open(self) -> Outbox:
+        outbox = Outbox()
+        with self._lock:
+            self._outboxes.append(outbox)
+        return outbox
+
+    def close(self, outbox: Outbox) -> None:
+        """The session is over: what it still had running is cancelled."""
+        with self._lock:
+            if outbox in self._outboxes:
+                self._outboxes.remove(outbox)
+        for number, live in list(self._live.items()):
+            if live.outbox is outbox:
+                self.cancel(number)
+        outbox.close()
+
+    def submit(self, number: int, outbox: Outbox, request: GenerateRequest) -> int:
+        """Hand a request to the engine; gives back the engine's number for it."""
+        with self._lock:
+            self._next += 1
+            own = self._next
+        live = _Live(number, outbox, request)
+        self._live[own] = live
+        sampling = request.sampling
+        if sampling.best_of is not None:
+            ranked = sampling.logprobs or 0 if live.best_of else sampling.logprobs
+            widened = replace(sampling, n=sampling.best_of, best_of=None, logprobs=ranked)
+            request = replace(request, sampling=widened)
+        try:
+            self._engine.submit(own, request)
+        except EnginebayError as error:
+            self.error(own, error)
+        except Exception as error:  # an engine's surprise must not end the session of everybody else
+            self.error(own, EngineFailed(f"the engine failed on this request: {type(error).__name__}: {error}"))
+        return own
+
+    def cancel(self, own: int) -> None:
+        if self._live.pop(own, None) is not None:
+            self._engine.cancel(own)
+
+    # What the engine calls
+
+    def accepted(self, number: int, prompt_tokens: int, cached_tokens: int = 0) -> None:
+        live = self._live.get(number)
+        if live is not None:
+            live.prompt_tokens = prompt_tokens
+            live.cached_tokens = cached_tokens
+
+    def token(
+        self,
+        number: int,
+        text: str,
+        token_ids: Sequence[int],
+        choice: int = 0,
+        logprobs: Sequence[TokenLogprobs] = (),
+    ) -> None:
+        live = self._live.get(number)
+        if live is None:
+            return
+        if not live.tokens:
+            live.first = time.perf_counter()
+        live.tokens += len(token_ids)
+        row = (live.number, text, token_ids, choice, logprobs)
+        if live.best_of is None:
+            live.outbox.row(row)
+        else:
+            live.best_of.row(row)
+
+    def finish(self, number: int, reason: FinishReason, choice: int = 0, stop_reason: str | int | None = None) -> None:
+        live = self._live.get(number)
+        if live is None:
+            return
+        if live.best_of is None:
+            live.outbox.finish(live.number, choice, reason, stop_reason)
+        else:
+            live.best_of.finish(choice, reason, stop_reason)
+        live.choices_left -= 1
+        if live.choices_left == 0:
+            self._end(number, live)
+
+    def error(self, number: int, error: EnginebayError) -> None:
+        live = self._live.pop(number, None)
+        if live is not None:
+            live.outbox.failure(live.number, error)
+            live.outbox.wake()
+
+    def flush(self) -> None:
+        self.flushes += 1
+        for outbox in self._outboxes:
+            outbox.wake()
+
+    def _end(self, number: int, live: _Live) -> None:
+        if self._live.pop(number, None) is None:
+            return  # cancelled meanwhile
+        if live.best_of is not None:
+            live.best_of.emit(live.number, live.outbox)
+        now = time.perf_counter()
+        self.tokens += live.tokens
+        usage = Usage(live.prompt_tokens, live.tokens, live.cached_tokens)
+        timing = Timing((live.first or now) - live.started, now - live.started)
+        live.outbox.done(live.number, Done(usage, timing))

@@ -1,0 +1,151 @@
+"""The worker process: load one engine, then serve it until the parent lets go.
+
+    started ──load──▶ ready ──SIGTERM or parent gone──▶ closing ──▶ exit 0
+       └──────────────── load failed ─────────────────────────────▶ exit 1, the reason sent to the parent
+
+The engine is made in the main thread before any other thread exists, since some engines fork.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from enginebay.contract import Engine, Load
+from enginebay.errors import EnginebayError, LoadFailed, OutOfMemory
+from enginebay.worker import guard, wire
+
+_SESSIONS = 32  # threads for RPCs; each session holds one for as long as it lives
+
+
+class _Stop(BaseException):
+    """Raised in the main thread by SIGTERM."""
+
+
+def main(arguments: list[str]) -> int:
+    directory = Path(arguments[0])
+    load = wire.received_load((directory / "load.json").read_text())
+    if int(os.environ.get("RANK", "0")) > 0:
+        return _follow(load)
+    control = _connect(directory)
+    guard.start(_connect(directory), str(directory))
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends the worker in order
+    try:
+        return _serve(load, directory, control)
+    except _Stop:
+        return 0
+
+
+def _serve(load: Load, directory: Path, control: socket.socket) -> int:
+    started = time.perf_counter()
+    try:
+        engine = _engine_class(load)(load)
+    except Exception as error:
+        _tell(control, failure=_load_failure(load, error))
+        return 1
+    load_s = time.perf_counter() - started
+    server: Any = None
+    try:
+        server = _open(engine, directory)
+        _tell(control, facts=wire.facts_json(replace(engine.facts(), load_s=load_s)))
+        _wait(control)
+    except _Stop:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if server is not None:
+            server.stop(grace=None)
+        engine.close()
+    return 0
+
+
+def _open(engine: Engine, directory: Path) -> Any:
+    import grpc
+
+    from enginebay.worker.ledger import Ledger
+    from enginebay.worker.proto import SERVICE
+    from enginebay.worker.servicer import Servicer, handlers
+
+    sys.setswitchinterval(0.0005)  # the sending thread must not wait 5 ms for a busy engine thread
+    ledger = Ledger(engine)
+    engine.start(ledger)
+    server = grpc.server(
+        ThreadPoolExecutor(_SESSIONS), options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    )
+    server.add_generic_rpc_handlers((handlers(Servicer(engine, ledger)),))
+    _add_health_and_reflection(server, SERVICE)
+    server.add_insecure_port(f"unix:{directory / 's'}")
+    server.start()
+    return server
+
+
+def _add_health_and_reflection(server: Any, service: str) -> None:
+    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+    from grpc_reflection.v1alpha import reflection
+
+    status = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(status, server)
+    status.set(service, health_pb2.HealthCheckResponse.SERVING)
+    reflection.enable_server_reflection((service, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+
+
+def _follow(load: Load) -> int:
+    """Another rank of a distributed launch: computes what rank 0 says, until it says nothing more."""
+    engine: Any = _engine_class(load)(load)
+    engine.follow()
+    return 0
+
+
+def _engine_class(load: Load) -> Any:
+    module, _, name = load.engine.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _load_failure(load: Load, error: Exception) -> EnginebayError:
+    if isinstance(error, EnginebayError):
+        return error
+    import traceback
+
+    traceback.print_exc()  # to the log; the user gets one line
+    if isinstance(error, MemoryError):
+        return OutOfMemory(f"not enough memory to load {load.model} on {load.kind}")
+    if isinstance(error, ImportError):
+        return LoadFailed(f"{load.kind} cannot be imported: {error}", f"repair it with: bay engines install {load.kind}")
+    line = next(iter(str(error).strip().splitlines()), "")
+    return LoadFailed(f"{load.kind} could not load {load.model}: {type(error).__name__}: {line}")
+
+
+def _connect(directory: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(directory / "c"))
+    return connection
+
+
+def _tell(control: socket.socket, facts: str | None = None, failure: EnginebayError | None = None) -> None:
+    message: dict[str, Any] = {"facts": facts}
+    if failure is not None:
+        message = {"kind": failure.kind, "message": failure.message, "hint": failure.hint, "param": failure.param}
+    control.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _wait(control: socket.socket) -> None:
+    """Until the parent closes its end, or dies."""
+    while True:
+        select.select([control], [], [])
+        if not control.recv(1024):
+            return
+
+
+def _stop(*_: Any) -> None:
+    raise _Stop

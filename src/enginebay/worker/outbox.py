@@ -1,0 +1,102 @@
+"""What the engine made and the session has not sent yet: events in, one message of columns per flush out."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from enginebay.contract import FinishReason, TokenLogprobs
+from enginebay.contract.messages import Done
+from enginebay.errors import EnginebayError
+from enginebay.worker import wire
+from enginebay.worker.proto import worker_pb2 as pb
+
+Row = tuple[int, str, Sequence[int], int, Sequence[TokenLogprobs]]  # request, text, token ids, choice, logprobs
+
+_MOST_ROWS = 4096  # keeps one message well under gRPC's limit when a reader was slow
+
+
+class Outbox:
+    """One session's events. Engine threads put, the session's thread takes; a deque needs no lock for that."""
+
+    def __init__(self) -> None:
+        self._rows: deque[Row] = deque()
+        self._ends: deque[pb.Finish | pb.Done | pb.Failure] = deque()
+        self._wake = threading.Event()
+        self._closed = False
+
+    def row(self, row: Row) -> None:
+        self._rows.append(row)
+
+    def finish(self, request: int, choice: int, reason: FinishReason, stop_reason: str | int | None) -> None:
+        self._ends.append(wire.finish_message(request, choice, reason, stop_reason))
+
+    def done(self, request: int, done: Done) -> None:
+        usage, timing = done.usage, done.timing
+        self._ends.append(
+            pb.Done(
+                request=request,
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+                cached_tokens=usage.cached_tokens,
+                ttft_s=timing.ttft_s,
+                total_s=timing.total_s,
+            )
+        )
+
+    def failure(self, request: int, error: EnginebayError) -> None:
+        self._ends.append(wire.failure_message(request, error))
+
+    def wake(self) -> None:
+        if (self._rows or self._ends) and not self._wake.is_set():
+            self._wake.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake.set()
+
+    def take(self) -> pb.Flush | None:
+        """Wait for something to send; None when the session is over."""
+        while not self._closed:
+            self._wake.wait()
+            self._wake.clear()
+            # Ends are counted before rows are taken: an end put after its last row can then never overtake it.
+            ends = len(self._ends)
+            if self._rows or ends:
+                return self._message(ends)
+        return None
+
+    def _message(self, ends: int) -> pb.Flush:
+        rows = self._rows
+        count = len(rows)
+        if count > _MOST_ROWS:
+            count, ends = _MOST_ROWS, 0
+            self._wake.set()
+        taken = [rows.popleft() for _ in range(count)]
+        message = columns(taken)
+        for _ in range(ends):
+            end = self._ends.popleft()
+            if isinstance(end, pb.Finish):
+                message.finish.append(end)
+            elif isinstance(end, pb.Done):
+                message.done.append(end)
+            else:
+                message.failure.append(end)
+        return message
+
+
+def columns(rows: Sequence[Row]) -> pb.Flush:
+    """Rows as columns, leaving out the columns that would only hold the usual value."""
+    if not rows:
+        return pb.Flush()
+    requests, texts, ids, choices, logprobs = zip(*rows, strict=True)
+    message = pb.Flush(request=requests, text=texts, token_id=[token for one in ids for token in one])
+    counts = list(map(len, ids))
+    if counts.count(1) != len(counts):
+        message.count.extend(counts)
+    if any(choices):
+        message.choice.extend(choices)
+    if any(logprobs):
+        message.logprobs.extend(wire.logprobs_message(row, one) for row, one in enumerate(logprobs) if one)
+    return message

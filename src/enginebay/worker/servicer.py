@@ -1,0 +1,105 @@
+"""The one gRPC servicer that hosts any engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from enginebay.contract import Engine
+from enginebay.errors import EnginebayError
+from enginebay.worker import wire
+from enginebay.worker.ledger import Ledger
+from enginebay.worker.memory import resident_bytes
+from enginebay.worker.outbox import Outbox
+from enginebay.worker.proto import SERVICE
+from enginebay.worker.proto import worker_pb2 as pb
+
+
+
+class Servicer:
+    """Sessions and questions of server processes, answered from one engine."""
+
+    def __init__(self, engine: Engine, ledger: Ledger) -> None:
+        self._engine = engine
+        self._ledger = ledger
+
+    def session(self, asks: Iterator[pb.Ask], context: grpc.ServicerContext) -> Iterator[pb.Flush]:
+        """Flushes go out on this thread; asks come in on another, so that neither waits for the other."""
+        outbox = self._ledger.open()
+        context.add_callback(lambda: self._ledger.close(outbox))
+        threading.Thread(target=self._listen, args=(asks, outbox), daemon=True).start()
+        while (flush := outbox.take()) is not None:
+            yield flush
+
+    def _listen(self, asks: Iterator[pb.Ask], outbox: Outbox) -> None:
+        own: dict[int, int] = {}
+        try:
+            for ask in asks:
+                for submit in ask.submit:
+                    self._submit(submit, outbox, own)
+                for number in ask.cancel:
+                    if number in own:
+                        self._ledger.cancel(own.pop(number))
+        except Exception:  # the stream broke: its context's callback has closed or will close the session
+            pass
+        finally:
+            self._ledger.close(outbox)
+
+    def _submit(self, submit: pb.Submit, outbox: Outbox, own: dict[int, int]) -> None:
+        try:
+            own[submit.number] = self._ledger.submit(submit.number, outbox, wire.submitted_request(submit))
+        except EnginebayError as error:
+            outbox.failure(submit.number, error)
+            outbox.wake()
+
+    def facts(self, _: pb.FactsRequest, context: grpc.ServicerContext) -> pb.FactsReply:
+        return pb.FactsReply(json=wire.facts_json(self._engine.facts()))
+
+    def state(self, _: pb.StateRequest, context: grpc.ServicerContext) -> pb.StateReply:
+        return pb.StateReply(
+            running=self._engine.running(),
+            flushes=self._ledger.flushes,
+            tokens=self._ledger.tokens,
+            memory_bytes=resident_bytes(),
+        )
+
+    def embed(self, request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedReply:
+        found = self._answer(context, lambda: self._engine.embed([list(one.ids) for one in request.inputs]))
+        return pb.EmbedReply(
+            vectors=[pb.Vector(values=vector) for vector in found.vectors], prompt_tokens=found.prompt_tokens
+        )
+
+    def tokenize(self, request: pb.TokenizeRequest, context: grpc.ServicerContext) -> pb.TokenizeReply:
+        found = self._answer(context, lambda: self._engine.tokenize(request.text, request.add_special))
+        return pb.TokenizeReply(token_ids=found)
+
+    def _answer(self, context: grpc.ServicerContext, ask: Any) -> Any:
+        """A unary answer; our errors travel whole in a trailer, the engine's own as a plain failure."""
+        try:
+            return ask()
+        except EnginebayError as error:
+            context.set_trailing_metadata((("enginebay-error-bin", wire.failure_message(0, error).SerializeToString()),))
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+        except Exception as error:
+            context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+
+
+def handlers(servicer: Servicer) -> grpc.GenericRpcHandler:
+    def unary(method: Any, request: Any) -> grpc.RpcMethodHandler:
+        return grpc.unary_unary_rpc_method_handler(method, request.FromString, lambda reply: reply.SerializeToString())
+
+    return grpc.method_handlers_generic_handler(
+        SERVICE,
+        {
+            "Session": grpc.stream_stream_rpc_method_handler(
+                servicer.session, pb.Ask.FromString, pb.Flush.SerializeToString
+            ),
+            "Facts": unary(servicer.facts, pb.FactsRequest),
+            "State": unary(servicer.state, pb.StateRequest),
+            "Embed": unary(servicer.embed, pb.EmbedRequest),
+            "Tokenize": unary(servicer.tokenize, pb.TokenizeRequest),
+        },
+    )

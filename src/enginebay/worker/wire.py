@@ -1,0 +1,146 @@
+"""Between the contract's plain data and the wire's messages. Nothing else knows both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from typing import Any
+
+from enginebay.contract import Facts, FinishReason, GenerateRequest, Guided, Load, Sampling, TokenLogprobs
+from enginebay.contract.messages import Done, Timing, Usage
+from enginebay.errors import EnginebayError, from_kind
+from enginebay.worker.proto import worker_pb2 as pb
+
+_REPEATED = ("stop", "stop_token_ids")
+
+
+def submit_message(number: int, request: GenerateRequest) -> pb.Submit:
+    """A request with token ids, ready to send."""
+    return pb.Submit(
+        number=number,
+        token_ids=request.token_ids or (),
+        sampling=_sampling_message(request.sampling),
+        lora=request.lora or "",
+    )
+
+
+def submitted_request(message: pb.Submit) -> GenerateRequest:
+    """The request a worker received."""
+    return GenerateRequest(
+        token_ids=tuple(message.token_ids), sampling=_sampling(message.sampling), lora=message.lora or None
+    )
+
+
+def _sampling_message(sampling: Sampling) -> pb.Sampling:
+    message = pb.Sampling()
+    for field in fields(Sampling):
+        value = getattr(sampling, field.name)
+        if value is None or field.name == "guided":
+            continue
+        if field.name in _REPEATED:
+            getattr(message, field.name).extend(value)
+        elif field.name == "logit_bias":
+            message.logit_bias.update(value)
+        else:
+            setattr(message, field.name, value)
+    if sampling.guided is not None:
+        for name in ("json", "regex", "grammar"):
+            if getattr(sampling.guided, name) is not None:
+                setattr(message.guided, name, getattr(sampling.guided, name))
+        if sampling.guided.choice is not None:
+            message.guided.choice.extend(sampling.guided.choice)
+    return message
+
+
+def _sampling(message: pb.Sampling) -> Sampling:
+    values: dict[str, Any] = {"n": message.n, "ignore_eos": message.ignore_eos}
+    for field in fields(Sampling):
+        if field.name in _REPEATED:
+            values[field.name] = tuple(getattr(message, field.name))
+        elif field.name == "logit_bias":
+            values[field.name] = dict(message.logit_bias)
+        elif field.name == "guided":
+            values[field.name] = _guided(message.guided) if message.HasField("guided") else None
+        elif field.name not in values and message.HasField(field.name):
+            values[field.name] = getattr(message, field.name)
+    return Sampling(**values)
+
+
+def _guided(message: pb.Guided) -> Guided:
+    return Guided(
+        json=message.json if message.HasField("json") else None,
+        regex=message.regex if message.HasField("regex") else None,
+        grammar=message.grammar if message.HasField("grammar") else None,
+        choice=tuple(message.choice) or None,
+    )
+
+
+def logprobs_message(row: int, logprobs: Iterable[TokenLogprobs]) -> pb.Logprobs:
+    return pb.Logprobs(
+        row=row,
+        tokens=[
+            pb.TokenLogprobs(
+                token_id=one.token_id,
+                logprob=one.logprob,
+                top_ids=[token for token, _ in one.top],
+                top_logprobs=[value for _, value in one.top],
+            )
+            for one in logprobs
+        ],
+    )
+
+
+def received_logprobs(message: pb.Logprobs) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        TokenLogprobs(one.token_id, one.logprob, tuple(zip(one.top_ids, one.top_logprobs, strict=True)))
+        for one in message.tokens
+    )
+
+
+def finish_message(request: int, choice: int, reason: FinishReason, stop_reason: str | int | None) -> pb.Finish:
+    message = pb.Finish(request=request, choice=choice, reason=reason.value)
+    if isinstance(stop_reason, str):
+        message.stop_text = stop_reason
+    elif stop_reason is not None:
+        message.stop_token_id = stop_reason
+    return message
+
+
+def received_stop_reason(message: pb.Finish) -> str | int | None:
+    if message.HasField("stop_text"):
+        return message.stop_text
+    return message.stop_token_id if message.HasField("stop_token_id") else None
+
+
+def received_done(message: pb.Done) -> Done:
+    return Done(
+        Usage(message.prompt_tokens, message.completion_tokens, message.cached_tokens),
+        Timing(message.ttft_s, message.total_s),
+    )
+
+
+def failure_message(request: int, error: EnginebayError) -> pb.Failure:
+    return pb.Failure(
+        request=request, kind=error.kind, message=error.message, hint=error.hint, param=error.param or ""
+    )
+
+
+def received_failure(message: pb.Failure) -> EnginebayError:
+    return from_kind(message.kind, message.message, message.hint, message.param or None)
+
+
+def facts_json(facts: Facts) -> str:
+    return json.dumps(asdict(facts), default=str)
+
+
+def received_facts(text: str) -> Facts:
+    return Facts(**json.loads(text))
+
+
+def load_json(load: Load) -> str:
+    return json.dumps(asdict(load))
+
+
+def received_load(text: str) -> Load:
+    return Load(**json.loads(text))
