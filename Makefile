@@ -1,0 +1,56 @@
+# `make run` answers a prompt, `make test` proves everything. Both start from nothing but Python 3.11+ and make.
+PYTHON ?= python3
+VENV   := .venv
+BAY    := $(VENV)/bin/bay
+PROMPT ?= What is the capital of France?
+# Engine environments and models made for the tests live in the checkout, so that nothing of yours is touched.
+TEST_HOME := $(CURDIR)/.home
+
+.PHONY: install run check unit engines contract integration test bench-worker docs clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --editable '.[llamacpp]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(VENV)/bin/python -m pip install --quiet --editable '.[llamacpp,dev]'
+	touch $@
+
+run: install
+	$(BAY) run smollm2 "$(PROMPT)"
+
+check: $(VENV)/.dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+unit: $(VENV)/.dev
+	$(VENV)/bin/pytest tests/unit
+
+# Real engines, each in its own environment, built here on first use.
+engines: $(VENV)/.dev
+	ENGINEBAY_HOME=$(TEST_HOME) $(BAY) engines install transformers
+	ENGINEBAY_HOME=$(TEST_HOME) $(BAY) engines install vllm
+	ENGINEBAY_HOME=$(TEST_HOME) $(BAY) models pull smollm2
+
+contract: engines
+	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest tests/contract
+
+integration: engines
+	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest tests/integration
+
+test: check unit contract integration
+
+bench-worker: engines
+	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python bench/worker.py
+
+docs: install
+	$(BAY) engines matrix --markdown > docs/engines.md
+
+clean:
+	rm -rf $(VENV) .home

@@ -1,0 +1,30 @@
+"""What an engine will do with a request, decided before the request is sent. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from enginebay.contract.messages import GenerateRequest
+from enginebay.contract.sampling import requested
+from enginebay.contract.spec import Capability, Support
+from enginebay.errors import Unsupported
+
+
+def negotiate(
+    kind: str, capabilities: Mapping[str, Capability], request: GenerateRequest, refused: Mapping[str, str]
+) -> dict[str, str]:
+    """The parameters that will be translated, and into what. Raises Unsupported for the first one refused.
+
+    `refused` is what this version with this model cannot do although the engine in general can.
+    """
+    translated: dict[str, str] = {}
+    for name in requested(request.sampling, request.lora):
+        capability = capabilities.get(name)
+        if name in refused:
+            raise Unsupported(f"{kind} cannot do {name} here: {refused[name]}", param=name)
+        if capability is None or capability.support is Support.REFUSES:
+            instead = f"use instead: {capability.detail}" if capability and capability.detail else ""
+            raise Unsupported(f"{kind} does not support {name}", instead, param=name)
+        if capability.support is Support.TRANSLATES:
+            translated[name] = capability.detail
+    return translated

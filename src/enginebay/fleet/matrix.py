@@ -1,0 +1,152 @@
+"""The capability table: every request and load parameter on every engine, from the engines' own declarations. Pure.
+
+`python -m enginebay.fleet.matrix --write docs/engines.md` makes the documentation page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from enginebay.contract import Capability, EngineSpec, Support, parameters
+
+ABSENT = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One parameter: what each engine does with it, in the order of the engines."""
+
+    name: str
+    cells: tuple[str, ...]
+
+
+def request_rows(specs: Sequence[EngineSpec]) -> list[Row]:
+    return [Row(name, tuple(cell(spec.request.get(name)) for spec in specs)) for name in parameters()]
+
+
+def load_rows(specs: Sequence[EngineSpec]) -> list[Row]:
+    """Every load parameter any of the engines knows, retired ones included."""
+    names = list(dict.fromkeys(name for spec in specs for name in (*spec.settings, *spec.retired)))
+    return [Row(name, tuple(_load_cell(spec, name) for spec in specs)) for name in sorted(names)]
+
+
+def cell(capability: Capability | None) -> str:
+    """One capability in words: `honours`, `translates: to what`, `refuses: what instead`."""
+    if capability is None:
+        return ABSENT
+    return f"{capability.support}: {capability.detail}" if capability.detail else str(capability.support)
+
+
+def _load_cell(spec: EngineSpec, name: str) -> str:
+    if name in spec.settings:
+        return cell(spec.settings[name].capability)
+    if name in spec.retired:
+        gone = spec.retired[name]
+        return f"retired in {gone.since}: {gone.instead}"
+    return ABSENT
+
+
+def as_json(specs: Sequence[EngineSpec]) -> dict[str, dict[str, dict[str, str]]]:
+    """parameter -> engine -> what it does, for requests and for loading."""
+    kinds = [spec.kind for spec in specs]
+    return {
+        "request": {row.name: dict(zip(kinds, row.cells, strict=True)) for row in request_rows(specs)},
+        "load": {row.name: dict(zip(kinds, row.cells, strict=True)) for row in load_rows(specs)},
+    }
+
+
+def markdown(specs: Sequence[EngineSpec]) -> str:
+    """The documentation page."""
+    kinds = [spec.kind for spec in specs]
+    return "\n".join(
+        [
+            "# What each engine does with each parameter",
+            "",
+            "Generated from the engines' declarations (`src/enginebay/engines/*/spec.py`) with",
+            "`python -m enginebay.fleet.matrix --write docs/engines.md`; a test fails when the page is out of date, and the",
+            "contract suite proves each line on the real engine. For what the installed versions do on a host, run",
+            "`bay engines matrix` there.",
+            "",
+            "- **honours**: does it, natively.",
+            "- **translates**: does it by other means; the answer lists the translation.",
+            "- **refuses**: an error that names the parameter and what to use instead. Never silence.",
+            "",
+            "## Engines",
+            "",
+            *_table(["engine", "what it is", "model formats", "parallel", "started with"], [_about(spec) for spec in specs]),
+            "",
+            "## Request parameters",
+            "",
+            *_table(["parameter", *kinds], [[f"`{row.name}`", *row.cells] for row in request_rows(specs)]),
+            "",
+            "## Load parameters",
+            "",
+            "A dash: the engine has no such setting, and a config that gives it is an error.",
+            "",
+            *_table(["parameter", *kinds], [[f"`{row.name}`", *row.cells] for row in load_rows(specs)]),
+            "",
+            *_settings(specs),
+        ]
+    )
+
+
+def _about(spec: EngineSpec) -> list[str]:
+    run = spec.runtime
+    parallel = [word for word, has in (("tensor", run.tensor_parallel), ("pipeline", run.pipeline_parallel)) if has]
+    modes = ", ".join(run.launch_modes)
+    return [f"`{spec.kind}`", spec.summary, ", ".join(spec.formats), ", ".join(parallel) or ABSENT, modes]
+
+
+def _settings(specs: Sequence[EngineSpec]) -> list[str]:
+    lines: list[str] = []
+    for spec in specs:
+        if not spec.settings:
+            continue
+        rows = [
+            [f"`{name}`", one.type, _allowed(one.minimum, one.maximum, one.choices), _default(one.default), one.help]
+            for name, one in spec.settings.items()
+            if one.capability.support is not Support.REFUSES
+        ]
+        lines += [f"## Settings of `{spec.kind}`", "", *_table(["setting", "type", "allowed", "default", "what it does"], rows), ""]
+    return lines
+
+
+def _allowed(minimum: float | None, maximum: float | None, choices: tuple[object, ...]) -> str:
+    if choices:
+        return ", ".join(str(choice) for choice in choices)
+    if minimum is not None and maximum is not None:
+        return f"{minimum:g} to {maximum:g}"
+    if minimum is not None:
+        return f"at least {minimum:g}"
+    return f"at most {maximum:g}" if maximum is not None else ""
+
+
+def _default(value: object) -> str:
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [_line(head), _line(["---"] * len(head)), *(_line(row) for row in rows)]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(text.replace("|", "\\|").replace("\n", " ") for text in cells) + " |"
+
+
+def main(argv: Sequence[str]) -> int:
+    from enginebay.engines.registry import built_in_specs
+
+    page = markdown(built_in_specs())
+    if len(argv) == 2 and argv[0] == "--write":
+        Path(argv[1]).write_text(page, encoding="utf-8")
+    else:
+        print(page)
+    return 0
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,118 @@
+"""From what a user asks for to what a worker is started with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from enginebay.config.load import load_config
+from enginebay.config.model import Config
+from enginebay.contract import EngineSpec, LaunchMode, Load
+from enginebay.engines import registry
+from enginebay.engines.effective import effective
+from enginebay.errors import ConfigError
+from enginebay.fleet import environments, models, selection
+from enginebay.fleet.host import read_host
+from enginebay.home import logs_dir, runtime_dir
+from enginebay.worker.process import Launch
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A worker that could be started, and why it is this one."""
+
+    model: str
+    spec: EngineSpec  # as the installed version keeps it
+    reasons: tuple[str, ...]
+    warnings: tuple[str, ...]
+    source: Path | None  # the model's files as stored, for the tokenizer and the chat template
+    launch: Launch
+
+
+def make_plan(
+    model: str | None = None,
+    *,
+    engine: str | None = None,
+    config: Config | None = None,
+    settings: Mapping[str, Any] | None = None,
+    task: str | None = None,
+    say: Say = lambda _: None,
+) -> Plan:
+    """Resolve the model, choose the engine, find its environment. Fetches and converts what is missing."""
+    config = config or load_config(None)
+    name = model or config.model or models.DEFAULT
+    configured = config.models.get(name)
+    asked = engine or config.engine_for(name)
+    if asked and asked != "auto" and not _needs_weights(registry.spec(asked)):
+        stored, decision = None, selection.Decision(registry.spec(asked).kind, (f"asked for by name: {asked}",))
+    else:
+        stored = models.ensure(configured.source if configured and configured.source else name, offline=config.offline, say=say)
+        decision = selection.choose(
+            selection.ModelFacts(stored.format, stored.architecture), read_host(), environments.installed(), asked
+        )
+    environment = environments.find(decision.kind)
+    spec = effective(environment.spec, environment.probe)
+    chosen = {**config.settings_for(spec.kind, name), **(settings or {})}
+    path = _path(stored, spec, environment.python, say) if stored else Path()
+    trust = config.trusts_remote_code(spec.kind, name)
+    load = Load(
+        kind=spec.kind,
+        engine=spec.engine,
+        model=name,
+        path=str(path),
+        settings=chosen,
+        loras=dict(configured.loras) if configured else {},
+        task=task or (configured.task if configured else "generate"),
+        trust_remote_code=trust,
+    )
+    mode, processes = launch_mode(spec, chosen)
+    launch = Launch(
+        load=load,
+        python=environment.python,
+        runtime_dir=runtime_dir(),
+        log=logs_dir() / f"{spec.kind}-{_file_name(name)}.log",
+        mode=mode,
+        processes=processes,
+        environment=environment.variables,
+    )
+    return Plan(name, spec, tuple(decision.reasons), tuple(map(str, config.warnings_for(spec.kind, name))), stored.path if stored else None, launch)
+
+
+def launch_mode(spec: EngineSpec, settings: Mapping[str, Any]) -> tuple[LaunchMode, int]:
+    """How many processes an engine is started as, and by which launcher. Pure."""
+    shards = int(settings.get("sharding.num_shards") or 1)
+    strategy = settings.get("sharding.strategy")
+    if LaunchMode.TORCHRUN in spec.runtime.launch_modes and strategy == "tensor_parallel" and shards > 1:
+        return LaunchMode.TORCHRUN, shards
+    asked = settings.get("launch")
+    if asked is None:
+        return LaunchMode.DIRECT, 1
+    mode = LaunchMode(asked)
+    if mode not in spec.runtime.launch_modes:
+        allowed = ", ".join(one.value for one in spec.runtime.launch_modes)
+        raise ConfigError(f"{spec.kind} cannot be launched by {mode.value}", f"launch is one of: {allowed}")
+    return mode, shards
+
+
+def _needs_weights(spec: EngineSpec) -> bool:
+    return bool({"gguf", "safetensors"} & set(spec.formats))
+
+
+def _path(stored: models.StoredModel, spec: EngineSpec, python: Path, say: Say) -> Path:
+    """The model in a format the engine reads; a GGUF is made dense once for engines that cannot read it."""
+    if stored.format in spec.formats:
+        return stored.path
+    if stored.format == "gguf" and "safetensors" in spec.formats:
+        return models.dense_path(stored, python, say=say)
+    raise ConfigError(
+        f"{spec.kind} reads {', '.join(spec.formats)}, and {stored.name} is {stored.format}",
+        f"see which engine fits with: bay engines why {stored.name}",
+    )
+
+
+def _file_name(model: str) -> str:
+    return "".join(char if char.isalnum() or char in "-_." else "_" for char in Path(model).name)[:80]

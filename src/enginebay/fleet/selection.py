@@ -1,0 +1,168 @@
+"""Which engine runs a model when nobody says so. Pure: facts in, a decision with its reasons out.
+
+The rule of ADR-001, with llama.cpp added for what it does best:
+
+    model         GPU   preferred first
+    GGUF          no    llamacpp, transformers (dequantised), vllm (dequantised)
+    GGUF          yes   vllm (dequantised), llamacpp, transformers (dequantised)
+    safetensors   no    transformers, vllm
+    safetensors   yes   vllm, transformers
+    any other           the engines that declare the format
+
+The first that has nothing against it wins. If none has, the first that is merely not installed is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from enginebay.contract import Probe
+from enginebay.errors import EngineMissing, UsageError
+from enginebay.fleet.host import HostFacts
+
+FORMATS: Mapping[str, tuple[str, ...]] = {
+    "llamacpp": ("gguf",),
+    "transformers": ("safetensors",),
+    "vllm": ("safetensors",),
+}
+_ORDER: Mapping[tuple[str, bool], tuple[str, ...]] = {
+    ("gguf", False): ("llamacpp", "transformers", "vllm"),
+    ("gguf", True): ("vllm", "llamacpp", "transformers"),
+    ("safetensors", False): ("transformers", "vllm"),
+    ("safetensors", True): ("vllm", "transformers"),
+}
+_DENSE_SHARE = 0.8  # of the GPU's memory that weights may take: the KV cache needs the rest
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the choice depends on. `dense_bytes`: size of the dequantised weights, where it is known."""
+
+    format: str
+    architecture: str = ""  # as in the model's config.json: LlamaForCausalLM
+    name: str = "the model"
+    dense_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    kind: str
+    reasons: tuple[str, ...]
+    installed: bool = True
+    dense: bool = False  # the engine gets the dequantised version of a GGUF model
+
+
+@dataclass(frozen=True, slots=True)
+class _Objection:
+    text: str
+    curable: bool = False  # by installing the engine
+
+
+def choose(
+    model: ModelFacts,
+    host: HostFacts,
+    installed: Mapping[str, Probe | None],
+    asked: str | None = None,
+    formats: Mapping[str, tuple[str, ...]] = FORMATS,
+) -> Decision:
+    """The engine for this model on this host. `asked` is a kind, or "auto" or None for the rule above."""
+    if asked and asked != "auto":
+        return _by_name(model, installed, asked, formats)
+    order = _ORDER.get((model.format, host.cuda)) or tuple(kind for kind, known in formats.items() if model.format in known)
+    if not order:
+        raise UsageError(
+            f"no engine runs {model.name}: its format is {model.format}", "bay engines list shows what each engine runs"
+        )
+    return _first_fit(order, model, host, installed, formats)
+
+
+def _by_name(
+    model: ModelFacts, installed: Mapping[str, Probe | None], asked: str, formats: Mapping[str, tuple[str, ...]]
+) -> Decision:
+    if installed.get(asked) is None:
+        raise EngineMissing(f"the engine {asked} is not installed", _install(asked))
+    dense = _needs_dense(asked, model, formats)
+    if not dense and model.format not in formats.get(asked, (model.format,)):
+        known = ", ".join(formats[asked])
+        raise UsageError(
+            f"{asked} runs {known} models, and {model.name} is {model.format}", "leave --engine out to let bay choose"
+        )
+    return Decision(asked, ("asked for by name", *_dense_note(dense)), dense=dense)
+
+
+def _first_fit(
+    order: Iterable[str],
+    model: ModelFacts,
+    host: HostFacts,
+    installed: Mapping[str, Probe | None],
+    formats: Mapping[str, tuple[str, ...]],
+) -> Decision:
+    passed_over: dict[str, _Objection] = {}
+    start = (_situation(model, host),)
+    for kind in order:
+        dense = _needs_dense(kind, model, formats)
+        objection = _objection(kind, model, host, installed.get(kind), dense)
+        if objection is None:
+            why = (*start, *_told(passed_over), f"{kind}: {_merit(kind, model, host)}", *_dense_note(dense))
+            return Decision(kind, why, dense=dense)
+        passed_over[kind] = objection
+    curable = [kind for kind, objection in passed_over.items() if objection.curable]
+    if not curable:
+        raise UsageError(f"no engine runs {model.name} on this host", "; ".join(_told(passed_over)))
+    kind = curable[0]
+    dense = _needs_dense(kind, model, formats)
+    return Decision(kind, (*start, *_told(passed_over), *_dense_note(dense), _install(kind)), installed=False, dense=dense)
+
+
+def _objection(kind: str, model: ModelFacts, host: HostFacts, probe: Probe | None, dense: bool) -> _Objection | None:
+    if dense and host.cuda and kind == "vllm" and _too_big(model, host):
+        return _Objection("the dequantised weights would not fit the GPU")
+    if probe is None:
+        return _Objection("not installed", curable=True)
+    if kind == "vllm" and host.cuda and "cuda" not in probe.devices:
+        return _Objection(f"the installed {probe.version} is built for the CPU only")
+    if kind == "vllm" and not host.cuda and "cpu" not in probe.devices:
+        return _Objection(f"the installed {probe.version} needs a GPU")
+    known = probe.architectures
+    if known is not None and model.architecture and model.architecture not in known:
+        return _Objection(f"the installed {probe.version} does not know the architecture {model.architecture}")
+    return None
+
+
+def _too_big(model: ModelFacts, host: HostFacts) -> bool:
+    room = sum(gpu.memory_bytes for gpu in host.gpus) * _DENSE_SHARE
+    return model.dense_bytes is not None and 0 < room < model.dense_bytes
+
+
+def _needs_dense(kind: str, model: ModelFacts, formats: Mapping[str, tuple[str, ...]]) -> bool:
+    known = formats.get(kind, ())
+    return model.format == "gguf" and "gguf" not in known and "safetensors" in known
+
+
+def _situation(model: ModelFacts, host: HostFacts) -> str:
+    gpu = f"{len(host.gpus)} x {host.gpus[0].name}" if host.gpus else "no NVIDIA GPU"
+    shape = f" ({model.architecture})" if model.architecture else ""
+    return f"{model.name} is {model.format}{shape}; this host has {gpu}"
+
+
+def _merit(kind: str, model: ModelFacts, host: HostFacts) -> str:
+    if kind == "vllm":
+        return "installed, and the fastest on this GPU" if host.cuda else "installed, and runs on the CPU"
+    if kind == "llamacpp":
+        return "reads GGUF as it is" if host.cuda else "reads GGUF as it is, and is the best on a CPU"
+    if kind == "transformers":
+        return "runs any architecture on any device"
+    return f"runs {model.format} models"
+
+
+def _told(passed_over: Mapping[str, _Objection]) -> list[str]:
+    return [f"not {kind}: {objection.text}" for kind, objection in passed_over.items()]
+
+
+def _dense_note(dense: bool) -> tuple[str, ...]:
+    return ("it does not read GGUF, so it gets the weights dequantised to safetensors, made once",) if dense else ()
+
+
+def _install(kind: str) -> str:
+    return f"install it with: bay engines install {kind}"
