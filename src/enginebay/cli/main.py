@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
+from typing import Any
 
 from enginebay import __version__
 
@@ -56,29 +58,30 @@ def _unknown(name: str) -> int:
 
 
 def _run(name: str, args: list[str]) -> int:
-    import click
+    import typer
 
     from enginebay.cli.output import fail
     from enginebay.errors import EnginebayError
 
+    # Typer carries its own copy of click in newer versions: its exceptions are reached through the names it exports.
+    wrong_usage: Any = typer.BadParameter.__mro__[2]
     try:
-        import typer
-
         command = typer.main.get_command(import_module(f"enginebay.cli.{name}").app)
         result = command.main(args=args, prog_name=f"bay {name}", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except EnginebayError as error:
         return fail(error)
-    except click.exceptions.Exit as stop:
-        return stop.exit_code
-    except click.ClickException as error:
+    except typer.Exit as stop:
+        return int(stop.exit_code)
+    except wrong_usage as error:
         error.show()
         return 2
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         print(file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()
+        # Whoever read our output has gone; the rest of it has nowhere to go, and that is no error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 

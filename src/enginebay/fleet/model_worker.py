@@ -45,7 +45,9 @@ class ModelWorker:
         translated = negotiate(spec.kind, spec.request, request, self.facts.refused)
         if request.lora is not None and request.lora not in self.plan.launch.load.loras:
             known = ", ".join(self.plan.launch.load.loras) or "none"
-            raise InvalidRequest(f"there is no adapter {request.lora!r}", f"configured for this model: {known}", param="lora")
+            raise InvalidRequest(
+                f"there is no adapter {request.lora!r}", f"configured for this model: {known}", param="lora"
+            )
         ids = await self.prompts.token_ids(request, **options)
         return replace(request, token_ids=ids, text=None, messages=None), translated
 

@@ -50,7 +50,9 @@ def make_plan(
     if asked and asked != "auto" and not _needs_weights(registry.spec(asked)):
         stored, decision = None, selection.Decision(registry.spec(asked).kind, (f"asked for by name: {asked}",))
     else:
-        stored = models.ensure(configured.source if configured and configured.source else name, offline=config.offline, say=say)
+        stored = models.ensure(
+            configured.source if configured and configured.source else name, offline=config.offline, say=say
+        )
         decision = selection.choose(
             selection.ModelFacts(stored.format, stored.architecture), read_host(), environments.installed(), asked
         )
@@ -79,7 +81,14 @@ def make_plan(
         processes=processes,
         environment=environment.variables,
     )
-    return Plan(name, spec, tuple(decision.reasons), tuple(map(str, config.warnings_for(spec.kind, name))), stored.path if stored else None, launch)
+    return Plan(
+        name,
+        spec,
+        tuple(decision.reasons),
+        tuple(map(str, config.warnings_for(spec.kind, name))),
+        stored.path if stored else None,
+        launch,
+    )
 
 
 def launch_mode(spec: EngineSpec, settings: Mapping[str, Any]) -> tuple[LaunchMode, int]:

@@ -1,0 +1,77 @@
+"""`bay batch IN.jsonl OUT.jsonl`: a file of requests at full batching, resumable."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from enginebay.cli.output import emit_json, note
+from enginebay.cli.sampling_options import with_sampling
+from enginebay.cli.stack_options import ConfigFile, Engine, Model, Offline, Progress, Raw, Set, Strict, configuration, settings
+from enginebay.fleet.batch import Job, Tally, finished, read_jobs, run_jobs
+from enginebay.stack import AsyncStack
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+@with_sampling
+def batch(
+    source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help='One request a line: {"prompt": ...} or {"messages": ...}, with sampling parameters')],
+    target: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="One answer a line; what is there already is not done again")],
+    *,
+    model: Annotated[str, typer.Option("--model", "-m", help="The model for all lines")] = "smollm2",
+    engine: Engine = None,
+    raw: Raw = False,
+    concurrency: Annotated[int | None, typer.Option("--concurrency", min=1, help="Requests in flight (default: twice the engine's batch)")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the tally as JSON")] = False,
+    config: ConfigFile = None,
+    set_: Set = None,
+    offline: Offline = None,
+    strict: Strict = False,
+    sampling: dict[str, Any],
+) -> int:
+    """Run a file of requests. Interrupted, it goes on where it stopped."""
+    jobs = read_jobs(source)
+    done = finished(target)
+    left = [job for job in jobs if job.id not in done]
+    note(f"{len(jobs)} requests, {len(jobs) - len(left)} already answered in {target}")
+    if not left:
+        return 0
+    progress = Progress()
+    chosen = configuration(config, offline, strict, engine)
+    stack = AsyncStack(model, engine=engine, config=chosen, settings=settings(set_), say=progress.say, **sampling)
+    tally = asyncio.run(_run(stack, left, target, raw, concurrency, progress))
+    if as_json:
+        emit_json({"answered": tally.answered, "failed": tally.failed, "completion_tokens": tally.completion_tokens})
+    rate = f", {tally.completion_tokens / tally.elapsed_s:.0f} tokens/s" if tally.elapsed_s else ""
+    note(f"{tally.answered} answered, {tally.failed} failed, {tally.completion_tokens} tokens in {tally.elapsed_s:.1f} s{rate}")
+    return 1 if tally.failed else 0
+
+
+async def _run(stack: AsyncStack, jobs: list[Job], target: Path, raw: bool, concurrency: int | None, progress: Progress) -> Tally:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    try:
+        await stack.open()
+    finally:
+        progress.clear()
+    try:
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[tokens]} tokens"), TimeRemainingColumn())
+        with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("batch", total=len(jobs), tokens=0)
+
+            def advance(tally: Tally) -> None:
+                bar.update(task, completed=tally.answered + tally.failed, tokens=tally.completion_tokens)
+
+            def request(job: Job) -> Any:
+                return stack.request(job.prompt, raw=raw or job.raw, **job.sampling)
+
+            return await run_jobs(stack.worker, jobs, request, target, concurrency, advance)
+    finally:
+        await stack.close()

@@ -1,0 +1,92 @@
+"""`bay chat MODEL`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from enginebay.cli.output import note
+from enginebay.cli.sampling_options import with_sampling
+from enginebay.cli.stack_options import ConfigFile, Engine, Lora, Model, Offline, Progress, Set, Strict, configuration, settings
+from enginebay.errors import RequestError
+from enginebay.stack import Stack
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+_HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
+
+
+@app.command()
+@with_sampling
+def chat(
+    model: Model,
+    *,
+    engine: Engine = None,
+    system: Annotated[str | None, typer.Option("--system", help="A system message before the conversation")] = None,
+    lora: Lora = None,
+    config: ConfigFile = None,
+    set_: Set = None,
+    offline: Offline = None,
+    strict: Strict = False,
+    sampling: dict[str, Any],
+) -> None:
+    """Talk to a model; it remembers what was said."""
+    progress = Progress()
+    chosen = configuration(config, offline, strict, engine)
+    stack = Stack(model, engine=engine, config=chosen, settings=settings(set_), say=progress.say, **sampling)
+    try:
+        try:
+            stack.open()
+        finally:
+            progress.clear()
+        if sys.stdin.isatty():
+            note(f"{stack.facts.model} on {stack.facts.kind} {stack.facts.version}. {_HELP}")
+        converse(stack, system, {"lora": lora} if lora else {})
+    finally:
+        stack.close()
+
+
+def converse(stack: Stack, system: str | None, options: dict[str, Any]) -> None:
+    """Read, answer, remember, until the input ends."""
+    opening = [{"role": "system", "content": system}] if system else []
+    history = list(opening)
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "").strip()
+        except EOFError:
+            return
+        if line in ("/exit", "/quit"):
+            return
+        if line == "/reset":
+            history = list(opening)
+            continue
+        if not line:
+            continue
+        if line.startswith("/"):
+            note(_HELP)
+            continue
+        history.append({"role": "user", "content": line})
+        answer = _answer(stack, history, options)
+        if answer:
+            history.append({"role": "assistant", "content": answer})
+        else:
+            history.pop()
+
+
+def _answer(stack: Stack, history: list[dict[str, str]], options: dict[str, Any]) -> str:
+    pieces: list[str] = []
+    try:
+        for event in stack.events(history, **options):
+            text = getattr(event, "text", "")
+            if text:
+                pieces.append(text)
+                sys.stdout.write(text)
+                sys.stdout.flush()
+    except RequestError as error:
+        note(f"bay: {error.message}" + (f"\n     {error.hint}" if error.hint else ""))
+    except KeyboardInterrupt:
+        note(" (stopped)")
+    print()
+    return "".join(pieces)

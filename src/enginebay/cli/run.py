@@ -1,0 +1,156 @@
+"""`bay run MODEL "prompt"`: one answer, streamed to the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from enginebay.cli.output import emit_json, note
+from enginebay.cli.sampling_options import with_sampling
+from enginebay.cli.stack_options import ConfigFile, Engine, Lora, Model, Offline, Progress, Raw, Set, Strict, configuration, settings
+from enginebay.contract import Delta
+from enginebay.contract.messages import Done
+from enginebay.errors import UsageError
+from enginebay.stack import AsyncStack
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+@with_sampling
+def run(
+    model: Model,
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; `-` or nothing reads it from standard input")] = None,
+    *,
+    engine: Engine = None,
+    system: Annotated[str | None, typer.Option("--system", help="A system message before the prompt")] = None,
+    raw: Raw = False,
+    lora: Lora = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Print counts and timings on standard error")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming text")] = False,
+    config: ConfigFile = None,
+    set_: Set = None,
+    offline: Offline = None,
+    strict: Strict = False,
+    sampling: dict[str, Any],
+) -> None:
+    """Answer one prompt, streamed as it is made."""
+    text = read_prompt(prompt)
+    asked: Any = [{"role": "system", "content": system}, {"role": "user", "content": text}] if system else text
+    progress = Progress()
+    stack = AsyncStack(
+        model,
+        engine=engine,
+        config=configuration(config, offline, strict, engine),
+        settings=settings(set_),
+        say=progress.say,
+        **sampling,
+    )
+    asyncio.run(_answer(stack, asked, raw, lora, stats, as_json, progress))
+
+
+async def _answer(stack: AsyncStack, prompt: Any, raw: bool, lora: str | None, stats: bool, as_json: bool, progress: Progress) -> None:
+    started = time.monotonic()
+    try:
+        await stack.open()
+    finally:
+        progress.clear()
+    try:
+        for warning in stack.facts.warnings:
+            note(f"warning: {warning}")
+        load_s = time.monotonic() - started
+        printer = _Printer(stream=not as_json)
+        async for event in stack.events(prompt, raw=raw, lora=lora):
+            printer.take(event)
+        printer.end()
+        if as_json:
+            emit_json({"model": stack.plan.model, "engine": stack.plan.spec.kind, **printer.summary()})
+        if stats and printer.done is not None:
+            _print_stats(stack, printer.done, load_s)
+    finally:
+        await stack.close()
+
+
+class _Printer:
+    """Streams the first answer as it comes; further ones follow it whole."""
+
+    def __init__(self, stream: bool) -> None:
+        self._stream = stream
+        self._events: dict[int, list[Delta]] = {}
+        self.done: Done | None = None
+
+    def take(self, event: Delta | Done) -> None:
+        if isinstance(event, Done):
+            self.done = event
+            return
+        self._events.setdefault(event.choice, []).append(event)
+        if self._stream and event.choice == 0 and event.text:
+            sys.stdout.write(event.text)
+            sys.stdout.flush()
+
+    def end(self) -> None:
+        if not self._stream:
+            return
+        if not self.text(0).endswith("\n"):
+            sys.stdout.write("\n")
+        for choice in sorted(self._events)[1:]:
+            sys.stdout.write(f"--- {choice + 1} ---\n{self.text(choice)}\n")
+        sys.stdout.flush()
+
+    def text(self, choice: int) -> str:
+        return "".join(event.text for event in self._events.get(choice, ()))
+
+    def summary(self) -> dict[str, Any]:
+        choices = [self._choice(number) for number in sorted(self._events)]
+        usage = self.done.usage if self.done else None
+        timing = self.done.timing if self.done else None
+        return {
+            "choices": choices,
+            "usage": {name: getattr(usage, name) for name in usage.__slots__} if usage else None,
+            "timing": {name: getattr(timing, name) for name in timing.__slots__} if timing else None,
+        }
+
+    def _choice(self, number: int) -> dict[str, Any]:
+        events = self._events[number]
+        found: dict[str, Any] = {"text": self.text(number), "finish_reason": events[-1].finish_reason}
+        logprobs = [one for event in events for one in event.logprobs]
+        if logprobs:
+            found["logprobs"] = [{"token_id": one.token_id, "logprob": one.logprob, "top": one.top} for one in logprobs]
+        return found
+
+
+def _print_stats(stack: AsyncStack, done: Done, load_s: float) -> None:
+    usage, timing = done.usage, done.timing
+    decode_s = timing.total_s - timing.ttft_s
+    rate = (usage.completion_tokens - 1) / decode_s if decode_s > 0 and usage.completion_tokens > 1 else 0.0
+    note(f"engine        {stack.facts.kind} {stack.facts.version}")
+    note(f"start         {load_s:.2f} s, of which loading {stack.facts.load_s:.2f} s")
+    note(f"prompt        {usage.prompt_tokens} tokens ({usage.cached_tokens} cached)")
+    note(f"first token   {timing.ttft_s * 1000:.0f} ms")
+    note(f"answer        {usage.completion_tokens} tokens, {rate:.1f} tokens/s after the first, {timing.total_s:.2f} s in all")
+
+
+def read_prompt(prompt: str | None) -> str:
+    """The argument, standard input, or the argument with standard input below it."""
+    piped = "" if sys.stdin is None or sys.stdin.isatty() or (prompt not in (None, "-") and not _has_data()) else sys.stdin.read()
+    given = "" if prompt in (None, "-") else str(prompt)
+    text = f"{given}\n\n{piped}" if given and piped.strip() else given or piped
+    if not text.strip():
+        raise UsageError("there is no prompt", 'give one: bay run MODEL "prompt", or pipe it in')
+    return text
+
+
+def _has_data() -> bool:
+    """Whether something is being piped in. An open pipe that nobody writes to must not hang the command."""
+    import os
+    import select
+    import stat
+
+    kind = os.fstat(sys.stdin.fileno()).st_mode
+    if stat.S_ISREG(kind):
+        return True
+    return stat.S_ISFIFO(kind) and bool(select.select([sys.stdin], [], [], 0.0)[0])

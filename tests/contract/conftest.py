@@ -1,0 +1,41 @@
+"""Workers for the contract suite: one per profile, shared by all its tests, since a load can take most of a minute."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from enginebay.config.load import load_config
+from enginebay.fleet.model_worker import ModelWorker
+from enginebay.fleet.plan import make_plan
+from tests.contract.adapters import adapter_for
+from tests.contract.profiles import PROFILES, Profile
+
+
+async def open_worker(
+    profile: Profile, loras: dict[str, str] | None = None, task: str = "generate", model: str | None = None, **settings: Any
+) -> ModelWorker:
+    """A worker as the product starts it, with adapters on top."""
+    config = load_config(None, environ={})
+    chosen = {**profile.settings, **settings}
+    plan = make_plan(model or profile.model, engine=profile.kind, config=config, settings=chosen, task=task)
+    load = replace(plan.launch.load, loras=loras or {})
+    return await ModelWorker.open(replace(plan, launch=replace(plan.launch, load=load)))
+
+
+@pytest.fixture(scope="session", params=list(PROFILES))
+def profile(request: pytest.FixtureRequest) -> Profile:
+    return PROFILES[request.param]
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def worker(profile: Profile, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ModelWorker]:
+    folder: Path = tmp_path_factory.mktemp(f"adapter-{profile.name}")
+    loras = {profile.lora: adapter_for(profile.kind, folder)}
+    async with await open_worker(profile, loras) as opened:
+        yield opened

@@ -1,0 +1,278 @@
+"""For every request parameter, one check of what it does to the output: its observable effect, not the absence of an error."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from enginebay.contract import FinishReason, Guided
+from enginebay.errors import InvalidRequest
+from enginebay.fleet.model_worker import ModelWorker
+from tests.contract.asking import ask, ask_all, greedy, make_request
+from tests.contract.profiles import Profile
+
+Effect = Callable[[ModelWorker, Profile], Awaitable[None]]
+EFFECTS: dict[str, Effect] = {}
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def effect(check: Effect) -> Effect:
+    EFFECTS[check.__name__] = check
+    return check
+
+
+async def _sampled(worker: ModelWorker, prompt: str, count: int = 6, **sampling: Any) -> list[list[int]]:
+    """The same request under several seeds."""
+    seeds = range(100, 100 + count)
+    requests = [make_request(prompt, **{"max_tokens": 16, "temperature": 1.5, **sampling, "seed": seed}) for seed in seeds]
+    return [answer.ids for answer in await ask_all(worker, requests)]
+
+
+def _distinct(outputs: list[list[int]]) -> int:
+    return len({tuple(ids) for ids in outputs})
+
+
+async def _forces_greedy(worker: ModelWorker, profile: Profile, **sampling: Any) -> None:
+    """At a high temperature the answers differ; with the parameter they are all the greedy one."""
+    free = await _sampled(worker, profile.long)
+    assert _distinct(free) > 1, "sampling without the parameter is not random: the check would prove nothing"
+    wanted = (await greedy(worker, profile.long, max_tokens=16)).ids
+    for ids in await _sampled(worker, profile.long, **sampling):
+        assert ids[:8] == wanted[:8]
+
+
+@effect
+async def temperature(worker: ModelWorker, profile: Profile) -> None:
+    first, second = await greedy(worker, profile.long), await greedy(worker, profile.long)
+    assert first.ids == second.ids
+    assert _distinct(await _sampled(worker, profile.long)) > 1
+
+
+@effect
+async def top_p(worker: ModelWorker, profile: Profile) -> None:
+    await _forces_greedy(worker, profile, top_p=0.001)
+
+
+@effect
+async def top_k(worker: ModelWorker, profile: Profile) -> None:
+    await _forces_greedy(worker, profile, top_k=1)
+    assert _distinct(await _sampled(worker, profile.long, top_k=-1)) > 1
+
+
+@effect
+async def min_p(worker: ModelWorker, profile: Profile) -> None:
+    await _forces_greedy(worker, profile, min_p=1.0)
+
+
+@effect
+async def do_sample(worker: ModelWorker, profile: Profile) -> None:
+    await _forces_greedy(worker, profile, do_sample=False)
+
+
+async def _repeats_less(worker: ModelWorker, profile: Profile, **sampling: Any) -> None:
+    plain = await greedy(worker, profile.repeats)
+    changed = await greedy(worker, profile.repeats, **sampling)
+    assert plain.most_repeated() > 3, "the model does not repeat itself here: the check would prove nothing"
+    assert changed.most_repeated() < plain.most_repeated()
+
+
+@effect
+async def repetition_penalty(worker: ModelWorker, profile: Profile) -> None:
+    await _repeats_less(worker, profile, repetition_penalty=5.0)
+
+
+@effect
+async def presence_penalty(worker: ModelWorker, profile: Profile) -> None:
+    plain = await greedy(worker, profile.repeats)
+    await _repeats_less(worker, profile, presence_penalty=2.0)
+    more = await greedy(worker, profile.repeats, presence_penalty=-2.0)
+    assert len(set(more.ids)) <= len(set(plain.ids))
+
+
+@effect
+async def frequency_penalty(worker: ModelWorker, profile: Profile) -> None:
+    await _repeats_less(worker, profile, frequency_penalty=2.0)
+
+
+@effect
+async def no_repeat_ngram_size(worker: ModelWorker, profile: Profile) -> None:
+    plain = await greedy(worker, profile.repeats)
+    changed = await greedy(worker, profile.repeats, no_repeat_ngram_size=2)
+    assert _repeated_pairs(plain.ids) > 0
+    assert _repeated_pairs(changed.ids) == 0
+
+
+def _repeated_pairs(ids: list[int]) -> int:
+    pairs = list(zip(ids, ids[1:], strict=False))
+    return len(pairs) - len(set(pairs))
+
+
+@effect
+async def min_tokens(worker: ModelWorker, profile: Profile) -> None:
+    plain = await greedy(worker, profile.short, **profile.short_sampling)
+    assert plain.finish_reason is FinishReason.STOP and len(plain.ids) < 30
+    longer = await greedy(worker, profile.short, **profile.short_sampling, min_tokens=40)
+    assert longer.usage.completion_tokens >= 40
+
+
+@effect
+async def max_tokens(worker: ModelWorker, profile: Profile) -> None:
+    answer = await greedy(worker, profile.long, max_tokens=7)
+    assert (len(answer.ids), answer.usage.completion_tokens) == (7, 7)
+    assert answer.finish_reason is FinishReason.LENGTH
+
+
+@effect
+async def stop(worker: ModelWorker, profile: Profile) -> None:
+    """A stop string that begins in one token and ends in the next."""
+    plain = (await greedy(worker, profile.long)).choices[0]
+    border = next(
+        at for at in range(4, len(plain.pieces) - 1) if plain.pieces[at][0].strip() and plain.pieces[at + 1][0].strip()
+    )
+    text = plain.pieces[border][0][-1] + plain.pieces[border + 1][0][0]
+    choice = (await greedy(worker, profile.long, stop=(text, "never in any answer"))).choices[0]
+    assert choice.text == plain.text[: plain.text.index(text)]
+    assert (choice.finish_reason, choice.stop_reason) == (FinishReason.STOP, text)
+
+
+@effect
+async def stop_token_ids(worker: ModelWorker, profile: Profile) -> None:
+    plain = await greedy(worker, profile.long)
+    wanted = plain.ids[6]
+    answer = await greedy(worker, profile.long, stop_token_ids=(wanted,))
+    before = plain.ids[: plain.ids.index(wanted)]
+    assert answer.ids[: len(before)] == before and len(answer.ids) <= len(before) + 1
+    assert (answer.finish_reason, answer.choices[0].stop_reason) == (FinishReason.STOP, wanted)
+
+
+@effect
+async def ignore_eos(worker: ModelWorker, profile: Profile) -> None:
+    plain = await greedy(worker, profile.short, **profile.short_sampling)
+    assert plain.finish_reason is FinishReason.STOP
+    answer = await greedy(worker, profile.short, **profile.short_sampling, ignore_eos=True, max_tokens=40)
+    assert (answer.usage.completion_tokens, answer.finish_reason) == (40, FinishReason.LENGTH)
+
+
+@effect
+async def seed(worker: ModelWorker, profile: Profile) -> None:
+    first, second = await _sampled(worker, profile.long, temperature=1.0), await _sampled(worker, profile.long, temperature=1.0)
+    assert first == second
+    assert _distinct(first) > 1
+
+
+@effect
+async def n(worker: ModelWorker, profile: Profile) -> None:
+    answer = await ask(worker, profile.long, n=3, temperature=1.5, seed=7, max_tokens=12)
+    assert sorted(answer.choices) == [0, 1, 2]
+    assert _distinct([choice.ids for choice in answer.choices.values()]) > 1
+    assert answer.usage.completion_tokens == sum(len(choice.ids) for choice in answer.choices.values())
+
+
+@effect
+async def best_of(worker: ModelWorker, profile: Profile) -> None:
+    options: dict[str, Any] = {"temperature": 1.5, "seed": 7, "max_tokens": 12, "ignore_eos": True}
+    answer = await ask(worker, profile.long, best_of=4, **options)
+    assert list(answer.choices) == [0]
+    assert answer.usage.completion_tokens == 4 * len(answer.ids), "four were to be generated and one kept"
+    assert answer.choices[0].logprobs == [], "logprobs were not asked for"
+
+
+@effect
+async def num_beams(worker: ModelWorker, profile: Profile) -> None:
+    assert await _beams_differ(worker, profile, {"num_beams": 1}, {"num_beams": 4})
+
+
+@effect
+async def length_penalty(worker: ModelWorker, profile: Profile) -> None:
+    short, long = {"num_beams": 4, "length_penalty": -8.0}, {"num_beams": 4, "length_penalty": 8.0}
+    assert await _beams_differ(worker, profile, short, long)
+
+
+@effect
+async def early_stopping(worker: ModelWorker, profile: Profile) -> None:
+    """Ends as soon as enough beams have ended, so it never makes an answer longer, and somewhere a different one."""
+    late, early = {"num_beams": 4, "length_penalty": 4.0}, {"num_beams": 4, "length_penalty": 4.0, "early_stopping": True}
+    assert await _beams_differ(worker, profile, late, early)
+
+
+async def _beams_differ(worker: ModelWorker, profile: Profile, one: dict[str, Any], other: dict[str, Any]) -> bool:
+    for prompt in (profile.short, profile.long, profile.repeats, *profile.more):
+        first, second = await greedy(worker, prompt, **one), await greedy(worker, prompt, **other)
+        if first.ids != second.ids:
+            return True
+    return False
+
+
+@effect
+async def logprobs(worker: ModelWorker, profile: Profile) -> None:
+    choice = (await greedy(worker, profile.long, logprobs=5, max_tokens=12)).choices[0]
+    assert [one.token_id for one in choice.logprobs] == choice.ids
+    for one in choice.logprobs:
+        assert len(one.top) == 5
+        values = [value for _, value in one.top]
+        assert values == sorted(values, reverse=True) and all(value <= 1e-4 for value in values)
+        assert one.top[0][0] == one.token_id and abs(one.top[0][1] - one.logprob) < 1e-4
+    alone = (await greedy(worker, profile.long, logprobs=0, max_tokens=4)).choices[0]
+    assert len(alone.logprobs) == 4 and all(one.logprob <= 1e-4 for one in alone.logprobs)
+
+
+@effect
+async def logit_bias(worker: ModelWorker, profile: Profile) -> None:
+    plain = await greedy(worker, profile.long, max_tokens=8)
+    banned = await greedy(worker, profile.long, max_tokens=8, logit_bias={plain.ids[0]: -100.0})
+    assert plain.ids[0] not in banned.ids
+    forced = await greedy(worker, profile.long, max_tokens=4, logit_bias={plain.ids[3]: 100.0})
+    assert forced.ids == [plain.ids[3]] * 4
+
+
+@effect
+async def guided_json(worker: ModelWorker, profile: Profile) -> None:
+    answer = await ask(worker, profile.long, guided=Guided(json=json.dumps(SCHEMA)), max_tokens=120, temperature=0.7, seed=3)
+    found = json.loads(answer.text)
+    assert set(found) == {"name", "age"} and isinstance(found["name"], str) and 0 <= found["age"] <= 99
+
+
+@effect
+async def guided_regex(worker: ModelWorker, profile: Profile) -> None:
+    pattern = r"[0-9]{3}-[a-f]{4}( end)?"
+    answer = await ask(worker, profile.long, guided=Guided(regex=pattern), temperature=0.7, seed=3)
+    assert re.fullmatch(pattern, answer.text), answer.text
+
+
+@effect
+async def guided_grammar(worker: ModelWorker, profile: Profile) -> None:
+    answer = await greedy(worker, profile.long, guided=Guided(grammar='root ::= "zebra " [0-9] [0-9] | "quagga"'))
+    assert re.fullmatch(r"zebra \d\d|quagga", answer.text), answer.text
+
+
+@effect
+async def guided_choice(worker: ModelWorker, profile: Profile) -> None:
+    choices = ("violet", "ultramarine", "jade")
+    answer = await greedy(worker, profile.long, guided=Guided(choice=choices))
+    assert answer.text in choices
+    assert answer.finish_reason is FinishReason.STOP
+
+
+@effect
+async def lora(worker: ModelWorker, profile: Profile) -> None:
+    plain, adapted = await greedy(worker, profile.long), await greedy(worker, profile.long, lora=profile.lora)
+    again = await greedy(worker, profile.long)
+    assert plain.ids == again.ids, "the adapter leaks into requests that did not ask for it"
+    assert adapted.ids != plain.ids
+    with pytest.raises(InvalidRequest, match="no adapter"):
+        await greedy(worker, profile.long, lora="nobody")
+
+
+@effect
+async def embeddings(worker: ModelWorker, profile: Profile) -> None:
+    """Needs a worker of its own: see test_embeddings."""

@@ -1,0 +1,49 @@
+"""How each engine is set up for the contract suite, and prompts that make its model do what a check needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Profile:
+    name: str
+    kind: str
+    model: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    long: str = "Once upon a time, in a small village by the sea, there lived"  # goes on for at least 64 tokens
+    short: str = "<|im_start|>user\nSay yes.<|im_end|>\n<|im_start|>assistant\n"  # ends within 30 tokens
+    short_sampling: Mapping[str, Any] = field(default_factory=dict)
+    repeats: str = "apple apple apple apple apple apple apple apple apple apple"  # goes on repeating itself
+    more: tuple[str, ...] = (
+        "<|im_start|>user\nName three colours.<|im_end|>\n<|im_start|>assistant\n",
+        "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
+    )
+    unicode: str = "🌍🎉 日本語 ü 🌍🎉 日本語 ü 🌍🎉 日本語 ü 🌍🎉"  # makes the model answer in characters of several tokens
+    lora: str = "tiny"
+
+
+_BABBLE = {
+    "long": "hello",
+    "short": "hello",
+    "short_sampling": {"logit_bias": {256: 6.0}},
+    "repeats": "abab",
+    "more": ("some", "other", "words"),
+}
+
+PROFILES: dict[str, Profile] = {
+    one.name: one
+    for one in (
+        Profile("fake", "fake", "toy", {"step_s": 0.002}, **_BABBLE),
+        Profile("llamacpp", "llamacpp", "smollm2", {"context_length": 2048, "max_batch": 32}),
+        Profile("transformers", "transformers", "smollm2", {"context_length": 2048, "dtype": "float32", "batching.batch_size": 32}),
+        Profile(
+            "vllm",
+            "vllm",
+            "smollm2",
+            {"max_model_len": 2048, "dtype": "float32", "max_num_seqs": 32, "enforce_eager": True, "cpu_kvcache_space_gib": 2},
+        ),
+    )
+}

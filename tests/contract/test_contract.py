@@ -1,0 +1,200 @@
+"""The contract, on every engine: what is declared is what happens."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from enginebay.contract import Delta, FinishReason, GenerateRequest, Guided, Sampling, Support, parameters
+from enginebay.contract.messages import Done
+from enginebay.errors import ContextOverflow, Unsupported
+from enginebay.fleet.model_worker import ModelWorker
+from tests.contract.asking import ask, ask_all, greedy, make_request
+from tests.contract.effects import EFFECTS
+from tests.contract.profiles import Profile
+
+_REFUSED: dict[str, dict[str, Any]] = {
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "num_beams": {"num_beams": 4},
+    "length_penalty": {"length_penalty": 2.0},
+    "early_stopping": {"early_stopping": True},
+    "guided_json": {"guided": Guided(json="{}")},
+    "guided_regex": {"guided": Guided(regex="a")},
+    "guided_grammar": {"guided": Guided(grammar='root ::= "a"')},
+    "guided_choice": {"guided": Guided(choice=("a",))},
+    "temperature": {"temperature": 0.5},
+    "top_p": {"top_p": 0.5},
+    "top_k": {"top_k": 5},
+    "min_p": {"min_p": 0.5},
+    "repetition_penalty": {"repetition_penalty": 2.0},
+    "presence_penalty": {"presence_penalty": 1.0},
+    "frequency_penalty": {"frequency_penalty": 1.0},
+    "do_sample": {"do_sample": False},
+    "min_tokens": {"min_tokens": 3},
+    "stop": {"stop": ("a",)},
+    "stop_token_ids": {"stop_token_ids": (1,)},
+    "ignore_eos": {"ignore_eos": True},
+    "seed": {"seed": 1},
+    "n": {"n": 2},
+    "best_of": {"best_of": 2},
+    "logprobs": {"logprobs": 1},
+    "logit_bias": {"logit_bias": {1: 1.0}},
+}
+
+
+def test_every_parameter_has_an_effect_to_check() -> None:
+    assert set(EFFECTS) == set(parameters())
+
+
+@pytest.mark.parametrize("parameter", parameters())
+async def test_parameter_does_what_the_spec_declares(worker: ModelWorker, profile: Profile, parameter: str) -> None:
+    declared = worker.plan.spec.request[parameter]
+    if declared.support is not Support.REFUSES and parameter not in worker.facts.refused:
+        await EFFECTS[parameter](worker, profile)
+        return
+    if parameter == "embeddings":
+        with pytest.raises(Unsupported):
+            await worker.embed(["hello"])
+        return
+    request = make_request(profile.long, "tiny" if parameter == "lora" else None, **_REFUSED.get(parameter, {}))
+    with pytest.raises(Unsupported) as refusal:
+        await worker.prepare(request)
+    assert refusal.value.param == parameter
+    assert refusal.value.hint, "a refusal must say what to use instead"
+
+
+async def test_translations_are_announced(worker: ModelWorker, profile: Profile) -> None:
+    declared = {name for name, one in worker.plan.spec.request.items() if one.support is Support.TRANSLATES}
+    for name in declared & set(_REFUSED):
+        request = make_request(profile.long, **_REFUSED[name])
+        _, translated = await worker.prepare(request)
+        assert translated[name]
+
+
+async def test_text_is_the_text_of_the_tokens(worker: ModelWorker, profile: Profile) -> None:
+    for prompt in (profile.long, profile.unicode, profile.repeats):
+        answer = await greedy(worker, prompt, max_tokens=64, ignore_eos=True)
+        assert "\ufffd" not in answer.text, "a character was cut in two"
+        if worker.prompts.tokenizer is not None:
+            prefix = worker.prompts.tokenizer.decode(worker.prompts.tokenizer.encode("a", add_special=False))
+            whole = worker.prompts.tokenizer.decode([*worker.prompts.tokenizer.encode("a", add_special=False), *answer.ids])
+            assert whole[len(prefix) :].rstrip("\ufffd") == answer.text.rstrip("\ufffd")
+
+
+async def test_stream_arrives_as_it_is_made(worker: ModelWorker, profile: Profile) -> None:
+    """The first token comes well before the last: nobody slices a finished answer."""
+    times: list[float] = []
+    async for event in worker.generate(make_request(profile.long, temperature=0.0, max_tokens=64, ignore_eos=True)):
+        if isinstance(event, Delta) and event.token_ids:
+            times.append(time.perf_counter())
+    assert len(times) > 16
+    assert times[-1] - times[0] > 1.5 * max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+
+
+async def test_usage_counts_tokens(worker: ModelWorker, profile: Profile) -> None:
+    ids = await worker.prompts.encode(profile.long)
+    answer = await greedy(worker, ids, max_tokens=9, ignore_eos=True)
+    assert answer.usage.prompt_tokens == len(ids)
+    assert answer.usage.completion_tokens == len(answer.ids) == 9
+    assert 0 < answer.timing.ttft_s <= answer.timing.total_s
+
+
+async def test_same_prompt_alone_or_in_a_crowd(worker: ModelWorker, profile: Profile) -> None:
+    """Batching must not mix requests up: each answer in a crowd begins as it does alone."""
+    prompts = [profile.long, profile.repeats, *profile.more]
+    alone = [(await greedy(worker, prompt, max_tokens=12)).ids for prompt in prompts]
+    crowd = await ask_all(worker, [make_request(prompt, temperature=0.0, max_tokens=12) for prompt in prompts * 4])
+    same = sum(answer.ids[:4] == alone[at % len(prompts)][:4] for at, answer in enumerate(crowd))
+    assert same >= 0.9 * len(crowd)
+
+
+async def test_32_requests_run_together(worker: ModelWorker, profile: Profile) -> None:
+    """As many requests as the engine promises are between their first and their last token at one moment."""
+    spans: list[tuple[float, float]] = []
+
+    async def one(number: int) -> None:
+        first = last = 0.0
+        prompt = f"{profile.long} {number}"
+        async for event in worker.generate(make_request(prompt, temperature=0.0, max_tokens=24, ignore_eos=True)):
+            if isinstance(event, Delta) and event.token_ids:
+                first, last = first or time.perf_counter(), time.perf_counter()
+        spans.append((first, last))
+
+    await asyncio.gather(*(one(number) for number in range(32)))
+    together = max(sum(start <= moment < end for start, end in spans) for moment, _ in spans)
+    assert together >= min(32, worker.facts.max_batch) * 3 // 4
+
+
+async def test_cancel_frees_the_place(worker: ModelWorker, profile: Profile) -> None:
+    async for event in worker.generate(make_request(profile.long, temperature=0.0, max_tokens=1500, ignore_eos=True)):
+        if isinstance(event, Delta) and event.token_ids:
+            break  # leaving the loop cancels
+    await _until_idle(worker)
+    assert (await greedy(worker, profile.long, max_tokens=3)).finish_reason is FinishReason.LENGTH
+
+
+async def test_cancel_before_the_first_token(worker: ModelWorker, profile: Profile) -> None:
+    tasks = [
+        asyncio.create_task(ask(worker, f"{profile.long} {number}", max_tokens=1000, ignore_eos=True)) for number in range(40)
+    ]
+    await asyncio.sleep(0.05)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await _until_idle(worker)
+
+
+async def _until_idle(worker: ModelWorker, within_s: float = 10.0) -> None:
+    deadline = time.monotonic() + within_s
+    while (await worker.client.state()).running:
+        assert time.monotonic() < deadline, "a cancelled request still holds its place"
+        await asyncio.sleep(0.05)
+
+
+async def test_context_overflow_is_an_error_with_both_numbers(worker: ModelWorker, profile: Profile) -> None:
+    length = worker.facts.context_length
+    token = (await worker.prompts.encode(profile.long))[-1]
+    with pytest.raises(ContextOverflow) as refusal:
+        await greedy(worker, (token,) * (length + 10))
+    assert str(length) in refusal.value.message and str(length + 10) in refusal.value.message
+
+
+async def test_output_ends_with_the_context(worker: ModelWorker, profile: Profile) -> None:
+    length = worker.facts.context_length
+    ids = await worker.prompts.encode(profile.long)
+    prompt = (ids * (length // len(ids) + 1))[: length - 8]
+    answer = await greedy(worker, prompt, max_tokens=200, ignore_eos=True)
+    assert answer.finish_reason is FinishReason.LENGTH
+    assert 6 <= len(answer.ids) <= 9
+
+
+async def test_requests_after_an_error_are_answered(worker: ModelWorker, profile: Profile) -> None:
+    token = (await worker.prompts.encode(profile.long))[-1]
+    good = make_request(profile.long, temperature=0.0, max_tokens=4)
+    bad = GenerateRequest(token_ids=(token,) * (worker.facts.context_length + 1), sampling=Sampling())
+    found = await asyncio.gather(
+        *(_outcome(worker, one) for one in (good, bad, good, bad, good)),
+    )
+    assert [isinstance(one, Done) for one in found] == [True, False, True, False, True]
+
+
+async def _outcome(worker: ModelWorker, request: GenerateRequest) -> Done | Exception:
+    try:
+        async for event in worker.generate(request):
+            last = event
+    except ContextOverflow as error:
+        return error
+    assert isinstance(last, Done)
+    return last
+
+
+async def test_facts_are_complete(worker: ModelWorker, profile: Profile) -> None:
+    facts = await worker.client.facts()
+    assert facts.kind == profile.kind and facts.version and facts.context_length > 0 and facts.max_batch > 0
+    assert set(profile.settings) <= set(facts.asked)
+    assert facts.effective, "effective settings are missing"
+    if profile.kind != "fake":
+        assert facts.memory_bytes > 50_000_000 and facts.versions

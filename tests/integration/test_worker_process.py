@@ -1,0 +1,208 @@
+"""Workers as processes: how they start, fail, die, and what they leave behind: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginebay.contract import Delta, GenerateRequest, Load, Sampling
+from enginebay.errors import EngineFailed, LoadFailed, OutOfMemory, WorkerDied
+from enginebay.home import runtime_dir
+from enginebay.worker.client import WorkerClient
+from enginebay.worker.memory import family
+from enginebay.worker.process import Launch, WorkerProcess
+
+ENDLESS = GenerateRequest(token_ids=tuple(b"hello"), sampling=Sampling(ignore_eos=True, max_tokens=4000))
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Callable[..., Launch]:
+    def make(**settings: Any) -> Launch:
+        load = Load("fake", "enginebay.engines.fake.engine:FakeEngine", "toy", "", settings)
+        return Launch(load, Path(sys.executable), runtime_dir(), tmp_path / "worker.log")
+
+    return make
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def _gone(condition: Callable[[], bool], within_s: float = 15.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while condition():
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.05)
+    return True
+
+
+async def _first_token(client: WorkerClient) -> asyncio.Task[None]:
+    """A request that runs until something ends it."""
+    started = asyncio.Event()
+
+    async def consume() -> None:
+        async for event in client.generate(ENDLESS):
+            if isinstance(event, Delta):
+                started.set()
+
+    task = asyncio.create_task(consume())
+    await asyncio.wait_for(started.wait(), 10)
+    return task
+
+
+async def test_the_socket_is_private_and_gone_afterwards(launch: Callable[..., Launch]) -> None:
+    process = await WorkerProcess.start(launch())
+    directory, pids = process.directory, family(process.pid)
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE(directory.parent.stat().st_mode) == 0o700
+    assert len(str(directory / "s")) < 100
+    await process.close()
+    assert process.returncode == 0
+    assert not directory.exists()
+    assert await _gone(lambda: any(map(_alive, pids)))
+
+
+async def test_a_killed_worker_gives_a_clear_error_with_its_last_words(launch: Callable[..., Launch]) -> None:
+    process = await WorkerProcess.start(launch(step_s=0.01))
+    client = WorkerClient(process.address, process.death)
+    running = await _first_token(client)
+    with process.launch.log.open("a") as log:
+        log.write("these were its last words\n")
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="SIGKILL") as death:
+        await running
+    assert "these were its last words" in death.value.hint
+    with pytest.raises(WorkerDied):
+        async for _ in client.generate(ENDLESS):
+            pass
+    assert await _gone(process.directory.exists), "the guard did not clean up"
+    await client.close()
+    await process.close()
+
+
+async def test_a_crash_in_the_engine_is_told(launch: Callable[..., Launch]) -> None:
+    process = await WorkerProcess.start(launch(crash_after_tokens=20, step_s=0.005))
+    client = WorkerClient(process.address, process.death)
+    with pytest.raises(WorkerDied, match="SIGSEGV") as death:
+        async for _ in client.generate(ENDLESS):
+            pass
+    assert "as it was told" in death.value.hint
+    await client.close()
+    await process.close()
+
+
+async def test_one_failing_request_does_not_harm_the_worker(launch: Callable[..., Launch]) -> None:
+    process = await WorkerProcess.start(launch(fail_after_tokens=5))
+    client = WorkerClient(process.address, process.death)
+    with pytest.raises(EngineFailed):
+        async for _ in client.generate(ENDLESS):
+            pass
+    short = replace(ENDLESS, sampling=Sampling(max_tokens=3))
+    assert len([event async for event in client.generate(short)]) == 5
+    await client.close()
+    await process.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "words"),
+    [
+        ("error", LoadFailed, "told to fail"),
+        ("out_of_memory", OutOfMemory, "not enough memory"),
+        ("crash", LoadFailed, "SIGSEGV"),
+    ],
+)
+async def test_a_failed_load_is_one_clear_error(launch: Callable[..., Launch], how: str, error: type[Exception], words: str) -> None:
+    before = set(runtime_dir().iterdir())
+    with pytest.raises(error, match=words):
+        await WorkerProcess.start(launch(fail_load=how))
+    assert set(runtime_dir().iterdir()) <= before
+
+
+async def test_a_load_that_hangs_ends_at_its_deadline(launch: Callable[..., Launch]) -> None:
+    before = set(runtime_dir().iterdir())
+    with pytest.raises(LoadFailed, match="within 2 s"):
+        await WorkerProcess.start(launch(fail_load="hang"), timeout_s=2)
+    assert set(runtime_dir().iterdir()) <= before
+
+
+async def test_cancelling_a_load_leaves_nothing(launch: Callable[..., Launch]) -> None:
+    before = set(runtime_dir().iterdir())
+    starting = asyncio.create_task(WorkerProcess.start(launch(load_s=30)))
+    await asyncio.sleep(1.0)
+    children = [pid for pid in family(os.getpid()) if "serve" in Path(f"/proc/{pid}/cmdline").read_text()]
+    assert children
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert await _gone(lambda: any(map(_alive, children)))
+    assert set(runtime_dir().iterdir()) <= before
+
+
+PARENT = """
+    import asyncio, sys
+    from pathlib import Path
+    from enginebay.contract import Load
+    from enginebay.home import runtime_dir
+    from enginebay.worker.process import Launch, WorkerProcess
+
+    async def main():
+        load = Load("fake", "enginebay.engines.fake.engine:FakeEngine", "toy", "", {"load_s": float(sys.argv[2])})
+        start = WorkerProcess.start(Launch(load, Path(sys.executable), runtime_dir(), Path(sys.argv[1])))
+        task = asyncio.create_task(start)
+        await asyncio.sleep(0.7)
+        if float(sys.argv[2]) == 0:
+            await task
+        print("up", flush=True)
+        await asyncio.sleep(60)
+
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("load_s", [0, 30], ids=["serving", "loading"])
+@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGTERM])
+async def test_the_worker_ends_when_its_parent_dies(tmp_path: Path, death: signal.Signals, load_s: int) -> None:
+    before = set(runtime_dir().iterdir())
+    arguments = [sys.executable, "-c", textwrap.dedent(PARENT), str(tmp_path / "log"), str(load_s)]
+    parent = subprocess.Popen(arguments, stdout=subprocess.PIPE)
+    assert parent.stdout is not None and parent.stdout.readline() == b"up\n"
+    children = family(parent.pid)[1:]
+    assert children
+    parent.send_signal(death)
+    parent.wait(10)
+    parent.stdout.close()
+    assert await _gone(lambda: any(map(_alive, children))), "a worker outlived its parent"
+    assert await _gone(lambda: not set(runtime_dir().iterdir()) <= before), "a socket directory was left behind"
+
+
+async def test_health_and_reflection_answer(launch: Callable[..., Launch]) -> None:
+    import grpc.aio
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+    from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+    process = await WorkerProcess.start(launch())
+    async with grpc.aio.insecure_channel(process.address) as channel:
+        service = "enginebay.worker.v1.Worker"
+        status = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+        assert status.status == health_pb2.HealthCheckResponse.SERVING
+        asks = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        replies = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(asks)
+        names = [one.name async for reply in replies for one in reply.list_services_response.service]
+        assert service in names
+    await process.close()

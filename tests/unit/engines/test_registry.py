@@ -1,0 +1,126 @@
+"""Where engines come from, and what happens when a name or someone's package is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from enginebay.contract import EngineSpec, Probe, Runtime, Setting, Support, honours, parameters, refuses
+from enginebay.engines import registry
+from enginebay.engines.effective import effective
+from enginebay.errors import UnknownEngine
+
+
+def made_up(kind: str = "other", **changes: object) -> EngineSpec:
+    fields = {
+        "kind": kind,
+        "summary": "an engine for a test",
+        "engine": f"{kind}.engine:Engine",
+        "module": kind,
+        "distributions": (kind,),
+        "formats": ("gguf",),
+        "runtime": Runtime(),
+        "request": {name: honours() for name in parameters()},
+        **changes,
+    }
+    return EngineSpec(**fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("ENGINEBAY_HOME", str(tmp_path))
+    registry._discovered.cache_clear()
+    yield
+    registry._discovered.cache_clear()
+
+
+def test_all_built_in_engines_are_there_and_declare_every_request_parameter() -> None:
+    assert list(registry.specs())[:4] == ["llamacpp", "transformers", "vllm", "fake"]
+    for spec in registry.built_in_specs():
+        assert set(spec.request) == set(parameters()), spec.kind
+
+
+def test_specs_survive_the_way_through_json() -> None:
+    for spec in registry.built_in_specs():
+        assert EngineSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+def test_an_alias_means_the_engine() -> None:
+    assert registry.spec("pytorch").kind == "transformers"
+
+
+def test_an_unknown_engine_names_the_nearest() -> None:
+    with pytest.raises(UnknownEngine) as caught:
+        registry.spec("vlm")
+    assert "'vlm'" in caught.value.message
+    assert "vllm" in caught.value.hint
+
+
+def test_specs_stored_beside_environments_are_known(tmp_path: Path) -> None:
+    folder = tmp_path / "engines" / "other-1.0"
+    folder.mkdir(parents=True)
+    (folder / "spec.json").write_text(json.dumps(made_up().to_json()))
+    assert registry.spec("other").summary == "an engine for a test"
+
+
+def test_a_damaged_stored_spec_stops_no_other_engine(tmp_path: Path) -> None:
+    folder = tmp_path / "engines" / "other-1.0"
+    folder.mkdir(parents=True)
+    (folder / "spec.json").write_text("{")
+    assert "other" not in registry.specs()
+    assert "vllm" in registry.specs()
+
+
+def _with_entry_point(monkeypatch: pytest.MonkeyPatch, name: str, spec: object) -> None:
+    module = SimpleNamespace(SPEC=spec)
+    real = registry.import_module
+    monkeypatch.setattr(registry, "import_module", lambda path: module if path == "theirs.spec" else real(path))
+    point = EntryPoint(name, "theirs.spec:SPEC", registry.GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
+
+
+def test_an_entry_point_of_another_package_registers_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_entry_point(monkeypatch, "theirs", made_up("theirs"))
+    assert registry.spec("theirs").kind == "theirs"
+    assert registry.faults() == {}
+
+
+def test_an_entry_point_that_is_no_spec_is_a_fault_and_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_entry_point(monkeypatch, "theirs", "not a spec")
+    assert "theirs" not in registry.specs()
+    assert "not an EngineSpec" in registry.faults()["theirs"]
+
+
+def test_nobody_can_take_the_name_of_a_built_in_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_entry_point(monkeypatch, "vllm", made_up("vllm"))
+    assert registry.spec("vllm").summary != "an engine for a test"
+    assert "taken" in registry.faults()["vllm"]
+
+
+def test_a_setting_the_installed_version_does_not_have_is_refused() -> None:
+    settings = {
+        "kept": Setting("int", "", native="kept"),
+        "gone": Setting("int", "", native="gone_in_library"),
+        "ours": Setting("int", ""),
+    }
+    found = effective(made_up(settings=settings), Probe("2.0", settings=("kept",)))
+    assert found.settings["kept"].capability.support is Support.HONOURS
+    assert found.settings["ours"].capability.support is Support.HONOURS
+    assert found.settings["gone"].capability == refuses("not in other 2.0")
+
+
+def test_a_request_parameter_the_probe_refuses_is_refused() -> None:
+    found = effective(made_up(), Probe("2.0", refused={"min_p": "not before 3.0"}))
+    assert found.request["min_p"] == refuses("not before 3.0")
+    assert found.request["top_p"].support is Support.HONOURS
+
+
+def test_without_a_probe_the_declaration_stands() -> None:
+    spec = made_up(settings={"one": Setting("int", "", native="one")})
+    assert effective(spec, None) is spec
+    assert effective(spec, Probe("1.0", settings=None)).settings == spec.settings

@@ -1,0 +1,255 @@
+"""Environments on disk and the plan to build one, without pip."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from enginebay.contract import EngineSpec, Probe, Recipe
+from enginebay.engines import registry
+from enginebay.errors import EngineFailed, EngineMissing, UsageError
+from enginebay.fleet.environments import lookup as finding
+from enginebay.fleet.environments import probe as probing
+from enginebay.fleet.environments import store
+from enginebay.fleet.environments.recipe import filled, recipe, target
+from enginebay.fleet.environments.requires import requirements
+from enginebay.fleet.environments.versions import same_version, version_key
+
+SPEC = replace(registry.spec("fake"), kind="other", engine="other_engine.engine:Engine", module="other_engine")
+WITH_RECIPES = replace(
+    SPEC,
+    recipes=(
+        Recipe("cpu", "1.0", (("install", "torch==2"), ("--no-deps", "other=={version}"), ("{requires}", "grpcio"))),
+        Recipe("cuda", "2.0", (("other=={version}",),)),
+    ),
+    aliases=("another",),
+)
+
+
+@pytest.fixture(autouse=True)
+def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("ENGINEBAY_HOME", str(tmp_path))
+    yield tmp_path / "engines"
+
+
+def build(engines: Path, version: str, kind: str = "other", spec: EngineSpec = SPEC) -> Path:
+    """An environment as `install` leaves it, with the current Python in it."""
+    built = engines / store.STORE / f"{kind}-{version}~abc"
+    (built / "bin").mkdir(parents=True)
+    (built / "bin" / "python").symlink_to(sys.executable)
+    store.write_json(built / "install.json", {"kind": kind, "version": version})
+    store.write_json(built / "spec.json", replace(spec, kind=kind).to_json())
+    store.write_json(built / "probe.json", Probe(f"{version}+cpu").to_json())
+    return store.publish(built, store.name_of(kind, version))
+
+
+def test_versions_sort_as_versions() -> None:
+    given = ["0.9", "0.32.0", "0.32.1rc1", "0.32.1", "0.4", "2026.10.1", "2026.9.30"]
+    assert sorted(given, key=version_key) == ["0.4", "0.9", "0.32.0", "0.32.1rc1", "0.32.1", "2026.9.30", "2026.10.1"]
+    assert same_version("0.32", "0.32.0+cpu")
+    assert not same_version("0.32.1rc1", "0.32.1")
+
+
+def test_the_newest_version_is_found_and_an_older_one_by_name(engines: Path) -> None:
+    build(engines, "0.9")
+    build(engines, "0.10")
+    assert finding.find("other").version == "0.10"
+    assert finding.find("other", "0.9").version == "0.9"
+    assert finding.find("other", "0.9.0").python.exists()
+
+
+def test_a_missing_version_is_named_in_the_error(engines: Path) -> None:
+    build(engines, "0.9")
+    with pytest.raises(EngineMissing, match=r"other 0\.1 is not installed"):
+        finding.find("other", "0.1")
+
+
+def test_a_missing_engine_comes_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "in_current", lambda spec: False)
+    with pytest.raises(EngineMissing) as caught:
+        finding.find("vllm")
+    assert caught.value.message == "the engine vllm is not installed"
+    assert caught.value.hint == "install it with: bay engines install vllm"
+
+
+def test_the_fake_engine_is_always_here() -> None:
+    found = finding.find("fake")
+    assert (found.source, found.python) == ("current", Path(sys.executable))
+
+
+def test_a_library_in_this_environment_is_used_before_a_built_one(engines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(engines, "9.9")
+    monkeypatch.setattr(probing, "in_current", lambda spec: True)
+    monkeypatch.setattr(probing, "probe_current", lambda spec: Probe("1.0"))
+    monkeypatch.setattr(probing, "current_version", lambda spec: "1.0")
+    assert finding.find("other").source == "current"
+    assert finding.find("other", "9.9").source == "environment"
+
+
+def test_a_library_here_that_does_not_start_does_not_count(engines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(spec: EngineSpec) -> Probe:
+        raise EngineFailed("no module named torch")
+
+    build(engines, "9.9")
+    monkeypatch.setattr(probing, "in_current", lambda spec: True)
+    monkeypatch.setattr(probing, "probe_current", fails)
+    assert finding.find("other").source == "environment"
+
+
+def test_a_probe_is_asked_once_for_each_state_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def answer(python: Path, question: dict[str, str]) -> dict[str, object]:
+        asked.append(question["engine"])
+        return {"probe": Probe("7").to_json()}
+
+    monkeypatch.setattr(probing, "ask", answer)
+    spec = registry.spec("fake")
+    assert probing.probe_current(spec) == probing.probe_current(spec) == Probe("7")
+    assert len(asked) == 1
+    monkeypatch.setattr(probing, "current_version", lambda spec: "another")
+    probing.probe_current(spec)
+    assert len(asked) == 2
+
+
+def test_our_own_engine_is_probed_again_when_its_adapter_has_changed(
+    engines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = registry.spec("fake")
+    build(engines, "1.0", "fake", fake)
+    monkeypatch.setattr(probing, "in_current", lambda spec: False)
+    monkeypatch.setattr(probing, "ask", lambda python, question: {"probe": Probe("asked again").to_json()})
+    assert finding.find("fake").probe.version == "asked again"
+    monkeypatch.setattr(probing, "ask", lambda python, question: pytest.fail("asked a second time"))
+    assert finding.find("fake").probe.version == "asked again"
+
+
+def test_a_broken_environment_is_not_used_and_says_how_to_repair_it(engines: Path) -> None:
+    path = build(engines, "1.0")
+    build(engines, "0.5")
+    (path / "bin" / "python").unlink()
+    assert finding.find("other").version == "0.5"
+    assert [(one.path, one.reason) for one in store.broken()] == [(path, "its Python is gone")]
+    with pytest.raises(EngineMissing, match=r"other-1\.0 is broken") as caught:
+        finding.find("other", "1.0")
+    assert caught.value.hint.endswith("bay engines install other==1.0 --recreate")
+
+
+def test_a_name_appears_only_when_published(engines: Path) -> None:
+    (engines / store.STORE / "other-1.0~half" / "bin").mkdir(parents=True)
+    assert store.environments() == []
+    assert store.broken() == []
+
+
+def test_publishing_again_replaces_the_old_environment_whole(engines: Path) -> None:
+    old = build(engines, "1.0").resolve()
+    new = engines / store.STORE / "other-1.0~new"
+    new.mkdir()
+    assert store.publish(new, "other-1.0").resolve() == new
+    assert not old.exists()
+
+
+def test_what_dead_builders_left_is_swept_and_what_lives_stays(engines: Path) -> None:
+    published = build(engines, "1.0")
+    dead = engines / store.STORE / "other-2.0~dead"
+    at_work = engines / store.STORE / "other-3.0~busy"
+    mine = engines / store.STORE / "other-4.0~mine"
+    for folder in (dead, at_work, mine):
+        folder.mkdir()
+    with store.claim("other-3.0"), store.claim("other-4.0"):
+        store.sweep("other-4.0")
+    assert not dead.exists()
+    assert not mine.exists()
+    assert at_work.exists()
+    assert published.resolve().exists()
+
+
+def test_a_claim_is_held_against_others(engines: Path) -> None:
+    with store.claim("other-1.0"), (engines / store.LOCKS / "other-1.0.lock").open() as lock:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_removing_takes_the_name_and_the_files(engines: Path) -> None:
+    path = build(engines, "1.0")
+    real = path.resolve()
+    assert finding.removable("other") == [path]
+    store.remove(path)
+    assert not path.is_symlink()
+    assert not real.exists()
+
+
+def test_removing_one_of_several_versions_needs_its_number(engines: Path) -> None:
+    older, newer = build(engines, "1.0"), build(engines, "2.0")
+    with pytest.raises(UsageError, match="installed 2 times"):
+        finding.removable("other")
+    assert finding.removable("other==1.0") == [older]
+    assert finding.removable("other", every=True) == [newer, older]
+
+
+def test_removing_what_is_not_there_is_an_error(engines: Path) -> None:
+    build(engines, "1.0")
+    with pytest.raises(EngineMissing, match=r"other 3\.0 is not installed"):
+        finding.removable("other==3.0")
+
+
+@pytest.mark.parametrize("version", ["../up", "", "a/b", ".hidden"])
+def test_a_version_cannot_leave_the_directory(version: str) -> None:
+    with pytest.raises(UsageError):
+        store.name_of("other", version)
+
+
+def test_what_install_is_asked_for() -> None:
+    specs = {"other": WITH_RECIPES}
+    assert target("other", specs).spec is WITH_RECIPES
+    assert target("another==3.1", specs).version == "3.1"
+    assert target("./other", specs).package == "./other"
+    assert target("engine.whl", specs).package == "engine.whl"
+    assert target("far-away>=2", specs).package == "far-away>=2"
+    assert target("othe", specs, is_package=True).package == "othe"
+
+
+def test_a_slip_of_the_finger_fetches_no_strangers_package() -> None:
+    with pytest.raises(UsageError, match="did you mean other"):
+        target("othr", {"other": WITH_RECIPES})
+
+
+def test_the_recipe_follows_the_host() -> None:
+    assert recipe(WITH_RECIPES, "cpu").version == "1.0"
+    assert recipe(WITH_RECIPES, "cuda").version == "2.0"
+    cpu_only = replace(WITH_RECIPES, recipes=WITH_RECIPES.recipes[:1])
+    assert recipe(cpu_only, "cuda").version == "1.0"
+    with pytest.raises(EngineMissing):
+        recipe(replace(WITH_RECIPES, recipes=WITH_RECIPES.recipes[1:]), "cpu")
+    with pytest.raises(UsageError):
+        recipe(SPEC, "cpu")
+
+
+def test_steps_are_filled_in() -> None:
+    first, second, third = WITH_RECIPES.recipes[0].steps
+    assert filled(first, "9") == ["torch==2"]
+    assert filled(second, "9") == ["--no-deps", "other==9"]
+    assert filled(third, "9", ["a>1", "b"]) == ["a>1", "b", "grpcio"]
+
+
+def test_requirements_of_an_installed_distribution_less_the_dropped() -> None:
+    pytest.importorskip("pip._vendor.packaging.requirements")
+    found = requirements(["not-there", "typer"], ["rich"])
+    names = [text.split(">")[0].split("<")[0].split("=")[0].strip() for text in found]
+    assert "shellingham" in names
+    assert "rich" not in names
+    assert not any(";" in text for text in found)
+
+
+def test_records_are_written_whole(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "record.json"
+    store.write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        store.write_json(path, {("not", "a"): "key"})
+    assert json.loads(path.read_text()) == {"a": 1}

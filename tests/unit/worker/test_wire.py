@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from dataclasses import fields
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from enginebay.contract import Facts, GenerateRequest, Guided, Load, Sampling
+from enginebay.worker import wire
+from enginebay.worker.proto import worker_pb2 as pb
+
+FULL = Sampling(
+    temperature=0.5, top_p=0.25, top_k=-1, min_p=0.125, repetition_penalty=1.5, presence_penalty=-1.0, frequency_penalty=1.0,
+    no_repeat_ngram_size=3, do_sample=False, min_tokens=2, max_tokens=9, stop=("a", "é"), stop_token_ids=(1, 2), ignore_eos=True,
+    seed=-7, n=2, best_of=3, num_beams=4, length_penalty=-2.0, early_stopping=True, logprobs=0, logit_bias={5: -1.5},
+    guided=Guided(choice=("x", "y")),
+)  # fmt: skip
+
+
+def _there_and_back(request: GenerateRequest) -> GenerateRequest:
+    return wire.submitted_request(pb.Submit.FromString(wire.submit_message(1, request).SerializeToString()))
+
+
+def test_every_parameter_crosses_the_wire() -> None:
+    assert all(getattr(FULL, field.name) != getattr(Sampling(), field.name) for field in fields(Sampling))
+    request = GenerateRequest(token_ids=(1, 2, 3), sampling=FULL, lora="adapter")
+    assert _there_and_back(request) == request
+
+
+def test_unset_stays_unset() -> None:
+    request = GenerateRequest(token_ids=(1,))
+    assert _there_and_back(request) == request
+
+
+@given(
+    st.builds(
+        Guided,
+        json=st.just("{}"),
+    )
+    | st.builds(Guided, regex=st.text(min_size=1))
+    | st.builds(Guided, grammar=st.text(min_size=1))
+    | st.builds(Guided, choice=st.lists(st.text(min_size=1), min_size=1).map(tuple))
+)
+def test_constraints_cross_the_wire(guided: Guided) -> None:
+    request = GenerateRequest(token_ids=(1,), sampling=Sampling(guided=guided))
+    assert _there_and_back(request) == request
+
+
+def test_facts_and_loads_cross_as_json() -> None:
+    facts = Facts("fake", "1", "m", 10, 2, 3, {"a": "b"}, {"x": 1}, {"x": 2}, ["w"], {"n": "why"}, 1.5)
+    assert wire.received_facts(wire.facts_json(facts)) == facts
+    load = Load("fake", "a:B", "m", "p", {"x": [1]}, {"l": "p"}, "embed", True)
+    assert wire.received_load(wire.load_json(load)) == load
