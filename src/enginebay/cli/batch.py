@@ -10,7 +10,17 @@ import typer
 
 from enginebay.cli.output import emit_json, note
 from enginebay.cli.sampling_options import with_sampling
-from enginebay.cli.stack_options import ConfigFile, Engine, Model, Offline, Progress, Raw, Set, Strict, configuration, settings
+from enginebay.cli.stack_options import (
+    ConfigFile,
+    Engine,
+    Offline,
+    Progress,
+    Raw,
+    Set,
+    Strict,
+    open_stack_options,
+    show_warnings,
+)
 from enginebay.fleet.batch import Job, Tally, finished, read_jobs, run_jobs
 from enginebay.stack import AsyncStack
 
@@ -42,8 +52,7 @@ def batch(
     if not left:
         return 0
     progress = Progress()
-    chosen = configuration(config, offline, strict, engine)
-    stack = AsyncStack(model, engine=engine, config=chosen, settings=settings(set_), say=progress.say, **sampling)
+    stack = AsyncStack(model, say=progress.say, **open_stack_options(config, set_, offline, strict, engine), **sampling)
     tally = asyncio.run(_run(stack, left, target, raw, concurrency, progress))
     if as_json:
         emit_json({"answered": tally.answered, "failed": tally.failed, "completion_tokens": tally.completion_tokens})
@@ -62,6 +71,7 @@ async def _run(stack: AsyncStack, jobs: list[Job], target: Path, raw: bool, conc
     finally:
         progress.clear()
     try:
+        show_warnings(stack.warnings)
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[tokens]} tokens"), TimeRemainingColumn())
         with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("batch", total=len(jobs), tokens=0)

@@ -9,7 +9,18 @@ import typer
 
 from enginebay.cli.output import note
 from enginebay.cli.sampling_options import with_sampling
-from enginebay.cli.stack_options import ConfigFile, Engine, Lora, Model, Offline, Progress, Set, Strict, configuration, settings
+from enginebay.cli.stack_options import (
+    ConfigFile,
+    Engine,
+    Lora,
+    Model,
+    Offline,
+    Progress,
+    Set,
+    Strict,
+    open_stack_options,
+    show_warnings,
+)
 from enginebay.errors import RequestError
 from enginebay.stack import Stack
 
@@ -34,13 +45,13 @@ def chat(
 ) -> None:
     """Talk to a model; it remembers what was said."""
     progress = Progress()
-    chosen = configuration(config, offline, strict, engine)
-    stack = Stack(model, engine=engine, config=chosen, settings=settings(set_), say=progress.say, **sampling)
+    stack = Stack(model, say=progress.say, **open_stack_options(config, set_, offline, strict, engine), **sampling)
     try:
         try:
             stack.open()
         finally:
             progress.clear()
+        show_warnings(stack.warnings)
         if sys.stdin.isatty():
             note(f"{stack.facts.model} on {stack.facts.kind} {stack.facts.version}. {_HELP}")
         converse(stack, system, {"lora": lora} if lora else {})

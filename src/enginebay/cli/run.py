@@ -11,7 +11,19 @@ import typer
 
 from enginebay.cli.output import emit_json, note
 from enginebay.cli.sampling_options import with_sampling
-from enginebay.cli.stack_options import ConfigFile, Engine, Lora, Model, Offline, Progress, Raw, Set, Strict, configuration, settings
+from enginebay.cli.stack_options import (
+    ConfigFile,
+    Engine,
+    Lora,
+    Model,
+    Offline,
+    Progress,
+    Raw,
+    Set,
+    Strict,
+    open_stack_options,
+    show_warnings,
+)
 from enginebay.contract import Delta
 from enginebay.contract.messages import Done
 from enginebay.errors import UsageError
@@ -42,14 +54,7 @@ def run(
     text = read_prompt(prompt)
     asked: Any = [{"role": "system", "content": system}, {"role": "user", "content": text}] if system else text
     progress = Progress()
-    stack = AsyncStack(
-        model,
-        engine=engine,
-        config=configuration(config, offline, strict, engine),
-        settings=settings(set_),
-        say=progress.say,
-        **sampling,
-    )
+    stack = AsyncStack(model, say=progress.say, **open_stack_options(config, set_, offline, strict, engine), **sampling)
     asyncio.run(_answer(stack, asked, raw, lora, stats, as_json, progress))
 
 
@@ -60,8 +65,7 @@ async def _answer(stack: AsyncStack, prompt: Any, raw: bool, lora: str | None, s
     finally:
         progress.clear()
     try:
-        for warning in stack.facts.warnings:
-            note(f"warning: {warning}")
+        show_warnings(stack.warnings)
         load_s = time.monotonic() - started
         printer = _Printer(stream=not as_json)
         async for event in stack.events(prompt, raw=raw, lora=lora):

@@ -54,7 +54,7 @@ def with_sampling(command: Callable[..., Any]) -> Callable[..., Any]:
         given = {name: values.pop(name) for name, _, _ in _OPTIONS}
         return command(**values, sampling=collect(given))
 
-    own = [one for one in inspect.signature(command).parameters.values() if one.name != "sampling"]
+    own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name != "sampling"]
     added = [
         inspect.Parameter(
             name,

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from enginebay.cli.output import note
 from enginebay.config.load import load_config
-from enginebay.config.model import Config
-from enginebay.errors import UsageError
+from enginebay.config.sources import assignment_flags
 
 Model = Annotated[str, typer.Argument(help="A model of the store, the catalogue or the configuration, a path, or a source")]
 Engine = Annotated[str | None, typer.Option("--engine", "-e", "--backend", help="llamacpp, transformers, vllm, ... (default: auto)")]
@@ -25,28 +23,22 @@ Lora = Annotated[str | None, typer.Option("--lora", help="A LoRA adapter of the 
 Raw = Annotated[bool, typer.Option("--raw", help="The prompt as it is, without the chat template")]
 
 
-def configuration(file: Path | None, offline: bool | None, strict: bool, engine: str | None) -> Config:
-    """The configuration with the flags on top; warnings are shown once, here."""
-    flags: dict[str, Any] = {}
-    if offline is not None:
-        flags["offline"] = offline
-    if engine is not None:
-        flags["engine"] = engine
-    config = load_config(file, flags=flags, strict=strict)
-    for warning in config.warnings:
+def open_stack_options(
+    config: Path | None, set_: list[str] | None, offline: bool | None, strict: bool, engine: str | None
+) -> dict[str, Any]:
+    """What these flags mean to a stack."""
+    flags = {name: value for name, value in (("offline", offline), ("engine", engine)) if value is not None}
+    return {
+        "engine": engine,
+        "config": load_config(config, flags=flags, strict=strict),
+        "settings": assignment_flags(set_ or []),
+        "strict": strict,
+    }
+
+
+def show_warnings(warnings: list[str]) -> None:
+    for warning in warnings:
         note(f"warning: {warning}")
-    return config
-
-
-def settings(given: list[str] | None) -> dict[str, Any]:
-    """`--set a.b=1` as {"a.b": 1}; values are read as YAML."""
-    found = {}
-    for one in given or ():
-        name, equals, value = one.partition("=")
-        if not equals or not name:
-            raise UsageError(f"--set takes NAME=VALUE, got {one!r}", "like: --set context_length=2048")
-        found[name.strip()] = yaml.safe_load(value)
-    return found
 
 
 class Progress:

@@ -356,3 +356,8 @@ def test_settings_of_one_run_are_checked_like_a_block(specs: Any) -> None:
     with pytest.raises(ConfigError) as error:
         check_settings(specs["fast"], {"top_k": 2, "trust_remote_code": True})
     assert len(lines(error)) == 2
+
+
+def test_an_engine_without_use_for_a_setting_has_no_say_in_its_values(load: Any) -> None:
+    with pytest.raises(ConfigError, match=r"batching\.strategy: is sometimes, allowed is static, dynamic"):
+        load("batching: {strategy: sometimes}\n")

@@ -1,0 +1,87 @@
+"""`bay config`: is the configuration right, what is in force, and what may be written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+File = Annotated[
+    Path | None,
+    typer.Argument(help="Config file; else ENGINEBAY_CONFIG, ./enginebay.yaml or config.yaml in ENGINEBAY_HOME"),
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Keys without effect are errors")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
+Engine = Annotated[str | None, typer.Option("--engine", help="As if this engine were chosen")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a dotted key, over all else")]
+
+
+@app.callback()
+def main() -> None:
+    """Validate and show the configuration."""
+
+
+@app.command()
+def validate(
+    file: File = None, strict: Strict = False, json: Json = False, engine: Engine = None, set_: Set = None
+) -> None:
+    """Check the configuration: every problem in one line each; exit code 2 when there is one."""
+    from enginebay.cli.output import emit_json, note
+    from enginebay.config.load import as_error, assess
+
+    found = assess(file, flags=_flags(engine, set_), strict=strict)
+    config, problems = found.config, found.problems
+    if json:
+        emit_json(
+            {
+                "ok": not problems,
+                "file": None if config.path is None else str(config.path),
+                "problems": [problem.to_json() for problem in problems],
+                "warnings": [{"key": one.key, "message": one.message, "where": one.where} for one in config.warnings],
+            }
+        )
+        raise typer.Exit(2 if problems else 0)
+    if problems:
+        raise as_error(problems)
+    for warning in config.warnings:
+        note(f"warning: {warning}")
+    count = len(config.warnings)
+    counted = f", {count} warning{'s' * (count > 1)}" if count else ""
+    print(f"{config.path or 'no config file, defaults only'}: fine{counted}")
+
+
+@app.command()
+def show(
+    file: File = None, strict: Strict = False, json: Json = False, engine: Engine = None, set_: Set = None
+) -> None:
+    """Print the effective configuration, with where each value came from."""
+    from enginebay.cli.output import emit_json, note
+    from enginebay.config.load import load_config
+    from enginebay.config.show import to_json, to_yaml
+
+    config = load_config(file, flags=_flags(engine, set_), strict=strict)
+    if json:
+        emit_json(to_json(config))
+        return
+    for warning in config.warnings:
+        note(f"warning: {warning}")
+    print(to_yaml(config), end="")
+
+
+@app.command()
+def schema(json: Json = False) -> None:
+    """Print the JSON schema of the config file, for editors. It is JSON with or without --json."""
+    from enginebay.cli.output import emit_json
+    from enginebay.config.schema import json_schema
+    from enginebay.engines.registry import specs
+
+    emit_json(json_schema(specs()))
+
+
+def _flags(engine: str | None, assignments: list[str] | None) -> dict[str, Any]:
+    from enginebay.config.sources import assignment_flags
+
+    return {**assignment_flags(assignments or []), **({"engine": engine} if engine else {})}

@@ -1,0 +1,175 @@
+"""`bay engines`: which engines there are, building and removing their environments, and why one is chosen."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from enginebay.cli.output import emit_json, note, table
+
+if TYPE_CHECKING:
+    from enginebay.contract import EngineSpec
+    from enginebay.fleet.environments import Environment
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="List, install, remove and explain engines.",
+)
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output")]
+
+
+@app.command("list")
+def list_engines(json: Json = False) -> None:
+    """Every engine, and where it is installed."""
+    from enginebay.engines import registry
+
+    rows = [row for spec in registry.specs().values() for row in _rows(spec)]
+    if json:
+        emit_json(rows)
+        return
+    table(
+        ["engine", "version", "models", "where"],
+        [[r["kind"], r["version"] or "-", ", ".join(r["formats"]), r["where"]] for r in rows],
+    )
+
+
+def _rows(spec: EngineSpec) -> list[dict[str, Any]]:
+    """One row for each installed version, or one that says how to install it."""
+    from enginebay.errors import EnginebayError
+    from enginebay.fleet.environments import environments, find, missing
+    from enginebay.fleet.environments.probe import in_current
+
+    built = environments(spec.kind)
+    found: list[Environment] = list(built)
+    if in_current(spec):
+        try:
+            here = find(spec.kind)
+            found = [here, *built] if here.source == "current" else built
+        except EnginebayError:
+            pass  # what is wrong with it is `bay doctor`'s to say
+    common = {"kind": spec.kind, "formats": list(spec.formats), "summary": spec.summary}
+    if not found:
+        hint = missing(spec).hint
+        return [{**common, "version": None, "library": None, "python": None, "installed": False, "where": hint}]
+    return [
+        {
+            **common,
+            "version": one.version,
+            "library": one.probe.version,
+            "python": str(one.python),
+            "installed": True,
+            "where": str(one.path) if one.path else "this environment",
+        }
+        for one in found
+    ]
+
+
+@app.command()
+def install(
+    engine: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND[==VERSION]", help="An engine; or a path or requirement of a package that brings one"
+        ),
+    ],
+    recreate: Annotated[bool, typer.Option("--recreate", help="Build it anew even if it is there")] = False,
+    device: Annotated[
+        str | None,
+        typer.Option("--for", metavar="cpu|cuda", help="Build for this kind of host, not for what is found here"),
+    ] = None,
+    package: Annotated[bool, typer.Option("--package", help="KIND is a package's name, not an engine's")] = False,
+    python: Annotated[
+        str | None, typer.Option("--python", help="The Python to build with; default: the one that runs bay")
+    ] = None,
+) -> None:
+    """Build an engine's environment with pip, in place only when all of it is proven."""
+    from enginebay.cli.install_progress import progress
+    from enginebay.errors import UsageError
+    from enginebay.fleet.environments.build import Order
+    from enginebay.fleet.environments.build import install as build
+    from enginebay.fleet.host import read_gpus
+
+    if device not in (None, "cpu", "cuda"):
+        raise UsageError(f"--for {device} is not a kind of host", "use --for cpu or --for cuda")
+    chosen = device or ("cuda" if read_gpus()[0] else "cpu")
+    with progress(f"installing {engine}") as report:
+        made = build(Order(engine, chosen, recreate, package, python or sys.executable), report)
+    note(f"{made.kind} {made.version} is installed in {made.path}")
+
+
+@app.command()
+def remove(
+    engine: Annotated[str, typer.Argument(metavar="KIND[==VERSION]")],
+    every: Annotated[bool, typer.Option("--all", help="All versions")] = False,
+) -> None:
+    """Remove an engine's environment."""
+    from enginebay.fleet.environments.lookup import removable
+    from enginebay.fleet.environments.store import remove as remove_environment
+
+    for path in removable(engine, every):
+        remove_environment(path)
+        note(f"removed {path.name}")
+
+
+@app.command()
+def matrix(
+    json: Json = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="The documentation page, as the engines declare it")
+    ] = False,
+    kind: Annotated[list[str] | None, typer.Option("--engine", help="Only this engine; may be repeated")] = None,
+) -> None:
+    """What each engine does with each request and load parameter, at its installed version."""
+    from enginebay.engines import registry
+    from enginebay.engines.effective import effective
+    from enginebay.fleet import matrix as pure
+    from enginebay.fleet.environments import installed
+
+    if markdown:
+        print(pure.markdown(registry.built_in_specs()), end="")
+        return
+    probes = installed()
+    chosen = [registry.spec(one) for one in kind] if kind else list(registry.specs().values())
+    specs = [effective(spec, probes[spec.kind]) for spec in chosen]
+    if json:
+        emit_json({"versions": {k: p.version if p else None for k, p in probes.items()}, **pure.as_json(specs)})
+        return
+    heads = [_head(spec.kind, probes[spec.kind]) for spec in specs]
+    table(["request parameter", *heads], [[row.name, *row.cells] for row in pure.request_rows(specs)])
+    print()
+    table(["load parameter", *heads], [[row.name, *row.cells] for row in pure.load_rows(specs)])
+
+
+def _head(kind: str, probe: Any) -> str:
+    return f"{kind} {probe.version}" if probe else f"{kind} (not installed)"
+
+
+@app.command()
+def why(
+    model: Annotated[str, typer.Argument(help="A model's name")],
+    engine: Annotated[str | None, typer.Option("--engine", help="As if this engine was asked for")] = None,
+    json: Json = False,
+) -> None:
+    """Which engine would run a model here, and why."""
+    from enginebay.fleet.decide import decide
+
+    decision = decide(model, engine)
+    if json:
+        emit_json(
+            {
+                "model": model,
+                "engine": decision.kind,
+                "installed": decision.installed,
+                "dense": decision.dense,
+                "reasons": list(decision.reasons),
+            }
+        )
+        return
+    print(decision.kind)
+    for reason in decision.reasons:
+        print(f"  {reason}")

@@ -1,0 +1,57 @@
+"""Progress of an install: a spinner on a terminal, plain lines where output is read by something else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from enginebay.cli.output import note
+
+Report = Callable[[str, str], None]
+_PLAIN_EVERY_S = 10.0
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Report]:
+    if sys.stderr.isatty():
+        with _spinner(title) as report:
+            yield report
+    else:
+        yield _plain(title)
+
+
+@contextmanager
+def _spinner(title: str) -> Iterator[Report]:
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+
+    columns = (
+        SpinnerColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(title)
+
+        def report(doing: str, line: str) -> None:
+            shown.update(task, description=" · ".join(part for part in (title, doing, line) if part))
+
+        yield report
+
+
+def _plain(title: str) -> Report:
+    """Each stage once, and within a long one where it is, every few seconds."""
+    started = time.monotonic()
+    last_stage, last_said = "", started
+
+    def report(doing: str, line: str) -> None:
+        nonlocal last_stage, last_said
+        now = time.monotonic()
+        if doing != last_stage or (line and now - last_said >= _PLAIN_EVERY_S):
+            last_stage, last_said = doing, now
+            note(f"[{now - started:4.0f} s] {title}: {doing}{f': {line}' if line else ''}")
+
+    return report

@@ -1,0 +1,168 @@
+"""The tables of keys that do not belong to one engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any
+
+from enginebay.config.tree import Entry, Problems
+from enginebay.config.values import Misfit, fit
+from enginebay.contract import RANGES, EngineSpec, Sampling, Setting, Support
+
+AUTO = "auto"
+
+ROOT: dict[str, Setting] = {
+    "engine": Setting("str", "auto, or the engine that runs models which name none", default=AUTO),
+    "model": Setting("str", "the model to run when none is named"),
+    "offline": Setting("bool", "never use the network", default=False),
+}
+
+ROOT_ALIASES = {"backend": "engine", "model_name": "model"}
+
+# Settings that mean the same on every engine and may stand at the top level. Each engine declares them in its spec.
+UNIVERSAL = ("fp_precision", "quantization", "batching", "sharding")
+
+# Keys of an experiment that are request parameters under another name.
+TO_SAMPLING = {"max_output_tokens": "max_tokens", "min_output_tokens": "min_tokens", "random_seed": "seed"}
+
+EXPERIMENT: dict[str, Setting] = {
+    "num_input_prompts": Setting("int", "prompts taken from the dataset", minimum=1),
+    "max_input_tokens": Setting("int", "longer prompts are cut to this", minimum=1),
+    "num_cycles": Setting("int", "how often the experiment is repeated", minimum=1),
+    "traffic_simulation.enabled": Setting("bool", "send requests over time instead of all at once"),
+    "traffic_simulation.mode": Setting("str", "how arrivals are spaced", choices=("poisson", "constant")),
+    "traffic_simulation.target_qps": Setting("float", "requests per second on average", minimum=0.001),
+    "traffic_simulation.seed": Setting("int", "seed of the arrival times"),
+}
+
+MODEL: dict[str, Setting] = {
+    "source": Setting("str", "where its files come from: hf:org/name@revision, pypi:..., file:PATH"),
+    "engine": Setting("str", "auto, or the engine that runs it"),
+    "trust_remote_code": Setting("bool", "run Python code that comes with the model's files"),
+    "task": Setting("str", "what it is for", choices=("generate", "embed"), default="generate"),
+}
+
+TRUST = "trust_remote_code"
+
+
+def _sampling_type(annotation: str) -> str:
+    known = {"tuple[str, ...]": "list|str", "tuple[int, ...]": "list|int", "Mapping[int, float]": "map"}
+    return known.get(annotation, annotation.split(" | ")[0])
+
+
+def _sampling_setting(name: str, annotation: str) -> Setting:
+    low, high = RANGES.get(name, (None, None))
+    return Setting(_sampling_type(annotation), "default of this request parameter", minimum=low, maximum=high)
+
+
+SAMPLING: dict[str, Setting] = {
+    f.name: _sampling_setting(f.name, str(f.type)) for f in fields(Sampling) if f.name != "guided"
+}
+
+
+def sampling_value(name: str, value: Any) -> Any:
+    """The value as `Sampling` holds it. Raises `Misfit`."""
+    if name == "stop":
+        return _items(value, str, "text")
+    if name == "stop_token_ids":
+        return _items(value, int, "token ids")
+    if name == "logit_bias" and value is not None:
+        try:
+            return {int(token): float(bias) for token, bias in value.items()}
+        except (TypeError, ValueError):
+            raise Misfit("maps token ids to numbers") from None
+    return value
+
+
+def _items(value: Any, kind: type, what: str) -> Any:
+    if value is None:
+        return None
+    items = tuple(value) if isinstance(value, list) else (value,)
+    if not all(isinstance(item, kind) and not isinstance(item, bool) for item in items):
+        raise Misfit(f"takes a list of {what}")
+    return items
+
+
+def _universal(specs: Mapping[str, EngineSpec]) -> dict[str, list[Setting]]:
+    """What engines declare for the settings they share; one that has no use for it has no say in its values."""
+    declared: dict[str, list[Setting]] = {}
+    for spec in specs.values():
+        for name, setting in spec.settings.items():
+            if name.split(".")[0] in UNIVERSAL:
+                declared.setdefault(name, []).append(setting)
+    applied = {name: [one for one in found if not _refused(one)] for name, found in declared.items()}
+    return {name: applied[name] or found for name, found in declared.items()}
+
+
+def _refused(setting: Setting) -> bool:
+    return setting.capability.support is Support.REFUSES
+
+
+class Vocabulary:
+    """Every key a config may hold, with the engines of this host."""
+
+    def __init__(self, specs: Mapping[str, EngineSpec]) -> None:
+        self.specs = specs
+        self.kinds = {name: kind for kind, spec in specs.items() for name in (kind, *spec.aliases)}
+        self.universal = _universal(specs)
+
+    def kind(self, name: str) -> str | None:
+        return self.kinds.get(name)
+
+    def top_level(self) -> list[str]:
+        names = [*ROOT, *ROOT_ALIASES, "models", "inference", "sampling", "decoder", *TO_SAMPLING]
+        return [*names, *UNIVERSAL, *dict.fromkeys(name.split(".")[0] for name in EXPERIMENT), *self.kinds]
+
+    def places(self) -> list[str]:
+        """Every known key with its full dotted place."""
+        found = [*self.top_level(), *EXPERIMENT, *self.universal]
+        found += [f"sampling.{name}" for name in SAMPLING]
+        for kind, spec in self.specs.items():
+            found += [f"{kind}.{name}" for name in (*spec.settings, *spec.retired)]
+        return list(dict.fromkeys(found))
+
+    def unknown(self, problems: Problems, entry: Entry, siblings: Iterable[str]) -> None:
+        """Report a key nobody knows, with the nearest one that somebody does."""
+        parent, _, name = entry.place.rpartition(".")
+        here = list(dict.fromkeys(siblings))
+        near = get_close_matches(name, here, n=1, cutoff=0.7)
+        if near:
+            problems.add(entry, f"unknown key; did you mean {f'{parent}.' if parent else ''}{near[0]}?")
+            return
+        elsewhere = self._elsewhere(name)
+        if elsewhere:
+            problems.add(entry, f"unknown key here; did you mean {elsewhere}?")
+            return
+        listed = ", ".join(sorted(here)) if len(here) <= 12 else "`bay config schema` lists them"
+        problems.add(entry, f"unknown key; known here: {listed}")
+
+    def _elsewhere(self, name: str) -> str | None:
+        places = self.places()
+        exact = [place for place in places if place.rpartition(".")[2] == name]
+        if exact:
+            return " or ".join(exact[:2])
+        near = get_close_matches(name, [place.rpartition(".")[2] for place in places], n=1, cutoff=0.8)
+        return self._elsewhere(near[0]) if near else None
+
+
+def checked(setting: Setting, entry: Entry, problems: Problems) -> Entry | None:
+    """The entry with its value as the setting takes it; None, and a problem, when it does not fit."""
+    try:
+        return Entry(fit(setting, entry), entry.origin, entry.place, entry.raw)
+    except Misfit as misfit:
+        problems.add(entry, str(misfit))
+        return None
+
+
+def checked_sampling(name: str, entry: Entry, problems: Problems) -> Entry | None:
+    """The entry as a default of a request parameter; None, and a problem, when it does not fit."""
+    found = checked(SAMPLING[name], entry, problems)
+    if found is None:
+        return None
+    try:
+        return Entry(sampling_value(name, found.value), found.origin, found.place, found.raw)
+    except Misfit as misfit:
+        problems.add(entry, str(misfit))
+        return None

@@ -1,0 +1,198 @@
+"""The configuration as the rest of Enginebay sees it: typed and frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from enginebay.config.engine_block import Block, inapplicable, refused_sampling
+from enginebay.config.keys import AUTO
+from enginebay.config.tree import DEFAULT, Entry, Origin, Problem, overlay
+from enginebay.config.values import Misfit, fit
+from enginebay.contract import EngineSpec
+from enginebay.errors import ConfigError, UnknownEngine
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigWarning:
+    """A key that loads and has no effect, with what to use instead."""
+
+    key: str
+    message: str
+    line: int | None = None
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.key}: {self.message}" if self.where else f"{self.key}: {self.message}"
+
+    @classmethod
+    def of(cls, problem: Problem) -> ConfigWarning:
+        return cls(problem.key, problem.message, problem.origin.line, str(problem.origin))
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """When an experiment sends its requests."""
+
+    enabled: bool = False
+    mode: str = "poisson"
+    target_qps: float = 1.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """Keys that describe a measured experiment; serving a model needs none of them."""
+
+    num_input_prompts: int | None = None
+    max_input_tokens: int | None = None
+    num_cycles: int = 1
+    traffic_simulation: Traffic = field(default_factory=Traffic)
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Entry]) -> Experiment:
+        given = {name: entry.value for name, entry in entries.items() if entry.value is not None}
+        nested = "traffic_simulation."
+        traffic = {name.removeprefix(nested): value for name, value in given.items() if name.startswith(nested)}
+        plain = {name: value for name, value in given.items() if not name.startswith(nested)}
+        return cls(**plain, traffic_simulation=Traffic(**traffic))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """One entry of `models:`. Unset fields fall back to the top level."""
+
+    name: str
+    source: str | None = None  # None: the model store knows the name
+    engine: str | None = None  # a kind, "auto", or None: as at the top level
+    task: str = "generate"
+    trust_remote_code: bool | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    loras: Mapping[str, str] = field(default_factory=dict)
+    entries: Mapping[str, Entry] = field(default_factory=dict, repr=False)
+    sampling_entries: Mapping[str, Entry] = field(default_factory=dict, repr=False)
+    blocks: Mapping[str, Block] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Defaults, file, environment and flags, merged and checked."""
+
+    engine: str = AUTO
+    model: str | None = None
+    offline: bool = False
+    models: Mapping[str, ModelConfig] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # set values only, as `Sampling` takes them
+    experiment: Experiment = field(default_factory=Experiment)
+    warnings: tuple[ConfigWarning, ...] = ()
+    path: Path | None = None
+    specs: Mapping[str, EngineSpec] = field(default_factory=dict, repr=False)
+    entries: Mapping[str, Entry] = field(default_factory=dict, repr=False)  # engine, model, offline, experiment keys
+    universal: Mapping[str, Entry] = field(default_factory=dict, repr=False)
+    sampling_entries: Mapping[str, Entry] = field(default_factory=dict, repr=False)
+    blocks: Mapping[str, Block] = field(default_factory=dict, repr=False)
+
+    def engine_for(self, model: str | None = None) -> str:
+        """The engine this model asks for: a kind, or "auto". A flag beats what the file says of the model."""
+        top = self.entries.get("engine", Entry(AUTO))
+        own = self._model(model).entries.get("engine")
+        chosen = overlay({"engine": top}, {"engine": own} if own and own.value is not None else {})["engine"]
+        return str(chosen.value or AUTO)
+
+    def settings_for(self, kind: str, model: str | None = None) -> dict[str, Any]:
+        """Load settings by dotted name: universal keys, the engine's block, the model's block for this engine.
+
+        Retired and inapplicable keys are among them, since only the installed version knows what it still takes.
+        Raises `ConfigError` when a universal key has a value this engine cannot take.
+        """
+        found, misfits = self.setting_entries(kind, model)
+        if misfits:
+            raise ConfigError(str(misfits[0]), f"change it, or set it under {kind}: for that engine alone")
+        return {name: entry.value for name, entry in found.items() if entry.value is not None}
+
+    def setting_entries(self, kind: str, model: str | None = None) -> tuple[dict[str, Entry], list[Problem]]:
+        """Load settings with where each came from, and the universal ones whose value this engine cannot take."""
+        spec = self._spec(kind)
+        general = self.blocks.get(spec.kind, Block()).settings
+        own = self._model(model).blocks.get(spec.kind, Block()).settings
+        known = {name: entry for name, entry in self.universal.items() if name in spec.settings}
+        found = overlay(known, general, own)
+        misfits: list[Problem] = []
+        for name in [name for name, entry in found.items() if entry is known.get(name)]:
+            try:
+                found[name] = replace(found[name], value=fit(spec.settings[name], found[name]))
+            except Misfit as misfit:
+                misfits.append(Problem(found[name].place, f"{misfit} (on {spec.kind})", found[name].origin))
+        return found, misfits
+
+    def sampling_for(self, kind: str, model: str | None = None) -> dict[str, Any]:
+        """Request defaults for a model on an engine, without those the engine cannot do (they are warned about)."""
+        spec = self._spec(kind)
+        found = self._sampling_entries(spec, model)
+        return {
+            name: entry.value
+            for name, entry in found.items()
+            if entry.value is not None and not refused_sampling(spec, name, entry)
+        }
+
+    def warnings_for(
+        self, kind: str, model: str | None = None, spec: EngineSpec | None = None
+    ) -> tuple[ConfigWarning, ...]:
+        """Further warnings, beyond `warnings`, once `auto` has become this engine.
+
+        `spec`: the engine's declarations at its installed version, where they are known.
+        """
+        spec = spec or self._spec(kind)
+        settings = {**self.universal, **self.setting_entries(kind, model)[0]}
+        found = map(ConfigWarning.of, inapplicable(spec, settings, self._sampling_entries(spec, model)))
+        return tuple(warning for warning in found if warning not in self.warnings)
+
+    def trusts_remote_code(self, kind: str, model: str) -> bool:
+        """May code that comes with this model run? The model's own word, else the engine's for models of this file.
+
+        A file that names no model at all speaks for whichever model is run with it.
+        """
+        spec = self._spec(kind)
+        found = self._model(model)
+        own = found.blocks.get(spec.kind, Block()).trust
+        if own is not None and own.value is not None:
+            return bool(own.value)
+        if found.trust_remote_code is not None:
+            return found.trust_remote_code
+        trust = self.blocks.get(spec.kind, Block()).trust
+        if trust is None or not trust.value:
+            return False
+        named = {*self.models, self.entries["model"].value} if self._names_model(trust) else {*self.models}
+        return not named or model in named
+
+    def origin(self, key: str) -> Origin:
+        """Where a top-level, sampling or universal value came from; `kind.setting` for an engine's."""
+        if key in self.entries or key in self.universal:
+            return (self.entries.get(key) or self.universal[key]).origin
+        group, _, name = key.partition(".")
+        if group == "sampling":
+            return self.sampling_entries.get(name, Entry(None)).origin
+        block = self.blocks.get(group, Block())
+        return (block.settings.get(name) or block.sampling.get(name) or Entry(None, DEFAULT)).origin
+
+    def _names_model(self, trust: Entry) -> bool:
+        """Is the top-level model given at the same place as this trust, rather than by someone's flag?"""
+        model = self.entries.get("model")
+        return model is not None and bool(model.value) and model.origin.rank <= trust.origin.rank
+
+    def _sampling_entries(self, spec: EngineSpec, model: str | None) -> dict[str, Entry]:
+        chosen = self._model(model)
+        general = self.blocks.get(spec.kind, Block()).sampling
+        own = chosen.blocks.get(spec.kind, Block()).sampling
+        return overlay(self.sampling_entries, general, chosen.sampling_entries, own)
+
+    def _model(self, name: str | None) -> ModelConfig:
+        return self.models.get(name or "", ModelConfig(name or ""))
+
+    def _spec(self, kind: str) -> EngineSpec:
+        for spec in self.specs.values():
+            if kind == spec.kind or kind in spec.aliases:
+                return spec
+        raise UnknownEngine(f"there is no engine called {kind!r}", f"known engines: {', '.join(self.specs)}")

@@ -1,0 +1,108 @@
+"""Settings as they were written: a tree of values that remember where they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+RANKS = {"default": 0, "file": 1, "environment": 2, "flag": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value was set: `source` is a key of RANKS, `name` the file or the variable."""
+
+    source: str = "default"
+    name: str = ""
+    line: int | None = None
+
+    @property
+    def rank(self) -> int:
+        return RANKS[self.source]
+
+    def __str__(self) -> str:
+        if self.source == "file":
+            return f"{self.name}:{self.line}"
+        return self.name or self.source
+
+
+DEFAULT = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One value: a scalar, a list, or a mapping of further entries."""
+
+    value: Any
+    origin: Origin = DEFAULT
+    place: str = ""  # dotted, as the user wrote it
+    raw: str | None = None  # the text of an environment variable, before it was read as YAML
+
+    @property
+    def is_section(self) -> bool:
+        return isinstance(self.value, dict)
+
+    def plain(self) -> Any:
+        """The value without the bookkeeping; a checked entry already holds it so."""
+        if not isinstance(self.value, dict):
+            return self.value
+        return {key: child.plain() if isinstance(child, Entry) else child for key, child in self.value.items()}
+
+    def children(self) -> Iterator[tuple[Any, Entry]]:
+        yield from self.value.items() if self.is_section else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, in one line."""
+
+    key: str
+    message: str
+    origin: Origin = DEFAULT
+
+    def __str__(self) -> str:
+        where = "" if self.origin.source == "default" else f"{self.origin}: "
+        return f"{where}{self.key}: {self.message}" if self.key else f"{where}{self.message}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"key": self.key, "message": self.message, "where": str(self.origin), "line": self.origin.line}
+
+
+@dataclass(slots=True)
+class Problems:
+    """Collects what is wrong, so that a user sees all of it at once."""
+
+    found: list[Problem] = field(default_factory=list)
+
+    def add(self, entry: Entry, message: str) -> None:
+        self.found.append(Problem(entry.place, message, entry.origin))
+
+
+def section(entry: Entry) -> Entry:
+    """The entry as a section; a key with nothing under it is an empty one."""
+    return replace(entry, value={}) if entry.value is None else entry
+
+
+def merge(base: Entry, over: Entry) -> Entry:
+    """Lay one layer over another: sections are merged, everything else is replaced."""
+    if not base.is_section or not over.is_section:
+        return over
+    merged: dict[Any, Entry] = dict(base.value)
+    for key, child in over.value.items():
+        merged[key] = merge(merged[key], child) if key in merged else child
+    return replace(base, value=merged)
+
+
+def stronger(current: Entry | None, candidate: Entry) -> Entry:
+    """Of two entries for one setting: the later source wins, and at equal sources the more specific candidate."""
+    return current if current is not None and current.origin.rank > candidate.origin.rank else candidate
+
+
+def overlay(*layers: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Combine settings given at several places, general to specific."""
+    combined: dict[str, Entry] = {}
+    for layer in layers:
+        for name, entry in layer.items():
+            combined[name] = stronger(combined.get(name), entry)
+    return combined
