@@ -29,7 +29,7 @@ _BABBLE = {
     "long": "hello",
     "short": "hello",
     "short_sampling": {"logit_bias": {256: 6.0}},
-    "repeats": "abab",
+    "repeats": "bg",
     "more": ("some", "other", "words"),
 }
 

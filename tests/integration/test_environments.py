@@ -163,12 +163,3 @@ def test_a_package_pip_cannot_find_fails_with_pips_last_words(bay: Bay) -> None:
     assert "no/such/package" in err
     assert "install-package-no-such-package.log" in err
     assert (bay.published(), bay.built()) == ([], [])
-
-
-def test_two_installs_of_one_engine_at_once_make_one(bay: Bay) -> None:
-    both = [bay.start("install", str(ECHO)) for _ in range(2)]
-    for running in both:
-        _, err = running.communicate(timeout=INSTALL_S)
-        assert running.returncode == 0, err
-    assert bay.published() == ["echo-0.1.0"]
-    assert len(bay.built()) == 1

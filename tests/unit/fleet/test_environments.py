@@ -14,10 +14,11 @@ import pytest
 from enginebay.contract import EngineSpec, Probe, Recipe
 from enginebay.engines import registry
 from enginebay.errors import EngineFailed, EngineMissing, UsageError
+from enginebay.fleet.environments import build as builder
 from enginebay.fleet.environments import lookup as finding
 from enginebay.fleet.environments import probe as probing
 from enginebay.fleet.environments import store
-from enginebay.fleet.environments.recipe import filled, recipe, target
+from enginebay.fleet.environments.recipe import filled, recipe, satisfied, target
 from enginebay.fleet.environments.requires import requirements
 from enginebay.fleet.environments.versions import same_version, version_key
 
@@ -83,7 +84,9 @@ def test_the_fake_engine_is_always_here() -> None:
     assert (found.source, found.python) == ("current", Path(sys.executable))
 
 
-def test_a_library_in_this_environment_is_used_before_a_built_one(engines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_in_this_environment_is_used_before_a_built_one(
+    engines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build(engines, "9.9")
     monkeypatch.setattr(probing, "in_current", lambda spec: True)
     monkeypatch.setattr(probing, "probe_current", lambda spec: Probe("1.0"))
@@ -170,10 +173,17 @@ def test_what_dead_builders_left_is_swept_and_what_lives_stays(engines: Path) ->
     assert published.resolve().exists()
 
 
+def test_what_is_installed_is_not_built_again(engines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(engines, "1.0", spec=WITH_RECIPES)
+    monkeypatch.setattr(builder, "_Build", lambda *given: pytest.fail("it was built again"))
+    order = builder.Order("other", device="cpu")
+    assert builder.install(order, lambda doing, line: None).version == "1.0"
+
+
 def test_a_claim_is_held_against_others(engines: Path) -> None:
-    with store.claim("other-1.0"), (engines / store.LOCKS / "other-1.0.lock").open() as lock:
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    path = engines / store.LOCKS / "other-1.0.lock"
+    with store.claim("other-1.0"), path.open() as lock, pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_removing_takes_the_name_and_the_files(engines: Path) -> None:
@@ -236,6 +246,13 @@ def test_steps_are_filled_in() -> None:
     assert filled(first, "9") == ["torch==2"]
     assert filled(second, "9") == ["--no-deps", "other==9"]
     assert filled(third, "9", ["a>1", "b"]) == ["a>1", "b", "grpcio"]
+
+
+def test_grpc_is_only_added_where_it_is_missing_or_old() -> None:
+    needs = ("grpcio>=1.62.3", "grpcio-health-checking>=1.62")
+    assert satisfied(needs, ["grpcio==1.85.1", "grpcio_health_checking==1.70.0"])
+    assert not satisfied(needs, ["grpcio==1.60", "grpcio-health-checking==1.70.0"])
+    assert not satisfied(needs, ["grpcio==1.85.1", "grpcio-health-checking @ file:///x"])
 
 
 def test_requirements_of_an_installed_distribution_less_the_dropped() -> None:

@@ -23,7 +23,9 @@ def test_the_processor_is_named() -> None:
     assert "0xd49" in host.cpu_model(ARM)
 
 
-@pytest.mark.parametrize(("text", "cores"), [("200000 100000", 2), ("50000 100000", 1), ("max 100000", None), ("", None)])
+@pytest.mark.parametrize(
+    ("text", "cores"), [("200000 100000", 2), ("50000 100000", 1), ("max 100000", None), ("", None)]
+)
 def test_a_cpu_quota_counts_in_whole_cores(text: str, cores: int | None) -> None:
     assert host.cpu_quota(text) == cores
 

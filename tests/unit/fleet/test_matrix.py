@@ -19,7 +19,10 @@ ONE = EngineSpec(
     formats=("gguf",),
     runtime=Runtime(),
     request={"top_k": translates("-1 is off"), "min_p": refuses("top_p"), "seed": honours()},
-    settings={"depth": Setting("int", "How deep", minimum=1, maximum=9), "mode": Setting("str", "a|b", choices=("a", "b"))},
+    settings={
+        "depth": Setting("int", "How deep", minimum=1, maximum=9),
+        "mode": Setting("str", "a|b", choices=("a", "b")),
+    },
     retired={"swap_space": Retired("0.12", "cpu_offload_gb")},
 )
 

@@ -1,0 +1,101 @@
+"""One chat rendering: our token ids are the ids of each engine's own native rendering."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginebay.contract import GenerateRequest
+from enginebay.fleet import environments, models
+from enginebay.fleet.prompts import Prompts
+
+CHATS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "Hello"}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2+2?"}],
+    [
+        {"role": "user", "content": "Name a colour."},
+        {"role": "assistant", "content": "Blue."},
+        {"role": "user", "content": "Another one, in Japanese: 日本語 🌍 é\n\n\ttabs and  spaces"},
+    ],
+    [{"role": "user", "content": "<|im_end|> special tokens in the text <|im_start|>"}],
+    [{"role": "system", "content": ""}, {"role": "user", "content": "x = [1, 2, 3]\nfor i in x:\n    print(i)"}],
+    [{"role": "user", "content": " leading and trailing "}, {"role": "assistant", "content": " ok "}, {"role": "user", "content": "go"}],
+]
+
+TRANSFORMERS = """
+import json, sys
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+chats = json.load(sys.stdin)
+print("@" + json.dumps([list(tokenizer.apply_chat_template(c, add_generation_prompt=True, return_dict=False)) for c in chats]))
+"""
+
+VLLM = """
+import json, sys
+try:
+    from vllm.tokenizers import get_tokenizer
+except ImportError:
+    from vllm.transformers_utils.tokenizer import get_tokenizer
+tokenizer = get_tokenizer(sys.argv[1])
+chats = json.load(sys.stdin)
+print("@" + json.dumps([list(tokenizer.apply_chat_template(c, add_generation_prompt=True, tokenize=True, return_dict=False)) for c in chats]))
+"""
+
+LLAMACPP = """
+import json, sys
+import xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path = sys.argv[1]
+params.n_ctx, params.n_parallel, params.use_jinja, params.warmup = 2048, 1, True, False
+server = xllamacpp.Server(params)
+found = []
+for chat in json.load(sys.stdin):
+    reply = server.handle_chat_completions({"messages": chat, "max_tokens": 1, "verbose": True})
+    reply = json.loads(reply) if isinstance(reply, (str, bytes)) else reply
+    found.append({"prompt": reply["__verbose"]["prompt"], "count": reply["usage"]["prompt_tokens"]})
+print("@" + json.dumps(found))
+"""
+
+
+def _native(kind: str, script: str, model: Path) -> Any:
+    python = environments.find(kind).python
+    done = subprocess.run(
+        [str(python), "-c", script, str(model)], input=json.dumps(CHATS), capture_output=True, text=True, check=False, timeout=300
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("@")]
+    assert lines, done.stderr[-2000:]
+    return json.loads(lines[-1][1:])
+
+
+class _NoEngine:
+    async def tokenize(self, text: str, add_special: bool = True) -> list[int]:
+        raise AssertionError("the model's own tokenizer should have been used")
+
+
+async def _ours(path: Path) -> list[list[int]]:
+    prompts = Prompts(path, _NoEngine())
+    return [list(await prompts.token_ids(GenerateRequest(messages=tuple(chat)))) for chat in CHATS]
+
+
+@pytest.mark.parametrize(("kind", "script"), [("transformers", TRANSFORMERS), ("vllm", VLLM)])
+async def test_ids_are_those_of_the_library(kind: str, script: str) -> None:
+    stored = models.ensure("smollm2")
+    dense = models.dense_path(stored, environments.find("transformers").python)
+    native = _native(kind, script, dense)
+    assert await _ours(dense) == native
+    assert await _ours(stored.path) == native, "the same chats, rendered from the GGUF file"
+
+
+async def test_llamacpp_renders_and_counts_the_same() -> None:
+    stored = models.ensure("smollm2")
+    prompts = Prompts(stored.path, _NoEngine())
+    native = _native("llamacpp", LLAMACPP, stored.path)
+    for chat, found, ids in zip(CHATS, native, await _ours(stored.path), strict=True):
+        assert prompts.render(chat) == found["prompt"]
+        assert len(ids) == found["count"]
+
+

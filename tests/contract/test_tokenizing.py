@@ -1,0 +1,108 @@
+"""Our tokenizer of a GGUF file gives the ids of llama.cpp itself, for every pre-tokenizer we claim to know."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginebay.fleet import environments, models
+from enginebay.text.gguf import StringArray, read_gguf
+from enginebay.text.pretokenizers import PRETOKENIZERS
+from enginebay.text.tokenizer import load_tokenizer
+from tests.unit.text.tiny_gguf import tiny_llama
+
+# One name for each way of cutting text. Left out are the two where llama.cpp knowingly differs from the models' own
+# tokenizer.json (it takes combining marks without a letter for punctuation), which is what we follow.
+DIFFERENT = {PRETOKENIZERS[name].patterns for name in ("tekken", "gpt-4o")}
+ONE_OF_EACH = sorted(
+    {how.patterns: name for name, how in PRETOKENIZERS.items() if how.patterns not in DIFFERENT}.values()
+)
+
+TEXTS = [
+    "hello world", "I'm you're THEY'LL don't", "  leading", "trailing  ", "a  b   c", "\r\n\n\t x\n", "1234567890 1 22  333",
+    "x=1\n  y = 22\n\tz=333", "$1,234.56 3.14e-10", "٣٤٥ ४५६ Ⅷ ½ ²", "日本語のテキスト 中文 한국어", "हिन्दी ภาษาไทย العربية",
+    "👍🏽 👨‍👩‍👧‍👦 🇫🇷", "\u00a0nbsp\u3000wide\u2028line", "def f(x):\n    return x**2  # why\n\n\nclass A:\n\tpass\n", "<b>&amp;</b>",
+    "https://example.com/p?q=1#f", "a" * 300, " " * 100, "camelCaseHTTPServer", "<|im_start|>user\nhi<|im_end|>\n", "<|im_start",
+]  # fmt: skip
+POOLS = [
+    "abcXYZ",
+    "0123456789",
+    " \t\n\r\u00a0",
+    "'\"!?.,;:-_()[]{}<>|/\\@#$%^&*+=~`",
+    "éüßñİ",
+    "日本語한국",
+    "👍🏽☃️",
+    "½Ⅷ٣",
+    "\u0301",
+    "Жж𝔘",
+]
+
+LLAMACPP = """
+import json, sys, urllib.request, xllamacpp
+def tokenize(address, text):
+    body = json.dumps({"content": text, "add_special": True, "parse_special": True}).encode()
+    request = urllib.request.Request(address + "/tokenize", body, {"Content-Type": "application/json"})
+    return json.load(urllib.request.urlopen(request))["tokens"]
+asked, found = json.load(sys.stdin), {}
+for path in asked["paths"]:
+    params = xllamacpp.CommonParams()
+    params.model.path = path
+    params.n_ctx, params.n_parallel, params.warmup, params.port = 64, 1, False, 0
+    server = xllamacpp.Server(params)
+    found[path] = [tokenize(server.listening_address.rstrip("/"), text) for text in asked["texts"]]
+    del server
+print("@" + json.dumps(found))
+"""
+
+
+def texts() -> list[str]:
+    dice = random.Random(1)
+    made = ["".join(dice.choice(dice.choice(POOLS)) for _ in range(dice.randrange(1, 30))) for _ in range(150)]
+    runs = ["".join(dice.choice(pool) * dice.randrange(1, 4) for pool in dice.sample(POOLS, 4)) for _ in range(150)]
+    return [*TEXTS, *made, *runs]
+
+
+def vocabulary(path: Path) -> dict[str, Any]:
+    found = read_gguf(path).metadata
+    kept = {key: value for key, value in found.items() if key.startswith("tokenizer.ggml.") and "add_bos" not in key}
+    return {key: list(value) if isinstance(value, StringArray | tuple) else value for key, value in kept.items()}
+
+
+def of_llamacpp(paths: list[Path]) -> dict[str, list[list[int]]]:
+    python = environments.find("llamacpp").python
+    asked = json.dumps({"paths": [str(path) for path in paths], "texts": texts()})
+    done = subprocess.run([str(python), "-c", LLAMACPP], input=asked, capture_output=True, text=True, timeout=500)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("@")]
+    assert lines, done.stderr[-2000:]
+    found: dict[str, list[list[int]]] = json.loads(lines[-1][1:])
+    return found
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list[list[int]]]]:
+    """A tiny model for each pre-tokenizer, with a real vocabulary, and what llama.cpp makes of the texts with it."""
+    folder = tmp_path_factory.mktemp("pre")
+    shared = vocabulary(models.ensure("smollm2").path)
+    paths = {}
+    for name in ONE_OF_EACH:
+        paths[name] = folder / f"{name}.gguf"
+        paths[name].write_bytes(tiny_llama({**shared, "tokenizer.ggml.pre": name}, width=8))
+    native = of_llamacpp(list(paths.values()))
+    return {name: (path, native[str(path)]) for name, path in paths.items()}
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_ids_are_those_of_llamacpp(name: str, cases: dict[str, tuple[Path, list[list[int]]]]) -> None:
+    path, native = cases[name]
+    tokenizer = load_tokenizer(path)
+    different = {
+        text: (ours, theirs)
+        for text, theirs in zip(texts(), native, strict=True)
+        if (ours := tokenizer.encode(text, add_special=True)) != theirs
+    }
+    assert different == {}

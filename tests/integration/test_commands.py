@@ -1,0 +1,160 @@
+"""The command as a person or a script meets it: answers, exit codes, one clear line when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from enginebay.fleet import models
+from enginebay.home import runtime_dir
+
+BAY = [sys.executable, "-m", "enginebay.cli.main"]
+
+
+def bay(*arguments: str, stdin: str = "", timeout: float = 300, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*BAY, *arguments], input=stdin, capture_output=True, text=True, timeout=timeout, env={**os.environ, **environ}, check=False
+    )
+
+
+def one_clear_line(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+    """The right exit code, no traceback, what is wrong in the first line that is ours."""
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    line = next(line for line in done.stderr.splitlines() if line.startswith("bay: "))
+    for word in words:
+        assert word in done.stderr, line
+
+
+def test_run_streams_an_answer_and_prints_stats() -> None:
+    done = bay("run", "smollm2", "What is the capital of France?", "--stats", "--temperature", "0")
+    assert done.returncode == 0 and "Paris" in done.stdout
+    assert "first token" in done.stderr and "llamacpp" in done.stderr
+
+
+def test_run_reads_standard_input() -> None:
+    scripts = {"script_by_prompt={piped words: from stdin}": "piped words", "script_by_prompt={first: both}": "second"}
+    done = bay("run", "toy", "-e", "fake", "--set", next(iter(scripts)), stdin="piped words")
+    assert done.stdout == "from stdin\n"
+    done = bay("run", "toy", "first", "-e", "fake", "--set", "script_by_prompt={second: both}", stdin="second")
+    assert done.stdout == "both\n"
+
+
+def test_run_as_json_has_everything() -> None:
+    done = bay("run", "toy", "hi", "-e", "fake", "--json", "--n", "2", "--logprobs", "1", "--max-tokens", "3", "--seed", "1")
+    found = json.loads(done.stdout)
+    assert [len(choice["logprobs"]) for choice in found["choices"]] == [3, 3]
+    assert found["usage"]["completion_tokens"] == 6
+
+
+def test_chat_remembers() -> None:
+    done = bay("chat", "toy", "-e", "fake", "--set", "script_by_prompt={\"one\\ntwo\": remembered, one: first}", stdin="one\n\n/help\n")
+    assert done.returncode == 0 and done.stdout == "first\n" and "/reset" in done.stderr
+
+
+def test_batch_runs_and_resumes(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps({"prompt": f"number {n}", "max_tokens": 5}) + "\n" for n in range(50)))
+    target.write_text(json.dumps({"id": "7", "text": "kept"}) + "\n" + '{"id": "8", "te')
+    done = bay("batch", str(source), str(target), "-m", "toy", "-e", "fake", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["answered"] == 49
+    answers = {answer["id"]: answer for answer in map(json.loads, target.read_text().splitlines())}
+    assert len(answers) == 50 and answers["7"]["text"] == "kept"
+    again = bay("batch", str(source), str(target), "-m", "toy", "-e", "fake")
+    assert again.returncode == 0 and "50 already answered" in again.stderr
+
+
+def test_a_bad_line_in_a_batch_fails_alone(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "a", "max_tokens": 3}\n{"prompt": "b", "temperature": 9}\n{"prompt": "c", "num_beams": 2}\n')
+    done = bay("batch", str(source), str(target), "-m", "toy", "-e", "fake")
+    assert done.returncode == 1
+    found = {answer["id"]: answer.get("error", {}).get("param") for answer in map(json.loads, target.read_text().splitlines())}
+    assert found == {"1": None, "2": "temperature", "3": "num_beams"}
+
+
+def test_unknown_names_are_bad_usage() -> None:
+    one_clear_line(bay("run", "smollm3", "hi"), 2, "smollm3", "smollm2")
+    one_clear_line(bay("run", "smollm2", "hi", "-e", "vlm"), 2, "vlm", "vllm")
+    one_clear_line(bay("run", "toy", "hi", "-e", "fake", "--temperature", "7"), 2, "temperature", "0.0 to 2.0")
+    one_clear_line(bay("run", "toy", "hi", "-e", "fake", "--num-beams", "2"), 2, "num_beams", "best_of")
+    one_clear_line(bay("run", "toy", "hi", "-e", "fake", "--set", "max_bach=3"), 2, "max_bach", "max_batch")
+    one_clear_line(bay("run", "toy", "", "-e", "fake"), 2, "prompt")
+
+
+def test_an_unknown_key_names_the_nearest(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("engine: fake\nsampling:\n  temprature: 0.5\n")
+    one_clear_line(bay("run", "toy", "hi", "-c", str(path)), 2, "temprature", "temperature", "3")
+
+
+def test_a_missing_engine_names_the_command_that_installs_it(tmp_path: Path) -> None:
+    done = bay("run", "toy", "hi", "-e", "vllm", ENGINEBAY_HOME=str(tmp_path))
+    one_clear_line(done, 1, "vllm", "bay engines install vllm")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "corrupt", "empty"])
+def test_a_damaged_gguf_is_told(tmp_path: Path, damage: str) -> None:
+    whole = models.ensure("smollm2").path.read_bytes()
+    path = tmp_path / "model.gguf"
+    path.write_bytes({"truncated": whole[: len(whole) // 3], "corrupt": b"GGUF" + b"\xff" * 4096, "empty": b""}[damage])
+    done = bay("run", str(path), "hi")
+    assert done.returncode in (1, 2)
+    one_clear_line(done, done.returncode, "model.gguf")
+
+
+def test_a_directory_with_a_pickle_only_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x02}q\x00.")
+    done = bay("run", str(tmp_path), "hi")
+    assert done.returncode in (1, 2)
+    one_clear_line(done, done.returncode, "safetensors")
+
+
+@pytest.mark.parametrize(("how", "words"), [("crash", "SIGSEGV"), ("error", "told to fail"), ("out_of_memory", "memory")])
+def test_an_engine_that_dies_while_loading_is_told(how: str, words: str) -> None:
+    one_clear_line(bay("run", "toy", "hi", "-e", "fake", "--set", f"fail_load={how}"), 1, words)
+
+
+def test_an_engine_that_dies_while_answering_is_told() -> None:
+    done = bay("run", "toy", "hi", "-e", "fake", "--ignore-eos", "--set", "crash_after_tokens=10", "--set", "step_s=0.01")
+    one_clear_line(done, 1, "SIGSEGV", "as it was told")
+
+
+@pytest.mark.parametrize("after_s", [0.1, 0.4, 0.8, 1.5, 2.5])
+def test_ctrl_c_at_any_moment(after_s: float) -> None:
+    before = set(runtime_dir().iterdir())
+    arguments = ["run", "toy", "hi", "-e", "fake", "--ignore-eos", "--max-tokens", "4000", "--set", "step_s=0.05", "--set", "load_s=0.7"]
+    process = subprocess.Popen([*BAY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    time.sleep(after_s)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode in (130, -signal.SIGINT), said  # the second: before our first line of code ran
+    assert "Traceback" not in said or process.returncode == -signal.SIGINT
+    deadline = time.monotonic() + 10
+    while not set(runtime_dir().iterdir()) <= before:
+        assert time.monotonic() < deadline, "something was left behind"
+        time.sleep(0.05)
+
+
+def test_a_full_disk_while_pulling_leaves_nothing(tmp_path: Path) -> None:
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "none", str(tmp_path)], check=False).returncode:
+        pytest.skip("needs the right to mount a small tmpfs")
+    try:
+        done = bay("models", "pull", "smollm2", ENGINEBAY_HOME=str(tmp_path / "home"), TMPDIR=str(tmp_path))
+        one_clear_line(done, 1, "space")
+        assert not list(tmp_path.rglob("*.gguf"))
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_offline_is_obeyed(tmp_path: Path) -> None:
+    one_clear_line(bay("run", "smollm2", "hi", "--offline", ENGINEBAY_HOME=str(tmp_path)), 1, "offline")

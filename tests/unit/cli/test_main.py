@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import fields
+from importlib import import_module
+
+import pytest
+import typer
+
+from enginebay.cli.main import COMMANDS, main
+from enginebay.cli.sampling_options import _OPTIONS, collect
+from enginebay.contract import Guided, Sampling
+from enginebay.errors import UsageError
+
+HEAVY = ("torch", "vllm", "transformers", "grpc", "pydantic", "rich", "typer", "huggingface_hub", "tokenizers")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = f"import sys; from enginebay.cli.main import main; main(['--help']); print([m for m in {HEAVY!r} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "[]"
+    assert all(name in found.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_there_and_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert isinstance(import_module(f"enginebay.cli.{name}").app, typer.Typer)
+    assert main([name, "--help"]) == 0
+    assert "Usage" in capsys.readouterr().out
+
+
+def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rnu"]) == 2
+    assert "did you mean `bay run`?" in capsys.readouterr().err
+
+
+def test_an_unknown_flag_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--no-such-flag"]) == 2
+    assert "--no-such-flag" in capsys.readouterr().err
+
+
+def test_every_sampling_parameter_has_a_flag() -> None:
+    flags = {name for name, _, _ in _OPTIONS}
+    assert {field.name for field in fields(Sampling)} - {"guided"} <= flags
+
+
+def test_flags_become_sampling() -> None:
+    nothing = dict.fromkeys((name for name, _, _ in _OPTIONS), None)
+    assert collect({**nothing, "stop": []}) == {}
+    assert collect({**nothing, "logit_bias": '{"5": -1}', "choice": ["a", "b"]}) == {
+        "logit_bias": {5: -1.0},
+        "guided": Guided(choice=("a", "b")),
+    }
+    for wrong in ({"logit_bias": "{"}, {"logit_bias": "[1]"}, {"json_schema": "{"}, {"grammar": "@/no/such/file"}):
+        with pytest.raises(UsageError):
+            collect({**nothing, **wrong})

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from enginebay.errors import LoadFailed
+from enginebay.fleet.models import dense, dense_path
+from enginebay.text.chat import load_renderer
+from enginebay.text.tokenizer import load_tokenizer
+from tests.unit.fleet.models.tiny_models import tree, write_gguf
+from tests.unit.text.tiny_gguf import write_tiny_llama
+
+# Stands for dequantise.py: what the library leaves behind, with a tokenizer and settings of its own.
+CONVERTER = """
+import sys, pathlib
+folder = pathlib.Path(sys.argv[2])
+(folder / "model.safetensors").write_bytes(b"weights")
+(folder / "config.json").write_text("{}")
+(folder / "generation_config.json").write_text('{"temperature": 0.6, "eos_token_id": 77}')
+(folder / "tokenizer.json").write_text('{"theirs": true}')
+(folder.parent / "calls").open("a").write(" ".join(sys.argv[3:]) + ".")
+"""
+
+
+@pytest.fixture
+def converter(tmp_path, monkeypatch) -> Path:
+    script = tmp_path / "converter.py"
+    script.write_text(CONVERTER)
+    monkeypatch.setattr(dense, "SCRIPT", script)
+    return script
+
+
+@pytest.fixture
+def model(store, tmp_path):
+    return store.pull(str(write_gguf(tmp_path / "mine.gguf")))
+
+
+def test_weights_with_our_tokenizer_and_the_files_own_ends(model, converter):
+    said = []
+    folder = dense_path(model, Path(sys.executable), say=said.append)
+    assert folder == model.folder / "dense"
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
+    text = "hello  12 <|im_end|>"
+    assert load_tokenizer(folder).encode(text) == load_tokenizer(model.path).encode(text)
+    messages = [{"role": "user", "content": "hi"}]
+    assert load_renderer(folder).render(messages) == load_renderer(model.path).render(messages)
+    assert json.loads((folder / "generation_config.json").read_text()) == {"bos_token_id": 1, "eos_token_id": 2}
+    assert "making dense weights of mine" in said[0]
+
+
+def test_it_is_made_once_until_the_model_changes(model, converter, tmp_path):
+    for _ in range(2):
+        dense_path(model, Path(sys.executable))
+    assert (model.folder / "calls").read_text() == "."
+    write_tiny_llama(tmp_path / "mine.gguf", **{"general.name": "another"})
+    dense_path(model, Path(sys.executable))
+    assert (model.folder / "calls").read_text() == ".."
+
+
+def test_a_tokenizer_we_do_not_know_is_left_to_the_library(store, tmp_path, converter):
+    path = write_tiny_llama(tmp_path / "odd.gguf", **{"tokenizer.ggml.pre": "tomorrow"})
+    folder = dense_path(store.pull(str(path)), Path(sys.executable))
+    assert (folder.parent / "calls").read_text() == "--tokenizer."
+    assert json.loads((folder / "tokenizer.json").read_text()) == {"theirs": True}
+
+
+def test_a_failure_is_one_line_with_the_log_kept(model, converter, tmp_path):
+    converter.write_text("import sys\nprint('much talk')\nsys.exit('ValueError: no such architecture')")
+    with pytest.raises(LoadFailed, match="could not be made dense: ValueError: no such architecture") as caught:
+        dense_path(model, Path(sys.executable))
+    log = tmp_path / "home" / "logs" / "dense-mine.log"
+    assert str(log) in caught.value.hint
+    assert "much talk" in log.read_text()
+    assert not any("dense/" in name for name in tree(model.folder))
+
+
+def test_the_real_script_says_what_its_environment_lacks(model):
+    with pytest.raises(LoadFailed, match=r"No module named '(torch|transformers)'"):
+        dense_path(model, Path(sys.executable))

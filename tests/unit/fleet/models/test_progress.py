@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+
+import pytest
+
+from enginebay.fleet.models import progress
+from enginebay.fleet.models.child import run_child
+from enginebay.fleet.models.lock import exclusive
+from enginebay.fleet.models.progress import amount, tracking
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (98_362_432, "98.4 MB"), (5_000_000_000, "5.0 GB"), (10**13, "10.0 TB")],
+)
+def test_amounts_for_people(count, text):
+    assert amount(count) == text
+
+
+def test_short_work_says_nothing(monkeypatch):
+    said = []
+    with tracking("fetching", 100, said.append) as advance:
+        advance(50)
+    assert said == []
+
+
+def test_long_work_says_where_it_is_in_plain_lines(monkeypatch):
+    clock = iter([0.0, 1.0, 3.0, 4.0, 14.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    said = []
+    with tracking("fetching", 4000, said.append, done=1000) as advance:
+        for _ in range(4):
+            advance(500)
+    assert said == ["fetching: 2.0 kB of 4.0 kB", "fetching: 3.0 kB of 4.0 kB"]
+
+
+def test_a_terminal_gets_a_bar_on_stderr(monkeypatch, capsys):
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
+    said = []
+    with tracking("fetching it", 100, said.append) as advance:
+        advance(100)
+    captured = capsys.readouterr()
+    assert said == [] and captured.out == "" and "fetching it" in captured.err
+
+
+def hold(path, holding, seconds):
+    with exclusive(path, lambda: None):
+        holding.set()
+        time.sleep(seconds)
+
+
+def test_the_lock_makes_the_second_wait(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    holding = context.Event()
+    other = context.Process(target=hold, args=(tmp_path / "locks" / "a", holding, 0.5))
+    other.start()
+    assert holding.wait(30)
+    waited = []
+    started = time.monotonic()
+    with exclusive(tmp_path / "locks" / "a", lambda: waited.append(True)):
+        assert time.monotonic() - started > 0.2
+    other.join()
+    assert waited == [True]
+
+
+def test_a_child_ends_with_us(tmp_path):
+    log = tmp_path / "log"
+    script = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+
+    def interrupted() -> None:
+        if log.read_text():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_child([sys.executable, "-c", script], {}, log, interrupted)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(log.read_text()), 0)

