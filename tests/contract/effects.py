@@ -31,10 +31,10 @@ def effect(check: Effect) -> Effect:
     return check
 
 
-async def _sampled(worker: ModelWorker, prompt: str, count: int = 6, **sampling: Any) -> list[list[int]]:
+async def _sampled(worker: ModelWorker, prompt: str, count: int = 4, **sampling: Any) -> list[list[int]]:
     """The same request under several seeds."""
     seeds = range(100, 100 + count)
-    requests = [make_request(prompt, **{"max_tokens": 16, "temperature": 1.5, **sampling, "seed": seed}) for seed in seeds]
+    requests = [make_request(prompt, **{"max_tokens": 12, "temperature": 2.0, **sampling, "seed": seed}) for seed in seeds]
     return [answer.ids for answer in await ask_all(worker, requests)]
 
 
@@ -44,18 +44,18 @@ def _distinct(outputs: list[list[int]]) -> int:
 
 async def _forces_greedy(worker: ModelWorker, profile: Profile, **sampling: Any) -> None:
     """At a high temperature the answers differ; with the parameter they are all the greedy one."""
-    free = await _sampled(worker, profile.long)
+    free = await _sampled(worker, profile.certain)
     assert _distinct(free) > 1, "sampling without the parameter is not random: the check would prove nothing"
-    wanted = (await greedy(worker, profile.long, max_tokens=16)).ids
-    for ids in await _sampled(worker, profile.long, **sampling):
-        assert ids[:8] == wanted[:8]
+    wanted = (await greedy(worker, profile.certain, max_tokens=12)).ids
+    for ids in await _sampled(worker, profile.certain, **sampling):
+        assert ids == wanted
 
 
 @effect
 async def temperature(worker: ModelWorker, profile: Profile) -> None:
-    first, second = await greedy(worker, profile.long), await greedy(worker, profile.long)
+    first, second = await greedy(worker, profile.certain, max_tokens=12), await greedy(worker, profile.certain, max_tokens=12)
     assert first.ids == second.ids
-    assert _distinct(await _sampled(worker, profile.long)) > 1
+    assert _distinct(await _sampled(worker, profile.certain)) > 1
 
 
 @effect
@@ -66,7 +66,7 @@ async def top_p(worker: ModelWorker, profile: Profile) -> None:
 @effect
 async def top_k(worker: ModelWorker, profile: Profile) -> None:
     await _forces_greedy(worker, profile, top_k=1)
-    assert _distinct(await _sampled(worker, profile.long, top_k=-1)) > 1
+    assert _distinct(await _sampled(worker, profile.certain, top_k=-1)) > 1
 
 
 @effect
@@ -93,10 +93,8 @@ async def repetition_penalty(worker: ModelWorker, profile: Profile) -> None:
 
 @effect
 async def presence_penalty(worker: ModelWorker, profile: Profile) -> None:
-    plain = await greedy(worker, profile.repeats)
-    await _repeats_less(worker, profile, presence_penalty=2.0)
-    more = await greedy(worker, profile.repeats, presence_penalty=-2.0)
-    assert len(set(more.ids)) <= len(set(plain.ids))
+    more, less = await greedy(worker, profile.long, presence_penalty=2.0), await greedy(worker, profile.long, presence_penalty=-2.0)
+    assert len(set(more.ids)) > len(set(less.ids)), "tokens seen before should be avoided by +2 and sought by -2"
 
 
 @effect
@@ -134,22 +132,21 @@ async def max_tokens(worker: ModelWorker, profile: Profile) -> None:
 
 @effect
 async def stop(worker: ModelWorker, profile: Profile) -> None:
-    """A stop string that begins in one token and ends in the next."""
-    plain = (await greedy(worker, profile.long)).choices[0]
-    border = next(
-        at for at in range(4, len(plain.pieces) - 1) if plain.pieces[at][0].strip() and plain.pieces[at + 1][0].strip()
-    )
-    text = plain.pieces[border][0][-1] + plain.pieces[border + 1][0][0]
-    choice = (await greedy(worker, profile.long, stop=(text, "never in any answer"))).choices[0]
+    """A stop string that begins in one token and ends in another."""
+    plain = (await greedy(worker, profile.certain, max_tokens=24)).choices[0]
+    shown = [piece for piece, _ in plain.pieces if piece]
+    border = next(at for at in range(4, len(shown) - 1) if len(set(shown[at] + shown[at + 1])) > 1)
+    text = shown[border][-1] + shown[border + 1][0]
+    choice = (await greedy(worker, profile.certain, max_tokens=24, stop=(text, "never in any answer"))).choices[0]
     assert choice.text == plain.text[: plain.text.index(text)]
     assert (choice.finish_reason, choice.stop_reason) == (FinishReason.STOP, text)
 
 
 @effect
 async def stop_token_ids(worker: ModelWorker, profile: Profile) -> None:
-    plain = await greedy(worker, profile.long)
+    plain = await greedy(worker, profile.certain, max_tokens=12)
     wanted = plain.ids[6]
-    answer = await greedy(worker, profile.long, stop_token_ids=(wanted,))
+    answer = await greedy(worker, profile.certain, max_tokens=12, stop_token_ids=(wanted,))
     before = plain.ids[: plain.ids.index(wanted)]
     assert answer.ids[: len(before)] == before and len(answer.ids) <= len(before) + 1
     assert (answer.finish_reason, answer.choices[0].stop_reason) == (FinishReason.STOP, wanted)
@@ -165,9 +162,12 @@ async def ignore_eos(worker: ModelWorker, profile: Profile) -> None:
 
 @effect
 async def seed(worker: ModelWorker, profile: Profile) -> None:
-    first, second = await _sampled(worker, profile.long, temperature=1.0), await _sampled(worker, profile.long, temperature=1.0)
-    assert first == second
-    assert _distinct(first) > 1
+    """One at a time, since the arithmetic of some engines depends on what else is in the batch."""
+    found: list[list[list[int]]] = []
+    for _ in range(3):  # the first round fills the prompt cache, so that the other two compute the same
+        found.append([(await ask(worker, profile.certain, seed=seed, temperature=1.5, max_tokens=10)).ids for seed in (1, 2, 3)])
+    assert found[1] == found[2]
+    assert _distinct(found[1]) > 1
 
 
 @effect
@@ -265,12 +265,13 @@ async def guided_choice(worker: ModelWorker, profile: Profile) -> None:
 
 @effect
 async def lora(worker: ModelWorker, profile: Profile) -> None:
-    plain, adapted = await greedy(worker, profile.long), await greedy(worker, profile.long, lora=profile.lora)
-    again = await greedy(worker, profile.long)
-    assert plain.ids == again.ids, "the adapter leaks into requests that did not ask for it"
-    assert adapted.ids != plain.ids
+    plain = await greedy(worker, profile.certain, max_tokens=12)
+    together = [make_request(profile.certain, lora, temperature=0.0, max_tokens=12) for lora in (profile.lora, None, profile.lora, None)]
+    adapted, *others = [answer.ids for answer in await ask_all(worker, together)]
+    assert adapted != plain.ids
+    assert others[0] == others[2] == plain.ids, "the adapter leaks into requests that did not ask for it"
     with pytest.raises(InvalidRequest, match="no adapter"):
-        await greedy(worker, profile.long, lora="nobody")
+        await greedy(worker, profile.certain, lora="nobody")
 
 
 @effect

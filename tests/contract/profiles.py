@@ -14,6 +14,8 @@ class Profile:
     model: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     long: str = "Once upon a time, in a small village by the sea, there lived"  # goes on for at least 64 tokens
+    # What follows is beyond doubt: engines whose arithmetic depends on the batch still agree on it.
+    certain: str = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20,"
     short: str = "<|im_start|>user\nSay yes.<|im_end|>\n<|im_start|>assistant\n"  # ends within 30 tokens
     short_sampling: Mapping[str, Any] = field(default_factory=dict)
     repeats: str = "apple apple apple apple apple apple apple apple apple apple"  # goes on repeating itself
@@ -27,6 +29,7 @@ class Profile:
 
 _BABBLE = {
     "long": "hello",
+    "certain": "hello",
     "short": "hello",
     "short_sampling": {"logit_bias": {256: 6.0}},
     "repeats": "bg",

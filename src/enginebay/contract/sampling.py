@@ -6,7 +6,7 @@ so that the same request is the same request everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -117,6 +117,8 @@ NEUTRAL: dict[str, Any] = {
     "no_repeat_ngram_size": 0,
     "do_sample": True,
     "min_tokens": 0,
+    "ignore_eos": False,
+    "n": 1,
     "num_beams": 1,
     "length_penalty": 1.0,
     "early_stopping": False,
@@ -141,7 +143,7 @@ def requested(sampling: Sampling, lora: str | None = None) -> dict[str, Any]:
         if f.name == "top_k" and value == -1:
             found[f.name] = value
             continue
-        if value is None or value == NEUTRAL.get(f.name) or _is_empty(value) or (f.name == "n" and value == 1):
+        if value is None or value == NEUTRAL.get(f.name) or value in ((), {}):
             continue
         found[f.name] = value
     if sampling.guided is not None:
@@ -152,6 +154,3 @@ def requested(sampling: Sampling, lora: str | None = None) -> dict[str, Any]:
         found["lora"] = lora
     return found
 
-
-def _is_empty(value: Any) -> bool:
-    return value is False or (isinstance(value, (Sequence, Mapping)) and not isinstance(value, str) and not value)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from enginebay.errors import FetchFailed, ModelInvalid, Offline
+from enginebay.errors import FetchFailed, ModelInvalid
 from enginebay.fleet.models import from_hub, resolve
 from enginebay.fleet.models import store as store_module
 from tests.unit.fleet.models.tiny_models import TAKEN, directory_files, tree, write_wheel
@@ -126,16 +126,24 @@ def test_what_the_hub_refuses(store, hub):
     assert tree(store.root) == set()
 
 
-def test_the_librarys_own_offline_switch(store, hub, monkeypatch):
-    from huggingface_hub import constants
+def bay(store, hub, *args: str, **variables: str) -> subprocess.Popen[str]:
+    environment = {
+        **os.environ,
+        **variables,
+        "ENGINEBAY_HOME": str(store.root.parent),
+        "HF_ENDPOINT": hub.url,
+        "PYTHONPATH": str(Path(store_module.__file__).parents[3]),
+    }
+    command = [sys.executable, "-m", "enginebay.cli.main", "models", *args]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    try:
-        with pytest.raises((Offline, FetchFailed)) as caught:
-            store.pull("hf:org/tiny")
-        assert hub.requests == [] and "\n" not in caught.value.message
-    finally:
-        monkeypatch.undo()
+
+def test_the_librarys_own_offline_switch(store, hub):
+    process = bay(store, hub, "pull", "hf:org/tiny", HF_HUB_OFFLINE="1")
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert error.splitlines()[0] == "bay: hf:org/tiny is not here, and HF_HUB_OFFLINE is set"
+    assert hub.requests == []
 
 
 def test_two_pulls_at_once_fetch_once(store, hub):
@@ -151,17 +159,6 @@ def test_two_pulls_at_once_fetch_once(store, hub):
     assert len(found) == 2 and found[0] == found[1]
     assert len(asked(hub)) == 1
     assert "another process works on tiny; waiting for it" in said
-
-
-def bay(store, hub, *args: str) -> subprocess.Popen[str]:
-    environment = {
-        **os.environ,
-        "ENGINEBAY_HOME": str(store.root.parent),
-        "HF_ENDPOINT": hub.url,
-        "PYTHONPATH": str(Path(store_module.__file__).parents[3]),
-    }
-    command = [sys.executable, "-m", "enginebay.cli.main", "models", *args]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_ctrl_c_keeps_only_what_can_be_resumed(store, hub):

@@ -1,0 +1,39 @@
+"""Make dense float32 safetensors of a GGUF file. Run by an engine environment's Python; imports nothing of ours.
+
+    python dequantise.py MODEL.gguf FOLDER [--tokenizer]
+
+`--tokenizer` also writes the tokenizer, as the library converts it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# Started as a file, Python looks for modules beside it first: ours there have names that others may import too.
+sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
+
+
+def main(gguf: Path, folder: Path, with_tokenizer: bool) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    # Blocks of 4-bit weights have float16 scales: their products fit neither float16 nor bfloat16, so float32 it is.
+    options = {"gguf_file": gguf.name, "dtype": torch.float32, "local_files_only": True}
+    try:
+        from transformers import GgufConfig
+    except ImportError:  # before version 5 a GGUF file was always made dense
+        pass
+    else:
+        options["quantization_config"] = GgufConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), **options)
+    # What generation needs beyond the weights is written from the GGUF file itself.
+    for name in ("temperature", "top_p", "top_k", "do_sample"):
+        setattr(model.generation_config, name, None)
+    model.save_pretrained(str(folder), safe_serialization=True)
+    if with_tokenizer:
+        AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name).save_pretrained(str(folder))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).absolute(), Path(sys.argv[2]).absolute(), "--tokenizer" in sys.argv[3:])

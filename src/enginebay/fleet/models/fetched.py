@@ -1,0 +1,50 @@
+"""What every source hands over, and the failures they share."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from enginebay.errors import FetchFailed
+from enginebay.fleet.models.progress import amount
+
+DIRECTORY = "model"  # a model of several files lies in this folder below its own
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    path: Path  # what engines load, inside the folder the source was given
+    sha256: dict[Path, str] = field(default_factory=dict)  # hashes that were computed on the way
+    revision: str | None = None
+
+
+@contextmanager
+def disk_errors(what: str, folder: Path) -> Iterator[None]:
+    """A full disk in one line."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise disk_full(what, folder) from error
+        raise
+
+
+def disk_full(what: str, folder: Path) -> FetchFailed:
+    return FetchFailed(
+        f"the disk is full: no room for {what} in {folder}",
+        "free some space, or set ENGINEBAY_HOME to a larger disk; `bay models list` shows what takes it",
+    )
+
+
+def check_room(what: str, folder: Path, needed: int) -> None:
+    """Fail before the download rather than in the middle of it."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise FetchFailed(
+            f"{what} needs {amount(needed)}, and {folder} has {amount(free)} free",
+            "free some space, or set ENGINEBAY_HOME to a larger disk",
+        )

@@ -1,0 +1,73 @@
+"""Which of a model's files are taken: weights that cannot run code, and what is needed to use them.
+
+Pure: names in, names out. Pickle files (`.bin`, `.pt`, …) run code when they are loaded, so they are never taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+
+from enginebay.errors import ModelInvalid
+from enginebay.fleet.models.sources import split_files
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack", ".ot")
+PLAIN = (".json", ".jinja", ".txt", ".model", ".tiktoken")  # configs, templates, vocabularies
+LEGAL = ("LICENSE", "LICENCE", "NOTICE", "COPYING")
+NOT_FOR_US = ("onnx", "openvino", "original", "coreml", "tf", "flax")  # folders with copies for other libraries
+
+
+def choose(names: Iterable[str], wanted: str | None, what: str, with_code: bool = False) -> list[str]:
+    """The files to take of all that a repository or folder holds; raises `ModelInvalid` if it has no weights for us."""
+    files = sorted(names)
+    if wanted is not None:
+        return _one_gguf(files, wanted, what)
+    weights = _weights(files)
+    if weights:
+        return sorted({*weights, *(name for name in files if _is_plain(name) or (with_code and name.endswith(".py")))})
+    ggufs = _models(name for name in files if name.endswith(".gguf"))
+    if len(ggufs) == 1:
+        return _one_gguf(files, ggufs[0], what)
+    if ggufs:
+        raise ModelInvalid(f"{what} holds {len(ggufs)} GGUF models", f"choose one: {', '.join(ggufs[:8])}")
+    raise no_weights(files, what)
+
+
+def no_weights(files: Iterable[str], what: str) -> ModelInvalid:
+    pickles = [name for name in files if name.endswith(PICKLES)]
+    if pickles:
+        return ModelInvalid(
+            f"{what} has its weights only as pickle ({pickles[0]}), which can run any code when loaded",
+            "use a copy of the model in safetensors or GGUF",
+        )
+    return ModelInvalid(f"{what} has no safetensors and no GGUF weights", "use a model in one of these formats")
+
+
+def _one_gguf(files: list[str], wanted: str, what: str) -> list[str]:
+    needed = split_files(wanted)
+    missing = [name for name in needed if name not in files]
+    if missing:
+        ggufs = _models(name for name in files if name.endswith(".gguf"))
+        raise ModelInvalid(
+            f"{what} has no file {missing[0]}", f"it has: {', '.join(ggufs[:8])}" if ggufs else "it has no GGUF files"
+        )
+    return needed
+
+
+def _models(ggufs: Iterable[str]) -> list[str]:
+    """One name for each model; image encoders that come along (`mmproj`) are no models of their own."""
+    first = {split_files(name)[0] for name in ggufs if not PurePosixPath(name).name.startswith("mmproj")}
+    return sorted(first)
+
+
+def _weights(files: list[str]) -> list[str]:
+    found = [name for name in files if name.endswith(".safetensors") and "/" not in name]
+    usual = [name for name in found if not name.startswith("consolidated")]
+    return usual or found  # `consolidated` is a second copy for the maker's own library
+
+
+def _is_plain(name: str) -> bool:
+    path = PurePosixPath(name)
+    if len(path.parts) > 2 or path.parts[0] in NOT_FOR_US or path.parts[0].startswith("."):
+        return False
+    return path.suffix in PLAIN or path.name.startswith(LEGAL)

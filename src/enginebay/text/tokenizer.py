@@ -1,0 +1,246 @@
+"""Text to token ids and back, without the library of any engine.
+
+    tokenizer = load_tokenizer(path)                    # a model directory or a GGUF file
+    ids = tokenizer.encode("hello", add_special=True)
+    text = tokenizer.decode(ids)
+    tokenizer.bos_id, tokenizer.eos_ids, tokenizer.special_tokens["eos_token"], tokenizer.vocabulary_size
+
+The vocabulary of a GGUF file is converted into a folder of the usual kind (tokenizer.json, tokenizer_config.json,
+chat_template.jinja), which is several times faster to read. It is kept beside files in the model store, known by their
+manifest.json; nothing is ever written beside other people's files.
+Raises `Unsupported` where only the engine's own tokenizer will do, `ModelInvalid` where the files are broken.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from enginebay.errors import InvalidRequest, ModelInvalid, Unsupported
+from enginebay.text.gguf import Gguf, named_specials, read_gguf
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as RawTokenizer
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+CONVERSION = 1  # raise it when the conversion of GGUF vocabularies changes, so that old caches are made again
+STAMP = "made_from.json"
+MANIFEST = "manifest.json"
+CACHE = "tokenizer"
+
+
+class Tokenizer:
+    """A model's tokenizer. Safe to use from several threads."""
+
+    def __init__(self, raw: RawTokenizer, special_tokens: Mapping[str, str], eos_ids: Iterable[int] = ()) -> None:
+        self.raw = raw
+        self.special_tokens = dict(special_tokens)  # "bos_token" -> "<s>", as chat templates know them
+        self.bos_id = self._id("bos_token")
+        self.eos_id = self._id("eos_token")
+        own = () if self.eos_id is None else (self.eos_id,)
+        self.eos_ids = tuple(dict.fromkeys((*own, *eos_ids)))  # all that end an answer
+        added = raw.get_added_tokens_decoder()
+        self.special_ids = frozenset(number for number, token in added.items() if token.special)
+        self.vocabulary_size: int = raw.get_vocab_size(with_added_tokens=True)
+
+    def _id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self.raw.token_to_id(token)
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """Token ids of a text. Special tokens written in the text count as such, as they do in every engine."""
+        try:
+            return self.raw.encode(text, add_special_tokens=add_special).ids
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidRequest("the text is not valid Unicode", "remove lone surrogates", param="prompt") from error
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        return self.raw.decode(list(ids), skip_special_tokens=skip_special)
+
+    def token(self, number: int) -> str | None:
+        """A token as the vocabulary spells it."""
+        return self.raw.id_to_token(number)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a model directory or a GGUF file."""
+    if path.is_dir():
+        return _from_directory(path)
+    if (path.parent / MANIFEST).is_file():
+        with suppress(OSError):  # a full or read-only disk costs time, not the answer
+            return _from_directory(converted_tokenizer(path, path.parent / CACHE))
+    file = read_gguf(path)
+    built, _ = convert_vocabulary(file)
+    return Tokenizer(built, named_specials(file), _ends(file))
+
+
+def converted_tokenizer(path: Path, cache: Path) -> Path:
+    """The folder with the converted tokenizer of a GGUF file, made if it is missing or of another file."""
+    stamp = _stamp(path)
+    if _stamped(cache) == stamp:
+        return cache
+    fresh = cache.with_name(f".{cache.name}-{os.getpid()}-{secrets.token_hex(4)}")
+    fresh.mkdir(parents=True)
+    try:
+        write_tokenizer(path, fresh)
+        (fresh / STAMP).write_text(json.dumps(stamp))
+        _move_into_place(fresh, cache)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return cache
+
+
+def _move_into_place(fresh: Path, target: Path) -> None:
+    """Another process may do the same at the same time: either folder is right, so the loser leaves it."""
+    old = fresh.with_name(f"{fresh.name}-old")
+    with suppress(FileNotFoundError):
+        target.rename(old)
+    try:
+        fresh.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _stamped(cache: Path) -> Any:
+    try:
+        return json.loads((cache / STAMP).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _stamp(path: Path) -> dict[str, Any]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise ModelInvalid(f"{path} cannot be read: {error.strerror}") from error
+    return {"size": found.st_size, "mtime_ns": found.st_mtime_ns, "conversion": CONVERSION}
+
+
+def write_tokenizer(gguf: Path, folder: Path) -> None:
+    """Write the tokenizer and chat template of a GGUF file into `folder`, as any library can read them."""
+    file = read_gguf(gguf)
+    built, config = convert_vocabulary(file)
+    content = json.loads(built.to_str())
+    # Merges as plain strings load a third faster; safe, since no token of these models holds a space.
+    if all(" " not in part for pair in content["model"]["merges"] for part in pair):
+        content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
+    _write_json(folder / "tokenizer.json", content, indent=None)
+    _write_json(folder / "tokenizer_config.json", config, indent=2)
+    if file.chat_template is not None:
+        (folder / "chat_template.jinja").write_text(file.chat_template, encoding="utf-8")
+    _write_json(folder / "generation_config.json", {"eos_token_id": _ends(file)}, indent=2)
+
+
+def convert_vocabulary(file: Gguf) -> tuple[RawTokenizer, dict[str, Any]]:
+    from enginebay.text.convert_gguf import convert  # imports the library, which takes a while
+
+    return convert(file)
+
+
+def _ends(file: Gguf) -> list[int]:
+    """What ends an answer: the end of the sequence, of the turn, of the message."""
+    found = (file.get(f"tokenizer.ggml.{name}_token_id", int, None) for name in ("eos", "eot", "eom"))
+    return list(dict.fromkeys(number for number in found if number is not None))
+
+
+def _write_json(path: Path, content: Any, indent: int | None) -> None:
+    separators = (",", ":") if indent is None else None
+    path.write_text(json.dumps(content, ensure_ascii=False, indent=indent, separators=separators), encoding="utf-8")
+
+
+def _from_directory(folder: Path) -> Tokenizer:
+    if not (folder / "tokenizer.json").is_file():
+        raise Unsupported(f"{folder} has no tokenizer.json", "the engine's own tokenizer is needed for this model")
+    from tokenizers import Tokenizer as Raw
+
+    try:
+        raw = Raw.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises plain Exception
+        raise ModelInvalid(f"{folder / 'tokenizer.json'} cannot be read: {error}", "fetch the model again") from error
+    # Some models ship with their training's cut-off and padding switched on: text would be lost without a word.
+    raw.no_truncation()
+    raw.no_padding()
+    config = _object(folder / "tokenizer_config.json")
+    special = special_tokens(folder)
+    _add_missing(raw, config, special)
+    _put_around(raw, config, special)
+    return Tokenizer(raw, special, _eos_ids(folder))
+
+
+def special_tokens(path: Path) -> dict[str, str]:
+    """The special tokens of a model by the names templates use; of a directory or a GGUF file."""
+    if not path.is_dir():
+        return named_specials(read_gguf(path))
+    config, older = _object(path / "tokenizer_config.json"), _object(path / "special_tokens_map.json")
+    found = {name: _content(config.get(name, older.get(name))) for name in SPECIAL_NAMES}
+    return {name: token for name, token in found.items() if token}
+
+
+def _content(token: Any) -> str | None:
+    """A token written as text, or as an object with its `content`."""
+    value = token.get("content") if isinstance(token, dict) else token
+    return value if isinstance(value, str) else None
+
+
+def _add_missing(raw: RawTokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
+    """Tokens that only tokenizer_config.json declares."""
+    from tokenizers import AddedToken
+
+    present = {token.content for token in raw.get_added_tokens_decoder().values()}
+    declared = config.get("added_tokens_decoder") or {}
+    wanted = []
+    for _, fields in sorted(declared.items(), key=lambda item: int(item[0])):
+        wanted.append(AddedToken(fields["content"], **{flag: bool(fields.get(flag)) for flag in TOKEN_FLAGS}))
+    wanted += [AddedToken(token, special=True) for token in special.values()]
+    for extra in (config.get("additional_special_tokens"), config.get("extra_special_tokens")):
+        listed = extra if isinstance(extra, list) else []
+        wanted += [AddedToken(token, special=True) for token in map(_content, listed) if token]
+    missing = {token.content: token for token in reversed(wanted) if token.content not in present}
+    if missing:
+        raw.add_tokens(list(reversed(missing.values())))
+
+
+def _put_around(raw: RawTokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
+    """Where the config says whether to add a first or last token, it overrules tokenizer.json."""
+    if "add_bos_token" not in config and "add_eos_token" not in config:
+        return
+    from tokenizers import processors
+
+    first = [special["bos_token"]] if config.get("add_bos_token") and "bos_token" in special else []
+    last = [special["eos_token"]] if config.get("add_eos_token") and "eos_token" in special else []
+    ids = [(token, raw.token_to_id(token)) for token in dict.fromkeys((*first, *last))]
+    raw.post_processor = processors.TemplateProcessing(single=[*first, "$A", *last], special_tokens=ids)
+
+
+def _eos_ids(folder: Path) -> list[int]:
+    for name in ("generation_config.json", "config.json"):
+        value = _object(folder / name).get("eos_token_id")
+        found = value if isinstance(value, list) else [value]
+        ids = [number for number in found if isinstance(number, int)]
+        if ids:
+            return ids
+    return []
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """A JSON object in a file; empty where there is no such file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelInvalid(f"{path} cannot be read: {error}", "fetch the model again") from error
+    if not isinstance(content, dict):
+        raise ModelInvalid(f"{path} is not a JSON object", "fetch the model again")
+    return content

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from enginebay.contract import Load, Support, parameters
+from enginebay.engines.llamacpp.gguf import Header
+from enginebay.engines.llamacpp.plan import Choice, Host, Plan, cache_bytes_per_token, make_plan
+from enginebay.engines.llamacpp.spec import SPEC
+from enginebay.errors import ConfigError
+
+_SHAPE = {"context_length": 8192, "block_count": 30, "embedding_length": 576}
+_HEADS = {"attention.head_count": 9, "attention.head_count_kv": 3}
+_SMOL = Header(1, {"general.architecture": "llama", **{f"llama.{k}": v for k, v in {**_SHAPE, **_HEADS}.items()}})
+
+
+def _plan(task: str = "generate", header: Header = _SMOL, gpu_free_bytes: int = 0, **settings: Any) -> Plan:
+    dotted = {name.replace("__", "."): value for name, value in settings.items()}
+    return make_plan(Load("llamacpp", "", "m", "m.gguf", dotted, task=task), header, Host(4, gpu_free_bytes))
+
+
+def test_the_spec_declares_every_parameter_and_refusals_name_an_alternative() -> None:
+    assert set(SPEC.request) == set(parameters())
+    declared = [*SPEC.request.values(), *(one.capability for one in SPEC.settings.values())]
+    assert all(one.detail for one in declared if one.support is not Support.HONOURS)
+
+
+def test_every_request_may_use_the_whole_context() -> None:
+    plan = _plan(context_length=1024, max_batch=4)
+    assert plan.attributes["n_ctx"] == 4096 and plan.attributes["kv_unified"] is False
+    assert plan.attributes["ctx_shift"] is False and not plan.shared_cache
+
+
+def test_by_default_the_cache_stays_within_its_memory() -> None:
+    plan = _plan()
+    assert (plan.context_length, plan.max_batch) == (8192, 32)
+    assert plan.shared_cache and plan.attributes["kv_unified"] is True
+    assert plan.cache_tokens * cache_bytes_per_token({}, _SMOL) <= 2**30
+
+
+def test_a_gpu_gives_half_of_its_free_memory() -> None:
+    assert _plan(gpu_free_bytes=64 * 2**30).shared_cache is False
+    assert _plan(gpu_free_bytes=64 * 2**30, gpu_layers=0).shared_cache is True
+
+
+def test_one_full_request_always_fits() -> None:
+    huge = Header(1, {**_SMOL.values, "llama.block_count": 30_000})
+    assert _plan(header=huge).cache_tokens == 8192
+
+
+def test_cache_bytes_follow_the_cache_type() -> None:
+    assert cache_bytes_per_token({}, _SMOL) == 30 * 3 * 64 * 2 * 2
+    assert cache_bytes_per_token({"cache_type_k": "q8_0", "cache_type_v": "q8_0"}, _SMOL) == 30 * 3 * 64 * 2 * 1.0625
+
+
+def test_universal_keys() -> None:
+    plan = _plan(
+        batching__batch_size=3, fp_precision="float16", quantization__load_in_4bit=True, sharding__num_shards=1
+    )
+    assert plan.max_batch == 3 and plan.attributes["n_parallel"] == 3
+    assert [line.split()[0] for line in plan.warnings] == ["fp_precision", "quantization.load_in_4bit"]
+    assert "fp_precision" not in plan.effective
+
+
+@pytest.mark.parametrize(
+    ("settings", "attribute", "value"),
+    [
+        (
+            {"flash_attention": True},
+            "flash_attn_type",
+            Choice("llama_flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_ENABLED"),
+        ),
+        ({"flash_attention": "auto"}, "flash_attn_type", Choice("llama_flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_AUTO")),
+        ({"cache_type_k": "q8_0"}, "cache_type_k", Choice("ggml_type", "GGML_TYPE_Q8_0")),
+        ({"mmap": False}, "load_mode", Choice("llama_load_mode", "LLAMA_LOAD_MODE_NONE")),
+        ({"mlock": True}, "load_mode", Choice("llama_load_mode", "LLAMA_LOAD_MODE_MMAP_MLOCK")),
+        (
+            {"rope_scaling.type": "yarn"},
+            "rope_scaling_type",
+            Choice("llama_rope_scaling_type", "LLAMA_ROPE_SCALING_TYPE_YARN"),
+        ),
+        ({"threads": 3}, "cpuparams_batch.n_threads", 3),
+        ({}, "cpuparams.n_threads", 4),
+        ({"kv_offload": False}, "no_kv_offload", True),
+        ({"speculative.model": "d.gguf", "speculative.num_tokens": 2}, "speculative.draft.n_max", 2),
+        ({"speculative.method": "ngram", "speculative.ngram_max": 5}, "speculative.ngram_simple.size_n", 5),
+        ({"extra": {"n_keep": 9}}, "n_keep", 9),
+    ],
+)
+def test_settings_become_attributes(settings: dict[str, Any], attribute: str, value: object) -> None:
+    assert _plan(**settings).attributes[attribute] == value
+
+
+def test_steps_are_short_without_a_gpu_since_a_cancel_waits_for_one() -> None:
+    assert _plan().attributes["n_batch"] == 128 and _plan(gpu_free_bytes=2**30).attributes["n_batch"] == 512
+    assert _plan(batch_size=2048).attributes["n_ubatch"] == 512
+
+
+def test_embedding_computes_a_text_in_one_piece() -> None:
+    plan = _plan(task="embed", context_length=2048)
+    assert plan.attributes["embedding"] is True and plan.attributes["n_ubatch"] == plan.attributes["n_batch"] == 2048
+    assert plan.attributes["pooling_type"].member == "LLAMA_POOLING_TYPE_MEAN"
+
+
+@pytest.mark.parametrize(
+    ("settings", "param"),
+    [
+        ({"context_length": 9000}, "context_length"),
+        ({"kv_cache_tokens": 100}, "kv_cache_tokens"),
+        ({"speculative.method": "draft"}, "speculative.model"),
+        ({"no_such": 1}, "no_such"),
+    ],
+)
+def test_what_cannot_be_is_a_config_error(settings: dict[str, Any], param: str) -> None:
+    with pytest.raises(ConfigError) as problem:
+        _plan(**settings)
+    assert problem.value.param == param and problem.value.hint
