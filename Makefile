@@ -36,6 +36,7 @@ unit: $(VENV)/.dev
 engines: $(VENV)/.dev
 	ENGINEBAY_HOME=$(TEST_HOME) $(BAY) engines install transformers
 	ENGINEBAY_HOME=$(TEST_HOME) $(BAY) engines install vllm
+	ENGINEBAY_HOME=$(TEST_HOME) $(BAY) engines install ./examples/engine-echo
 	ENGINEBAY_HOME=$(TEST_HOME) $(BAY) models pull smollm2
 
 contract: engines

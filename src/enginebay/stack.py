@@ -43,12 +43,13 @@ class AsyncStack:
         config: Config | str | Path | None = None,
         settings: Mapping[str, Any] | None = None,
         offline: bool | None = None,
+        strict: bool = False,
         say: Say = lambda _: None,
         **sampling: Any,
     ) -> None:
         flags = {} if offline is None else {"offline": offline}
         self._config = config if isinstance(config, Config) else load_config(Path(config) if config else None, flags=flags)
-        self._model, self._engine, self._settings, self._say = model, engine, settings, say
+        self._model, self._engine, self._settings, self._strict, self._say = model, engine, settings, strict, say
         self._sampling = sampling
         self._worker: ModelWorker | None = None
 
@@ -67,10 +68,21 @@ class AsyncStack:
     def plan(self) -> Plan:
         return self.worker.plan
 
+    @property
+    def warnings(self) -> list[str]:
+        """Settings that loaded and have no effect, one line each."""
+        return list(dict.fromkeys((*map(str, self._config.warnings), *self.plan.warnings, *self.facts.warnings)))
+
     async def open(self) -> AsyncStack:
         if self._worker is None:
             plan = await asyncio.to_thread(
-                make_plan, self._model, engine=self._engine, config=self._config, settings=self._settings, say=self._say
+                make_plan,
+                self._model,
+                engine=self._engine,
+                config=self._config,
+                settings=self._settings,
+                strict=self._strict,
+                say=self._say,
             )
             self._say(f"loading {plan.model} on {plan.spec.kind}")
             self._worker = await ModelWorker.open(plan)
@@ -160,6 +172,10 @@ class Stack:
     @property
     def facts(self) -> Facts:
         return self._stack.facts
+
+    @property
+    def warnings(self) -> list[str]:
+        return self._stack.warnings
 
     @overload
     def generate(self, prompt: str, *, raw: bool = False, **sampling: Any) -> str: ...

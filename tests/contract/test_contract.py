@@ -104,7 +104,7 @@ async def test_usage_counts_tokens(worker: ModelWorker, profile: Profile) -> Non
 
 async def test_same_prompt_alone_or_in_a_crowd(worker: ModelWorker, profile: Profile) -> None:
     """Batching must not mix requests up: each answer in a crowd of other requests is what it is alone."""
-    prompts = [profile.certain, profile.repeats]
+    prompts = [profile.certain, profile.also_certain]
     alone = [(await greedy(worker, prompt, max_tokens=8)).ids for prompt in prompts]
     asked = [*prompts, profile.long, *profile.more] * 4
     crowd = await ask_all(worker, [make_request(prompt, temperature=0.0, max_tokens=8) for prompt in asked])
@@ -120,7 +120,7 @@ async def test_32_requests_run_together(worker: ModelWorker, profile: Profile) -
     async def one(number: int) -> None:
         first = last = 0.0
         prompt = f"{profile.long} {number}"
-        async for event in worker.generate(make_request(prompt, temperature=0.0, max_tokens=24, ignore_eos=True)):
+        async for event in worker.generate(make_request(prompt, temperature=0.0, max_tokens=12, ignore_eos=True)):
             if isinstance(event, Delta) and event.token_ids:
                 first, last = first or time.perf_counter(), time.perf_counter()
         spans.append((first, last))
@@ -198,5 +198,5 @@ async def test_facts_are_complete(worker: ModelWorker, profile: Profile) -> None
     assert facts.kind == profile.kind and facts.version and facts.context_length > 0 and facts.max_batch > 0
     assert set(profile.settings) <= set(facts.asked)
     assert facts.effective, "effective settings are missing"
-    if profile.kind != "fake":
+    if {"gguf", "safetensors"} & set(worker.plan.spec.formats):  # it has weights
         assert facts.memory_bytes > 50_000_000 and facts.versions

@@ -11,6 +11,8 @@ from enginebay.cli.output import note
 
 Report = Callable[[str, str], None]
 _PLAIN_EVERY_S = 10.0
+_PLAIN_WIDTH = 100
+_OTHER_COLUMNS = 12  # of the terminal's width, taken by the spinner and the clock
 
 
 @contextmanager
@@ -26,18 +28,19 @@ def progress(title: str) -> Iterator[Report]:
 def _spinner(title: str) -> Iterator[Report]:
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-    from rich.table import Column
 
     columns = (
         SpinnerColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+        TextColumn("{task.description}", markup=False),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True) as shown:
         task = shown.add_task(title)
 
         def report(doing: str, line: str) -> None:
-            shown.update(task, description=" · ".join(part for part in (title, doing, line) if part))
+            text = " · ".join(part for part in (title, doing, line) if part)
+            shown.update(task, description=text[: max(20, console.width - _OTHER_COLUMNS)])
 
         yield report
 
@@ -52,6 +55,6 @@ def _plain(title: str) -> Report:
         now = time.monotonic()
         if doing != last_stage or (line and now - last_said >= _PLAIN_EVERY_S):
             last_stage, last_said = doing, now
-            note(f"[{now - started:4.0f} s] {title}: {doing}{f': {line}' if line else ''}")
+            note(f"[{now - started:4.0f} s] {title}: {doing}{f': {line[:_PLAIN_WIDTH]}' if line else ''}")
 
     return report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from importlib import import_module
 from typing import Any
@@ -58,6 +59,8 @@ def _unknown(name: str) -> int:
 
 
 def _run(name: str, args: list[str]) -> int:
+    # Python may swallow a Ctrl-C that comes in the middle of an import; nothing has been started yet, so just leave.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     import typer
 
     from enginebay.cli.output import fail
@@ -67,6 +70,7 @@ def _run(name: str, args: list[str]) -> int:
     wrong_usage: Any = typer.BadParameter.__mro__[2]
     try:
         command = typer.main.get_command(import_module(f"enginebay.cli.{name}").app)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         result = command.main(args=args, prog_name=f"bay {name}", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except EnginebayError as error:

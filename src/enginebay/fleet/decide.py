@@ -5,15 +5,21 @@ from __future__ import annotations
 from enginebay.engines import registry
 from enginebay.fleet.environments import installed
 from enginebay.fleet.host import read_host
+from enginebay.fleet.models import StoredModel, resolve
 from enginebay.fleet.selection import Decision, ModelFacts, choose
+
+_DENSE_BYTES = 2  # of one parameter in 16 bits
 
 
 def decide(model: str, asked: str | None = None) -> Decision:
-    """Which engine runs the stored model `model`. `asked`: a kind or alias, "auto" or None."""
-    from enginebay.fleet.models import resolve
+    """Which engine runs the model called `model`, which must be here."""
+    return decide_stored(resolve(model), asked)
 
-    stored = resolve(model)
-    return decide_for(ModelFacts(stored.format, stored.architecture or "", stored.name), asked)
+
+def decide_stored(stored: StoredModel, asked: str | None = None) -> Decision:
+    """Which engine runs a stored model. `asked`: a kind or alias, "auto" or None."""
+    dense_bytes = stored.parameters * _DENSE_BYTES if stored.parameters else None
+    return decide_for(ModelFacts(stored.format, stored.architecture, stored.name, dense_bytes), asked)
 
 
 def decide_for(facts: ModelFacts, asked: str | None = None) -> Decision:

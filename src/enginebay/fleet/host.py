@@ -7,11 +7,10 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from enginebay.config.home import home
+from enginebay.home import home
 
 # What decides which kernels a library picks, by the names the system uses for them on x86 and ARM.
 _FEATURES = {
@@ -154,7 +153,7 @@ def read_gpus() -> tuple[tuple[Gpu, ...], str]:
         return _gpus_from_nvml()
     query = [command, "--query-gpu=index,name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20)
+        done = subprocess.run(query, check=False, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return _gpus_from_nvml()
     return parse_smi(done.stdout) if done.returncode == 0 else ((), "")
@@ -201,5 +200,3 @@ def _text(path: str) -> str:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-

@@ -65,9 +65,9 @@ def markdown(specs: Sequence[EngineSpec]) -> str:
             "# What each engine does with each parameter",
             "",
             "Generated from the engines' declarations (`src/enginebay/engines/*/spec.py`) with",
-            "`python -m enginebay.fleet.matrix --write docs/engines.md`; a test fails when the page is out of date, and the",
-            "contract suite proves each line on the real engine. For what the installed versions do on a host, run",
-            "`bay engines matrix` there.",
+            "`python -m enginebay.fleet.matrix --write docs/engines.md`; a test fails when the page is out of date,",
+            "and the contract suite proves each line on the real engine. For what the installed versions do on a host,",
+            "run `bay engines matrix` there.",
             "",
             "- **honours**: does it, natively.",
             "- **translates**: does it by other means; the answer lists the translation.",
@@ -75,7 +75,9 @@ def markdown(specs: Sequence[EngineSpec]) -> str:
             "",
             "## Engines",
             "",
-            *_table(["engine", "what it is", "model formats", "parallel", "started with"], [_about(spec) for spec in specs]),
+            *_table(
+                ["engine", "what it is", "model formats", "parallel", "started with"], [_about(spec) for spec in specs]
+            ),
             "",
             "## Request parameters",
             "",
@@ -109,7 +111,12 @@ def _settings(specs: Sequence[EngineSpec]) -> list[str]:
             for name, one in spec.settings.items()
             if one.capability.support is not Support.REFUSES
         ]
-        lines += [f"## Settings of `{spec.kind}`", "", *_table(["setting", "type", "allowed", "default", "what it does"], rows), ""]
+        lines += [
+            f"## Settings of `{spec.kind}`",
+            "",
+            *_table(["setting", "type", "allowed", "default", "what it does"], rows),
+            "",
+        ]
     return lines
 
 

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from enginebay.config.load import load_config
+from enginebay.config.load import check_settings, load_config
 from enginebay.config.model import Config
 from enginebay.contract import EngineSpec, LaunchMode, Load
 from enginebay.engines import registry
 from enginebay.engines.effective import effective
 from enginebay.errors import ConfigError
-from enginebay.fleet import environments, models, selection
-from enginebay.fleet.host import read_host
+from enginebay.fleet import environments, models
+from enginebay.fleet.decide import decide_stored
+from enginebay.fleet.selection import Decision
 from enginebay.home import logs_dir, runtime_dir
 from enginebay.worker.process import Launch
 
@@ -40,25 +41,30 @@ def make_plan(
     config: Config | None = None,
     settings: Mapping[str, Any] | None = None,
     task: str | None = None,
+    strict: bool = False,
     say: Say = lambda _: None,
 ) -> Plan:
-    """Resolve the model, choose the engine, find its environment. Fetches and converts what is missing."""
+    """Resolve the model, choose the engine, find its environment. Fetches and converts what is missing.
+
+    `settings` come on top of the configuration's. `strict`: a retired or inapplicable key is an error.
+    """
     config = config or load_config(None)
     name = model or config.model or models.DEFAULT
     configured = config.models.get(name)
     asked = engine or config.engine_for(name)
     if asked and asked != "auto" and not _needs_weights(registry.spec(asked)):
-        stored, decision = None, selection.Decision(registry.spec(asked).kind, (f"asked for by name: {asked}",))
+        stored, decision = None, Decision(registry.spec(asked).kind, (f"asked for by name: {asked}",))
     else:
         stored = models.ensure(
             configured.source if configured and configured.source else name, offline=config.offline, say=say
         )
-        decision = selection.choose(
-            selection.ModelFacts(stored.format, stored.architecture), read_host(), environments.installed(), asked
-        )
+        decision = decide_stored(stored, asked)
     environment = environments.find(decision.kind)
     spec = effective(environment.spec, environment.probe)
-    chosen = {**config.settings_for(spec.kind, name), **(settings or {})}
+    chosen = {**config.settings_for(spec.kind, name), **check_settings(spec, settings or {})}
+    warnings = tuple(map(str, config.warnings_for(spec.kind, name, spec)))
+    if strict and warnings:
+        raise ConfigError(warnings[0], "remove the key, or leave out --strict")
     path = _path(stored, spec, environment.python, say) if stored else Path()
     trust = config.trusts_remote_code(spec.kind, name)
     load = Load(

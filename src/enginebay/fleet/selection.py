@@ -69,7 +69,9 @@ def choose(
     """The engine for this model on this host. `asked` is a kind, or "auto" or None for the rule above."""
     if asked and asked != "auto":
         return _by_name(model, installed, asked, formats)
-    order = _ORDER.get((model.format, host.cuda)) or tuple(kind for kind, known in formats.items() if model.format in known)
+    order = _ORDER.get((model.format, host.cuda)) or tuple(
+        kind for kind, known in formats.items() if model.format in known
+    )
     if not order:
         raise UsageError(
             f"no engine runs {model.name}: its format is {model.format}", "bay engines list shows what each engine runs"
@@ -112,7 +114,15 @@ def _first_fit(
         raise UsageError(f"no engine runs {model.name} on this host", "; ".join(_told(passed_over)))
     kind = curable[0]
     dense = _needs_dense(kind, model, formats)
-    return Decision(kind, (*start, *_told(passed_over), *_dense_note(dense), _install(kind)), installed=False, dense=dense)
+    del passed_over[kind]
+    why = (
+        *start,
+        *_told(passed_over),
+        f"{kind} is the one to have, and not installed",
+        *_dense_note(dense),
+        _install(kind),
+    )
+    return Decision(kind, why, installed=False, dense=dense)
 
 
 def _objection(kind: str, model: ModelFacts, host: HostFacts, probe: Probe | None, dense: bool) -> _Objection | None:

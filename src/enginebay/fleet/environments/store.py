@@ -1,0 +1,206 @@
+"""What lies on disk: installed environments, their records and the locks of those being built."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from enginebay.contract import EngineSpec, Probe
+from enginebay.errors import EnginebayError, UsageError
+from enginebay.fleet.environments.versions import same_version, version_key
+from enginebay.home import engines_dir
+
+STORE, LOCKS = ".store", ".locks"
+_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A Python in which an engine can be hosted."""
+
+    kind: str
+    version: str
+    python: Path
+    source: str  # "environment": built by us; "current": the library is installed next to bay
+    probe: Probe
+    spec: EngineSpec
+    path: Path | None = None  # the published name, for built ones
+    adapter: str = ""  # fingerprint of the code that made the probe
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What a program started in it needs besides its Python: the tools that were installed with the library."""
+        if self.source == "current":
+            return {}
+        return {"PATH": f"{self.python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+
+    def has_version(self, version: str) -> bool:
+        return same_version(self.version, version) or same_version(self.probe.version, version)
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """An environment that is there and cannot be used."""
+
+    path: Path
+    reason: str
+
+    def is_of(self, kind: str) -> bool:
+        """By its name, since its record cannot be read."""
+        return re.match(rf"{re.escape(kind)}-\d", self.path.name) is not None
+
+
+def name_of(kind: str, version: str) -> str:
+    """The directory name of an environment. Raises when a part could leave the directory."""
+    for part in (kind, version):
+        if not _SAFE.fullmatch(part):
+            raise UsageError(f"{part!r} cannot be part of an environment's name", "use letters, digits and . _ + -")
+    return f"{kind}-{version}"
+
+
+def environments(kind: str | None = None) -> list[Environment]:
+    """Usable built environments, newest version first within a kind."""
+    found = [one for one in map(_read, _published()) if isinstance(one, Environment)]
+    found.sort(key=lambda one: version_key(one.version), reverse=True)
+    found.sort(key=lambda one: one.kind)
+    return [one for one in found if kind is None or one.kind == kind]
+
+
+def broken() -> list[Broken]:
+    return [one for one in map(_read, _published()) if isinstance(one, Broken)]
+
+
+def _published() -> list[Path]:
+    base = engines_dir()
+    return sorted(path for path in base.glob("[!.]*") if path.is_symlink() or path.is_dir())
+
+
+def _read(path: Path) -> Environment | Broken:
+    try:
+        real = path.resolve(strict=True)
+        record, spec, probe = (read_json(real / name) for name in ("install.json", "spec.json", "probe.json"))
+        python = real / "bin" / "python"
+        if not python.exists():
+            return Broken(path, "its Python is gone")
+        return Environment(
+            kind=record["kind"],
+            version=record["version"],
+            python=python,
+            source="environment",
+            probe=Probe.from_json(probe),
+            spec=EngineSpec.from_json(spec),
+            path=path,
+            adapter=record.get("adapter", ""),
+        )
+    except (OSError, RuntimeError):
+        return Broken(path, "its files are gone")
+    except (ValueError, KeyError, TypeError) as error:
+        return Broken(path, f"its record cannot be read ({error})")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    data = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(data, dict):
+        raise ValueError(f"{path.name} holds no object")
+    return data
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(json.dumps(data, indent=1, default=str) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def publish(built: Path, name: str) -> Path:
+    """Give a finished environment its name in one step, and remove the one that had it."""
+    final = engines_dir() / name
+    before = final.resolve() if final.is_symlink() else None
+    beside = engines_dir() / f".{name}.{os.getpid()}"
+    beside.unlink(missing_ok=True)
+    beside.symlink_to(Path(STORE) / built.name)
+    if final.is_dir() and not final.is_symlink():
+        shutil.rmtree(final)
+    beside.replace(final)
+    if before is not None and before != built.resolve():
+        shutil.rmtree(before, ignore_errors=True)
+    return final
+
+
+def remove(environment: Path) -> None:
+    """The name goes first, so that nobody can pick a half-removed environment."""
+    with claim(environment.name):
+        real = environment.resolve()
+        if environment.is_symlink():
+            environment.unlink()
+        shutil.rmtree(real, ignore_errors=True)
+
+
+@contextmanager
+def claim(name: str, waiting: Callable[[], None] | None = None) -> Iterator[TextIO]:
+    """Be the only builder of `name`. The system frees the lock however the holder dies.
+
+    The lock is given to the programs the builder runs: one that outlives it still counts as building.
+    """
+    path = engines_dir() / LOCKS / f"{name}.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.open("a")
+    except OSError as error:
+        raise _unwritable(error) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waiting is not None:
+                waiting()
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock
+
+
+def _unwritable(error: OSError) -> EnginebayError:
+    return EnginebayError(
+        f"{engines_dir()} cannot be written: {error.strerror}", "set ENGINEBAY_HOME to a directory of yours"
+    )
+
+
+def sweep(mine: str) -> None:
+    """Remove what dead builders left. `mine` is the name the caller holds."""
+    for left in (engines_dir() / STORE).glob("*~*"):
+        name = left.name.rpartition("~")[0]
+        if name == mine:
+            _drop_unpublished(left)
+            continue
+        with _free_lock(name) as free:
+            if free:
+                _drop_unpublished(left)
+
+
+def is_published(built: Path) -> bool:
+    return built.resolve() in {path.resolve() for path in _published()}
+
+
+def _drop_unpublished(left: Path) -> None:
+    """Only under the lock of its name: a builder publishes before it lets go."""
+    if not is_published(left):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+@contextmanager
+def _free_lock(name: str) -> Iterator[bool]:
+    with (engines_dir() / LOCKS / f"{name}.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True

@@ -1,0 +1,220 @@
+"""Model files, errors and the start, without vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from enginebay.engines.vllm import cores, launch, model_files, stepwise
+from enginebay.engines.vllm.failures import load_error, one_line, request_error
+from enginebay.errors import EngineFailed, InvalidRequest, LoadFailed, ModelInvalid, OutOfMemory, WorkerDied
+
+
+def directory(tmp_path: Path, *files: str, config: str = "{}") -> str:
+    for name in files:
+        (tmp_path / name).touch()
+    (tmp_path / "config.json").write_text(config)
+    return str(tmp_path)
+
+
+def test_a_directory_with_safetensors_gives_its_config(tmp_path: Path) -> None:
+    assert model_files.check(directory(tmp_path, "model.safetensors", config='{"a": 1}')) == {"a": 1}
+
+
+def test_gguf_is_for_another_engine(tmp_path: Path) -> None:
+    with pytest.raises(LoadFailed) as caught:
+        model_files.check("model.gguf")
+    assert "llamacpp" in caught.value.hint
+    with pytest.raises(LoadFailed, match="GGUF"):
+        model_files.check(directory(tmp_path, "model.gguf"))
+
+
+def test_pickle_alone_is_refused(tmp_path: Path) -> None:
+    path = directory(tmp_path, "pytorch_model.bin")
+    with pytest.raises(ModelInvalid, match="pickle"):
+        model_files.check(path)
+    (tmp_path / "model.safetensors").touch()
+    assert model_files.check(path) == {}
+
+
+@pytest.mark.parametrize("config", ["", "[]", "{"])
+def test_a_damaged_config(tmp_path: Path, config: str) -> None:
+    with pytest.raises(ModelInvalid):
+        model_files.check(directory(tmp_path, "model.safetensors", config=config))
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelInvalid):
+        model_files.check(str(tmp_path / "nowhere"))
+    with pytest.raises(ModelInvalid, match="safetensors"):
+        model_files.check(directory(tmp_path))
+
+
+def test_adapter_ranks(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 24}))
+    assert model_files.lora_ranks({"a": str(tmp_path)}) == {"a": 24}
+    with pytest.raises(ModelInvalid):
+        model_files.lora_ranks({"a": "adapter.gguf"})
+
+
+def failure(text: str, kind: str = "ValueError", architectures: list[str] | None = None) -> Exception:
+    return load_error(kind, text, "m", "0.32.0", architectures or ["LlamaForCausalLM"], frozenset({"LlamaForCausalLM"}))
+
+
+def test_load_errors_are_told_apart() -> None:
+    assert isinstance(failure("No available memory for the cache blocks."), OutOfMemory)
+    assert isinstance(failure("CUDA out of memory.", "OutOfMemoryError"), OutOfMemory)
+    assert isinstance(failure("Error while deserializing header: x", "SafetensorError"), ModelInvalid)
+    strange = failure("Model architectures ['FooLM'] are not supported", architectures=["FooLM"])
+    assert isinstance(strange, LoadFailed)
+    assert "FooLM" in str(strange)
+    assert "engine transformers" in str(strange)
+    assert "kernel" in str(failure("'_OpNamespace' '_C' object has no attribute 'x'", "AttributeError"))
+    assert type(failure("heads must be divisible")) is LoadFailed
+
+
+def test_one_line_of_a_validation_error() -> None:
+    text = "1 validation error for X\n  Value error, heads (4) must be divisible [type=value_error, input=...]\n  More"
+    assert one_line(text) == "heads (4) must be divisible"
+    assert one_line("") == ""
+    assert one_line("First. " + "Long " * 60) == "First"
+
+
+class EngineDeadError(Exception):
+    pass
+
+
+class VLLMValidationError(Exception):
+    def __init__(self, message: str, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} (parameter={self.parameter})"
+
+
+class EngineGenerateError(Exception):
+    pass
+
+
+def test_request_errors_are_told_apart() -> None:
+    assert isinstance(request_error(EngineDeadError()), WorkerDied)
+    wrong = request_error(VLLMValidationError("out of vocabulary", "logit_bias"))
+    assert isinstance(wrong, InvalidRequest)
+    assert (wrong.message, wrong.param) == ("out of vocabulary", "logit_bias")
+    assert isinstance(request_error(ValueError("bad")), InvalidRequest)
+    assert isinstance(request_error(RuntimeError("bad")), EngineFailed)
+    wrapped = EngineGenerateError()
+    wrapped.__cause__ = ValueError("bad")
+    assert isinstance(request_error(wrapped), InvalidRequest)
+    ours = InvalidRequest("ours")
+    assert request_error(ours) is ours
+
+
+def test_a_second_thread_forbids_forking() -> None:
+    go = threading.Event()
+    thread = threading.Thread(target=go.wait)
+    thread.start()
+    try:
+        assert launch.start_method("auto") == "spawn"
+        assert launch.start_method("fork") == "fork"
+    finally:
+        go.set()
+        thread.join()
+
+
+def test_an_error_in_a_forked_process_is_noted() -> None:
+    notes = launch.ErrorNotes()
+    assert notes.first() is None
+    with notes.taken():
+        child = os.fork()
+        if child == 0:
+            try:
+                raise MemoryError("too big")
+            except MemoryError:
+                logging.getLogger("some.library").exception("failed")
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert notes.first() == ("MemoryError", "too big")
+    with notes.taken():
+        pass
+    assert notes.first() is None
+
+
+@pytest.mark.parametrize(
+    ("version", "pair"), [("0.26.0", (0, 26)), ("0.32.0+cpu", (0, 32)), ("0.29.0rc1.dev5", (0, 29)), ("odd", (0, 0))]
+)
+def test_versions(version: str, pair: tuple[int, int]) -> None:
+    assert stepwise.version_pair(version) == pair
+
+
+@pytest.mark.parametrize("version", ["0.25.1", "0.33.0", "1.0.0"])
+def test_stepwise_keeps_off_versions_it_was_not_tried_with(version: str) -> None:
+    assert "not tried" in str(stepwise.why_not(SimpleNamespace(), version))
+
+
+class FakeVllm:
+    """As much of AsyncLLM as one request without choices needs."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.input_processor = self.output_processor = self.engine_core = self
+        self.outputs: list[Any] = []
+
+    def process_inputs(self, request_id: str, prompt: Any, params: Any, **_: Any) -> Any:
+        return SimpleNamespace(request_id=request_id, sampling_params=params)
+
+    def assign_request_id(self, request: Any) -> None:
+        request.request_id += "-abc"
+
+    def add_request(self, request: Any, prompt: Any, parent: Any, index: int, queue: Any) -> None:
+        self.calls.append(("register", request.request_id, index, queue))
+
+    async def add_request_async(self, request: Any) -> None:
+        self.calls.append(("send", request.request_id))
+
+    def process_outputs(self, outputs: list[Any]) -> str:
+        self.calls.append(("process", outputs))
+        return "processed"
+
+    async def abort(self, request_id: str, internal: bool = False) -> None:
+        self.calls.append(("abort", request_id, internal))
+
+
+def test_stepwise_registers_sends_flushes_once_a_step_and_aborts_by_vllms_name() -> None:
+    llm = FakeVllm()
+    runner = stepwise.Stepwise(llm, ("generate",), lambda: llm.calls.append(("flush",)))
+    stream: Any = SimpleNamespace(number=5, ticket=None)
+
+    async def all_of_it() -> None:
+        await runner.abort(stream)  # not prepared yet: nothing to abort
+        request = runner.prepare(stream, [1], SimpleNamespace(n=1), None)
+        await runner.add(stream, request)
+        assert llm.process_outputs(["a", "b"]) == "processed"
+        await runner.abort(stream)
+
+    asyncio.run(all_of_it())
+    assert llm.calls == [
+        ("register", "5-abc", 0, stream),
+        ("send", "5-abc"),
+        ("process", ["a", "b"]),
+        ("flush",),
+        ("abort", "5-abc", True),
+    ]
+
+
+def test_one_cpu_for_each_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for cpu, siblings in {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}.items():
+        (tmp_path / f"cpu{cpu}/topology").mkdir(parents=True)
+        (tmp_path / f"cpu{cpu}/topology/thread_siblings_list").write_text(siblings + "\n")
+    monkeypatch.setattr(cores, "_CPUS", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    assert cores.physical_cores() == [0, 1]

@@ -1,0 +1,33 @@
+"""What the spec declares."""
+
+from __future__ import annotations
+
+from enginebay.contract import EngineSpec, Support, parameters
+from enginebay.engines.effective import effective
+from enginebay.engines.vllm.library import Probe
+from enginebay.engines.vllm.settings import BITSANDBYTES
+from enginebay.engines.vllm.spec import SPEC
+
+
+def test_every_request_parameter_is_declared() -> None:
+    assert set(SPEC.request) == set(parameters())
+
+
+def test_what_is_not_honoured_says_what_instead() -> None:
+    for capability in [*SPEC.request.values(), *(one.capability for one in SPEC.settings.values())]:
+        assert capability.support is Support.HONOURS or capability.detail
+
+
+def test_no_name_is_both_a_setting_and_retired() -> None:
+    assert not set(SPEC.settings) & set(SPEC.retired)
+
+
+def test_it_survives_the_way_through_json() -> None:
+    assert EngineSpec.from_json(SPEC.to_json()) == SPEC
+
+
+def test_a_quantization_that_left_the_library_is_refused_there() -> None:
+    names = tuple(one.native for one in SPEC.settings.values() if one.native != BITSANDBYTES)
+    found = effective(SPEC, Probe(version="0.32.0", settings=names)).settings
+    assert found["quantization.load_in_4bit"].capability.support is Support.REFUSES
+    assert found["max_num_seqs"].capability.support is Support.HONOURS
