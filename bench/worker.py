@@ -34,7 +34,13 @@ PROMPT = "Once upon a time, in a small village by the sea, there lived"
 SETTINGS: dict[str, dict[str, Any]] = {
     "llamacpp": {"context_length": 1024, "max_batch": 32},
     "transformers": {"context_length": 1024, "dtype": "float32"},
-    "vllm": {"max_model_len": 1024, "dtype": "float32", "max_num_seqs": 32, "enforce_eager": True, "cpu_kvcache_space_gib": 2},
+    "vllm": {
+        "max_model_len": 1024,
+        "dtype": "float32",
+        "max_num_seqs": 32,
+        "enforce_eager": True,
+        "cpu_kvcache_space_gib": 2,
+    },
 }
 # Student's t, two-sided 95%, by degrees of freedom.
 T95 = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
@@ -47,14 +53,18 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-
 class InProcess:
     """The engine called directly in its own environment, by bench/in_process.py, told over a pipe when to run."""
 
     def __init__(self, plan: Plan) -> None:
         load = plan.launch.load
         self._process = subprocess.Popen(
-            [str(plan.launch.python), str(Path(__file__).with_name("in_process.py")), str(Path(bootstrap.__file__)), json.dumps(asdict(load))],
+            [
+                str(plan.launch.python),
+                str(Path(__file__).with_name("in_process.py")),
+                str(Path(bootstrap.__file__)),
+                json.dumps(asdict(load)),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=plan.launch.log.open("ab"),
@@ -128,7 +138,10 @@ def report(kind: str, streams: int, pairs: list[tuple[float, float]]) -> bool:
     mean, low, high = interval([through / direct for direct, through in pairs])
     direct, through = (statistics.mean(one[side] for one in pairs) for side in (0, 1))
     verdict = "met" if high >= 0.97 else "MISSED"
-    print(f"{kind:<13}{streams:>8}{direct:>14.1f}{through:>14.1f}{mean:>10.3f}   [{low:.3f}, {high:.3f}]   {verdict}", flush=True)
+    print(
+        f"{kind:<13}{streams:>8}{direct:>14.1f}{through:>14.1f}{mean:>10.3f}   [{low:.3f}, {high:.3f}]   {verdict}",
+        flush=True,
+    )
     return high >= 0.97
 
 
@@ -158,7 +171,9 @@ class _Checked:
 async def ceiling(streams: int = 256, tokens: int = 800) -> bool:
     """The fake engine as fast as it goes, one token per request per step, every text checked."""
     scripts = {f"<{number:03d}>": f"{number:03d} says {'abcdefghij' * 100}"[:tokens] for number in range(streams)}
-    plan = make_plan("fake", engine="fake", config=load_config(None), settings={"script_by_prompt": scripts, "max_batch": streams})
+    plan = make_plan(
+        "fake", engine="fake", config=load_config(None), settings={"script_by_prompt": scripts, "max_batch": streams}
+    )
     speeds = []
     async with await ModelWorker.open(plan) as worker:
         for _ in range(PAIRS):
@@ -179,7 +194,9 @@ async def ceiling(streams: int = 256, tokens: int = 800) -> bool:
             steps = (await worker.client.state()).flushes - before.flushes
     mean, low, high = interval(speeds)
     verdict = "met" if high >= 200_000 else "MISSED"
-    print(f"\none stream, {streams} requests, {steps} engine steps a round: {mean:,.0f} tokens/s [{low:,.0f}, {high:,.0f}]   {verdict}")
+    print(
+        f"\none stream, {streams} requests, {steps} engine steps a round: {mean:,.0f} tokens/s [{low:,.0f}, {high:,.0f}]   {verdict}"
+    )
     return high >= 200_000
 
 

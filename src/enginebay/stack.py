@@ -48,7 +48,9 @@ class AsyncStack:
         **sampling: Any,
     ) -> None:
         flags = {} if offline is None else {"offline": offline}
-        self._config = config if isinstance(config, Config) else load_config(Path(config) if config else None, flags=flags)
+        self._config = (
+            config if isinstance(config, Config) else load_config(Path(config) if config else None, flags=flags)
+        )
         self._model, self._engine, self._settings, self._strict, self._say = model, engine, settings, strict, say
         self._sampling = sampling
         self._worker: ModelWorker | None = None
@@ -96,8 +98,12 @@ class AsyncStack:
     @overload
     async def generate(self, prompt: str, *, raw: bool = False, **sampling: Any) -> str: ...
     @overload
-    async def generate(self, prompt: Chat | Sequence[Prompt], *, raw: bool = False, **sampling: Any) -> str | list[str]: ...
-    async def generate(self, prompt: Prompt | Sequence[Prompt], *, raw: bool = False, **sampling: Any) -> str | list[str]:
+    async def generate(
+        self, prompt: Chat | Sequence[Prompt], *, raw: bool = False, **sampling: Any
+    ) -> str | list[str]: ...
+    async def generate(
+        self, prompt: Prompt | Sequence[Prompt], *, raw: bool = False, **sampling: Any
+    ) -> str | list[str]:
         """The answer to a prompt; a list of answers to a list of prompts, which run as one batch."""
         if _is_many(prompt):
             many = [self._collect(one, raw, sampling) for one in cast("Sequence[Prompt]", prompt)]
@@ -113,7 +119,9 @@ class AsyncStack:
             if isinstance(event, Delta) and event.text and event.choice == 0:
                 yield event.text
 
-    async def events(self, prompt: Prompt, *, raw: bool = False, lora: str | None = None, **sampling: Any) -> AsyncIterator[Delta | Done]:
+    async def events(
+        self, prompt: Prompt, *, raw: bool = False, lora: str | None = None, **sampling: Any
+    ) -> AsyncIterator[Delta | Done]:
         """Everything the engine says: deltas with token ids and logprobs, then `Done` with usage and timing."""
         request = self.request(prompt, raw=raw, lora=lora, **sampling)
         stream = self.worker.generate(request)
@@ -123,7 +131,9 @@ class AsyncStack:
         finally:
             await stream.aclose()  # type: ignore[attr-defined]
 
-    def request(self, prompt: Prompt, *, raw: bool = False, lora: str | None = None, **sampling: Any) -> GenerateRequest:
+    def request(
+        self, prompt: Prompt, *, raw: bool = False, lora: str | None = None, **sampling: Any
+    ) -> GenerateRequest:
         """The request as it will be sent: defaults < configuration < this stack's sampling < this call's."""
         configured = self._config.sampling_for(self.plan.spec.kind, self.plan.model)
         chosen = make_sampling({**DEFAULTS, **configured, **self._sampling, **sampling})
@@ -183,7 +193,8 @@ class Stack:
     def generate(self, prompt: Chat | Sequence[Prompt], *, raw: bool = False, **sampling: Any) -> str | list[str]: ...
     def generate(self, prompt: Any, *, raw: bool = False, **sampling: Any) -> str | list[str]:
         """The answer to a prompt; a list of answers to a list of prompts, which run as one batch."""
-        return self._wait(self._stack.generate(prompt, raw=raw, **sampling))
+        answer: str | list[str] = self._wait(self._stack.generate(prompt, raw=raw, **sampling))
+        return answer
 
     def stream(self, prompt: Prompt, *, raw: bool = False, **sampling: Any) -> Iterator[str]:
         """The answer piece by piece. Leaving the loop early cancels the request."""
@@ -206,7 +217,8 @@ class Stack:
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(_as_coroutine(work), self._loop)
         try:
-            return future.result()
+            result: T = future.result()
+            return result
         except KeyboardInterrupt:
             future.cancel()
             raise
@@ -214,7 +226,9 @@ class Stack:
     def __enter__(self) -> Stack:
         return self.open()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -229,7 +243,9 @@ def make_sampling(values: Mapping[str, Any]) -> Sampling:
             raise InvalidRequest(
                 f"there is no sampling parameter {name!r}", f"did you mean {near[0]}?" if near else "", param=name
             )
-    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if value is not None}
+    plain: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if value is not None
+    }
     if isinstance(plain.get("stop"), str):
         plain["stop"] = (plain["stop"],)
     return Sampling(**plain)

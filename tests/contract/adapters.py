@@ -13,7 +13,9 @@ HERE = Path(__file__).parent
 def made_by(script: str, *arguments: object) -> None:
     """Run one of the make_*.py scripts beside this file."""
     python = environments.find("transformers").python
-    done = subprocess.run([str(python), str(HERE / script), *map(str, arguments)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(python), str(HERE / script), *map(str, arguments)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -18,7 +18,11 @@ from tests.contract.profiles import PROFILES, Profile
 
 
 async def open_worker(
-    profile: Profile, loras: dict[str, str] | None = None, task: str = "generate", model: str | None = None, **settings: Any
+    profile: Profile,
+    loras: dict[str, str] | None = None,
+    task: str = "generate",
+    model: str | None = None,
+    **settings: Any,
 ) -> ModelWorker:
     """A worker as the product starts it, with adapters on top."""
     config = load_config(None, environ={})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Awaitable, Callable
@@ -20,7 +21,10 @@ EFFECTS: dict[str, Effect] = {}
 
 SCHEMA = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
     "required": ["name", "age"],
     "additionalProperties": False,
 }
@@ -34,7 +38,9 @@ def effect(check: Effect) -> Effect:
 async def _sampled(worker: ModelWorker, prompt: str, count: int = 4, **sampling: Any) -> list[list[int]]:
     """The same request under several seeds."""
     seeds = range(100, 100 + count)
-    requests = [make_request(prompt, **{"max_tokens": 12, "temperature": 2.0, **sampling, "seed": seed}) for seed in seeds]
+    requests = [
+        make_request(prompt, **{"max_tokens": 12, "temperature": 2.0, **sampling, "seed": seed}) for seed in seeds
+    ]
     return [answer.ids for answer in await ask_all(worker, requests)]
 
 
@@ -53,7 +59,10 @@ async def _forces_greedy(worker: ModelWorker, profile: Profile, **sampling: Any)
 
 @effect
 async def temperature(worker: ModelWorker, profile: Profile) -> None:
-    first, second = await greedy(worker, profile.certain, max_tokens=12), await greedy(worker, profile.certain, max_tokens=12)
+    first, second = (
+        await greedy(worker, profile.certain, max_tokens=12),
+        await greedy(worker, profile.certain, max_tokens=12),
+    )
     assert first.ids == second.ids
     assert _distinct(await _sampled(worker, profile.certain)) > 1
 
@@ -93,7 +102,10 @@ async def repetition_penalty(worker: ModelWorker, profile: Profile) -> None:
 
 @effect
 async def presence_penalty(worker: ModelWorker, profile: Profile) -> None:
-    more, less = await greedy(worker, profile.long, presence_penalty=2.0), await greedy(worker, profile.long, presence_penalty=-2.0)
+    more, less = (
+        await greedy(worker, profile.long, presence_penalty=2.0),
+        await greedy(worker, profile.long, presence_penalty=-2.0),
+    )
     assert len(set(more.ids)) > len(set(less.ids)), "tokens seen before should be avoided by +2 and sought by -2"
 
 
@@ -111,7 +123,7 @@ async def no_repeat_ngram_size(worker: ModelWorker, profile: Profile) -> None:
 
 
 def _repeated_pairs(ids: list[int]) -> int:
-    pairs = list(zip(ids, ids[1:], strict=False))
+    pairs = list(itertools.pairwise(ids))
     return len(pairs) - len(set(pairs))
 
 
@@ -165,7 +177,9 @@ async def seed(worker: ModelWorker, profile: Profile) -> None:
     """One at a time, since the arithmetic of some engines depends on what else is in the batch."""
     found: list[list[list[int]]] = []
     for _ in range(3):  # the first round fills the prompt cache, so that the other two compute the same
-        found.append([(await ask(worker, profile.certain, seed=seed, temperature=1.5, max_tokens=10)).ids for seed in (1, 2, 3)])
+        found.append(
+            [(await ask(worker, profile.certain, seed=seed, temperature=1.5, max_tokens=10)).ids for seed in (1, 2, 3)]
+        )
     assert found[1] == found[2]
     assert _distinct(found[1]) > 1
 
@@ -201,7 +215,10 @@ async def length_penalty(worker: ModelWorker, profile: Profile) -> None:
 @effect
 async def early_stopping(worker: ModelWorker, profile: Profile) -> None:
     """Ends as soon as enough beams have ended, so it never makes an answer longer, and somewhere a different one."""
-    late, early = {"num_beams": 4, "length_penalty": 4.0}, {"num_beams": 4, "length_penalty": 4.0, "early_stopping": True}
+    late, early = (
+        {"num_beams": 4, "length_penalty": 4.0},
+        {"num_beams": 4, "length_penalty": 4.0, "early_stopping": True},
+    )
     assert await _beams_differ(worker, profile, late, early)
 
 
@@ -237,7 +254,9 @@ async def logit_bias(worker: ModelWorker, profile: Profile) -> None:
 
 @effect
 async def guided_json(worker: ModelWorker, profile: Profile) -> None:
-    answer = await ask(worker, profile.long, guided=Guided(json=json.dumps(SCHEMA)), max_tokens=120, temperature=0.7, seed=3)
+    answer = await ask(
+        worker, profile.long, guided=Guided(json=json.dumps(SCHEMA)), max_tokens=120, temperature=0.7, seed=3
+    )
     found = json.loads(answer.text)
     assert set(found) == {"name", "age"} and isinstance(found["name"], str) and 0 <= found["age"] <= 99
 
@@ -266,7 +285,10 @@ async def guided_choice(worker: ModelWorker, profile: Profile) -> None:
 @effect
 async def lora(worker: ModelWorker, profile: Profile) -> None:
     plain = await greedy(worker, profile.certain, max_tokens=12)
-    together = [make_request(profile.certain, lora, temperature=0.0, max_tokens=12) for lora in (profile.lora, None, profile.lora, None)]
+    together = [
+        make_request(profile.certain, lora, temperature=0.0, max_tokens=12)
+        for lora in (profile.lora, None, profile.lora, None)
+    ]
     answers = [answer.ids for answer in await ask_all(worker, together)]
     assert answers[1] == answers[3] == plain.ids, "the adapter leaks into requests that did not ask for it"
     assert (await greedy(worker, profile.long, lora=profile.lora)).ids != (await greedy(worker, profile.long)).ids

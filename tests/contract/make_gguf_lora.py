@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 
 RANK = 8
-STRENGTH = 0.05  # standard deviation of each factor; with ALPHA it moves the output, and the text stays finite
+STRENGTH = 0.15  # standard deviation of each factor; with ALPHA it moves the output, and the text stays finite
 ALPHA = 16.0
 
 

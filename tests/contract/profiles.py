@@ -24,7 +24,9 @@ class Profile:
         "<|im_start|>user\nName three colours.<|im_end|>\n<|im_start|>assistant\n",
         "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
     )
-    unicode: str = "🌍🎉 日本語 ü 🌍🎉 日本語 ü 🌍🎉 日本語 ü 🌍🎉"  # makes the model answer in characters of several tokens
+    unicode: str = (
+        "🌍🎉 日本語 ü 🌍🎉 日本語 ü 🌍🎉 日本語 ü 🌍🎉"  # makes the model answer in characters of several tokens
+    )
     lora: str = "tiny"
 
 
@@ -44,12 +46,23 @@ PROFILES: dict[str, Profile] = {
         Profile("fake", "fake", "toy", {"step_s": 0.002}, **_BABBLE),
         Profile("echo", "echo", "toy", {"step_s": 0.002}, short="Say yes.", repeats="abababab", more=("some", "other")),
         Profile("llamacpp", "llamacpp", "smollm2", {"context_length": 512, "max_batch": 32}),
-        Profile("transformers", "transformers", "smollm2", {"context_length": 512, "dtype": "float32", "batching.batch_size": 32}),
+        Profile(
+            "transformers",
+            "transformers",
+            "smollm2",
+            {"context_length": 512, "dtype": "float32", "batching.batch_size": 32},
+        ),
         Profile(
             "vllm",
             "vllm",
             "smollm2",
-            {"max_model_len": 512, "dtype": "float32", "max_num_seqs": 32, "enforce_eager": True, "cpu_kvcache_space_gib": 2},
+            {
+                "max_model_len": 512,
+                "dtype": "float32",
+                "max_num_seqs": 32,
+                "enforce_eager": True,
+                "cpu_kvcache_space_gib": 2,
+            },
         ),
     )
 }

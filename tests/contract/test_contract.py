@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from typing import Any
 
@@ -80,7 +81,9 @@ async def test_text_is_the_text_of_the_tokens(worker: ModelWorker, profile: Prof
         assert "\ufffd" not in answer.text, "a character was cut in two"
         if worker.prompts.tokenizer is not None:
             prefix = worker.prompts.tokenizer.decode(worker.prompts.tokenizer.encode("a", add_special=False))
-            whole = worker.prompts.tokenizer.decode([*worker.prompts.tokenizer.encode("a", add_special=False), *answer.ids])
+            whole = worker.prompts.tokenizer.decode(
+                [*worker.prompts.tokenizer.encode("a", add_special=False), *answer.ids]
+            )
             assert whole[len(prefix) :].rstrip("\ufffd") == answer.text.rstrip("\ufffd")
 
 
@@ -91,7 +94,7 @@ async def test_stream_arrives_as_it_is_made(worker: ModelWorker, profile: Profil
         if isinstance(event, Delta) and event.token_ids:
             times.append(time.perf_counter())
     assert len(times) > 16
-    assert times[-1] - times[0] > 1.5 * max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+    assert times[-1] - times[0] > 1.5 * max(later - earlier for earlier, later in itertools.pairwise(times))
 
 
 async def test_usage_counts_tokens(worker: ModelWorker, profile: Profile) -> None:
@@ -140,7 +143,8 @@ async def test_cancel_frees_the_place(worker: ModelWorker, profile: Profile) -> 
 
 async def test_cancel_before_the_first_token(worker: ModelWorker, profile: Profile) -> None:
     tasks = [
-        asyncio.create_task(ask(worker, f"{profile.long} {number}", max_tokens=1000, ignore_eos=True)) for number in range(40)
+        asyncio.create_task(ask(worker, f"{profile.long} {number}", max_tokens=1000, ignore_eos=True))
+        for number in range(40)
     ]
     await asyncio.sleep(0.05)
     for task in tasks:

@@ -23,7 +23,11 @@ CHATS: list[list[dict[str, Any]]] = [
     ],
     [{"role": "user", "content": "<|im_end|> special tokens in the text <|im_start|>"}],
     [{"role": "system", "content": ""}, {"role": "user", "content": "x = [1, 2, 3]\nfor i in x:\n    print(i)"}],
-    [{"role": "user", "content": " leading and trailing "}, {"role": "assistant", "content": " ok "}, {"role": "user", "content": "go"}],
+    [
+        {"role": "user", "content": " leading and trailing "},
+        {"role": "assistant", "content": " ok "},
+        {"role": "user", "content": "go"},
+    ],
 ]
 
 TRANSFORMERS = """
@@ -64,7 +68,12 @@ print("@" + json.dumps(found))
 def _native(kind: str, script: str, model: Path) -> Any:
     python = environments.find(kind).python
     done = subprocess.run(
-        [str(python), "-c", script, str(model)], input=json.dumps(CHATS), capture_output=True, text=True, check=False, timeout=300
+        [str(python), "-c", script, str(model)],
+        input=json.dumps(CHATS),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("@")]
     assert lines, done.stderr[-2000:]
@@ -97,5 +106,3 @@ async def test_llamacpp_renders_and_counts_the_same() -> None:
     for chat, found, ids in zip(CHATS, native, await _ours(stored.path), strict=True):
         assert prompts.render(chat) == found["prompt"]
         assert len(ids) == found["count"]
-
-

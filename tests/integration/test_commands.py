@@ -20,7 +20,13 @@ BAY = [sys.executable, "-m", "enginebay.cli.main"]
 
 def bay(*arguments: str, stdin: str = "", timeout: float = 300, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*BAY, *arguments], input=stdin, capture_output=True, text=True, timeout=timeout, env={**os.environ, **environ}, check=False
+        [*BAY, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, **environ},
+        check=False,
     )
 
 
@@ -48,14 +54,24 @@ def test_run_reads_standard_input() -> None:
 
 
 def test_run_as_json_has_everything() -> None:
-    done = bay("run", "toy", "hi", "-e", "fake", "--json", "--n", "2", "--logprobs", "1", "--max-tokens", "3", "--seed", "1")
+    done = bay(
+        "run", "toy", "hi", "-e", "fake", "--json", "--n", "2", "--logprobs", "1", "--max-tokens", "3", "--seed", "1"
+    )
     found = json.loads(done.stdout)
     assert [len(choice["logprobs"]) for choice in found["choices"]] == [3, 3]
     assert found["usage"]["completion_tokens"] == 6
 
 
 def test_chat_remembers() -> None:
-    done = bay("chat", "toy", "-e", "fake", "--set", "script_by_prompt={\"one\\ntwo\": remembered, one: first}", stdin="one\n\n/help\n")
+    done = bay(
+        "chat",
+        "toy",
+        "-e",
+        "fake",
+        "--set",
+        'script_by_prompt={"one\\ntwo": remembered, one: first}',
+        stdin="one\n\n/help\n",
+    )
     assert done.returncode == 0 and done.stdout == "first\n" and "/reset" in done.stderr
 
 
@@ -74,10 +90,15 @@ def test_batch_runs_and_resumes(tmp_path: Path) -> None:
 
 def test_a_bad_line_in_a_batch_fails_alone(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text('{"prompt": "a", "max_tokens": 3}\n{"prompt": "b", "temperature": 9}\n{"prompt": "c", "num_beams": 2}\n')
+    source.write_text(
+        '{"prompt": "a", "max_tokens": 3}\n{"prompt": "b", "temperature": 9}\n{"prompt": "c", "num_beams": 2}\n'
+    )
     done = bay("batch", str(source), str(target), "-m", "toy", "-e", "fake")
     assert done.returncode == 1
-    found = {answer["id"]: answer.get("error", {}).get("param") for answer in map(json.loads, target.read_text().splitlines())}
+    found = {
+        answer["id"]: answer.get("error", {}).get("param")
+        for answer in map(json.loads, target.read_text().splitlines())
+    }
     assert found == {"1": None, "2": "temperature", "3": "num_beams"}
 
 
@@ -119,21 +140,40 @@ def test_a_directory_with_a_pickle_only_is_refused(tmp_path: Path) -> None:
     one_clear_line(done, done.returncode, "safetensors")
 
 
-@pytest.mark.parametrize(("how", "words"), [("crash", "SIGSEGV"), ("error", "told to fail"), ("out_of_memory", "memory")])
+@pytest.mark.parametrize(
+    ("how", "words"), [("crash", "SIGSEGV"), ("error", "told to fail"), ("out_of_memory", "memory")]
+)
 def test_an_engine_that_dies_while_loading_is_told(how: str, words: str) -> None:
     one_clear_line(bay("run", "toy", "hi", "-e", "fake", "--set", f"fail_load={how}"), 1, words)
 
 
 def test_an_engine_that_dies_while_answering_is_told() -> None:
-    done = bay("run", "toy", "hi", "-e", "fake", "--ignore-eos", "--set", "crash_after_tokens=10", "--set", "step_s=0.01")
+    done = bay(
+        "run", "toy", "hi", "-e", "fake", "--ignore-eos", "--set", "crash_after_tokens=10", "--set", "step_s=0.01"
+    )
     one_clear_line(done, 1, "SIGSEGV", "as it was told")
 
 
 @pytest.mark.parametrize("after_s", [0.1, 0.4, 0.8, 1.5, 2.5])
 def test_ctrl_c_at_any_moment(after_s: float) -> None:
     before = set(runtime_dir().iterdir())
-    arguments = ["run", "toy", "hi", "-e", "fake", "--ignore-eos", "--max-tokens", "4000", "--set", "step_s=0.05", "--set", "load_s=0.7"]
-    process = subprocess.Popen([*BAY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    arguments = [
+        "run",
+        "toy",
+        "hi",
+        "-e",
+        "fake",
+        "--ignore-eos",
+        "--max-tokens",
+        "4000",
+        "--set",
+        "step_s=0.05",
+        "--set",
+        "load_s=0.7",
+    ]
+    process = subprocess.Popen(
+        [*BAY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     time.sleep(after_s)
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=20)
@@ -146,7 +186,10 @@ def test_ctrl_c_at_any_moment(after_s: float) -> None:
 
 
 def test_a_full_disk_while_pulling_leaves_nothing(tmp_path: Path) -> None:
-    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "none", str(tmp_path)], check=False).returncode:
+    if (
+        os.geteuid() != 0
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "none", str(tmp_path)], check=False).returncode
+    ):
         pytest.skip("needs the right to mount a small tmpfs")
     try:
         done = bay("models", "pull", "smollm2", ENGINEBAY_HOME=str(tmp_path / "home"), TMPDIR=str(tmp_path))

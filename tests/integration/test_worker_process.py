@@ -127,7 +127,9 @@ async def test_one_failing_request_does_not_harm_the_worker(launch: Callable[...
         ("crash", LoadFailed, "SIGSEGV"),
     ],
 )
-async def test_a_failed_load_is_one_clear_error(launch: Callable[..., Launch], how: str, error: type[Exception], words: str) -> None:
+async def test_a_failed_load_is_one_clear_error(
+    launch: Callable[..., Launch], how: str, error: type[Exception], words: str
+) -> None:
     before = set(runtime_dir().iterdir())
     with pytest.raises(error, match=words):
         await WorkerProcess.start(launch(fail_load=how))

@@ -30,13 +30,23 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 @app.command()
 @with_sampling
 def batch(
-    source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help='One request a line: {"prompt": ...} or {"messages": ...}, with sampling parameters')],
-    target: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="One answer a line; what is there already is not done again")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="IN.jsonl",
+            help='One request a line: {"prompt": ...} or {"messages": ...}, with sampling parameters',
+        ),
+    ],
+    target: Annotated[
+        Path, typer.Argument(metavar="OUT.jsonl", help="One answer a line; what is there already is not done again")
+    ],
     *,
     model: Annotated[str, typer.Option("--model", "-m", help="The model for all lines")] = "smollm2",
     engine: Engine = None,
     raw: Raw = False,
-    concurrency: Annotated[int | None, typer.Option("--concurrency", min=1, help="Requests in flight (default: twice the engine's batch)")] = None,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", min=1, help="Requests in flight (default: twice the engine's batch)")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the tally as JSON")] = False,
     config: ConfigFile = None,
     set_: Set = None,
@@ -57,11 +67,15 @@ def batch(
     if as_json:
         emit_json({"answered": tally.answered, "failed": tally.failed, "completion_tokens": tally.completion_tokens})
     rate = f", {tally.completion_tokens / tally.elapsed_s:.0f} tokens/s" if tally.elapsed_s else ""
-    note(f"{tally.answered} answered, {tally.failed} failed, {tally.completion_tokens} tokens in {tally.elapsed_s:.1f} s{rate}")
+    note(
+        f"{tally.answered} answered, {tally.failed} failed, {tally.completion_tokens} tokens in {tally.elapsed_s:.1f} s{rate}"
+    )
     return 1 if tally.failed else 0
 
 
-async def _run(stack: AsyncStack, jobs: list[Job], target: Path, raw: bool, concurrency: int | None, progress: Progress) -> Tally:
+async def _run(
+    stack: AsyncStack, jobs: list[Job], target: Path, raw: bool, concurrency: int | None, progress: Progress
+) -> Tally:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar

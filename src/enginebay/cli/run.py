@@ -36,7 +36,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 @with_sampling
 def run(
     model: Model,
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; `-` or nothing reads it from standard input")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; `-` or nothing reads it from standard input")
+    ] = None,
     *,
     engine: Engine = None,
     system: Annotated[str | None, typer.Option("--system", help="A system message before the prompt")] = None,
@@ -58,7 +60,9 @@ def run(
     asyncio.run(_answer(stack, asked, raw, lora, stats, as_json, progress))
 
 
-async def _answer(stack: AsyncStack, prompt: Any, raw: bool, lora: str | None, stats: bool, as_json: bool, progress: Progress) -> None:
+async def _answer(
+    stack: AsyncStack, prompt: Any, raw: bool, lora: str | None, stats: bool, as_json: bool, progress: Progress
+) -> None:
     started = time.monotonic()
     try:
         await stack.open()
@@ -135,12 +139,18 @@ def _print_stats(stack: AsyncStack, done: Done, load_s: float) -> None:
     note(f"start         {load_s:.2f} s, of which loading {stack.facts.load_s:.2f} s")
     note(f"prompt        {usage.prompt_tokens} tokens ({usage.cached_tokens} cached)")
     note(f"first token   {timing.ttft_s * 1000:.0f} ms")
-    note(f"answer        {usage.completion_tokens} tokens, {rate:.1f} tokens/s after the first, {timing.total_s:.2f} s in all")
+    note(
+        f"answer        {usage.completion_tokens} tokens, {rate:.1f} tokens/s after the first, {timing.total_s:.2f} s in all"
+    )
 
 
 def read_prompt(prompt: str | None) -> str:
     """The argument, standard input, or the argument with standard input below it."""
-    piped = "" if sys.stdin is None or sys.stdin.isatty() or (prompt not in (None, "-") and not _has_data()) else sys.stdin.read()
+    piped = (
+        ""
+        if sys.stdin is None or sys.stdin.isatty() or (prompt not in (None, "-") and not _has_data())
+        else sys.stdin.read()
+    )
     given = "" if prompt in (None, "-") else str(prompt)
     text = f"{given}\n\n{piped}" if given and piped.strip() else given or piped
     if not text.strip():

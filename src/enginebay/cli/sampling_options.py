@@ -59,7 +59,9 @@ def with_sampling(command: Callable[..., Any]) -> Callable[..., Any]:
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=typer.Option(None, f"--{name.replace('_', '-')}" + _off(name, kind), help=text, rich_help_panel="Sampling"),
+            default=typer.Option(
+                None, f"--{name.replace('_', '-')}" + _off(name, kind), help=text, rich_help_panel="Sampling"
+            ),
             annotation=kind | None,
         )
         for name, kind, text in _OPTIONS
@@ -84,9 +86,13 @@ def collect(given: dict[str, Any]) -> dict[str, Any]:
         chosen["guided"] = Guided(**guided)
     if "logit_bias" in chosen:
         try:
-            chosen["logit_bias"] = {int(token): float(bias) for token, bias in _parse(chosen["logit_bias"], "--logit-bias").items()}
+            chosen["logit_bias"] = {
+                int(token): float(bias) for token, bias in _parse(chosen["logit_bias"], "--logit-bias").items()
+            }
         except (AttributeError, TypeError, ValueError):
-            raise UsageError("--logit-bias takes a JSON object of token ids and numbers", 'like: \'{"42": -100}\'') from None
+            raise UsageError(
+                "--logit-bias takes a JSON object of token ids and numbers", "like: '{\"42\": -100}'"
+            ) from None
     return chosen
 
 

@@ -13,10 +13,19 @@ from enginebay.cli.output import note
 from enginebay.config.load import load_config
 from enginebay.config.sources import assignment_flags
 
-Model = Annotated[str, typer.Argument(help="A model of the store, the catalogue or the configuration, a path, or a source")]
-Engine = Annotated[str | None, typer.Option("--engine", "-e", "--backend", help="llamacpp, transformers, vllm, ... (default: auto)")]
-ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="A YAML file (default: enginebay.yaml here, then in ENGINEBAY_HOME)")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="An engine setting for this run, like --set context_length=2048")]
+Model = Annotated[
+    str, typer.Argument(help="A model of the store, the catalogue or the configuration, a path, or a source")
+]
+Engine = Annotated[
+    str | None, typer.Option("--engine", "-e", "--backend", help="llamacpp, transformers, vllm, ... (default: auto)")
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", help="A YAML file (default: enginebay.yaml here, then in ENGINEBAY_HOME)"),
+]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", help="An engine setting for this run, like --set context_length=2048")
+]
 Offline = Annotated[bool | None, typer.Option("--offline/--online", help="Never use the network")]
 Strict = Annotated[bool, typer.Option("--strict", help="A retired or inapplicable key is an error")]
 Lora = Annotated[str | None, typer.Option("--lora", help="A LoRA adapter of the configuration, by name")]

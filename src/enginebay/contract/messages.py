@@ -119,5 +119,7 @@ class Facts:
     asked: Mapping[str, Any] = field(default_factory=dict)  # settings as given
     effective: Mapping[str, Any] = field(default_factory=dict)  # settings as they run
     warnings: Sequence[str] = ()  # retired or inapplicable settings, one line each
-    refused: Mapping[str, str] = field(default_factory=dict)  # request parameter -> why not, with this model and version
+    refused: Mapping[str, str] = field(
+        default_factory=dict
+    )  # request parameter -> why not, with this model and version
     load_s: float = 0.0

@@ -70,12 +70,16 @@ class Sampling:
         if self.best_of is not None and self.best_of < self.n:
             raise InvalidRequest(f"best_of is {self.best_of}, below n = {self.n}", param="best_of")
         if self.max_tokens is not None and self.min_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequest(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}", param="min_tokens")
+            raise InvalidRequest(
+                f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}", param="min_tokens"
+            )
         if any(not text for text in self.stop):
             raise InvalidRequest("a stop string is empty", param="stop")
         for token, bias in self.logit_bias.items():
             if not -100 <= bias <= 100:
-                raise InvalidRequest(f"logit_bias of token {token} is {bias}, allowed is -100 to 100", param="logit_bias")
+                raise InvalidRequest(
+                    f"logit_bias of token {token} is {bias}, allowed is -100 to 100", param="logit_bias"
+                )
 
     @property
     def greedy(self) -> bool:
@@ -153,4 +157,3 @@ def requested(sampling: Sampling, lora: str | None = None) -> dict[str, Any]:
     if lora:
         found["lora"] = lora
     return found
-

@@ -15,10 +15,10 @@ import grpc.aio
 
 from enginebay.contract import Delta, Embedding, Facts, FinishReason, GenerateRequest
 from enginebay.contract.messages import Done
-from enginebay.errors import Cancelled, EngineFailed, EnginebayError, WorkerDied
+from enginebay.errors import Cancelled, EnginebayError, EngineFailed, WorkerDied
 from enginebay.worker import wire
-from enginebay.worker.proto import worker_pb2 as pb
 from enginebay.worker.proto import SERVICE
+from enginebay.worker.proto import worker_pb2 as pb
 
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
@@ -53,7 +53,9 @@ class WorkerClient:
         self._closing = False
         self._broken: EnginebayError | None = None
         session = self._channel.stream_stream(
-            f"/{SERVICE}/Session", request_serializer=pb.Ask.SerializeToString, response_deserializer=pb.Flush.FromString
+            f"/{SERVICE}/Session",
+            request_serializer=pb.Ask.SerializeToString,
+            response_deserializer=pb.Flush.FromString,
         )
         self._call: Any = session()
         self._tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._receive())]
@@ -115,7 +117,9 @@ class WorkerClient:
 
     async def _ask(self, method: str, request: Any, reply: Any) -> Any:
         call = self._channel.unary_unary(
-            f"/{SERVICE}/{method}", request_serializer=type(request).SerializeToString, response_deserializer=reply.FromString
+            f"/{SERVICE}/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=reply.FromString,
         )
         try:
             return await call(request)

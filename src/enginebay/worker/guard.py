@@ -34,7 +34,7 @@ def start(parent: socket.socket, directory: str) -> None:
     reading, writing = os.pipe()
     # The worker's end must be the only one: a forked engine process that held it would hide the worker's death.
     held = [writing]
-    os.register_at_fork(after_in_child=lambda: [os.close(held.pop()) for _ in held[:]])
+    os.register_at_fork(after_in_child=lambda: os.closerange(held[0], held.pop() + 1) if held else None)
     subprocess.Popen(
         ["/bin/sh", "-c", _SCRIPT, "enginebay-guard", str(os.getpgrp()), directory, str(os.getpid())],
         stdin=reading,  # ends with the worker

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from enginebay.contract import Engine, FinishReason, GenerateRequest, TokenLogprobs
 from enginebay.contract.messages import Done, Timing, Usage
-from enginebay.errors import EngineFailed, EnginebayError
+from enginebay.errors import EnginebayError, EngineFailed
 from enginebay.worker.best_of import BestOf
 from enginebay.worker.outbox import Outbox
 
@@ -17,7 +17,17 @@ from enginebay.worker.outbox import Outbox
 class _Live:
     """One request that has not ended."""
 
-    __slots__ = ("best_of", "cached_tokens", "choices_left", "first", "number", "outbox", "prompt_tokens", "started", "tokens")
+    __slots__ = (
+        "best_of",
+        "cached_tokens",
+        "choices_left",
+        "first",
+        "number",
+        "outbox",
+        "prompt_tokens",
+        "started",
+        "tokens",
+    )
 
     def __init__(self, number: int, outbox: Outbox, request: GenerateRequest) -> None:
         self.number = number

@@ -81,7 +81,8 @@ def _open(engine: Engine, directory: Path) -> Any:
     ledger = Ledger(engine)
     engine.start(ledger)
     server = grpc.server(
-        ThreadPoolExecutor(_SESSIONS), options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        ThreadPoolExecutor(_SESSIONS),
+        options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)],
     )
     server.add_generic_rpc_handlers((handlers(Servicer(engine, ledger)),))
     _add_health_and_reflection(server, SERVICE)
@@ -121,7 +122,9 @@ def _load_failure(load: Load, error: Exception) -> EnginebayError:
     if isinstance(error, MemoryError):
         return OutOfMemory(f"not enough memory to load {load.model} on {load.kind}")
     if isinstance(error, ImportError):
-        return LoadFailed(f"{load.kind} cannot be imported: {error}", f"repair it with: bay engines install {load.kind}")
+        return LoadFailed(
+            f"{load.kind} cannot be imported: {error}", f"repair it with: bay engines install {load.kind}"
+        )
     line = next(iter(str(error).strip().splitlines()), "")
     return LoadFailed(f"{load.kind} could not load {load.model}: {type(error).__name__}: {line}")
 

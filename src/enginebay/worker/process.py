@@ -94,7 +94,9 @@ class WorkerProcess:
         listener.listen(2)
         listener.setblocking(False)
         with listener, self.launch.log.open("ab") as log:
-            log.write(f"--- {time.strftime('%Y-%m-%dT%H:%M:%S')} {self.launch.load.kind} {self.launch.load.model}\n".encode())
+            log.write(
+                f"--- {time.strftime('%Y-%m-%dT%H:%M:%S')} {self.launch.load.kind} {self.launch.load.model}\n".encode()
+            )
             log.flush()
             self._process = await asyncio.create_subprocess_exec(
                 *command(self.launch, self.directory),
@@ -154,7 +156,9 @@ class WorkerProcess:
                 f"the {load.kind} worker was killed while loading {load.model}, most likely for want of memory",
                 self.last_words(),
             )
-        return LoadFailed(f"the {load.kind} worker ended while loading {load.model} ({self._ending()})", self.last_words())
+        return LoadFailed(
+            f"the {load.kind} worker ended while loading {load.model} ({self._ending()})", self.last_words()
+        )
 
     def death(self) -> WorkerDied:
         """The error for requests that were running when the worker died."""

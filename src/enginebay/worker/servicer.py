@@ -18,7 +18,6 @@ from enginebay.worker.proto import SERVICE
 from enginebay.worker.proto import worker_pb2 as pb
 
 
-
 class Servicer:
     """Sessions and questions of server processes, answered from one engine."""
 
@@ -81,7 +80,9 @@ class Servicer:
         try:
             return ask()
         except EnginebayError as error:
-            context.set_trailing_metadata((("enginebay-error-bin", wire.failure_message(0, error).SerializeToString()),))
+            context.set_trailing_metadata(
+                (("enginebay-error-bin", wire.failure_message(0, error).SerializeToString()),)
+            )
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
         except Exception as error:
             context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")

@@ -53,7 +53,7 @@ def _sampling_message(sampling: Sampling) -> pb.Sampling:
     return message
 
 
-def _sampling(message: pb.Sampling) -> Sampling:
+def _sampling(message: Any) -> Sampling:
     values: dict[str, Any] = {"n": message.n, "ignore_eos": message.ignore_eos}
     for field in fields(Sampling):
         if field.name in _REPEATED:
@@ -121,9 +121,7 @@ def received_done(message: pb.Done) -> Done:
 
 
 def failure_message(request: int, error: EnginebayError) -> pb.Failure:
-    return pb.Failure(
-        request=request, kind=error.kind, message=error.message, hint=error.hint, param=error.param or ""
-    )
+    return pb.Failure(request=request, kind=error.kind, message=error.message, hint=error.hint, param=error.param or "")
 
 
 def received_failure(message: pb.Failure) -> EnginebayError:

@@ -4,7 +4,18 @@ from dataclasses import fields
 
 import pytest
 
-from enginebay.contract import NEUTRAL, RANGES, GenerateRequest, Guided, Sampling, honours, parameters, refuses, requested, translates
+from enginebay.contract import (
+    NEUTRAL,
+    RANGES,
+    GenerateRequest,
+    Guided,
+    Sampling,
+    honours,
+    parameters,
+    refuses,
+    requested,
+    translates,
+)
 from enginebay.contract.negotiate import negotiate
 from enginebay.errors import InvalidRequest, Unsupported
 
@@ -26,7 +37,12 @@ def test_both_ends_of_a_range_are_allowed(name: str) -> None:
 
 
 def test_contradictions_are_refused() -> None:
-    for wrong in ({"n": 3, "best_of": 2}, {"min_tokens": 5, "max_tokens": 4}, {"stop": ("",)}, {"logit_bias": {1: 101.0}}):
+    for wrong in (
+        {"n": 3, "best_of": 2},
+        {"min_tokens": 5, "max_tokens": 4},
+        {"stop": ("",)},
+        {"logit_bias": {1: 101.0}},
+    ):
         with pytest.raises(InvalidRequest):
             Sampling(**wrong)  # type: ignore[arg-type]
 

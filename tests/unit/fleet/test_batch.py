@@ -11,14 +11,24 @@ from enginebay.fleet.batch import finished, read_jobs
 
 def test_requests_are_read_with_their_ids_and_parameters(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
-    path.write_text('{"prompt": "a", "seed": 1}\n\n{"id": "x", "messages": [{"role": "user", "content": "b"}], "raw": true}\n')
+    path.write_text(
+        '{"prompt": "a", "seed": 1}\n\n{"id": "x", "messages": [{"role": "user", "content": "b"}], "raw": true}\n'
+    )
     first, second = read_jobs(path)
     assert (first.id, first.prompt, first.sampling, first.raw) == ("1", "a", {"seed": 1}, False)
     assert (second.id, second.prompt, second.raw) == ("x", [{"role": "user", "content": "b"}], True)
 
 
 @pytest.mark.parametrize(
-    "line", ["{", "[]", "{}", '{"prompt": "a", "messages": []}', '{"prompt": 5}', '{"id": "1", "prompt": "a"}\n{"id": 1, "prompt": "b"}']
+    "line",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"prompt": "a", "messages": []}',
+        '{"prompt": 5}',
+        '{"id": "1", "prompt": "a"}\n{"id": 1, "prompt": "b"}',
+    ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "in.jsonl"
@@ -33,7 +43,9 @@ def test_a_line_cut_off_by_a_crash_is_done_again(tmp_path: Path) -> None:
     path.write_text(whole + '{"id": "2", "te')
     assert finished(path) == {"1"}
     assert path.read_text() == whole
-    path.write_text(whole + '{"id": "2", "text": "b"}')  # whole but for its line end: the answer may have been cut in the middle
+    path.write_text(
+        whole + '{"id": "2", "text": "b"}'
+    )  # whole but for its line end: the answer may have been cut in the middle
     assert finished(path) == {"1"}
 
 

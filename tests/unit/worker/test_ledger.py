@@ -66,7 +66,9 @@ def test_done_comes_after_the_last_choice_with_the_counts(ledger: Ledger) -> Non
     ledger.token(number, "bc", (11, 12), 1)
     ledger.finish(number, FinishReason.LENGTH, 1)
     flush = _take(outbox)
-    assert [(one.request, one.prompt_tokens, one.completion_tokens, one.cached_tokens) for one in flush.done] == [(7, 3, 3, 2)]
+    assert [(one.request, one.prompt_tokens, one.completion_tokens, one.cached_tokens) for one in flush.done] == [
+        (7, 3, 3, 2)
+    ]
     assert list(flush.count) == [2] and list(flush.choice) == [1]
 
 

@@ -73,7 +73,9 @@ class Sampler:
             banned |= repeats(self.output, size)
         if sampling.guided is not None and sampling.guided.choice is not None:
             banned |= set(scores) - _allowed(sampling.guided.choice, self.output)
-            scores.update({token: 0.0 for token in _allowed(sampling.guided.choice, self.output) if token not in scores})
+            scores.update(
+                {token: 0.0 for token in _allowed(sampling.guided.choice, self.output) if token not in scores}
+            )
         return banned & set(scores)
 
     def _choose(self, scores: dict[int, float]) -> int:
@@ -87,7 +89,9 @@ class Sampler:
         keep = sampling.value("top_k") if sampling.value("top_k") > 0 else len(ranked)
         total, kept = sum(weights), 0.0
         for place, weight in enumerate(weights):
-            if place >= keep or (place and (kept >= sampling.value("top_p") * total or weight < sampling.value("min_p"))):
+            if place >= keep or (
+                place and (kept >= sampling.value("top_p") * total or weight < sampling.value("min_p"))
+            ):
                 weights[place:] = [0.0] * (len(weights) - place)
                 break
             kept += weight

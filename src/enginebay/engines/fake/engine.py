@@ -17,7 +17,7 @@ from enginebay.contract import Embedding, Facts, FinishReason, GenerateRequest, 
 from enginebay.engines.fake.babble import EOS, Sampler
 from enginebay.engines.fake.spec import SPEC
 from enginebay.errors import ContextOverflow, EngineFailed, LoadFailed, OutOfMemory
-from enginebay.text.stops import StopScanner
+from enginebay.text.incremental import StopScanner
 
 Piece = tuple[str, tuple[int, ...]]  # text and token ids of one event
 
@@ -32,9 +32,23 @@ def script_pieces(text: str) -> tuple[Piece, ...]:
 class _Sequence:
     """One choice of one request, as it is being made."""
 
-    __slots__ = ("_decoder", "_pieces", "_sampler", "_stops", "ended", "choice", "made", "most", "number", "ready", "sampling")
+    __slots__ = (
+        "_decoder",
+        "_pieces",
+        "_sampler",
+        "_stops",
+        "choice",
+        "ended",
+        "made",
+        "most",
+        "number",
+        "ready",
+        "sampling",
+    )
 
-    def __init__(self, number: int, choice: int, request: GenerateRequest, script: str | None, room: int, ready: float) -> None:
+    def __init__(
+        self, number: int, choice: int, request: GenerateRequest, script: str | None, room: int, ready: float
+    ) -> None:
         sampling = request.sampling
         self.number, self.choice, self.sampling, self.ready = number, choice, sampling, ready
         self.most = min(room, sampling.max_tokens or room)
@@ -59,11 +73,10 @@ class _Sequence:
             sink.token(self.number, "", (token,), self.choice, logprobs)
             return self._finish(sink, FinishReason.STOP, token)
         if self._stops is not None:
-            text, matched = self._stops.feed(text)
-            if matched is not None:
+            text = self._stops.feed(text)
+            if self._stops.matched is not None:
                 sink.token(self.number, text, (token,), self.choice, logprobs)
-                self._stops = None
-                return self._finish(sink, FinishReason.STOP, matched)
+                return self._finish(sink, FinishReason.STOP, self._stops.matched)
         sink.token(self.number, text, (token,), self.choice, logprobs)
         if self.made >= self.most:
             self._finish(sink, FinishReason.LENGTH, None)
@@ -80,7 +93,7 @@ class _Sequence:
 
     def _finish(self, sink: Sink, reason: FinishReason, stop_reason: str | int | None) -> None:
         self.ended = True
-        rest = self._stops.rest() if self._stops is not None else ""
+        rest = self._stops.finish() if self._stops is not None else ""
         if rest:
             sink.token(self.number, rest, (), self.choice)
         sink.finish(self.number, reason, self.choice, stop_reason)

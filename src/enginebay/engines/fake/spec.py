@@ -45,7 +45,9 @@ SPEC = EngineSpec(
         "embeddings": honours(),
     },
     settings={
-        "script": Setting("str", "What every request answers; sampling then has no effect. Unset: babble that obeys sampling"),
+        "script": Setting(
+            "str", "What every request answers; sampling then has no effect. Unset: babble that obeys sampling"
+        ),
         "script_by_prompt": Setting("map", "Answers by a piece of the prompt: the first key found in it decides"),
         "context_length": Setting("int", "Tokens of prompt and output together", default=4096, minimum=1),
         "max_batch": Setting("int", "Requests computed in one step", default=256, minimum=1),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 from enginebay.contract import Sampling
@@ -18,13 +19,21 @@ def test_greedy_is_the_same_every_time() -> None:
 
 def test_seeds_choices_and_adapters_make_a_difference() -> None:
     assert _output(seed=1) == _output(seed=1)
-    assert len({tuple(one) for one in (_output(seed=1), _output(seed=2), _output(seed=1, choice=1), _output(seed=1, salt="x"))}) == 4
+    assert (
+        len(
+            {
+                tuple(one)
+                for one in (_output(seed=1), _output(seed=2), _output(seed=1, choice=1), _output(seed=1, salt="x"))
+            }
+        )
+        == 4
+    )
 
 
 def test_ngrams_are_not_repeated() -> None:
     assert repeats([1, 2, 3, 1, 2], 3) == {3}
     output = _output(temperature=0, no_repeat_ngram_size=2, ignore_eos=True)
-    assert max(Counter(zip(output, output[1:], strict=False)).values()) == 1
+    assert max(Counter(itertools.pairwise(output)).values()) == 1
 
 
 def test_the_end_is_banned_when_asked() -> None:

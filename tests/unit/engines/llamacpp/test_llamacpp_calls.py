@@ -12,7 +12,7 @@ _REQUEST = GenerateRequest(token_ids=(1,))
 
 def _call(tokens: int, choices: int = 1) -> Call:
     outputs = [Output(choice, Sampling(), 9, lambda *_: []) for choice in range(choices)]
-    return Call(Held(1, _REQUEST, BodyMaker(_REQUEST, 64, {})), outputs, tokens)
+    return Call(Held(1, BodyMaker(_REQUEST, 64, {})), outputs, tokens)
 
 
 @pytest.mark.parametrize(

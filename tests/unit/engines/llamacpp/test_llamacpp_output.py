@@ -36,7 +36,7 @@ def test_a_limit_inside_a_character_cuts_ids_and_leaves_no_broken_text() -> None
 def test_unreported_tokens_at_the_end_leave_the_output_open() -> None:
     output = _output(limit=3)
     output.take("a", _A, 1)
-    output.end_attempt("limit", 3, out_of_context=False)
+    output.end_attempt("limit", out_of_context=False)
     assert output.finish_reason is None and output.goal - output.count == 2
     output.give_up()
     assert output.finish_reason is FinishReason.LENGTH
@@ -49,7 +49,7 @@ def test_unreported_tokens_at_the_end_leave_the_output_open() -> None:
 def test_how_the_library_ended(stop_type: str, out_of_context: bool, reason: FinishReason | None) -> None:
     output = _output()
     output.take("a", _A, 1)
-    output.end_attempt(stop_type, 1, out_of_context)
+    output.end_attempt(stop_type, out_of_context)
     assert output.finish_reason is reason
 
 
@@ -63,7 +63,7 @@ def test_a_stop_string_ends_and_is_not_sent() -> None:
 def test_held_text_is_sent_when_the_output_ends() -> None:
     output = _output(stop=("ab",))
     output.take("a", _A, 1)
-    assert output.end_attempt("eos", 1, out_of_context=False) == "a"
+    assert output.end_attempt("eos", out_of_context=False) == "a"
 
 
 def test_a_stop_token_ends_without_its_text() -> None:

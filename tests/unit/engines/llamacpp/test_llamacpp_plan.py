@@ -15,9 +15,13 @@ _HEADS = {"attention.head_count": 9, "attention.head_count_kv": 3}
 _SMOL = Header(1, {"general.architecture": "llama", **{f"llama.{k}": v for k, v in {**_SHAPE, **_HEADS}.items()}})
 
 
-def _plan(task: str = "generate", header: Header = _SMOL, gpu_free_bytes: int = 0, **settings: Any) -> Plan:
+def _plan(
+    task: str = "generate", header: Header = _SMOL, free_bytes: int = 2**34, gpu_free_bytes: int = 0, **settings: Any
+) -> Plan:
     dotted = {name.replace("__", "."): value for name, value in settings.items()}
-    return make_plan(Load("llamacpp", "", "m", "m.gguf", dotted, task=task), header, Host(4, gpu_free_bytes))
+    return make_plan(
+        Load("llamacpp", "", "m", "m.gguf", dotted, task=task), header, Host(4, free_bytes, gpu_free_bytes)
+    )
 
 
 def test_the_spec_declares_every_parameter_and_refusals_name_an_alternative() -> None:
@@ -37,6 +41,11 @@ def test_by_default_the_cache_stays_within_its_memory() -> None:
     assert (plan.context_length, plan.max_batch) == (8192, 32)
     assert plan.shared_cache and plan.attributes["kv_unified"] is True
     assert plan.cache_tokens * cache_bytes_per_token({}, _SMOL) <= 2**30
+
+
+def test_sizes_that_were_asked_for_get_half_of_the_free_memory() -> None:
+    assert not _plan(context_length=2048, max_batch=32).shared_cache
+    assert _plan(context_length=2048, max_batch=32, free_bytes=2**31).shared_cache
 
 
 def test_a_gpu_gives_half_of_its_free_memory() -> None:

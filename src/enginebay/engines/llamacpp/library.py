@@ -1,0 +1,201 @@
+"""The one door to xllamacpp: loads a model, and asks its server what has no Python method.
+
+`xllamacpp.Server` always listens. It gets a unix socket in a directory of our own (0700) and a random key, so that
+nobody else can reach it; no port is opened.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from enginebay.engines.llamacpp.gguf import check_whole
+from enginebay.engines.llamacpp.plan import Choice, Host, Plan
+from enginebay.errors import ConfigError, EngineFailed, EngineMissing, LoadFailed
+
+_LONGEST_SOCKET_PATH = 100  # the system's limit is 108 bytes, 104 on macOS
+_SPINS = "10000"  # about 20 us: enough for cores that are ours, little lost on cores that are shared
+_SPLIT = "tensor_split"
+_WARNINGS = 2  # the library's log level: at 3 it writes several lines for each request
+
+
+def import_library(busy_wait: bool = False) -> Any:
+    """xllamacpp, imported so that its threads do not spin for long on a core that others need."""
+    if not busy_wait:
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
+    try:
+        import xllamacpp
+    except ImportError as problem:
+        raise EngineMissing(f"xllamacpp cannot be imported: {problem}", "run `bay engines install llamacpp`") from None
+    return xllamacpp
+
+
+def host(library: Any) -> Host:
+    """Cores this process may use, and free memory of the GPUs that the library can use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    gpus = [one for one in library.get_device_info() if "GPU" in one["type"].name]
+    return Host(cores, _free_bytes(), sum(int(one["memory_free"]) for one in gpus))
+
+
+def _free_bytes() -> int:
+    """Main memory that can be had without swapping; all of it where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+class Library:
+    """One loaded model."""
+
+    def __init__(self, library: Any, path: Path, plan: Plan, loras: Mapping[str, str]) -> None:
+        self._key = secrets.token_hex(16)
+        self._directory = _private_directory()
+        self._socket = str(self._directory / "s.sock")
+        try:
+            params = self._params(library, path, plan, loras)
+            self._server: Any = _with_our_signal_handlers(lambda: library.Server(params))
+        except RuntimeError as problem:
+            self._remove_socket()
+            raise _load_failure(path, loras, problem) from None
+        except BaseException:
+            self._remove_socket()
+            raise
+
+    def _params(self, library: Any, path: Path, plan: Plan, loras: Mapping[str, str]) -> Any:
+        params = library.CommonParams()
+        params.model.path = str(path)
+        params.hostnames = [self._socket]
+        params.api_keys = [self._key]
+        params.n_threads_http = 1
+        params.ui = False
+        params.endpoint_metrics = True
+        params.verbosity = _WARNINGS
+        for name, value in plan.attributes.items():
+            set_attribute(library, params, name, value)
+        params.lora_adapters = [library.CommonAdapterLoraInfo(str(one), 1.0) for one in loras.values()]
+        return params
+
+    def complete(self, body: Mapping[str, Any], callback: Any) -> None:
+        """Blocks until the request has ended. `callback` gets each chunk here, and cancels by returning True."""
+        self._server.handle_completions(dict(body), callback)
+
+    def complete_at_once(self, body: Mapping[str, Any]) -> Any:
+        return self._server.handle_completions({**body, "stream": False})
+
+    def embed(self, body: Mapping[str, Any]) -> Any:
+        return self._server.handle_embeddings(dict(body))
+
+    def metrics(self) -> dict[str, float]:
+        """The library's own counters, such as `n_decode_total` and `n_busy_slots_per_decode`."""
+        text = self._server.handle_metrics()
+        lines = (text.decode() if isinstance(text, bytes) else text).splitlines()
+        pairs = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
+        return {name.partition(":")[2]: float(value) for name, _, value in pairs}
+
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """A question to the server's own HTTP routes."""
+        connection = _UnixConnection(self._socket)
+        try:
+            headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            text = answer.read()
+        except OSError as problem:
+            raise EngineFailed(f"llama.cpp does not answer {path}: {problem}") from None
+        finally:
+            connection.close()
+        if answer.status != http.client.OK:
+            said = text[:200].decode("utf-8", "replace")
+            raise EngineFailed(f"llama.cpp answers {path} with {answer.status}: {said}")
+        return json.loads(text)
+
+    def close(self) -> None:
+        """Ends the server. No call may be running: it would wait for this thread, and this thread for it."""
+        self._server = None
+        self._remove_socket()
+
+    def _remove_socket(self) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=60)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def set_attribute(library: Any, params: Any, name: str, value: Any) -> None:
+    """Set an attribute by dotted name, with enum members looked up in the library."""
+    *parents, last = name.split(".")
+    try:
+        target = params
+        for parent in parents:
+            target = getattr(target, parent)
+        present = getattr(target, last)
+        value = _resolved(library, value)
+        if last == _SPLIT:  # has a place for every device there could be
+            value = [float(one) for one in value] + [0.0] * (len(present) - len(value))
+        setattr(target, last, value)
+    except (AttributeError, AssertionError, TypeError, ValueError) as problem:
+        raise ConfigError(
+            f"xllamacpp {library.__version__} does not take {name} = {value!r}: {problem}",
+            "check the name and the type of the value",
+            param=name,
+        ) from None
+
+
+def _resolved(library: Any, value: Any) -> Any:
+    if isinstance(value, Choice):
+        return getattr(getattr(library, value.enum), value.member)
+    if isinstance(value, list):
+        return [_resolved(library, one) for one in value]
+    return value
+
+
+def _private_directory() -> Path:
+    """A new directory that only this user can enter, with a path short enough for a socket."""
+    found = Path(tempfile.mkdtemp(prefix="bay-llamacpp-"))
+    if len(str(found)) + len("/s.sock") <= _LONGEST_SOCKET_PATH:
+        return found
+    found.rmdir()
+    return Path(tempfile.mkdtemp(prefix="bay-", dir="/tmp"))
+
+
+def _with_our_signal_handlers(make: Any) -> Any:
+    """Some builds of the server install handlers of their own for SIGINT and SIGTERM: put ours back."""
+    ours = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return make()
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in ours.items():
+                if handler is not None:
+                    signal.signal(number, handler)
+
+
+def _load_failure(path: Path, loras: Mapping[str, str], problem: Exception) -> Exception:
+    """Why the library refused. It only says that it did, so the files are looked at here."""
+    for file in (path, *map(Path, loras.values())):
+        check_whole(file)
+    adapters = f" with the adapters {', '.join(loras)}" if loras else ""
+    return LoadFailed(
+        f"llama.cpp could not load {path}{adapters}: {problem}",
+        "the log of the worker says why; where memory is short, lower context_length, max_batch or kv_cache_tokens",
+    )

@@ -1,0 +1,273 @@
+"""Turns load settings into attributes of xllamacpp.CommonParams. Pure: the attributes are only named here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from enginebay.contract import Load, Support
+from enginebay.engines.llamacpp.gguf import Header
+from enginebay.engines.llamacpp.settings import (
+    DEFAULT_BATCH,
+    DEFAULT_CONTEXT,
+    SETTINGS,
+    STEP_TOKENS_CPU,
+    STEP_TOKENS_GPU,
+)
+from enginebay.errors import ConfigError
+
+_UNASKED_CACHE_BYTES = 2**30  # what the KV cache takes of main memory when no size was asked for
+_BYTES_OF_TYPE = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 1.0625, "q5_1": 0.75, "q5_0": 0.6875}
+_BYTES_OF_SMALL_TYPE = 0.625
+_INNER_STEP_TOKENS = 512
+_SIZE_NAMES = ("context_length", "max_batch", "batching.batch_size")
+
+# Settings that go over unchanged, and the attribute each becomes.
+_PLAIN = {
+    "cache_type_k": "cache_type_k", "cache_type_v": "cache_type_v", "numa": "numa", "split_mode": "split_mode",
+    "gpu_layers": "n_gpu_layers", "main_gpu": "main_gpu", "tensor_split": "tensor_split", "swa_full": "swa_full",
+    "check_tensors": "check_tensors", "warmup": "warmup", "prompt_cache": "cache_prompt",
+    "rope_scaling.type": "rope_scaling_type", "rope_scaling.freq_base": "rope_freq_base",
+    "rope_scaling.freq_scale": "rope_freq_scale", "rope_scaling.yarn_ext_factor": "yarn_ext_factor",
+    "rope_scaling.yarn_attn_factor": "yarn_attn_factor", "rope_scaling.yarn_beta_fast": "yarn_beta_fast",
+    "rope_scaling.yarn_beta_slow": "yarn_beta_slow", "rope_scaling.yarn_orig_ctx": "yarn_orig_ctx",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A member of one of the library's enums, by the end of its name."""
+
+    enum: str
+    member: str
+
+
+# The enum behind each attribute that takes one, and what its members' names begin with.
+_ENUMS = {
+    "cache_type_k": ("ggml_type", "GGML_TYPE_"),
+    "cache_type_v": ("ggml_type", "GGML_TYPE_"),
+    "numa": ("ggml_numa_strategy", "GGML_NUMA_STRATEGY_"),
+    "split_mode": ("llama_split_mode", "LLAMA_SPLIT_MODE_"),
+    "rope_scaling_type": ("llama_rope_scaling_type", "LLAMA_ROPE_SCALING_TYPE_"),
+    "flash_attn_type": ("llama_flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_"),
+    "load_mode": ("llama_load_mode", "LLAMA_LOAD_MODE_"),
+    "pooling_type": ("llama_pooling_type", "LLAMA_POOLING_TYPE_"),
+}
+_SPECULATION = ("common_speculative_type", "COMMON_SPECULATIVE_TYPE_")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What this machine offers a model."""
+
+    cores: int
+    free_bytes: int  # of main memory
+    gpu_free_bytes: int = 0  # of the GPUs the library can use
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a model will be loaded."""
+
+    context_length: int
+    max_batch: int
+    cache_tokens: int  # KV cache that running requests share
+    busy_wait: bool
+    attributes: Mapping[str, Any]  # dotted attribute of CommonParams -> value
+    effective: Mapping[str, Any]
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def shared_cache(self) -> bool:
+        """Is there less cache than every request at full length would need?"""
+        return self.cache_tokens < self.context_length * self.max_batch
+
+
+def make_plan(load: Load, header: Header, host: Host) -> Plan:
+    """Every setting resolved. Raises `ConfigError` for what cannot be."""
+    settings = {name: value for name, value in load.settings.items() if value is not None}
+    unknown = [name for name in settings if name not in SETTINGS]
+    if unknown:
+        raise ConfigError(f"llamacpp has no setting {unknown[0]}", "`bay engines matrix` lists them", param=unknown[0])
+    context = _context_length(settings, header)
+    batch = int(settings.get("max_batch") or settings.get("batching.batch_size") or DEFAULT_BATCH)
+    cache = _cache_tokens(settings, header, host, context, batch)
+    embedding = load.task == "embed"
+    step = int(settings.get("batch_size") or (STEP_TOKENS_GPU if _on_gpu(settings, host) else STEP_TOKENS_CPU))
+    attributes = _sizes(settings, step, context, batch, cache)
+    attributes |= {name: _native(name, settings[key]) for key, name in _PLAIN.items() if key in settings}
+    attributes |= _processor(settings, host) | _loading(settings) | _speculation(settings)
+    if embedding:
+        whole = max(context, step)  # an embedding is computed in one piece
+        attributes |= {"embedding": True, "n_batch": whole, "n_ubatch": whole} | _pooling(settings, header)
+    attributes |= dict(settings.get("extra") or {})
+    return Plan(
+        context_length=context,
+        max_batch=batch,
+        cache_tokens=cache,
+        busy_wait=bool(settings.get("busy_wait", False)),
+        attributes=attributes,
+        effective=_effective(settings, attributes, context, batch, cache),
+        warnings=_warnings(settings),
+    )
+
+
+def _context_length(settings: Mapping[str, Any], header: Header) -> int:
+    trained = header.trained_context or DEFAULT_CONTEXT
+    asked = settings.get("context_length")
+    if asked is None:
+        return min(trained, DEFAULT_CONTEXT)
+    if asked > trained:
+        raise ConfigError(
+            f"context_length is {asked}, and this model was made for {trained}",
+            f"set context_length to {trained} or less: llama.cpp's server goes no further",
+            param="context_length",
+        )
+    return int(asked)
+
+
+def _cache_tokens(settings: Mapping[str, Any], header: Header, host: Host, context: int, batch: int) -> int:
+    """Cache for every request at full length, as far as memory goes.
+
+    With a cache of its own a request's answer does not depend on what else runs; a shared one takes less memory.
+    """
+    asked = settings.get("kv_cache_tokens")
+    if asked is not None:
+        if asked < context:
+            raise ConfigError(
+                f"kv_cache_tokens is {asked}, below context_length {context}",
+                "one request alone must fit: raise the one or lower the other",
+                param="kv_cache_tokens",
+            )
+        return int(min(asked, context * batch))
+    free = host.gpu_free_bytes if _on_gpu(settings, host) else host.free_bytes
+    asked_for_size = _on_gpu(settings, host) or any(name in settings for name in _SIZE_NAMES)
+    limit = free // 2 if asked_for_size else min(free // 2, _UNASKED_CACHE_BYTES)
+    per_token = cache_bytes_per_token(settings, header)
+    affordable = int(limit / per_token) if per_token else context * batch
+    return max(context, min(context * batch, affordable))
+
+
+def _on_gpu(settings: Mapping[str, Any], host: Host) -> bool:
+    return host.gpu_free_bytes > 0 and settings.get("gpu_layers", -1) != 0
+
+
+def cache_bytes_per_token(settings: Mapping[str, Any], header: Header) -> float:
+    """Bytes of KV cache for one token, from the model's shape; 0 when the header does not tell."""
+    layers, heads = header.of_model("block_count"), header.of_model("attention.head_count")
+    width = header.of_model("embedding_length")
+    if not (layers and heads and width):
+        return 0.0
+    kv_heads = header.of_model("attention.head_count_kv") or heads
+    key = header.of_model("attention.key_length") or width // heads
+    value = header.of_model("attention.value_length") or width // heads
+    types = (settings.get("cache_type_k", "f16"), settings.get("cache_type_v", "f16"))
+    key_size, value_size = (_BYTES_OF_TYPE.get(one, _BYTES_OF_SMALL_TYPE) for one in types)
+    return float(layers * kv_heads * (key * key_size + value * value_size))
+
+
+def _sizes(settings: Mapping[str, Any], step: int, context: int, batch: int, cache: int) -> dict[str, Any]:
+    inner = int(settings.get("ubatch_size") or min(step, _INNER_STEP_TOKENS))
+    return {
+        "n_ctx": cache,
+        "n_parallel": batch,
+        "kv_unified": cache < context * batch,
+        "n_batch": max(step, inner),
+        "n_ubatch": inner,
+        "cache_ram_mib": int(settings.get("prompt_cache_mib") or 0),
+        "ctx_shift": False,
+    }
+
+
+def _processor(settings: Mapping[str, Any], host: Host) -> dict[str, Any]:
+    threads = int(settings.get("threads") or host.cores)
+    found: dict[str, Any] = {
+        "cpuparams.n_threads": threads,
+        "cpuparams_batch.n_threads": int(settings.get("threads_batch") or threads),
+    }
+    attention = settings.get("flash_attention", "auto")
+    member = {True: "ENABLED", False: "DISABLED"}.get(attention, "AUTO")
+    found["flash_attn_type"] = _native("flash_attn_type", member)
+    # The library tries how many layers fit the GPU by loading twice: for nothing where there is none.
+    found["fit_params"] = bool(host.gpu_free_bytes) and settings.get("gpu_layers", -1) == -1
+    if "kv_offload" in settings:
+        found["no_kv_offload"] = not settings["kv_offload"]
+    return found
+
+
+def _loading(settings: Mapping[str, Any]) -> dict[str, Any]:
+    if "mmap" not in settings and "mlock" not in settings:
+        return {}
+    mapped, locked = settings.get("mmap", True), settings.get("mlock", False)
+    parts = [name for name, on in (("MMAP", mapped), ("MLOCK", locked)) if on]
+    return {"load_mode": _native("load_mode", "_".join(parts) or "NONE")}
+
+
+def _pooling(settings: Mapping[str, Any], header: Header) -> dict[str, Any]:
+    chosen = settings.get("pooling")
+    if chosen is None and header.of_model("pooling_type"):
+        return {}  # the model says it, and the library reads it there
+    return {"pooling_type": _native("pooling_type", chosen or "mean")}
+
+
+def _speculation(settings: Mapping[str, Any]) -> dict[str, Any]:
+    method = settings.get("speculative.method") or ("draft" if settings.get("speculative.model") else None)
+    if method is None:
+        return {}
+    count = settings.get("speculative.num_tokens")
+    enum, prefix = _SPECULATION
+    if method == "ngram":
+        found: dict[str, Any] = {"speculative.types": [Choice(enum, f"{prefix}NGRAM_SIMPLE")]}
+        found |= {"speculative.ngram_simple.size_m": int(count)} if count else {}
+        size = settings.get("speculative.ngram_max")
+        return found | ({"speculative.ngram_simple.size_n": int(size)} if size else {})
+    if not settings.get("speculative.model"):
+        raise ConfigError(
+            "speculative.method is draft, and no draft model is named",
+            "set speculative.model to a GGUF file with the same tokenizer, or use method ngram",
+            param="speculative.model",
+        )
+    found = {
+        "speculative.types": [Choice(enum, f"{prefix}DRAFT_SIMPLE")],
+        "speculative.draft.mparams.path": str(settings["speculative.model"]),
+    }
+    return found | ({"speculative.draft.n_max": int(count)} if count else {})
+
+
+def _native(attribute: str, value: Any) -> Any:
+    if attribute not in _ENUMS:
+        return value
+    enum, prefix = _ENUMS[attribute]
+    return Choice(enum, prefix + str(value).upper())
+
+
+def _effective(
+    settings: Mapping[str, Any], attributes: Mapping[str, Any], context: int, batch: int, cache: int
+) -> dict[str, Any]:
+    """Settings as they run: what was asked and taken, and what was decided for the rest."""
+    defaults = {name: one.default for name, one in SETTINGS.items() if one.default is not None}
+    found = {name: value for name, value in {**defaults, **settings}.items() if name not in _REFUSED}
+    found.pop("batching.batch_size", None)
+    return {
+        **found,
+        "context_length": context,
+        "max_batch": batch,
+        "kv_cache_tokens": cache,
+        "batch_size": attributes["n_batch"],
+        "ubatch_size": attributes["n_ubatch"],
+        "threads": attributes["cpuparams.n_threads"],
+        "threads_batch": attributes["cpuparams_batch.n_threads"],
+    }
+
+
+_REFUSED = frozenset(name for name, one in SETTINGS.items() if one.capability.support is Support.REFUSES)
+
+
+def _warnings(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """One line for each setting that was given and has no effect."""
+    return tuple(
+        f"{name} has no effect on llamacpp; instead: {SETTINGS[name].capability.detail}"
+        for name, value in settings.items()
+        if name in _REFUSED and value not in (False, SETTINGS[name].default)
+    )

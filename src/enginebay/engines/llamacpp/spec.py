@@ -1,0 +1,60 @@
+"""What the llamacpp engine takes and how it is installed, without importing its library."""
+
+from __future__ import annotations
+
+from enginebay.contract import CudaOwner, EngineSpec, LaunchMode, Recipe, Runtime, honours, refuses, translates
+from enginebay.engines.llamacpp.settings import SETTINGS
+
+_BEAMS = "engine transformers, or best_of"
+_GRPC = ("grpcio", "grpcio-health-checking", "grpcio-reflection", "protobuf")
+
+REQUEST = {
+    "temperature": honours(),
+    "top_p": honours(),
+    "top_k": honours("0 and -1 are off"),
+    "min_p": honours(),
+    "repetition_penalty": honours(),
+    "presence_penalty": translates("llama.cpp's own, for which a token of the prompt is present too"),
+    "frequency_penalty": honours("over the output alone, unless repetition_penalty is set too"),
+    "no_repeat_ngram_size": refuses("repetition_penalty"),
+    "do_sample": translates("temperature = 0 when false"),
+    "min_tokens": honours("end tokens are banned until then"),
+    "max_tokens": honours(),
+    "stop": honours(),
+    "stop_token_ids": honours(),
+    "ignore_eos": honours(),
+    "seed": honours("folded to 32 bits"),
+    "n": honours("the prompt is computed once"),
+    "best_of": translates("n = best_of, the best n by mean logprob"),
+    "num_beams": refuses(_BEAMS),
+    "length_penalty": refuses(f"{_BEAMS}: it only matters in beam search"),
+    "early_stopping": refuses(f"{_BEAMS}: it only matters in beam search"),
+    "logprobs": honours("of the model's own distribution; none for a token that ends inside a character"),
+    "logit_bias": honours(),
+    "guided_json": honours(),
+    "guided_regex": translates("a GBNF grammar"),
+    "guided_grammar": honours(),
+    "guided_choice": translates("a GBNF grammar"),
+    "lora": honours("adapters in GGUF form"),
+    "embeddings": honours("with task: embed"),
+}
+
+SPEC = EngineSpec(
+    kind="llamacpp",
+    summary="GGUF models in process: loads in a second, the fastest single stream on a CPU",
+    engine="enginebay.engines.llamacpp.engine:LlamaCppEngine",
+    module="xllamacpp",
+    distributions=("xllamacpp",),
+    formats=("gguf",),
+    runtime=Runtime(
+        launch_mode=LaunchMode.DIRECT,
+        cuda=CudaOwner.ENGINE,
+        tensor_parallel=True,
+        pipeline_parallel=True,
+        own_batching=True,
+    ),
+    request=REQUEST,
+    settings=SETTINGS,
+    recipes=(Recipe("any", "2026.10.11549", (("xllamacpp=={version}", *_GRPC),)),),
+    aliases=("llama.cpp", "llama-cpp"),
+)

@@ -1,0 +1,74 @@
+"""One vector for each text: the model's last hidden states, pooled as the model's directory says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from enginebay.contract import Embedding
+from enginebay.errors import ContextOverflow, InvalidRequest
+
+
+class Embedder:
+    """Embeds batches of token ids. Calls may come from any thread; one runs at a time."""
+
+    def __init__(
+        self, model: Any, device: Any, pad: int, context_length: int, pooling: str, normalised: bool, rows: int
+    ) -> None:
+        self._model = model
+        self._device = device
+        self._pad = pad
+        self._context_length = context_length
+        self._pooling = pooling
+        self._normalised = normalised
+        self._rows = rows
+        self._turn = threading.Lock()
+
+    def embed(self, inputs: Sequence[Sequence[int]]) -> Embedding:
+        for ids in inputs:
+            if not ids:
+                raise InvalidRequest("an input to embed is empty", "give at least one token", param="input")
+            if len(ids) > self._context_length:
+                raise ContextOverflow(
+                    f"an input has {len(ids)} tokens, and the model takes {self._context_length}", "split the text"
+                )
+        # Similar lengths together, so that little of a batch is padding.
+        order = sorted(range(len(inputs)), key=lambda i: len(inputs[i]))
+        vectors: dict[int, tuple[float, ...]] = {}
+        with self._turn:
+            for start in range(0, len(order), self._rows):
+                batch = order[start : start + self._rows]
+                found = self._vectors([inputs[i] for i in batch])
+                vectors |= {i: tuple(row) for i, row in zip(batch, found, strict=True)}
+        return Embedding(tuple(vectors[i] for i in range(len(inputs))), sum(len(ids) for ids in inputs))
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def _vectors(self, inputs: Sequence[Sequence[int]]) -> list[list[float]]:
+        width = max(len(ids) for ids in inputs)
+        ids = torch.full((len(inputs), width), self._pad, dtype=torch.long)
+        mask = torch.zeros((len(inputs), width), dtype=torch.long)
+        for i, tokens in enumerate(inputs):
+            ids[i, : len(tokens)] = torch.tensor(list(tokens))
+            mask[i, : len(tokens)] = 1
+        ids, mask = ids.to(self._device), mask.to(self._device)
+        states = self._model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+        pooled = pool(states, mask, self._pooling)
+        if self._normalised:
+            pooled = torch.nn.functional.normalize(pooled, dim=-1)
+        found: list[list[float]] = pooled.tolist()
+        return found
+
+
+def pool(states: Any, mask: Any, how: str) -> Any:
+    """[texts, tokens, size] to [texts, size]; padding does not count."""
+    if how == "cls":
+        return states[:, 0]
+    if how == "lasttoken":
+        return states[torch.arange(states.shape[0]), mask.sum(dim=1) - 1]
+    counted = mask[:, :, None].to(states.dtype)
+    if how == "max":
+        return states.masked_fill(counted == 0, -torch.inf).amax(dim=1)
+    return (states * counted).sum(dim=1) / counted.sum(dim=1)

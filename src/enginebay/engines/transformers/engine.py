@@ -1,0 +1,248 @@
+"""The transformers engine: one loaded model, one thread that steps it."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import random
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import torch
+import transformers
+
+from enginebay.contract import Embedding, Facts, GenerateRequest, Load, Probe, Sink
+from enginebay.engines.transformers import measure
+from enginebay.engines.transformers.assembly import Parts, assemble
+from enginebay.engines.transformers.batcher import Batcher
+from enginebay.engines.transformers.continuous import Continuous
+from enginebay.engines.transformers.following import follow
+from enginebay.engines.transformers.guided import Constraint, GuidedCompiler
+from enginebay.engines.transformers.loading import out_of_memory
+from enginebay.engines.transformers.options import read_options, with_defaults
+from enginebay.engines.transformers.outlet import Outlet
+from enginebay.engines.transformers.parallel import Closing
+from enginebay.engines.transformers.requests import check
+from enginebay.engines.transformers.row import Row
+from enginebay.errors import EnginebayError, EngineFailed, OutOfMemory, RequestError, Unsupported
+
+_Work = list[Row] | int | None  # rows to start, a request to cancel, or nothing: wake up
+
+
+class TransformersEngine:
+    """See `contract.Engine`. In a launch of several processes, rank 0 is the engine and the others `follow`."""
+
+    def __init__(self, load: Load) -> None:
+        started = time.monotonic()
+        self._load = load
+        self._options = read_options(load.settings)
+        self._parts: Parts = assemble(load, self._options)
+        self._load_s = time.monotonic() - started
+        self._inbox: queue.SimpleQueue[_Work] = queue.SimpleQueue()
+        self._keys = itertools.count()
+        self._seeds = random.Random(self._options.seed)
+        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="guided")
+        self._guided: GuidedCompiler | None = None
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._outlet: Outlet | None = None
+        self._continuous: Continuous | None = None
+        self._batcher: Batcher | None = None
+
+    @classmethod
+    def probe(cls) -> Probe:
+        return Probe(
+            version=transformers.__version__,
+            versions=measure.versions(),
+            settings=None,
+            architectures=None,
+            devices=measure.devices(),
+            refused=measure.refused(),
+        )
+
+    def start(self, sink: Sink) -> None:
+        self._outlet = outlet = Outlet(sink)
+        parts = self._parts
+        if parts.generator is None:
+            return
+        if parts.runner is not None:
+            self._continuous = Continuous(parts.runner, parts.limits, outlet, parts.peers)
+        self._batcher = Batcher(
+            parts.generator, parts.rules, outlet, parts.peers, self._between, self._options.assisted
+        )
+        self._thread = threading.Thread(target=self._work, name="transformers-steps", daemon=True)
+        self._thread.start()
+
+    def follow(self) -> None:
+        """Ranks above 0: do as rank 0 says, until it closes."""
+        follow(self._parts)
+
+    def facts(self) -> Facts:
+        parts = self._parts
+        return Facts(
+            kind="transformers",
+            version=transformers.__version__,
+            model=self._load.model,
+            context_length=parts.loaded.context_length,
+            max_batch=parts.max_batch,
+            memory_bytes=measure.memory_bytes(),
+            versions=measure.versions(),
+            asked=dict(self._load.settings),
+            effective=parts.effective,
+            warnings=parts.warnings,
+            refused=parts.refused,
+            load_s=self._load_s,
+        )
+
+    def submit(self, number: int, request: GenerateRequest) -> None:
+        outlet = self._outlet
+        if self._batcher is None or outlet is None:
+            raise Unsupported("this model is loaded for embeddings", "load it with task: generate")
+        if self._closing:
+            raise EngineFailed("the engine has stopped", "load the model again")
+        request = replace(request, sampling=with_defaults(request.sampling, self._options.defaults))
+        check(request, self._parts.loaded.context_length, self._parts.adapters.names)
+        outlet.open(number, request.sampling.n, len(request.token_ids or ()))
+        seed = request.sampling.seed
+        seed = self._seeds.getrandbits(62) if seed is None else seed
+        if request.sampling.guided is None:
+            self._inbox.put(self._rows(number, request, seed, None))
+        else:
+            self._compiling.submit(self._submit_guided, number, request, seed)
+
+    def cancel(self, number: int) -> None:
+        if self._outlet is not None:
+            self._outlet.close(number)
+        self._inbox.put(number)
+
+    def embed(self, inputs: Sequence[Sequence[int]]) -> Embedding:
+        if self._parts.embedder is None:
+            raise Unsupported("this model is loaded for generation", "load it with task: embed")
+        return self._parts.embedder.embed(inputs)
+
+    def tokenize(self, text: str, add_special: bool) -> list[int]:
+        return list(self._parts.loaded.tokenizer.encode(text, add_special_tokens=add_special).ids)
+
+    def running(self) -> int:
+        return 0 if self._outlet is None else self._outlet.live
+
+    def close(self) -> None:
+        self._closing = True
+        self._compiling.shutdown(wait=False, cancel_futures=True)
+        self._inbox.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout=30)
+
+    def _submit_guided(self, number: int, request: GenerateRequest, seed: int) -> None:
+        """On the compiling thread: a large schema must not hold up everyone's next token."""
+        assert request.sampling.guided is not None and self._outlet is not None
+        loaded = self._parts.loaded
+        try:
+            if self._guided is None:
+                self._guided = GuidedCompiler(loaded.hf_tokenizer, loaded.vocab_size, sorted(loaded.eos))
+            self._inbox.put(self._rows(number, request, seed, self._guided.compile(request.sampling.guided)))
+        except RequestError as error:
+            self._outlet.fail(number, error)
+        except Exception as error:
+            self._outlet.fail(number, EngineFailed(f"the guided constraint could not be prepared: {error}"))
+
+    def _rows(self, number: int, request: GenerateRequest, seed: int, constraint: Constraint | None) -> list[Row]:
+        loaded = self._parts.loaded
+        return [
+            Row(
+                next(self._keys),
+                number,
+                choice,
+                request,
+                seed,
+                loaded.eos,
+                loaded.context_length,
+                loaded.tokenizer,
+                constraint.copy() if constraint is not None else None,
+            )
+            for choice in range(request.sampling.n)
+        ]
+
+    def _work(self) -> None:
+        """The step thread."""
+        assert self._batcher is not None
+        busy = False
+        while not self._closing:
+            wait_s = None if not self._batcher.waiting else self._options.max_wait_s
+            self._take(block=not busy, wait_s=wait_s)
+            try:
+                busy = self._step()
+            except Exception as error:
+                self._fail(error)
+                busy = False
+        self._parts.peers.send(Closing())
+        self._parts.peers.close()
+
+    def _step(self) -> bool:
+        """One step of continuous batching, or else one batch of generate()."""
+        assert self._batcher is not None
+        searched = self._batcher.advance()
+        stepped = self._continuous is not None and self._continuous.advance()
+        return searched or stepped
+
+    def _between(self) -> None:
+        """Inside generate(), after each of its steps: others go on meanwhile."""
+        self._take(block=False)
+        if self._continuous is not None:
+            self._continuous.advance()
+
+    def _take(self, block: bool, wait_s: float | None = None) -> None:
+        """Everything that has come in; waits for something when `block`."""
+        while True:
+            try:
+                work = self._inbox.get(block, wait_s)
+            except queue.Empty:
+                return
+            block = False
+            if isinstance(work, int):
+                self._drop(work)
+            elif work is not None:
+                self._add(work)
+
+    def _add(self, rows: list[Row]) -> None:
+        assert self._batcher is not None and self._outlet is not None
+        first = rows[0]
+        if not self._outlet.is_open(first.number):
+            return
+        if (first.sampling.num_beams or 1) > 1:
+            self._batcher.add_search(rows)
+        elif self._continuous is not None:
+            self._continuous.add(rows)
+        else:
+            self._batcher.add(rows)
+
+    def _drop(self, number: int) -> None:
+        assert self._batcher is not None
+        self._batcher.cancel(number)
+        if self._continuous is not None:
+            self._continuous.cancel(number)
+
+    def _fail(self, error: Exception) -> None:
+        """A step went wrong: all that was being computed is lost, the engine is not (unless it has followers)."""
+        assert self._batcher is not None and self._outlet is not None
+        numbers = self._batcher.numbers()
+        if self._continuous is not None:
+            numbers |= self._continuous.numbers()
+        told: EnginebayError = EngineFailed(
+            f"the model failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        )
+        if out_of_memory(error):
+            told = OutOfMemory("memory ran out while generating", "lower batching.batch_size or max_tokens")
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        elif isinstance(error, EnginebayError):
+            told = error
+        self._batcher.abandon()
+        for number in numbers:
+            self._drop(number)
+            self._outlet.fail(number, told)
+        if not self._parts.peers.alone:
+            self._closing = True

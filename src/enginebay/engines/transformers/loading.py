@@ -1,0 +1,271 @@
+"""Loading a model directory with the library, and turning its errors into ours."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer
+
+from enginebay.contract import Load
+from enginebay.engines.transformers.options import Options, context_length
+from enginebay.engines.transformers.parallel import Place
+from enginebay.errors import LoadFailed, ModelInvalid, OutOfMemory
+
+_OUT_OF_MEMORY = ("can't allocate memory", "cannot allocate memory", "not enough memory", "out of memory")
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A model on its device, with all the engine needs to know of it."""
+
+    model: Any
+    device: Any  # where its inputs go
+    dtype: str
+    tokenizer: Any  # tokenizers.Tokenizer
+    hf_tokenizer: Any
+    eos: frozenset[int]
+    pad: int
+    context_length: int
+    vocab_size: int
+    attention: str
+
+
+def load_model(load: Load, options: Options, place: Place) -> Loaded:
+    """Weights, tokenizer and special tokens of `load.path`."""
+    path = Path(load.path)
+    check_weights(path)
+    device = default_device(options, place)
+    dtype = options.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+    with explained(load.path):
+        config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=load.trust_remote_code)
+        text = config.get_text_config()
+        _check_quantization(config, options)
+        _set_rope(text, options)
+        length = context_length(text.to_dict(), options.context_length, options.rope_scaling)
+        arguments = load_arguments(load, options, place, device, dtype)
+        model = _model_class(config, load.task).from_pretrained(path, config=config, **arguments)
+        hf_tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=load.trust_remote_code)
+    model.eval()
+    eos = end_tokens(model, hf_tokenizer)
+    pad = hf_tokenizer.pad_token_id
+    pad = pad if pad is not None else min(eos, default=0)
+    _forget_generation_defaults(model, pad)
+    return Loaded(
+        model,
+        model.device,
+        str(model.dtype).removeprefix("torch."),
+        tokenizer_of(path, hf_tokenizer),
+        hf_tokenizer,
+        eos,
+        pad,
+        length,
+        int(text.vocab_size),
+        str(model.config.get_text_config()._attn_implementation),
+    )
+
+
+def load_draft(options: Options, device: Any, load: Load) -> Any:
+    """The draft model of assisted generation, if one is named."""
+    if options.draft_model is None:
+        return None
+    check_weights(Path(options.draft_model))
+    with explained(options.draft_model):
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            options.draft_model, dtype="auto", use_safetensors=True, trust_remote_code=load.trust_remote_code
+        ).to(device)
+    model.eval()
+    settings = model.generation_config
+    settings.num_assistant_tokens = options.draft_tokens or 5
+    settings.num_assistant_tokens_schedule = "constant"
+    settings.assistant_confidence_threshold = 0.0  # draft as many as asked, however unsure
+    return model
+
+
+def check_weights(path: Path) -> None:
+    """Refuse what is not there, and what only has pickled weights: loading those runs code from the file."""
+    if not path.is_dir():
+        raise ModelInvalid(
+            f"{path} is not a model directory", "give a directory with config.json and safetensors weights"
+        )
+    if not (path / "config.json").is_file():
+        raise ModelInvalid(f"{path} has no config.json", "give a directory with config.json and safetensors weights")
+    if any(path.glob("*.safetensors")):
+        return
+    if any(path.glob("*.bin")) or any(path.glob("*.pt")):
+        raise ModelInvalid(f"{path} has pickled weights only, which can run code", "convert the model to safetensors")
+    raise ModelInvalid(f"{path} has no safetensors weights", "give a directory with *.safetensors files")
+
+
+def default_device(options: Options, place: Place) -> Any:
+    if options.device:
+        return torch.device(options.device)
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) if place.size > 1 else 0)
+    return torch.device("cpu")
+
+
+def load_arguments(load: Load, options: Options, place: Place, device: Any, dtype: str) -> dict[str, Any]:
+    """Keyword arguments of from_pretrained."""
+    found: dict[str, Any] = {
+        "dtype": dtype if dtype == "auto" else getattr(torch, dtype),
+        "use_safetensors": True,
+        "trust_remote_code": load.trust_remote_code,
+    }
+    if options.attention is not None:
+        found["attn_implementation"] = options.attention
+    if options.max_memory is not None:
+        found["max_memory"] = dict(options.max_memory)
+    if options.bits is not None:
+        found["quantization_config"] = _bitsandbytes(options)
+    if options.sharding == "tensor_parallel" and options.shards > 1:
+        found |= tensor_parallel(options.shards, place)
+    elif options.device_map is not None or options.max_memory is not None or options.sharding == "pipeline":
+        found["device_map"] = options.device_map or "auto"
+    else:
+        found["device_map"] = {"": device}
+    return found | dict(options.extra)
+
+
+def tensor_parallel(shards: int, place: Place) -> dict[str, Any]:
+    """How this version of the library is told to split each layer over all processes."""
+    if place.size != shards:
+        raise LoadFailed(
+            f"tensor_parallel over {shards} parts needs {shards} processes, and {place.size} runs",
+            "start the worker with launch mode torchrun",
+        )
+    try:
+        from transformers.distributed import DistributedConfig
+
+        return {"distributed_config": DistributedConfig(tp_size=shards, tp_plan="auto")}
+    except (ImportError, TypeError):
+        return {"tp_plan": "auto"}
+
+
+def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Everything that ends a sequence: what the generation config and what the tokenizer say."""
+    given = [getattr(getattr(model, "generation_config", None), "eos_token_id", None), tokenizer.eos_token_id]
+    given.append(getattr(model.config.get_text_config(), "eos_token_id", None))
+    found: set[int] = set()
+    for ids in given:
+        if ids is not None:
+            found |= {ids} if isinstance(ids, int) else set(ids)
+    return frozenset(found)
+
+
+def tokenizer_of(path: Path, hf_tokenizer: Any) -> Any:
+    """The fast tokenizer itself, without the library around it."""
+    if (path / "tokenizer.json").is_file():
+        return Tokenizer.from_file(str(path / "tokenizer.json"))
+    inner = getattr(hf_tokenizer, "backend_tokenizer", None)
+    if inner is None:
+        raise ModelInvalid(f"{path} has no tokenizer.json", "save a fast tokenizer beside the weights")
+    return inner
+
+
+@contextmanager
+def explained(path: str) -> Iterator[None]:
+    """Every way the library fails to load something, as one of our errors with one line."""
+    try:
+        yield
+    except (LoadFailed, ModelInvalid):
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise OutOfMemory(
+                f"not enough memory to load {path}", "use a smaller dtype, quantization or max_memory"
+            ) from None
+        name = type(error).__name__
+        line = next((line.strip() for line in str(error).splitlines() if line.strip()), name)
+        if name in ("SafetensorError", "JSONDecodeError"):
+            raise ModelInvalid(f"{path} is corrupt: {line}", "fetch the model again") from None
+        raise LoadFailed(f"{path} cannot be loaded: {line}", _hint(line)) from None
+
+
+def out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _OUT_OF_MEMORY)
+
+
+def _hint(line: str) -> str:
+    if "trust_remote_code" in line:
+        return "set trust_remote_code: true if you trust the code in this directory"
+    if "unexpected keyword argument" in line:
+        return "take it out of `extra`"
+    if "install" in line.lower():
+        return "install what it asks for into the engine's environment"
+    return "check that this transformers version knows the architecture"
+
+
+def _model_class(config: Any, task: str) -> Any:
+    if task == "embed":
+        return transformers.AutoModel
+    return transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+
+
+def _bitsandbytes(options: Options) -> Any:
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a cast at every layer of every step
+    arguments = dict(options.bnb)
+    if "bnb_4bit_compute_dtype" in arguments:
+        arguments["bnb_4bit_compute_dtype"] = getattr(torch, arguments["bnb_4bit_compute_dtype"])
+    return transformers.BitsAndBytesConfig(load_in_4bit=options.bits == 4, load_in_8bit=options.bits == 8, **arguments)
+
+
+def _check_quantization(config: Any, options: Options) -> None:
+    """`quantization_method` names what the checkpoint is; it does not quantize."""
+    asked = options.quantization_method
+    found = getattr(config, "quantization_config", None)
+    method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
+    if asked is not None and str(getattr(method, "value", method)) != asked:
+        raise LoadFailed(
+            f"quantization_method is {asked}, and the checkpoint is {method or 'not quantized'}",
+            "use a checkpoint quantized that way, or quantization.load_in_4bit",
+        )
+
+
+def _set_rope(config: Any, options: Options) -> None:
+    if not options.rope_scaling:
+        return
+    known = dict(getattr(config, "rope_parameters", None) or {})
+    scaling = dict(options.rope_scaling)
+    kind = scaling.pop("type", None) or scaling.pop("rope_type", None) or known.get("rope_type", "default")
+    config.rope_parameters = {**known, **scaling, "rope_type": kind}
+
+
+def _forget_generation_defaults(model: Any, pad: int) -> None:
+    """Keep what is structure (how the decoder starts, padding); drop every default that would shape or end an output."""
+    old = getattr(model, "generation_config", None)
+    if old is None:
+        return
+    model.generation_config = transformers.GenerationConfig(
+        bos_token_id=old.bos_token_id,
+        pad_token_id=pad,
+        decoder_start_token_id=old.decoder_start_token_id,
+    )
+
+
+def pooling_of(path: Path) -> tuple[str, bool]:
+    """How a sentence-transformers directory makes one vector of many: (mean, cls, max, lasttoken), and normalised or not."""
+    modules = path / "modules.json"
+    if not modules.is_file():
+        return "mean", True
+    parts = json.loads(modules.read_text(encoding="utf-8"))
+    normalised = any(part["type"].endswith("Normalize") for part in parts)
+    folder = next((part["path"] for part in parts if part["type"].endswith("Pooling")), "")
+    file = path / folder / "config.json"
+    if not folder or not file.is_file():
+        return "mean", normalised
+    modes = json.loads(file.read_text(encoding="utf-8"))
+    for name in ("cls_token", "max_tokens", "lasttoken"):
+        if modes.get(f"pooling_mode_{name}"):
+            return name.partition("_")[0], normalised
+    return "mean", normalised

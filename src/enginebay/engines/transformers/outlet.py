@@ -1,0 +1,61 @@
+"""From drawn tokens to the sink: text, log probabilities, the end of a choice, the end of a request."""
+
+from __future__ import annotations
+
+from enginebay.contract import FinishReason, Sink
+from enginebay.engines.transformers.drawn import Drawn
+from enginebay.engines.transformers.row import Row
+from enginebay.errors import EnginebayError
+
+
+class Outlet:
+    """Puts each row's tokens into the worker's sink, and knows which requests are open. Any thread may ask."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._choices_left: dict[int, int] = {}
+
+    @property
+    def live(self) -> int:
+        """Requests that have neither ended nor been cancelled."""
+        return len(self._choices_left)
+
+    def open(self, number: int, choices: int, prompt_tokens: int) -> None:
+        self._choices_left[number] = choices
+        self._sink.accepted(number, prompt_tokens)
+
+    def is_open(self, number: int) -> bool:
+        return number in self._choices_left
+
+    def close(self, number: int) -> None:
+        self._choices_left.pop(number, None)
+
+    def token(self, row: Row, drawn: Drawn) -> None:
+        """One more token of a row; also tells when it was the last."""
+        text = row.push(drawn.token)
+        self._sink.token(row.number, text, (drawn.token,), row.choice, drawn.logprobs)
+        if row.finished is not None:
+            self._ended(row)
+
+    def end(self, row: Row, reason: FinishReason) -> None:
+        """The row ends without a further token."""
+        row.finished = reason
+        self._ended(row)
+
+    def fail(self, number: int, error: EnginebayError) -> None:
+        if self.is_open(number):
+            self.close(number)
+            self._sink.error(number, error)
+            self._sink.flush()
+
+    def flush(self) -> None:
+        self._sink.flush()
+
+    def _ended(self, row: Row) -> None:
+        assert row.finished is not None
+        self._sink.finish(row.number, row.finished, row.choice, row.stop_reason)
+        left = self._choices_left.get(row.number, 0) - 1
+        if left > 0:
+            self._choices_left[row.number] = left
+        else:
+            self.close(row.number)

@@ -1,0 +1,103 @@
+"""One choice of one request while it is being generated. No torch here."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+from enginebay.contract import FinishReason, GenerateRequest, Sampling
+from enginebay.engines.transformers.guided import Constraint
+from enginebay.text.incremental import Decodes, IncrementalDecoder, StopScanner
+
+
+class Row:
+    """Tokens so far, and what ends them. `key` names the row in the KV cache; `cached` counts its tokens there."""
+
+    def __init__(
+        self,
+        key: int,
+        number: int,
+        choice: int,
+        request: GenerateRequest,
+        seed: int,
+        ends: frozenset[int],
+        context_length: int,
+        tokenizer: Decodes,
+        constraint: Constraint | None = None,
+    ) -> None:
+        self.key = key
+        self.number = number
+        self.choice = choice
+        self.prompt: Sequence[int] = request.token_ids or ()
+        self.sampling: Sampling = request.sampling
+        self.lora = request.lora
+        self.seed = seed
+        self.constraint = constraint
+        self.output: list[int] = []
+        self.cached = 0
+        self.siblings: list[Row] = []  # choices of the same request that start from this row's prompt
+        self.finished: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+        self.limit = output_limit(request.sampling, len(self.prompt), context_length)
+        self.min_tokens = request.sampling.min_tokens or 0
+        eos = frozenset() if request.sampling.ignore_eos else ends
+        self._eos = eos
+        self.ends = eos | frozenset(request.sampling.stop_token_ids)
+        self._decoder = IncrementalDecoder(tokenizer, self.prompt)
+        self._scanner = StopScanner(request.sampling.stop)
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Prompt and output as one sequence, from `start` to before `stop`."""
+        split = len(self.prompt)
+        return [*self.prompt[start:stop], *self.output[max(0, start - split) : max(0, stop - split)]]
+
+    def chance(self, position: int) -> float:
+        """The random number in [0, 1) that picks the output's token at `position`.
+
+        A pure function of seed, choice and place: so a seed gives the same output whatever shares the batch, and a
+        token that is computed twice (the row lost its cache, or a draft was wrong) comes out the same.
+        """
+        return chance(self.seed, self.choice, position)
+
+    def push(self, token: int) -> str:
+        """Take the next token; returns the text to send, and sets `finished` when it was the last."""
+        self.output.append(token)
+        if token in self.ends and len(self.output) > self.min_tokens:
+            self.finished = FinishReason.STOP
+            self.stop_reason = None if token in self._eos else token
+            return self._rest()
+        text = self._scan(self._decoder.feed(token))
+        if self._scanner.matched is not None:
+            self.finished, self.stop_reason = FinishReason.STOP, self._scanner.matched
+        elif self.constraint is not None and self.constraint.complete(self.output):
+            self.finished = FinishReason.STOP
+            text += self._rest()
+        elif len(self.output) >= self.limit:
+            self.finished = FinishReason.LENGTH
+            text += self._rest()
+        return text
+
+    def _scan(self, text: str) -> str:
+        # Stop strings count from min_tokens on, as stop tokens do.
+        return self._scanner.feed(text) if len(self.output) > self.min_tokens else text
+
+    def _rest(self) -> str:
+        text = self._scan(self._decoder.finish())
+        return text if self._scanner.matched is not None else text + self._scanner.finish()
+
+
+def output_limit(sampling: Sampling, prompt_tokens: int, context_length: int) -> int:
+    """Tokens the row may generate: max_tokens, or what the context leaves."""
+    room = context_length - prompt_tokens
+    return room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+
+
+def chance(seed: int, choice: int, position: int) -> float:
+    """A uniform number in [0, 1), the same on every machine."""
+    digest = hashlib.blake2b(struct.pack("<qqq", seed, choice, position), digest_size=8).digest()
+    return float(int.from_bytes(digest, "little") >> 11) / float(1 << 53)

