@@ -57,7 +57,7 @@ def assemble(load: Load, options: Options) -> Parts:
     peers = Peers(place)
     kind = loaded.device.type if loaded.device.type in _ROWS else "cpu"
     rows = options.batch_size or _ROWS[kind]
-    retired = tuple(
+    notes = loaded.notes + tuple(
         f"{name} is gone since {RETIRED[name].since}: {RETIRED[name].instead}"
         for name in load.settings
         if name in RETIRED
@@ -76,14 +76,14 @@ def assemble(load: Load, options: Options) -> Parts:
             loaded.model, loaded.device, loaded.pad, loaded.context_length, pooling, normalised, rows
         )
         parts.effective |= {"pooling": pooling, "normalised": normalised}
-        parts.warnings = retired
+        parts.warnings = notes
         return parts
     parts.refused["embeddings"] = "load the model with task: embed"
-    _prepare_generation(parts, load, options, kind, retired)
+    _prepare_generation(parts, load, options, kind, notes)
     return parts
 
 
-def _prepare_generation(parts: Parts, load: Load, options: Options, kind: str, retired: tuple[str, ...]) -> None:
+def _prepare_generation(parts: Parts, load: Load, options: Options, kind: str, notes: tuple[str, ...]) -> None:
     loaded = parts.loaded
     draft = Draft(load_draft(options, loaded.device, load), options.draft_tokens or 5) if options.assisted else None
     parts.generator = Generator(
@@ -91,7 +91,7 @@ def _prepare_generation(parts: Parts, load: Load, options: Options, kind: str, r
     )
     runner, obstacle = _runner(parts, options, load)
     strategy, warning = strategy_for(options, obstacle)
-    parts.warnings = (*retired, *((warning,) if warning else ()))
+    parts.warnings = (*notes, *((warning,) if warning else ()))
     parts.effective |= {"batching.strategy": strategy}
     if strategy == "continuous" and runner is not None:
         parts.runner = runner
@@ -137,9 +137,8 @@ def _effective(parts: Parts, options: Options, threads: int) -> dict[str, Any]:
         "sharding.strategy": options.sharding,
         "sharding.num_shards": parts.peers.place.size,
     }
-    method = getattr(getattr(loaded.model.config, "quantization_config", None), "quant_method", None)
-    if method is not None:
-        found["quantization_method"] = str(getattr(method, "value", method))
+    if loaded.quantization is not None:
+        found["quantization_method"] = loaded.quantization
     if options.bits is not None:
         found[f"quantization.load_in_{options.bits}bit"] = True
     if options.assisted:

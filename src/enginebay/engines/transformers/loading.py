@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from tokenizers import Tokenizer
 from enginebay.contract import Load
 from enginebay.engines.transformers.options import Options, context_length
 from enginebay.engines.transformers.parallel import Place
+from enginebay.engines.transformers.quantized import dense_weights, method_of
 from enginebay.errors import LoadFailed, ModelInvalid, OutOfMemory
 
 _OUT_OF_MEMORY = ("can't allocate memory", "cannot allocate memory", "not enough memory", "out of memory")
@@ -37,6 +39,8 @@ class Loaded:
     context_length: int
     vocab_size: int
     attention: str
+    quantization: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def load_model(load: Load, options: Options, place: Place) -> Loaded:
@@ -52,7 +56,12 @@ def load_model(load: Load, options: Options, place: Place) -> Loaded:
         _set_rope(text, options)
         length = context_length(text.to_dict(), options.context_length, options.rope_scaling)
         arguments = load_arguments(load, options, place, device, dtype)
-        model = _model_class(config, load.task).from_pretrained(path, config=config, **arguments)
+        method = method_of(config)
+        unpack = method in ("gptq", "awq") and importlib.util.find_spec("gptqmodel") is None
+        if unpack:
+            model = _unpacked_model(path, config, arguments)
+        else:
+            model = _model_class(config, load.task).from_pretrained(path, config=config, **arguments)
         hf_tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=load.trust_remote_code)
     model.eval()
     eos = end_tokens(model, hf_tokenizer)
@@ -70,6 +79,8 @@ def load_model(load: Load, options: Options, place: Place) -> Loaded:
         length,
         int(text.vocab_size),
         str(model.config.get_text_config()._attn_implementation),
+        method or method_of(model.config),
+        (f"{method} weights are unpacked to {dtype}, since gptqmodel is not installed",) if unpack else (),
     )
 
 
@@ -162,12 +173,15 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def tokenizer_of(path: Path, hf_tokenizer: Any) -> Any:
-    """The fast tokenizer itself, without the library around it."""
+    """The fast tokenizer itself, without the library around it, and without the padding and cutting a file may ask for."""
     if (path / "tokenizer.json").is_file():
-        return Tokenizer.from_file(str(path / "tokenizer.json"))
-    inner = getattr(hf_tokenizer, "backend_tokenizer", None)
+        inner: Any = Tokenizer.from_file(str(path / "tokenizer.json"))
+    else:
+        inner = getattr(hf_tokenizer, "backend_tokenizer", None)
     if inner is None:
         raise ModelInvalid(f"{path} has no tokenizer.json", "save a fast tokenizer beside the weights")
+    inner.no_padding()
+    inner.no_truncation()
     return inner
 
 
@@ -222,14 +236,29 @@ def _bitsandbytes(options: Options) -> Any:
 
 def _check_quantization(config: Any, options: Options) -> None:
     """`quantization_method` names what the checkpoint is; it does not quantize."""
-    asked = options.quantization_method
-    found = getattr(config, "quantization_config", None)
-    method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
-    if asked is not None and str(getattr(method, "value", method)) != asked:
+    asked, found = options.quantization_method, method_of(config)
+    if asked is not None and found != asked:
         raise LoadFailed(
-            f"quantization_method is {asked}, and the checkpoint is {method or 'not quantized'}",
+            f"quantization_method is {asked}, and the checkpoint is {found or 'not quantized'}",
             "use a checkpoint quantized that way, or quantization.load_in_4bit",
         )
+
+
+def _unpacked_model(path: Path, config: Any, arguments: dict[str, Any]) -> Any:
+    """A GPTQ or AWQ checkpoint as a dense model."""
+    quantization = config.quantization_config
+    settings = dict(quantization if isinstance(quantization, dict) else quantization.to_dict())
+    architecture = (config.architectures or ["a model"])[0]
+    known = getattr(transformers, architecture, None)
+    if known is None:
+        raise LoadFailed(f"{architecture} cannot be unpacked", "install gptqmodel into the engine's environment")
+    del config.quantization_config
+    model = known.from_pretrained(
+        None, config=config, state_dict=dense_weights(path, settings, arguments["dtype"]), **arguments
+    )
+    if (path / "generation_config.json").is_file():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(path)
+    return model
 
 
 def _set_rope(config: Any, options: Options) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from enginebay.engines.transformers.ngrams import repeating
 from enginebay.engines.transformers.row import Row
 
 
@@ -42,17 +43,6 @@ def apply(scores: Any, row: Row, output: Sequence[int]) -> None:
         _ban(scores, row.ends)
     if row.constraint is not None:
         _constrain(scores, original, row.constraint.mask(output))
-
-
-def repeating(size: int, tokens: Sequence[int]) -> set[int]:
-    """Tokens that would complete a run of `size` tokens that is already there."""
-    if len(tokens) < size:
-        return set()
-    if size == 1:
-        return set(tokens)
-    last = list(tokens[-(size - 1) :])
-    starts = range(len(tokens) - size + 1)
-    return {tokens[i + size - 1] for i in starts if tokens[i] == last[0] and list(tokens[i : i + size - 1]) == last}
 
 
 def _indices(scores: Any, tokens: Sequence[int]) -> Any:

@@ -56,13 +56,13 @@ class Row:
         split = len(self.prompt)
         return [*self.prompt[start:stop], *self.output[max(0, start - split) : max(0, stop - split)]]
 
-    def chance(self, position: int) -> float:
-        """The random number in [0, 1) that picks the output's token at `position`.
+    def luck(self, position: int) -> int:
+        """The 62 random bits that pick the output's token at `position`.
 
         A pure function of seed, choice and place: so a seed gives the same output whatever shares the batch, and a
         token that is computed twice (the row lost its cache, or a draft was wrong) comes out the same.
         """
-        return chance(self.seed, self.choice, position)
+        return luck(self.seed, self.choice, position)
 
     def push(self, token: int) -> str:
         """Take the next token; returns the text to send, and sets `finished` when it was the last."""
@@ -97,7 +97,7 @@ def output_limit(sampling: Sampling, prompt_tokens: int, context_length: int) ->
     return room if sampling.max_tokens is None else min(sampling.max_tokens, room)
 
 
-def chance(seed: int, choice: int, position: int) -> float:
-    """A uniform number in [0, 1), the same on every machine."""
+def luck(seed: int, choice: int, position: int) -> int:
+    """62 random bits, the same on every machine."""
     digest = hashlib.blake2b(struct.pack("<qqq", seed, choice, position), digest_size=8).digest()
-    return float(int.from_bytes(digest, "little") >> 11) / float(1 << 53)
+    return int.from_bytes(digest, "little") >> 2

@@ -1,4 +1,10 @@
-"""Drawing the next token of every row at once."""
+"""Drawing the next token of every row at once.
+
+A token is drawn by a race: each candidate runs for an exponential time at the rate of its probability, and the first
+one in wins. The times are hashed from the row's luck and the token's number, so the winner changes only if two finish
+within a rounding error. Walking along the sum of all probabilities would need one random number instead of many, but
+rounding shifts every later token, and a seed would not survive a change of the batch.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,9 @@ from enginebay.engines.transformers import penalties
 from enginebay.engines.transformers.drawn import Drawn
 from enginebay.engines.transformers.row import Row
 
-_CANDIDATES = 1024  # sorting a vocabulary costs more than the model's own step; nearly always the best thousand decide
+# Sorting a whole vocabulary costs as much as the model's own step, and nearly always the best thousand decide.
+_CANDIDATES = 1024
+_LUCK = float(1 << 62)
 
 
 def draw(logits: Any, rows: Sequence[Row], outputs: Sequence[Sequence[int]]) -> list[Drawn]:
@@ -20,16 +28,12 @@ def draw(logits: Any, rows: Sequence[Row], outputs: Sequence[Sequence[int]]) -> 
     scores = shaped(logits, rows, outputs)
     tokens = torch.empty(len(rows), dtype=torch.long, device=logits.device)
     greedy = [i for i, row in enumerate(rows) if row.sampling.greedy]
-    plain = [i for i, row in enumerate(rows) if not row.sampling.greedy and not _filters(row)]
-    filtered = [i for i, row in enumerate(rows) if not row.sampling.greedy and _filters(row)]
+    chancy = [i for i, row in enumerate(rows) if not row.sampling.greedy]
     if greedy:
         tokens[greedy] = _take(scores, greedy).argmax(dim=-1)
-    if plain:
-        chances = [rows[i].chance(len(outputs[i])) for i in plain]
-        tokens[plain] = _pick(_heated(scores, rows, plain).softmax(dim=-1), chances)
-    if filtered:
-        chances = [rows[i].chance(len(outputs[i])) for i in filtered]
-        tokens[filtered] = _pick_filtered(_heated(scores, rows, filtered), [rows[i] for i in filtered], chances)
+    if chancy:
+        lucks = [rows[i].luck(len(outputs[i])) for i in chancy]
+        tokens[chancy] = _sample(_heated(scores, rows, chancy), [rows[i] for i in chancy], lucks)
     chosen: list[int] = tokens.tolist()
     logprobs = _logprobs(logits, rows, chosen)
     return [Drawn(token, logprobs.get(i, ())) for i, token in enumerate(chosen)]
@@ -46,11 +50,6 @@ def shaped(logits: Any, rows: Sequence[Row], outputs: Sequence[Sequence[int]]) -
     return scores
 
 
-def _filters(row: Row) -> bool:
-    sampling = row.sampling
-    return bool(sampling.value("top_k") > 0 or sampling.value("top_p") < 1.0 or sampling.value("min_p") > 0.0)
-
-
 def _take(scores: Any, indices: list[int]) -> Any:
     return scores if len(indices) == scores.shape[0] else scores[indices]
 
@@ -65,36 +64,70 @@ def _heated(scores: Any, rows: Sequence[Row], indices: list[int]) -> Any:
     return taken if all(t == 1.0 for t in temperatures) else taken / _column(temperatures, scores)
 
 
-def _pick(weights: Any, chances: Sequence[float]) -> Any:
-    """The token at which the running sum of weights passes chance × total: always one with a weight above zero."""
-    sums = weights.cumsum(dim=-1)
-    total = sums[:, -1:]
-    target = torch.minimum(total * _column(chances, sums), torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(sums, target, right=True)[:, 0]
-
-
-def _pick_filtered(scores: Any, rows: Sequence[Row], chances: Sequence[float], candidates: int = _CANDIDATES) -> Any:
-    """top_k, then top_p, then min_p, over the best candidates; over all where those cannot decide."""
-    size = scores.shape[-1]
-    top_k = [row.sampling.value("top_k") for row in rows]
-    limits = [k if k > 0 else size for k in top_k]
-    width = min(size, max(candidates, *(k for k in limits if k < size), 1))
+def _sample(scores: Any, rows: Sequence[Row], lucks: Sequence[int], candidates: int = _CANDIDATES) -> Any:
+    """A token for each row of scores, among its best candidates; among all where those cannot decide."""
+    width = min(scores.shape[-1], max(candidates, *(row.sampling.value("top_k") for row in rows)))
     best, tokens = scores.topk(width, dim=-1)
-    weights = (best - scores.logsumexp(dim=-1, keepdim=True)).exp()
-    weights.masked_fill_(torch.arange(width, device=scores.device) >= _column(limits, weights), 0.0)
-    limited = _column([float(k < size) for k in limits], weights) > 0
-    totals = torch.where(limited, weights.sum(dim=-1, keepdim=True), torch.ones_like(weights[:, :1]))
-    top_p = _column([row.sampling.value("top_p") for row in rows], weights) * totals
-    min_p = _column([row.sampling.value("min_p") for row in rows], weights) * weights[:, :1]
-    before = weights.cumsum(dim=-1) - weights
-    keep = (before < top_p) & (weights >= min_p)
-    keep[:, 0] = True
-    picked = tokens.gather(-1, _pick(weights * keep, chances)[:, None])[:, 0]
-    undecided = (keep[:, -1] & (weights[:, -1] > 0)) if width < size else torch.zeros_like(keep[:, -1])
-    if bool(undecided.any()):
-        again = undecided.nonzero()[:, 0].tolist()
-        picked[again] = _pick_filtered(scores[again], [rows[i] for i in again], [chances[i] for i in again], size)
+    weights = (best - scores.logsumexp(dim=-1, keepdim=True)).exp()  # probabilities, of the whole vocabulary
+    kept = kept_candidates(weights, rows)
+    picked = tokens.gather(-1, _race(weights * kept, tokens, lucks)[:, None])[:, 0]
+    if width == scores.shape[-1]:
+        return picked
+    beyond = (kept[:, -1] & (weights[:, -1] > 0)).tolist()  # rows whose choice does not end with the candidates
+    filtered = [i for i, row in enumerate(rows) if beyond[i] and filters(row)]
+    if filtered:
+        again = [rows[i] for i in filtered], [lucks[i] for i in filtered]
+        picked[filtered] = _sample(scores[filtered], *again, candidates=scores.shape[-1])
+    heads = weights.sum(dim=-1).tolist()
+    for i, row in enumerate(rows):
+        if beyond[i] and not filters(row) and lucks[i] / _LUCK >= heads[i]:
+            picked[i] = _from_tail(scores[i], tokens[i], lucks[i])
     return picked
+
+
+def filters(row: Row) -> bool:
+    """Whether the row wants less than the whole vocabulary."""
+    sampling = row.sampling
+    return bool(sampling.value("top_k") > 0 or sampling.value("top_p") < 1.0 or sampling.value("min_p") > 0.0)
+
+
+def kept_candidates(weights: Any, rows: Sequence[Row]) -> Any:
+    """Which candidates (best first) pass top_k, then top_p of what is left, then min_p. The best always does."""
+    top_k = [row.sampling.value("top_k") for row in rows]
+    places = torch.arange(weights.shape[-1], device=weights.device)
+    kept = places < _column([k if k > 0 else weights.shape[-1] for k in top_k], weights)
+    left = weights * kept
+    limited = torch.tensor([k > 0 for k in top_k], device=weights.device)[:, None]
+    total = torch.where(limited, left.sum(dim=-1, keepdim=True), 1.0)
+    # top_p 1 keeps all, also where rounding makes the sum reach it early.
+    top_p = [p if (p := row.sampling.value("top_p")) < 1.0 else 2.0 for row in rows]
+    kept &= left.cumsum(dim=-1) - left < _column(top_p, weights) * total
+    kept &= weights >= _column([row.sampling.value("min_p") for row in rows], weights) * weights[:, :1]
+    kept[:, 0] = True
+    return kept
+
+
+def _from_tail(scores: Any, head: Any, luck: int) -> Any:
+    """A token that is not among the head: rare, so that the whole vocabulary may race."""
+    weights = scores.softmax(dim=-1)
+    weights[head] = 0.0
+    everything = torch.arange(scores.shape[0], device=scores.device)
+    return _race(weights[None], everything[None], [luck])[0]
+
+
+def _race(weights: Any, tokens: Any, lucks: Sequence[int]) -> Any:
+    """The place of each row's winner; a weight of zero never wins."""
+    uniform = noise(tokens, torch.tensor(lucks, device=tokens.device)[:, None])
+    return (weights.double() / -uniform.log()).argmax(dim=-1)
+
+
+def noise(tokens: Any, lucks: Any) -> Any:
+    """A uniform number in (0, 1) for each token under its row's luck: the finisher of splitmix64."""
+    x = tokens * -7046029254386353131 + lucks
+    x = (x ^ (x >> 30 & 0x3FFFFFFFF)) * -4658895280553007687
+    x = (x ^ (x >> 27 & 0x1FFFFFFFFF)) * -7723592293110705685
+    x = x ^ (x >> 31 & 0x1FFFFFFFF)
+    return ((x >> 11 & 0x1FFFFFFFFFFFFF).double() + 0.5) / float(1 << 53)
 
 
 def _logprobs(logits: Any, rows: Sequence[Row], tokens: Sequence[int]) -> dict[int, tuple[TokenLogprobs, ...]]:

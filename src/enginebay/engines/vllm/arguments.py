@@ -15,6 +15,7 @@ from enginebay.errors import ConfigError
 _GIB = 1024**3
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the adapter ranks that vLLM has kernels for
 _KV_GIB = 4.0
+_CPU_BLOCK = 32  # the attention kernels of a CPU take multiples of this
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Host:
     quantizations: frozenset[str]
     free_bytes: int = 16 * _GIB
     bf16: bool = True  # bfloat16 in hardware
+    avx512: bool = True
     kv_from_environment: bool = False  # VLLM_CPU_KVCACHE_SPACE is set
 
 
@@ -133,6 +135,13 @@ def _cpu(draft: Plan, host: Host, given: Mapping[str, Any], config: Mapping[str,
         _warn(draft, "gpu_memory_utilization", "no GPU here; the KV cache has the size of cpu_kvcache_space_gib")
     if draft.arguments.pop("cpu_offload_gb", 0):
         _warn(draft, "cpu_offload_gb", "no GPU here to offload from; leave it out")
+    size = given.get("block_size")
+    if size is not None and size % _CPU_BLOCK:
+        draft.arguments["block_size"] = _CPU_BLOCK
+        _warn(draft, "block_size", f"{size} is not a multiple of {_CPU_BLOCK}, as a CPU needs; it is {_CPU_BLOCK}")
+    if str(given.get("kv_cache_dtype")).startswith("fp8") and not host.avx512:
+        del draft.arguments["kv_cache_dtype"]
+        _warn(draft, "kv_cache_dtype", "fp8 needs a GPU, or a CPU with AVX-512; the KV cache has the model's precision")
     if bind is not None:
         draft.environment["VLLM_CPU_OMP_THREADS_BIND"] = str(bind)
 
@@ -253,6 +262,8 @@ def _speculative(draft: Plan, host: Host, given: Mapping[str, Any], config: Mapp
             if name in asked:
                 _warn(draft, f"speculative.{name}", "only counts with method ngram")
     draft.arguments["speculative_config"] = found
+    if given.get("logit_bias"):
+        _warn(draft, "logit_bias", "vLLM cannot combine it with speculative decoding; it is no default here")
 
 
 def _lora(draft: Plan, host: Host, given: Mapping[str, Any], ranks: Mapping[str, int]) -> None:

@@ -38,14 +38,21 @@ def let_threads_sleep() -> None:
 
 def has_bf16() -> bool:
     """Does this CPU multiply bfloat16 in hardware? Where it does not say, it is taken to."""
+    flags = _flags()
+    return flags is None or any("bf16" in flag for flag in flags)
+
+
+def has_avx512() -> bool:
+    return any(flag.startswith("avx512f") for flag in _flags() or ())
+
+
+def _flags() -> list[str] | None:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return True
-    flags = next(
-        (line.split(":", 1)[1].split() for line in lines if line.lower().startswith(("flags", "features"))), None
-    )
-    return flags is None or any("bf16" in flag for flag in flags)
+        return None
+    named = (line.split(":", 1)[1].split() for line in lines if line.lower().startswith(("flags", "features")))
+    return next(named, None)
 
 
 def free_bytes() -> int:

@@ -197,7 +197,7 @@ class VllmEngine:
         settings = self._load.settings
         if sampling.logprobs is None and settings.get("logprobs") is not None:
             sampling = replace(sampling, logprobs=int(settings["logprobs"]))
-        if not sampling.logit_bias and settings.get("logit_bias"):
+        if not sampling.logit_bias and settings.get("logit_bias") and self._config.speculative_config is None:
             bias = {int(token): float(value) for token, value in settings["logit_bias"].items()}
             sampling = replace(sampling, logit_bias=bias)
         return sampling

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from enginebay.contract import Probe
 from enginebay.engines.vllm.arguments import Host
-from enginebay.engines.vllm.cores import free_bytes, has_bf16
+from enginebay.engines.vllm.cores import free_bytes, has_avx512, has_bf16
 from enginebay.engines.vllm.spec import SPEC
 
 _NAMED = ("torch", "transformers", "xgrammar", "tokenizers")
@@ -70,6 +70,7 @@ def host() -> Host:
         quantizations=quantizations(),
         free_bytes=free_bytes(),
         bf16=has_bf16(),
+        avx512=has_avx512(),
         kv_from_environment=bool(os.environ.get("VLLM_CPU_KVCACHE_SPACE")),
     )
 

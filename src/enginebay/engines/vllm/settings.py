@@ -36,7 +36,7 @@ _MEMORY = {
     ),
     "block_size": Setting(
         "int",
-        "Tokens in one KV block; a CPU prefers multiples of 32",
+        "Tokens in one KV block; multiples of 32 on a CPU",
         choices=(8, 16, 32, 64, 128, 256),
         native="block_size",
     ),

@@ -113,6 +113,7 @@ def test_the_guides_block_on_a_gpu() -> None:
         "use_beam_search",
         "length_penalty",
         "speculative.model",
+        "logit_bias",
     ]
 
 
@@ -146,6 +147,21 @@ def test_a_cpu_says_what_does_not_apply() -> None:
     found = decide({**asked, "quantization.load_in_4bit": True}, CPU)
     assert [line.split(":")[0] for line in found.warnings] == [*asked, "quantization.load_in_4bit"]
     assert not {"gpu_memory_utilization", "cpu_offload_gb", "attention_backend", "quantization"} & set(found.arguments)
+
+
+def test_an_fp8_cache_needs_the_hardware() -> None:
+    plain = Host("0.32.0", "cpu", NATIVE, frozenset(), avx512=False)
+    found = decide({"kv_cache_dtype": "fp8"}, plain)
+    assert "kv_cache_dtype" not in found.arguments
+    assert found.warnings[0].startswith("kv_cache_dtype: ")
+    assert decide({"kv_cache_dtype": "fp8"}, CPU).arguments["kv_cache_dtype"] == "fp8"
+
+
+def test_a_cpu_rounds_the_block_size_up() -> None:
+    found = decide({"block_size": 16}, CPU)
+    assert found.arguments["block_size"] == 32
+    assert found.warnings[0].startswith("block_size: 16")
+    assert not decide({"block_size": 64}, CPU).warnings
 
 
 def test_what_suits_a_cpu() -> None:

@@ -1,0 +1,217 @@
+"""Checks of the transformers engine that need torch, so they run inside its own environment:
+
+    python check_transformers.py MODEL_DIR                 the whole list, one process
+    torchrun --nproc-per-node 2 check_transformers.py MODEL_DIR    greedy tokens of tensor parallel 2, as JSON
+
+MODEL_DIR is what make_tiny_llama.py wrote. Exits with 0 and prints `ok NAME` for each check, or fails with a traceback.
+`src` must be on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from enginebay.contract import FinishReason, GenerateRequest, Load, Sampling, TokenLogprobs
+from enginebay.engines.transformers import sampling as drawing
+from enginebay.engines.transformers.engine import TransformersEngine
+from enginebay.engines.transformers.row import Row
+from enginebay.errors import EnginebayError
+
+_WAIT_S = 120
+
+
+class Recorder:
+    """A sink that keeps everything."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self.ended: dict[tuple[int, int], FinishReason] = {}
+        self.errors: dict[int, EnginebayError] = {}
+        self.changed = threading.Condition()
+
+    def accepted(self, number: int, prompt_tokens: int, cached_tokens: int = 0) -> None: ...
+
+    def token(
+        self, number: int, text: str, token_ids: Sequence[int], choice: int = 0, logprobs: Sequence[TokenLogprobs] = ()
+    ) -> None:
+        self.tokens[number, choice] += token_ids
+
+    def finish(self, number: int, reason: FinishReason, choice: int = 0, stop_reason: str | int | None = None) -> None:
+        self.ended[number, choice] = reason
+
+    def error(self, number: int, error: EnginebayError) -> None:
+        self.errors[number] = error
+
+    def flush(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
+
+class Bench:
+    """An engine and its recorder."""
+
+    def __init__(self, path: str, **settings: Any) -> None:
+        named = {name.replace("__", "."): value for name, value in {"threads": 1, **settings}.items()}
+        self.engine = TransformersEngine(Load("transformers", "", "tiny", path, named))
+        self.sink = Recorder()
+        self.engine.start(self.sink)
+        self._next = 0
+
+    def run(self, requests: Sequence[GenerateRequest]) -> list[list[list[int]]]:
+        """Tokens of every choice of every request, all submitted at once."""
+        numbers = list(range(self._next, self._next + len(requests)))
+        self._next += len(requests)
+        wanted = [(n, c) for n, one in zip(numbers, requests, strict=True) for c in range(one.sampling.n)]
+        for number, request in zip(numbers, requests, strict=True):
+            self.engine.submit(number, request)
+        with self.sink.changed:
+            done = self.sink.changed.wait_for(
+                lambda: self.sink.errors or all(one in self.sink.ended for one in wanted), _WAIT_S
+            )
+        assert done and not self.sink.errors, self.sink.errors or "it took too long"
+        return [
+            [self.sink.tokens[n, c] for c in range(one.sampling.n)] for n, one in zip(numbers, requests, strict=True)
+        ]
+
+
+def ask(prompt: Sequence[int], **sampling: Any) -> GenerateRequest:
+    return GenerateRequest(token_ids=tuple(prompt), sampling=Sampling(ignore_eos=True, **sampling))
+
+
+def prompts(count: int) -> list[list[int]]:
+    chance = random.Random(4)
+    return [[chance.randrange(10, 40_000) for _ in range(chance.choice([1, 7, 90, 250, 300]))] for _ in range(count)]
+
+
+def greedy(path: str) -> list[list[int]]:
+    """What the library's own generate() answers, one prompt at a time."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    found = []
+    for prompt in prompts(12):
+        ids = torch.tensor([prompt])
+        made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False)
+        found.append(made[0, len(prompt) :].tolist())
+    return found
+
+
+def check_same_as_generate(path: str) -> None:
+    expected = greedy(path)
+    for settings in (
+        {},
+        {"attn_implementation": "eager"},
+        {"batching__strategy": "static"},
+        {"batching__strategy": "sorted_dynamic"},
+        {"use_cache": False},
+        {"assisted_generation__num_tokens": 3},
+        {"assisted_generation__num_tokens": 3, "assisted_generation__model": path},
+    ):
+        bench = Bench(path, **settings)
+        found = bench.run([ask(prompt, temperature=0, max_tokens=40) for prompt in prompts(12)])
+        assert [choices[0] for choices in found] == expected, settings
+        bench.engine.close()
+
+
+def check_little_memory_changes_nothing(path: str) -> None:
+    """Prompts in pieces, few rows, rows that lose their cache: the same tokens, seeded ones too."""
+    bench = Bench(path)
+    requests = [
+        ask(prompt, seed=i, temperature=float(i % 2), max_tokens=300 if i % 3 else 20, n=1 + (i % 4 == 0))
+        for i, prompt in enumerate(prompts(16))
+    ]
+    before = bench.run(requests)
+    schedule = bench.engine._continuous._schedule  # type: ignore[union-attr]
+    schedule.limits = dataclasses.replace(schedule.limits, rows=5, step_tokens=64, cached_tokens=1100)
+    assert bench.run(requests) == before
+    bench.engine.close()
+
+
+def check_draws_follow_the_probabilities(path: str) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(12) * 1.5
+    plain = logits.softmax(-1)
+    best = plain.argsort(descending=True)
+    nucleus = plain.clone()
+    nucleus[best[(plain[best].cumsum(0) - plain[best]) >= 0.8]] = 0
+    top = plain.clone()
+    top[best[5:]] = 0
+    likely = plain.clone()
+    likely[plain < 0.1 * plain.max()] = 0
+    cases: list[tuple[dict[str, Any], Any]] = [
+        ({}, plain),
+        ({"temperature": 0.5}, (logits / 0.5).softmax(-1)),
+        ({"top_p": 0.8}, nucleus / nucleus.sum()),
+        ({"top_k": 5}, top / top.sum()),
+        ({"min_p": 0.1}, likely / likely.sum()),
+    ]
+    for candidates in (1024, 4):  # with 4, most draws need more than the candidates
+        for settings, expected in cases:
+            found = torch.zeros(12)
+            rows = [_row(seed, **settings) for seed in range(8000)]
+            lucks = [row.luck(0) for row in rows]
+            scores = logits.expand(len(rows), 12) / settings.get("temperature", 1.0)
+            for token in drawing._sample(scores, rows, lucks, candidates).tolist():
+                found[token] += 1 / len(rows)
+            assert float((found - expected).abs().max()) < 0.02, (settings, candidates, found, expected)
+
+
+def check_a_seed_survives_rounding(path: str) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(64, 49152)
+    near = logits * (1 + 1e-6 * torch.randn_like(logits))
+    rows = [_row(seed) for seed in range(64)]
+    first, second = ([one.token for one in drawing.draw(x, rows, [[]] * 64)] for x in (logits, near))
+    assert first == second
+
+
+def _row(seed: int, **settings: Any) -> Row:
+    class Silent:
+        def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+            return ""
+
+    request = GenerateRequest(token_ids=(1,), sampling=Sampling(**settings))
+    return Row(0, 0, 0, request, seed, frozenset(), 4096, Silent())
+
+
+def parallel(path: str) -> None:
+    """Under torchrun: greedy and beam tokens of the split model."""
+    size = int(os.environ["WORLD_SIZE"])
+    settings = {"sharding.strategy": "tensor_parallel", "sharding.num_shards": size}
+    if int(os.environ["RANK"]) > 0:
+        TransformersEngine(Load("transformers", "", "tiny", path, settings)).follow()
+        return
+    bench = Bench(path, **settings)
+    found = bench.run([ask(prompt, temperature=0, max_tokens=40) for prompt in prompts(12)])
+    bench.run([ask([5, 6, 7], num_beams=3, max_tokens=8, logprobs=1)])
+    print(json.dumps([choices[0] for choices in found]))
+    bench.engine.close()
+
+
+CHECKS = (
+    check_same_as_generate,
+    check_little_memory_changes_nothing,
+    check_draws_follow_the_probabilities,
+    check_a_seed_survives_rounding,
+)
+
+if __name__ == "__main__":
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        parallel(sys.argv[1])
+    elif "--greedy" in sys.argv:
+        print(json.dumps(greedy(sys.argv[1])))
+    else:
+        for check in CHECKS:
+            check(sys.argv[1])
+            print(f"ok {check.__name__}", flush=True)

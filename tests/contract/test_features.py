@@ -1,0 +1,189 @@
+"""What single engines do beyond the contract: embeddings, speculation, parallel processes, batching strategies, quantization.
+
+A vLLM load takes most of a minute, so the checks that can share one do.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginebay.contract import Delta
+from enginebay.errors import Unsupported
+from enginebay.fleet import environments
+from enginebay.fleet.model_worker import ModelWorker
+from enginebay.home import home
+from tests.contract.adapters import HERE, dense_smollm2, made_by
+from tests.contract.asking import ask, ask_all, greedy, make_request
+from tests.contract.conftest import open_worker
+from tests.contract.profiles import PROFILES
+
+TEXTS = ("The cat sleeps on the sofa.", "A kitten is napping on the couch.", "Interest rates rose again in March.")
+
+
+def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(one, other, strict=True)) / (math.hypot(*one) * math.hypot(*other))
+
+
+@pytest.fixture(scope="session")
+def tiny_llama() -> Path:
+    """A small random Llama with even heads, for what SmolLM2's nine heads cannot be split into."""
+    folder = home() / "test-models" / "tiny-llama"
+    if not folder.is_dir():
+        made_by("make_tiny_llama.py", dense_smollm2(), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_gptq(tiny_llama: Path) -> Path:
+    folder = tiny_llama.with_name("tiny-gptq")
+    if not folder.is_dir():
+        made_by("make_tiny_quantized.py", "gptq", tiny_llama, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_int8(tiny_llama: Path) -> Path:
+    folder = tiny_llama.with_name("tiny-int8")
+    if not folder.is_dir():
+        made_by("make_int8.py", tiny_llama, folder)
+    return folder
+
+
+TINY = {"transformers": {"dtype": "float32", "context_length": 256}, "vllm": {"dtype": "float32", "max_model_len": 256, "cpu_kvcache_space_gib": 1}}
+
+
+async def _tiny(kind: str, path: Path, **settings: Any) -> ModelWorker:
+    profile = PROFILES[kind]
+    return await open_worker(
+        type(profile)(profile.name, kind, str(path), {**TINY[kind], **settings}),
+    )
+
+
+PROMPTS = [[7, 11, 13, 17, 19, 23], [101, 202, 303], list(range(50, 90))]
+
+
+async def _tiny_answers(worker: ModelWorker) -> list[list[int]]:
+    requests = [make_request(prompt, temperature=0.0, max_tokens=10, ignore_eos=True) for prompt in PROMPTS]
+    return [answer.ids for answer in await ask_all(worker, requests)]
+
+
+@pytest.fixture(scope="session")
+async def reference(tiny_llama: Path) -> list[list[int]]:
+    """Greedy answers of the tiny model in one process, by Transformers."""
+    async with await _tiny("transformers", tiny_llama) as worker:
+        return await _tiny_answers(worker)
+
+
+@pytest.mark.parametrize(("kind", "model"), [("llamacpp", "smollm2"), ("transformers", "minilm"), ("vllm", "minilm")])
+async def test_embeddings(kind: str, model: str) -> None:
+    settings = {"llamacpp": {"context_length": 256}, "transformers": {"dtype": "float32"}, "vllm": {"dtype": "float32", "cpu_kvcache_space_gib": 1}}
+    profile = PROFILES[kind]
+    async with await open_worker(type(profile)(kind, kind, model, settings[kind]), task="embed") as worker:
+        found = await worker.embed(TEXTS)
+        again = await worker.embed(TEXTS[:1])
+        assert _cosine(found.vectors[0], again.vectors[0]) > 0.999
+        assert _cosine(found.vectors[0], found.vectors[1]) > _cosine(found.vectors[0], found.vectors[2])
+        assert math.isclose(math.hypot(*found.vectors[0]), 1.0, rel_tol=1e-2)
+        assert found.prompt_tokens == sum([len(await worker.prompts.encode(text)) for text in TEXTS])
+        with pytest.raises(Unsupported):
+            await greedy(worker, "hello")
+        if model == "minilm":
+            expected = (0.5, 1.0)
+            assert expected[0] < _cosine(found.vectors[0], found.vectors[1]) < expected[1]
+
+
+async def test_vllm_speculates_with_ngrams_and_reuses_prefixes() -> None:
+    """The prompt repeats itself, so drafts are accepted: several tokens come in one step, and the answer is the same."""
+    settings = {"speculative.method": "ngram", "speculative.num_tokens": 4, "speculative.ngram_max": 3, "swap_space": 4.0}
+    async with await open_worker(PROFILES["vllm"], **settings) as worker:
+        at_once = 0
+        text = ""
+        async for event in worker.generate(make_request(PROFILES["vllm"].certain * 2, temperature=0.0, max_tokens=32)):
+            if isinstance(event, Delta):
+                at_once = max(at_once, len(event.token_ids))
+                text += event.text
+        assert at_once > 1, "no draft was ever accepted"
+        assert text.startswith(" 21, 22, 23") or text.startswith(" 1, 2, 3"), text
+        again = await greedy(worker, PROFILES["vllm"].certain * 4, max_tokens=4)
+        again = await greedy(worker, PROFILES["vllm"].certain * 4, max_tokens=4)
+        assert again.usage.cached_tokens > 0, "the prefix was not reused"
+        assert any("swap_space" in line and "0.18" in line for line in worker.facts.warnings), worker.facts.warnings
+        assert "min_p" in worker.facts.refused
+        with pytest.raises(Unsupported, match="min_p"):
+            await greedy(worker, "a", min_p=0.5)
+
+
+async def test_vllm_tensor_parallel_2_gives_the_same_answers(tiny_llama: Path, reference: list[list[int]]) -> None:
+    async with await _tiny("vllm", tiny_llama, tensor_parallel_size=2) as worker:
+        assert await _tiny_answers(worker) == reference
+        assert worker.facts.effective["tensor_parallel_size"] == 2
+
+
+async def test_vllm_runs_a_quantized_checkpoint_through_generate(tiny_int8: Path, reference: list[list[int]]) -> None:
+    """Eight-bit weights, and at the same time the slower public way out of vLLM, which must do all the same."""
+    async with await _tiny("vllm", tiny_int8, stepwise="off") as worker:
+        answers = await _tiny_answers(worker)
+        agree = sum(one[:3] == other[:3] for one, other in zip(answers, reference, strict=True))
+        assert agree >= 2, "eight bits change this model's answers more than rounding can"
+        several = await ask(worker, PROMPTS[0], n=3, temperature=1.0, seed=5, max_tokens=6, logprobs=2, ignore_eos=True)
+        assert sorted(several.choices) == [0, 1, 2]
+        assert all(len(choice.logprobs) == 6 for choice in several.choices.values())
+        assert worker.facts.effective["stepwise"] == "off"
+
+
+async def test_transformers_tensor_parallel_2_under_torchrun(tiny_llama: Path, reference: list[list[int]]) -> None:
+    settings = {"sharding.strategy": "tensor_parallel", "sharding.num_shards": 2}
+    async with await _tiny("transformers", tiny_llama, **settings) as worker:
+        assert worker.plan.launch.processes == 2
+        assert await _tiny_answers(worker) == reference
+
+
+@pytest.mark.parametrize("strategy", ["static", "dynamic", "sorted_static", "sorted_dynamic"])
+async def test_transformers_batching_strategies(tiny_llama: Path, reference: list[list[int]], strategy: str) -> None:
+    settings = {"batching.strategy": strategy, "batching.batch_size": 2}
+    async with await _tiny("transformers", tiny_llama, **settings) as worker:
+        assert await _tiny_answers(worker) == reference
+        assert worker.facts.effective["batching.strategy"] == strategy
+
+
+async def test_transformers_assisted_generation_gives_the_same_answers(tiny_llama: Path, reference: list[list[int]]) -> None:
+    settings = {"assisted_generation.num_tokens": 3, "assisted_generation.model": str(tiny_llama)}
+    async with await _tiny("transformers", tiny_llama, **settings) as worker:
+        assert await _tiny_answers(worker) == reference
+
+
+async def test_transformers_runs_quantized_checkpoints(tiny_gptq: Path) -> None:
+    """Packed and unpacked, the same rounded weights: reading them right means the same answers."""
+    found = []
+    for path in (tiny_gptq, tiny_gptq.with_name("tiny-gptq-dense")):
+        async with await _tiny("transformers", path) as worker:
+            found.append(await _tiny_answers(worker))
+    assert found[0] == found[1]
+
+
+async def test_rope_scaling_changes_the_answers_alike(tiny_llama: Path, reference: list[list[int]]) -> None:
+    settings = {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}
+    async with await _tiny("transformers", tiny_llama, **settings) as worker:
+        scaled = await _tiny_answers(worker)
+    assert scaled != reference
+    async with await _tiny("vllm", tiny_llama, **settings) as worker:
+        assert await _tiny_answers(worker) == scaled
+
+
+def test_transformers_inside_its_own_environment(tiny_llama: Path) -> None:
+    """Checks that need torch in the same process: sampling against plain formulas, caches against generate()."""
+    python = environments.find("transformers").python
+    env = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src")}
+    done = subprocess.run(
+        [str(python), str(HERE / "check_transformers.py"), str(tiny_llama)],
+        capture_output=True, text=True, timeout=500, env=env, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("ok ") > 5
