@@ -136,7 +136,8 @@ class AsyncStack:
     ) -> GenerateRequest:
         """The request as it will be sent: defaults < configuration < this stack's sampling < this call's."""
         configured = self._config.sampling_for(self.plan.spec.kind, self.plan.model)
-        chosen = make_sampling({**DEFAULTS, **configured, **self._sampling, **sampling})
+        possible = {name: value for name, value in configured.items() if name not in self.facts.refused}
+        chosen = make_sampling({**DEFAULTS, **possible, **self._sampling, **sampling})
         if not isinstance(prompt, str):
             return GenerateRequest(messages=tuple(prompt), sampling=chosen, lora=lora)
         if raw or not self.worker.prompts.chats:

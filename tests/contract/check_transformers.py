@@ -61,7 +61,7 @@ class Bench:
     """An engine and its recorder."""
 
     def __init__(self, path: str, **settings: Any) -> None:
-        named = {name.replace("__", "."): value for name, value in {"threads": 1, **settings}.items()}
+        named = {name.replace("__", "."): value for name, value in {"threads": 1, "device": "cpu", **settings}.items()}
         self.engine = TransformersEngine(Load("transformers", "", "tiny", path, named))
         self.sink = Recorder()
         self.engine.start(self.sink)

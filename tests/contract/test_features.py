@@ -56,7 +56,10 @@ def tiny_int8(tiny_llama: Path) -> Path:
     return folder
 
 
-TINY = {"transformers": {"dtype": "float32", "context_length": 256}, "vllm": {"dtype": "float32", "max_model_len": 256, "cpu_kvcache_space_gib": 1}}
+TINY = {
+    "transformers": {"dtype": "float32", "context_length": 256},
+    "vllm": {"dtype": "float32", "max_model_len": 256, "cpu_kvcache_space_gib": 1},
+}
 
 
 async def _tiny(kind: str, path: Path, **settings: Any) -> ModelWorker:
@@ -83,7 +86,11 @@ async def reference(tiny_llama: Path) -> list[list[int]]:
 
 @pytest.mark.parametrize(("kind", "model"), [("llamacpp", "smollm2"), ("transformers", "minilm"), ("vllm", "minilm")])
 async def test_embeddings(kind: str, model: str) -> None:
-    settings = {"llamacpp": {"context_length": 256}, "transformers": {"dtype": "float32"}, "vllm": {"dtype": "float32", "cpu_kvcache_space_gib": 1}}
+    settings = {
+        "llamacpp": {"context_length": 256},
+        "transformers": {"dtype": "float32"},
+        "vllm": {"dtype": "float32", "cpu_kvcache_space_gib": 1},
+    }
     profile = PROFILES[kind]
     async with await open_worker(type(profile)(kind, kind, model, settings[kind]), task="embed") as worker:
         found = await worker.embed(TEXTS)
@@ -101,7 +108,12 @@ async def test_embeddings(kind: str, model: str) -> None:
 
 async def test_vllm_speculates_with_ngrams_and_reuses_prefixes() -> None:
     """The prompt repeats itself, so drafts are accepted: several tokens come in one step, and the answer is the same."""
-    settings = {"speculative.method": "ngram", "speculative.num_tokens": 4, "speculative.ngram_max": 3, "swap_space": 4.0}
+    settings = {
+        "speculative.method": "ngram",
+        "speculative.num_tokens": 4,
+        "speculative.ngram_max": 3,
+        "swap_space": 4.0,
+    }
     async with await open_worker(PROFILES["vllm"], **settings) as worker:
         at_once = 0
         text = ""
@@ -153,7 +165,9 @@ async def test_transformers_batching_strategies(tiny_llama: Path, reference: lis
         assert worker.facts.effective["batching.strategy"] == strategy
 
 
-async def test_transformers_assisted_generation_gives_the_same_answers(tiny_llama: Path, reference: list[list[int]]) -> None:
+async def test_transformers_assisted_generation_gives_the_same_answers(
+    tiny_llama: Path, reference: list[list[int]]
+) -> None:
     settings = {"assisted_generation.num_tokens": 3, "assisted_generation.model": str(tiny_llama)}
     async with await _tiny("transformers", tiny_llama, **settings) as worker:
         assert await _tiny_answers(worker) == reference

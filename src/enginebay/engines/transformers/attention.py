@@ -33,6 +33,16 @@ class Decoding:
     height: int  # rows of the shelf that attention reads
     whole: bool  # every row of the shelf takes part, in order
     masks: dict[tuple[Any, int | None, Any], Any] = field(default_factory=dict)
+    slots: dict[tuple[Any, int, int], Any] = field(default_factory=dict)
+
+    def write(self, shelf: Any, new: Any) -> None:
+        """Put new keys or values [rows, heads, size] in place. One flat copy; the indices are the same for all layers."""
+        height, heads, capacity, size = shelf.shape
+        key = (shelf.device, heads, capacity)
+        if key not in self.slots:
+            lines = self.rows.to(shelf.device)[:, None] * heads + torch.arange(heads, device=shelf.device)
+            self.slots[key] = (lines * capacity + self.positions.to(shelf.device)[:, None]).flatten()
+        shelf.view(height * heads * capacity, size).index_copy_(0, self.slots[key], new.reshape(-1, size))
 
     def mask(self, like: Any, window: int | None) -> Any:
         """Additive mask [rows, 1, 1, reach]; the same for all layers with this window."""
@@ -132,64 +142,51 @@ class ShelfAttention:
         """query, key, value: [1, heads, tokens, head size]; returns [1, tokens, heads, head size]."""
         if self.layout is None or attention_mask is not None or kwargs.get("softcap") is not None or "s_aux" in kwargs:
             raise NotImplementedError("this model's attention has more to it than keys, values and a window")
+        layer, layout = module.layer_idx, self.layout
+        if len(layout.decoding) == 1 and not layout.prefills:
+            return self._decode(layer, layout.decoding[0], query, key, value, scaling, sliding_window)[None], None
         out = value.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
-        for group in self.layout.decoding:
-            self._decode(module.layer_idx, group, query, key, value, scaling, sliding_window, out)
-        for run in self.layout.prefills:
-            self._prefill(module.layer_idx, run, query, key, value, scaling, sliding_window, out)
+        for group in layout.decoding:
+            place = slice(group.begin, group.begin + len(group.rows))
+            out[0, place] = self._decode(layer, group, query, key, value, scaling, sliding_window)
+        for run in layout.prefills:
+            place = slice(run.begin, run.begin + run.count)
+            out[0, place] = self._prefill(layer, run, query, key, value, scaling, sliding_window)
         return out, None
 
     def _decode(
-        self,
-        layer: int,
-        group: Decoding,
-        query: Any,
-        key: Any,
-        value: Any,
-        scaling: float | None,
-        window: int | None,
-        out: Any,
-    ) -> None:
-        end = group.begin + len(group.rows)
+        self, layer: int, group: Decoding, query: Any, key: Any, value: Any, scaling: float | None, window: int | None
+    ) -> Any:
+        """[rows, heads, size]"""
+        place = slice(group.begin, group.begin + len(group.rows))
         keys, values = group.shelf.tensors(layer, key, value)
-        rows, positions = group.rows.to(key.device), group.positions.to(key.device)
-        keys[rows, :, positions] = key[0, :, group.begin : end].transpose(0, 1)
-        values[rows, :, positions] = value[0, :, group.begin : end].transpose(0, 1)
+        group.write(keys, key[0, :, place].transpose(0, 1))
+        group.write(values, value[0, :, place].transpose(0, 1))
         # Query heads that share a key head stand side by side as if they were positions: no copy of the keys for each.
-        heads = keys.shape[1]
-        asked = query[0, :, group.begin : end].transpose(0, 1).reshape(end - group.begin, heads, -1, query.shape[3])
-        if group.whole:
-            seen_keys, seen_values = keys[: group.height, :, : group.reach], values[: group.height, :, : group.reach]
-        else:
-            seen_keys, seen_values = keys[rows, :, : group.reach], values[rows, :, : group.reach]
+        count, heads = len(group.rows), keys.shape[1]
+        asked = query[0, :, place].transpose(0, 1).reshape(count, heads, -1, query.shape[3])
+        which = slice(0, group.height) if group.whole else group.rows.to(keys.device)
+        seen_keys, seen_values = keys[which, :, : group.reach], values[which, :, : group.reach]
         answer = self._attend(asked, seen_keys, seen_values, attn_mask=group.mask(query, window), scale=scaling)
-        out[0, group.begin : end] = answer.reshape(end - group.begin, -1, value.shape[3])
+        return answer.reshape(count, -1, value.shape[3])
 
     def _prefill(
-        self,
-        layer: int,
-        run: Prefill,
-        query: Any,
-        key: Any,
-        value: Any,
-        scaling: float | None,
-        window: int | None,
-        out: Any,
-    ) -> None:
-        end = run.begin + run.count
-        stop = run.start + run.count
+        self, layer: int, run: Prefill, query: Any, key: Any, value: Any, scaling: float | None, window: int | None
+    ) -> Any:
+        """[tokens, heads, size]"""
+        place, stop = slice(run.begin, run.begin + run.count), run.start + run.count
         keys, values = run.shelf.tensors(layer, key, value)
-        keys[run.row, :, run.start : stop] = key[0, :, run.begin : end]
-        values[run.row, :, run.start : stop] = value[0, :, run.begin : end]
+        keys[run.row, :, run.start : stop] = key[0, :, place]
+        values[run.row, :, run.start : stop] = value[0, :, place]
         groups = query.shape[1] // key.shape[1]
         seen_keys = keys[run.row : run.row + 1, :, :stop].repeat_interleave(groups, dim=1)
         seen_values = values[run.row : run.row + 1, :, :stop].repeat_interleave(groups, dim=1)
         plain = run.start == 0 and (window is None or stop <= window)
         mask = None if plain else _band(run.start, stop, window, query)
         answer = self._attend(
-            query[:, :, run.begin : end], seen_keys, seen_values, attn_mask=mask, is_causal=plain, scale=scaling
+            query[:, :, place], seen_keys, seen_values, attn_mask=mask, is_causal=plain, scale=scaling
         )
-        out[0, run.begin : end] = answer[0].transpose(0, 1)
+        return answer[0].transpose(0, 1)
 
 
 def _band(start: int, stop: int, window: int | None, like: Any) -> Any:

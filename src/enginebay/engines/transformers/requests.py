@@ -9,14 +9,12 @@ from enginebay.errors import ContextOverflow, InvalidRequest
 
 
 def check(request: GenerateRequest, context_length: int, adapters: Set[str]) -> None:
-    """Raise for what cannot be served as asked; nothing is ever cut to fit."""
+    """Raise for what cannot be served; a prompt is never cut to fit, and an answer ends where the context does."""
     prompt = len(request.token_ids or ())
-    wanted = request.sampling.max_tokens
-    if prompt + (wanted or 1) > context_length:
-        asked = f"{prompt} prompt tokens" + (f" and {wanted} output tokens" if wanted else "")
+    if prompt >= context_length:
         raise ContextOverflow(
-            f"{asked} do not fit the context of {context_length} tokens",
-            "shorten the prompt or lower max_tokens",
+            f"the prompt has {prompt} tokens, the context holds {context_length}",
+            "shorten the prompt, or load the model with a larger context_length",
             param="prompt",
         )
     if request.lora is not None and request.lora not in adapters:

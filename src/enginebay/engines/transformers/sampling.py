@@ -66,6 +66,8 @@ def _heated(scores: Any, rows: Sequence[Row], indices: list[int]) -> Any:
 
 def _sample(scores: Any, rows: Sequence[Row], lucks: Sequence[int], candidates: int = _CANDIDATES) -> Any:
     """A token for each row of scores, among its best candidates; among all where those cannot decide."""
+    if scores.device.type == "cuda" and not any(filters(row) for row in rows):
+        return _race(scores.softmax(dim=-1), torch.arange(scores.shape[-1], device=scores.device)[None], lucks)
     width = min(scores.shape[-1], max(candidates, *(row.sampling.value("top_k") for row in rows)))
     best, tokens = scores.topk(width, dim=-1)
     weights = (best - scores.logsumexp(dim=-1, keepdim=True)).exp()  # probabilities, of the whole vocabulary
@@ -79,9 +81,9 @@ def _sample(scores: Any, rows: Sequence[Row], lucks: Sequence[int], candidates: 
         again = [rows[i] for i in filtered], [lucks[i] for i in filtered]
         picked[filtered] = _sample(scores[filtered], *again, candidates=scores.shape[-1])
     heads = weights.sum(dim=-1).tolist()
-    for i, row in enumerate(rows):
-        if beyond[i] and not filters(row) and lucks[i] / _LUCK >= heads[i]:
-            picked[i] = _from_tail(scores[i], tokens[i], lucks[i])
+    tails = [i for i, row in enumerate(rows) if beyond[i] and not filters(row) and lucks[i] / _LUCK >= heads[i]]
+    if tails:
+        picked[tails] = _from_tail(scores[tails], tokens[tails], [lucks[i] for i in tails])
     return picked
 
 
@@ -107,12 +109,10 @@ def kept_candidates(weights: Any, rows: Sequence[Row]) -> Any:
     return kept
 
 
-def _from_tail(scores: Any, head: Any, luck: int) -> Any:
-    """A token that is not among the head: rare, so that the whole vocabulary may race."""
-    weights = scores.softmax(dim=-1)
-    weights[head] = 0.0
-    everything = torch.arange(scores.shape[0], device=scores.device)
-    return _race(weights[None], everything[None], [luck])[0]
+def _from_tail(scores: Any, heads: Any, lucks: Sequence[int]) -> Any:
+    """Tokens that are not among the heads: rare, so that the whole vocabulary may race."""
+    weights = scores.softmax(dim=-1).scatter_(-1, heads, 0.0)
+    return _race(weights, torch.arange(scores.shape[-1], device=scores.device)[None], lucks)
 
 
 def _race(weights: Any, tokens: Any, lucks: Sequence[int]) -> Any:

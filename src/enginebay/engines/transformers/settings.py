@@ -87,6 +87,11 @@ _BATCHING = {
         minimum=16,
     ),
     "batching.max_wait_s": Setting("float", "How long a batch waits to fill", default=0.05, minimum=0),
+    "launch": Setting(
+        "str",
+        "Which launcher starts the worker; tensor_parallel takes torchrun by itself",
+        choices=("direct", "accelerate", "torchrun"),
+    ),
     "sharding.strategy": Setting(
         "str",
         "How the model is split: tensor_parallel starts a process per part (torchrun), pipeline places layers in turn",
