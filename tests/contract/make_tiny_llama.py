@@ -22,8 +22,9 @@ def make(tokenizer_dir: Path, out: Path, seed: int = 7) -> None:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=49152,
-        hidden_size=64,
-        intermediate_size=128,
+        hidden_size=256,  # heads of 64: vLLM has no CPU kernel for smaller ones
+        head_dim=64,
+        intermediate_size=256,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,

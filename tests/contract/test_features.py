@@ -116,13 +116,11 @@ async def test_vllm_speculates_with_ngrams_and_reuses_prefixes() -> None:
     }
     async with await open_worker(PROFILES["vllm"], **settings) as worker:
         at_once = 0
-        text = ""
-        async for event in worker.generate(make_request(PROFILES["vllm"].certain * 2, temperature=0.0, max_tokens=32)):
+        async for event in worker.generate(make_request(PROFILES["vllm"].repeats, temperature=0.0, max_tokens=32)):
             if isinstance(event, Delta):
                 at_once = max(at_once, len(event.token_ids))
-                text += event.text
         assert at_once > 1, "no draft was ever accepted"
-        assert text.startswith(" 21, 22, 23") or text.startswith(" 1, 2, 3"), text
+        assert (await greedy(worker, PROFILES["vllm"].certain, max_tokens=8)).text.startswith(" 21, 22")
         again = await greedy(worker, PROFILES["vllm"].certain * 4, max_tokens=4)
         again = await greedy(worker, PROFILES["vllm"].certain * 4, max_tokens=4)
         assert again.usage.cached_tokens > 0, "the prefix was not reused"
@@ -200,4 +198,4 @@ def test_transformers_inside_its_own_environment(tiny_llama: Path) -> None:
         capture_output=True, text=True, timeout=500, env=env, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("ok ") > 5
+    assert done.stdout.count("ok ") >= 4

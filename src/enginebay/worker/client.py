@@ -158,9 +158,11 @@ class WorkerClient:
                 self._deliver(flush)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             pass
+        except Exception as error:  # whatever it is, nobody may be left waiting for it
+            self._broken = EngineFailed(f"the worker's answer could not be read: {type(error).__name__}: {error}")
         if not self._closing:
             await asyncio.sleep(0.05)  # the process' own end is known a moment after its connection's
-            self._broken = self._death()
+            self._broken = self._broken or self._death()
             self._fail_all(self._broken)
 
     def _fail_all(self, error: EnginebayError) -> None:

@@ -23,7 +23,7 @@ watcher=$!
 exec 1>&-
 read -r _
 kill -KILL -- "-$group" 2>/dev/null
-rm -rf -- "$directory"
+[ -z "$directory" ] || rm -rf -- "$directory"
 kill -KILL "$watcher" 2>/dev/null
 exit 0
 """

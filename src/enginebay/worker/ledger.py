@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from enginebay.contract.messages import Done, Timing, Usage
 from enginebay.errors import EnginebayError, EngineFailed
 from enginebay.worker.best_of import BestOf
 from enginebay.worker.outbox import Outbox
+
+_log = logging.getLogger(__name__)
 
 
 class _Live:
@@ -47,9 +50,10 @@ class Ledger:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._live: dict[int, _Live] = {}
-        self._outboxes: list[Outbox] = []
+        self._outboxes: tuple[Outbox, ...] = ()  # replaced, never changed: the engine's thread walks it without a lock
         self._next = 0
-        self._lock = threading.Lock()  # guards numbering and the list of sessions, never the token path
+        self._lock = threading.Lock()  # guards numbering and the sessions, never the token path
+        self._asking = threading.Lock()  # engines are told of requests and cancels by one thread at a time
         self.flushes = 0
         self.tokens = 0
 
@@ -58,42 +62,55 @@ class Ledger:
     def open(self) -> Outbox:
         outbox = Outbox()
         with self._lock:
-            self._outboxes.append(outbox)
+            self._outboxes = (*self._outboxes, outbox)
         return outbox
 
     def close(self, outbox: Outbox) -> None:
         """The session is over: what it still had running is cancelled."""
         with self._lock:
-            if outbox in self._outboxes:
-                self._outboxes.remove(outbox)
-        for number, live in list(self._live.items()):
+            self._outboxes = tuple(one for one in self._outboxes if one is not outbox)
+        for live in list(self._live.values()):
             if live.outbox is outbox:
-                self.cancel(number)
+                self.cancel(outbox, live.number)
         outbox.close()
 
     def submit(self, number: int, outbox: Outbox, request: GenerateRequest) -> int:
-        """Hand a request to the engine; gives back the engine's number for it."""
+        """Hand a request to the engine; gives back the engine's number for it. Every failure goes to the outbox."""
         with self._lock:
             self._next += 1
             own = self._next
         live = _Live(number, outbox, request)
         self._live[own] = live
+        outbox.own[number] = own
         sampling = request.sampling
         if sampling.best_of is not None:
             ranked = sampling.logprobs or 0 if live.best_of else sampling.logprobs
             widened = replace(sampling, n=sampling.best_of, best_of=None, logprobs=ranked)
             request = replace(request, sampling=widened)
         try:
-            self._engine.submit(own, request)
+            with self._asking:
+                self._engine.submit(own, request)
         except EnginebayError as error:
             self.error(own, error)
         except Exception as error:  # an engine's surprise must not end the session of everybody else
+            _log.exception("the engine failed on a request")
             self.error(own, EngineFailed(f"the engine failed on this request: {type(error).__name__}: {error}"))
+        if own not in self._live:  # cancelled before the engine had it
+            self._cancel(own)
         return own
 
-    def cancel(self, own: int) -> None:
-        if self._live.pop(own, None) is not None:
-            self._engine.cancel(own)
+    def cancel(self, outbox: Outbox, number: int) -> None:
+        """Forget a session's request; the engine frees its place within a step."""
+        own = outbox.own.pop(number, None)
+        if own is not None and self._live.pop(own, None) is not None:
+            self._cancel(own)
+
+    def _cancel(self, own: int) -> None:
+        try:
+            with self._asking:
+                self._engine.cancel(own)
+        except Exception:
+            _log.exception("the engine failed to cancel a request")
 
     # What the engine calls
 
@@ -138,6 +155,7 @@ class Ledger:
     def error(self, number: int, error: EnginebayError) -> None:
         live = self._live.pop(number, None)
         if live is not None:
+            live.outbox.own.pop(live.number, None)
             live.outbox.failure(live.number, error)
             live.outbox.wake()
 
@@ -149,6 +167,7 @@ class Ledger:
     def _end(self, number: int, live: _Live) -> None:
         if self._live.pop(number, None) is None:
             return  # cancelled meanwhile
+        live.outbox.own.pop(live.number, None)
         if live.best_of is not None:
             live.best_of.emit(live.number, live.outbox)
         now = time.perf_counter()

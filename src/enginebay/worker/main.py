@@ -35,8 +35,9 @@ class _Stop(BaseException):
 def main(arguments: list[str]) -> int:
     directory = Path(arguments[0])
     load = wire.received_load((directory / "load.json").read_text())
-    if int(os.environ.get("RANK", "0")) > 0:
-        return _follow(load)
+    if int(os.environ.get("RANK", "0")) > 0:  # only a launcher sets it: see process.py
+        return _follow(load, directory)
+    os.environ["ENGINEBAY_WORKER_DIR"] = str(directory)  # private, and removed after any death
     control = _connect(directory)
     guard.start(_connect(directory), str(directory))
     signal.signal(signal.SIGTERM, _stop)
@@ -57,7 +58,7 @@ def _serve(load: Load, directory: Path, control: socket.socket) -> int:
     load_s = time.perf_counter() - started
     server: Any = None
     try:
-        server = _open(engine, directory)
+        server, health = _open(engine, directory)
         _tell(control, facts=wire.facts_json(replace(engine.facts(), load_s=load_s)))
         _wait(control)
     except _Stop:
@@ -65,12 +66,13 @@ def _serve(load: Load, directory: Path, control: socket.socket) -> int:
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if server is not None:
+            health.enter_graceful_shutdown()  # whoever asks now is told that no request would be answered
             server.stop(grace=None)
         engine.close()
     return 0
 
 
-def _open(engine: Engine, directory: Path) -> Any:
+def _open(engine: Engine, directory: Path) -> tuple[Any, Any]:
     import grpc
 
     from enginebay.worker.ledger import Ledger
@@ -85,13 +87,13 @@ def _open(engine: Engine, directory: Path) -> Any:
         options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)],
     )
     server.add_generic_rpc_handlers((handlers(Servicer(engine, ledger)),))
-    _add_health_and_reflection(server, SERVICE)
+    health = _add_health_and_reflection(server, SERVICE)
     server.add_insecure_port(f"unix:{directory / 's'}")
     server.start()
-    return server
+    return server, health
 
 
-def _add_health_and_reflection(server: Any, service: str) -> None:
+def _add_health_and_reflection(server: Any, service: str) -> Any:
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
     from grpc_reflection.v1alpha import reflection
 
@@ -99,10 +101,12 @@ def _add_health_and_reflection(server: Any, service: str) -> None:
     health_pb2_grpc.add_HealthServicer_to_server(status, server)
     status.set(service, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection((service, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    return status
 
 
-def _follow(load: Load) -> int:
+def _follow(load: Load, directory: Path) -> int:
     """Another rank of a distributed launch: computes what rank 0 says, until it says nothing more."""
+    guard.start(_connect(directory), "")  # a launcher gives each rank a session of its own, so each has its own guard
     engine: Any = _engine_class(load)(load)
     engine.follow()
     return 0

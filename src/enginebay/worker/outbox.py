@@ -25,6 +25,7 @@ class Outbox:
         self._ends: deque[pb.Finish | pb.Done | pb.Failure] = deque()
         self._wake = threading.Event()
         self._closed = False
+        self.own: dict[int, int] = {}  # this session's numbers of its live requests -> the engine's
 
     def row(self, row: Row) -> None:
         self._rows.append(row)

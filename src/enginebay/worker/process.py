@@ -11,15 +11,20 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from enginebay.contract import Facts, LaunchMode, Load
 from enginebay.errors import EnginebayError, LoadFailed, OutOfMemory, WorkerDied, from_kind
 from enginebay.worker import bootstrap, wire
 
 _LAST_LINES = 5
+_OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+# Of a launcher that we may run under ourselves: a worker must not take itself for one of its ranks.
+_OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+_HIDDEN = frozenset((*_OF_OUR_PYTHON, *_OF_LAUNCHERS))
 _CLOSE_S = 10.0
 
 
@@ -60,6 +65,7 @@ class WorkerProcess:
         self.facts: Facts | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._connections: list[socket.socket] = []
+        self._log_start = 0  # earlier workers wrote to the same log: their words are not ours
 
     @classmethod
     async def start(cls, launch: Launch, timeout_s: float = 600.0) -> WorkerProcess:
@@ -67,6 +73,7 @@ class WorkerProcess:
 
         Raises LoadFailed, OutOfMemory or whatever error the engine gave; then nothing is left behind.
         """
+        _sweep(launch.runtime_dir)
         directory = launch.runtime_dir / f"w{os.getpid():x}-{secrets.token_hex(4)}"
         directory.mkdir(mode=0o700)
         worker = cls(launch, directory)
@@ -91,9 +98,10 @@ class WorkerProcess:
         self.launch.log.parent.mkdir(parents=True, exist_ok=True)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(self.directory / "c"))
-        listener.listen(2)
+        listener.listen(2 * self.launch.processes)
         listener.setblocking(False)
         with listener, self.launch.log.open("ab") as log:
+            self._log_start = log.seek(0, os.SEEK_END)
             log.write(
                 f"--- {time.strftime('%Y-%m-%dT%H:%M:%S')} {self.launch.load.kind} {self.launch.load.model}\n".encode()
             )
@@ -136,18 +144,25 @@ class WorkerProcess:
 
     async def _listen(self, listener: socket.socket) -> dict[str, str]:
         loop = asyncio.get_running_loop()
-        for _ in range(2):  # the worker's own connection, then its guard's
-            connection, _ = await loop.sock_accept(listener)
-            connection.setblocking(False)
-            self._connections.append(connection)
-        heard = b""
-        while not heard.endswith(b"\n"):
-            piece = await loop.sock_recv(self._connections[0], 1 << 20)
-            if not piece:
-                return {}
-            heard += piece
-        answer: dict[str, str] = json.loads(heard)
-        return answer
+        answer: asyncio.Future[dict[str, str]] = loop.create_future()
+        tasks = []
+        try:
+            # The worker's own connection, its guard's, and the guards' of its other ranks: the first is the one that speaks.
+            for _ in range(1 + self.launch.processes):
+                accepting = asyncio.create_task(loop.sock_accept(listener))
+                waited: set[asyncio.Future[Any]] = {accepting, answer}
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                if not accepting.done():
+                    accepting.cancel()
+                    break
+                connection, _ = accepting.result()
+                connection.setblocking(False)
+                self._connections.append(connection)
+                tasks.append(asyncio.create_task(_hear(connection, answer)))
+            return await answer
+        finally:
+            for task in tasks:
+                task.cancel()
 
     def death_while_loading(self) -> EnginebayError:
         load = self.launch.load
@@ -177,7 +192,7 @@ class WorkerProcess:
         """The last lines of the worker's log, for the error a user sees."""
         try:
             with self.launch.log.open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - 8192))
+                log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - 8192))
                 lines = log.read().decode(errors="replace").splitlines()
         except OSError:
             lines = []
@@ -205,6 +220,30 @@ class WorkerProcess:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
+async def _hear(connection: socket.socket, answer: asyncio.Future[dict[str, str]]) -> None:
+    """Wait for a line on one connection. Guards never speak; a speaker that goes away says nothing."""
+    loop = asyncio.get_running_loop()
+    heard = b""
+    while not heard.endswith(b"\n"):
+        piece = await loop.sock_recv(connection, 1 << 20)
+        if not piece:
+            return
+        heard += piece
+    if not answer.done():
+        answer.set_result(json.loads(heard))
+
+
+def _sweep(runtime_dir: Path) -> None:
+    """Remove the directories of owners that are gone: their guards do it too, unless those were killed as well."""
+    for directory in runtime_dir.glob("w*-*"):
+        try:
+            os.kill(int(directory.name[1:].partition("-")[0], 16), 0)
+        except ProcessLookupError:
+            shutil.rmtree(directory, ignore_errors=True)
+        except (ValueError, OSError):
+            continue
+
+
 def _signal(pid: int, number: signal.Signals) -> None:
     try:
         os.kill(pid, number)
@@ -221,8 +260,7 @@ def _kill_group(group: int) -> None:
 
 def _clean_environment() -> dict[str, str]:
     """Ours, less what would make another interpreter import from our environment."""
-    hidden: Sequence[str] = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
-    kept = {name: value for name, value in os.environ.items() if name not in hidden}
+    kept = {name: value for name, value in os.environ.items() if name not in _HIDDEN}
     kept["PYTHONUNBUFFERED"] = "1"
     if sys.flags.safe_path:
         kept["PYTHONSAFEPATH"] = "1"

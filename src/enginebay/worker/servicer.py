@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,8 @@ from enginebay.worker.memory import resident_bytes
 from enginebay.worker.outbox import Outbox
 from enginebay.worker.proto import SERVICE
 from enginebay.worker.proto import worker_pb2 as pb
+
+_log = logging.getLogger(__name__)
 
 
 class Servicer:
@@ -34,25 +37,25 @@ class Servicer:
             yield flush
 
     def _listen(self, asks: Iterator[pb.Ask], outbox: Outbox) -> None:
-        own: dict[int, int] = {}
         try:
             for ask in asks:
                 for submit in ask.submit:
-                    self._submit(submit, outbox, own)
+                    self._submit(submit, outbox)
                 for number in ask.cancel:
-                    if number in own:
-                        self._ledger.cancel(own.pop(number))
-        except Exception:  # the stream broke: its context's callback has closed or will close the session
-            pass
+                    self._ledger.cancel(outbox, number)
+        except Exception as error:  # the stream broke, as it does whenever a client goes away
+            _log.debug("a session ended: %s", error)
         finally:
             self._ledger.close(outbox)
 
-    def _submit(self, submit: pb.Submit, outbox: Outbox, own: dict[int, int]) -> None:
+    def _submit(self, submit: pb.Submit, outbox: Outbox) -> None:
         try:
-            own[submit.number] = self._ledger.submit(submit.number, outbox, wire.submitted_request(submit))
+            request = wire.submitted_request(submit)
         except EnginebayError as error:
             outbox.failure(submit.number, error)
             outbox.wake()
+        else:
+            self._ledger.submit(submit.number, outbox, request)
 
     def facts(self, _: pb.FactsRequest, context: grpc.ServicerContext) -> pb.FactsReply:
         return pb.FactsReply(json=wire.facts_json(self._engine.facts()))

@@ -87,8 +87,8 @@ def test_what_comes_after_the_end_is_ignored(ledger: Ledger) -> None:
 def test_cancel_reaches_the_engine_once(ledger: Ledger, engine: Recorder) -> None:
     outbox = ledger.open()
     number = ledger.submit(1, outbox, _request())
-    ledger.cancel(number)
-    ledger.cancel(number)
+    ledger.cancel(outbox, 1)
+    ledger.cancel(outbox, 1)
     assert engine.cancelled == [number]
 
 

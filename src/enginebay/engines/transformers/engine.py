@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import random
 import threading
@@ -28,6 +29,9 @@ from enginebay.engines.transformers.parallel import Closing
 from enginebay.engines.transformers.requests import check
 from enginebay.engines.transformers.row import Row
 from enginebay.errors import EnginebayError, EngineFailed, OutOfMemory, RequestError, Unsupported
+
+_BROKEN_EXIT_CODE = 70
+_LAST_WORDS_S = 1.0  # the last errors leave the process first
 
 _Work = list[Row] | int | None  # rows to start, a request to cancel, or nothing: wake up
 
@@ -245,4 +249,6 @@ class TransformersEngine:
             self._drop(number)
             self._outlet.fail(number, told)
         if not self._parts.peers.alone:
-            self._closing = True
+            # The ranks no longer agree on what comes next: end, so that whoever watches starts the worker again.
+            time.sleep(_LAST_WORDS_S)
+            os._exit(_BROKEN_EXIT_CODE)
