@@ -12,16 +12,17 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast, overload
 
 from enginebay.config.load import load_config
 from enginebay.config.model import Config
-from enginebay.contract import Delta, Facts, GenerateRequest, Sampling
+from enginebay.contract import Delta, Facts, GenerateRequest, Support, read_sampling
 from enginebay.contract.messages import Done
 from enginebay.errors import InvalidRequest
+from enginebay.fleet.children import end_children
 from enginebay.fleet.model_worker import ModelWorker
 from enginebay.fleet.plan import Plan, Say, make_plan
 
@@ -33,7 +34,11 @@ T = TypeVar("T")
 
 
 class AsyncStack:
-    """One model on one engine. Open it with `async with`, or with `await stack.open()` and `await stack.close()`."""
+    """One model on one engine. Open it with `async with`, or with `await stack.open()` and `await stack.close()`.
+
+    `engine` is a kind, `KIND==VERSION`, or None for the best one here; `settings` are the engine's own, by dotted name;
+    `task` is "generate" or "embed"; further keywords are sampling defaults of this stack.
+    """
 
     def __init__(
         self,
@@ -42,23 +47,26 @@ class AsyncStack:
         engine: str | None = None,
         config: Config | str | Path | None = None,
         settings: Mapping[str, Any] | None = None,
+        task: str | None = None,
         offline: bool | None = None,
         strict: bool = False,
         say: Say = lambda _: None,
         **sampling: Any,
     ) -> None:
-        flags = {} if offline is None else {"offline": offline}
-        self._config = (
-            config if isinstance(config, Config) else load_config(Path(config) if config else None, flags=flags)
-        )
-        self._model, self._engine, self._settings, self._strict, self._say = model, engine, settings, strict, say
-        self._sampling = sampling
+        if not isinstance(config, Config):
+            flags = {} if offline is None else {"offline": offline}
+            config = load_config(Path(config) if config else None, flags=flags, strict=strict)
+        read_sampling(sampling)  # a mistake shows here rather than at the first request
+        self._config = config
+        self._wanted = {"engine": engine, "settings": settings, "task": task, "strict": strict}
+        self._model, self._say, self._sampling = model, say, sampling
+        self._plan: Plan | None = None
         self._worker: ModelWorker | None = None
 
     @property
     def worker(self) -> ModelWorker:
         if self._worker is None:
-            raise InvalidRequest("the stack is not open", "use it in a `with` block, or call open() first")
+            raise _not_open()
         return self._worker
 
     @property
@@ -72,20 +80,25 @@ class AsyncStack:
 
     @property
     def warnings(self) -> list[str]:
-        """Settings that loaded and have no effect, one line each."""
-        return list(dict.fromkeys((*map(str, self._config.warnings), *self.plan.warnings, *self.facts.warnings)))
+        """Settings that loaded and have no effect, one line for each key."""
+        known = [str(one) for one in (*self._config.warnings, *self.plan.warnings)]
+        others = [line for line in self.facts.warnings if not any(line.partition(":")[0] in one for one in known)]
+        return list(dict.fromkeys((*known, *others)))
+
+    def prepare(self) -> Plan:
+        """Fetch, convert and choose what is needed, in this thread: Ctrl-C ends it at once."""
+        if self._plan is None:
+            self._plan = make_plan(self._model, config=self._config, say=self._say, **self._wanted)  # type: ignore[arg-type]
+        return self._plan
 
     async def open(self) -> AsyncStack:
+        """Start the worker and load the model, after whatever `prepare` has to do."""
         if self._worker is None:
-            plan = await asyncio.to_thread(
-                make_plan,
-                self._model,
-                engine=self._engine,
-                config=self._config,
-                settings=self._settings,
-                strict=self._strict,
-                say=self._say,
-            )
+            try:
+                plan = await asyncio.to_thread(self.prepare)
+            except asyncio.CancelledError:
+                end_children()  # or the thread would go on fetching
+                raise
             self._say(f"loading {plan.model} on {plan.spec.kind}")
             self._worker = await ModelWorker.open(plan)
         return self
@@ -136,16 +149,22 @@ class AsyncStack:
     ) -> GenerateRequest:
         """The request as it will be sent: defaults < configuration < this stack's sampling < this call's."""
         configured = self._config.sampling_for(self.plan.spec.kind, self.plan.model)
-        possible = {name: value for name, value in configured.items() if name not in self.facts.refused}
-        chosen = make_sampling({**DEFAULTS, **possible, **self._sampling, **sampling})
+        possible = {name: value for name, value in {**DEFAULTS, **configured}.items() if self._does(name)}
+        chosen = read_sampling({**possible, **self._sampling, **sampling})
         if not isinstance(prompt, str):
             return GenerateRequest(messages=tuple(prompt), sampling=chosen, lora=lora)
         if raw or not self.worker.prompts.chats:
             return GenerateRequest(text=prompt, sampling=chosen, lora=lora)
         return GenerateRequest(messages=({"role": "user", "content": prompt},), sampling=chosen, lora=lora)
 
+    def _does(self, parameter: str) -> bool:
+        """Defaults that an engine refuses are left out; what a request itself asks for is not."""
+        declared = self.plan.spec.request.get(parameter)
+        refused = declared is None or declared.support is Support.REFUSES
+        return not refused and parameter not in self.facts.refused
+
     async def embed(self, texts: str | Sequence[str]) -> list[tuple[float, ...]]:
-        """One vector for each text."""
+        """One vector for each text; the stack must be made with `task="embed"` on most engines."""
         found = await self.worker.embed([texts] if isinstance(texts, str) else list(texts))
         return list(found.vectors)
 
@@ -160,25 +179,33 @@ class Stack:
     """The same without `await`. Works in scripts and in notebooks: its event loop runs in a thread of its own."""
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="enginebay", daemon=True)
         self._stack = AsyncStack(model, **options)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
 
     def open(self) -> Stack:
-        if not self._thread.is_alive():
+        if self._loop is None:
+            self._stack.prepare()
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="enginebay", daemon=True)
             self._thread.start()
             atexit.register(self.close)
-        self._wait(self._stack.open())
+            try:
+                self._wait(self._stack.open())
+            except BaseException:
+                self.close()
+                raise
         return self
 
     def close(self) -> None:
-        if self._thread.is_alive():
-            self._wait(self._stack.close())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            atexit.unregister(self.close)
-        if not self._loop.is_closed():
-            self._loop.close()
+        if self._loop is None or self._thread is None:
+            return
+        self._wait(self._stack.close())
+        loop, self._loop = self._loop, None
+        loop.call_soon_threadsafe(loop.stop)
+        self._thread.join()
+        loop.close()
+        atexit.unregister(self.close)
 
     @property
     def facts(self) -> Facts:
@@ -205,7 +232,8 @@ class Stack:
         return self._pull(self._stack.events(prompt, raw=raw, **sampling))
 
     def embed(self, texts: str | Sequence[str]) -> list[tuple[float, ...]]:
-        return self._wait(self._stack.embed(texts))
+        vectors: list[tuple[float, ...]] = self._wait(self._stack.embed(texts))
+        return vectors
 
     def _pull(self, pieces: AsyncIterator[T]) -> Iterator[T]:
         end = object()
@@ -213,13 +241,17 @@ class Stack:
             while (piece := self._wait(anext(cast("Any", pieces), end))) is not end:
                 yield cast("T", piece)
         finally:
-            self._wait(cast("Any", pieces).aclose())
+            if self._loop is not None:
+                self._wait(cast("Any", pieces).aclose())
 
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+    def _wait(self, work: Any) -> Any:
+        if self._loop is None:
+            if asyncio.iscoroutine(work):
+                work.close()
+            raise _not_open()
         future = asyncio.run_coroutine_threadsafe(_as_coroutine(work), self._loop)
         try:
-            result: T = future.result()
-            return result
+            return future.result()
         except KeyboardInterrupt:
             future.cancel()
             raise
@@ -233,23 +265,8 @@ class Stack:
         self.close()
 
 
-def make_sampling(values: Mapping[str, Any]) -> Sampling:
-    """Sampling from keyword arguments; an unknown name is an error that names the nearest."""
-    known = Sampling.__dataclass_fields__
-    for name in values:
-        if name not in known:
-            from difflib import get_close_matches
-
-            near = get_close_matches(name, known, n=1)
-            raise InvalidRequest(
-                f"there is no sampling parameter {name!r}", f"did you mean {near[0]}?" if near else "", param=name
-            )
-    plain: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if value is not None
-    }
-    if isinstance(plain.get("stop"), str):
-        plain["stop"] = (plain["stop"],)
-    return Sampling(**plain)
+def _not_open() -> InvalidRequest:
+    return InvalidRequest("the stack is not open", "use it in a `with` block, or call open() first")
 
 
 def _is_many(prompt: Any) -> bool:

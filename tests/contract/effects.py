@@ -199,6 +199,11 @@ async def best_of(worker: ModelWorker, profile: Profile) -> None:
     assert list(answer.choices) == [0]
     assert answer.usage.completion_tokens == 4 * len(answer.ids), "four were to be generated and one kept"
     assert answer.choices[0].logprobs == [], "logprobs were not asked for"
+    best = await ask(worker, profile.long, best_of=4, logprobs=0, **options)
+    all_four = await ask(worker, profile.long, n=4, logprobs=0, **options)
+    means = [sum(one.logprob for one in choice.logprobs) / len(choice.logprobs) for choice in all_four.choices.values()]
+    kept = [one.logprob for one in best.choices[0].logprobs]
+    assert sum(kept) / len(kept) > min(means), "the kept answer is not better than the worst of four"
 
 
 @effect
@@ -298,4 +303,6 @@ async def lora(worker: ModelWorker, profile: Profile) -> None:
 
 @effect
 async def embeddings(worker: ModelWorker, profile: Profile) -> None:
-    """Needs a worker of its own: see test_embeddings."""
+    """On engines that embed with a model loaded to generate; the others are checked in test_features."""
+    found = await worker.embed(["one text", "another", "one text"])
+    assert found.vectors[0] == found.vectors[2] != found.vectors[1]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,17 +41,27 @@ def one_clear_line(done: subprocess.CompletedProcess[str], code: int, *words: st
 
 
 def test_run_streams_an_answer_and_prints_stats() -> None:
-    done = bay("run", "smollm2", "What is the capital of France?", "--stats", "--temperature", "0")
-    assert done.returncode == 0 and "Paris" in done.stdout
+    done = bay("run", "smollm2", "hi", "--stats", "--temperature", "0")
+    assert done.returncode == 0 and done.stdout == "Hello there! How can I assist you today?\n"
     assert "first token" in done.stderr and "llamacpp" in done.stderr
 
 
 def test_run_reads_standard_input() -> None:
-    scripts = {"script_by_prompt={piped words: from stdin}": "piped words", "script_by_prompt={first: both}": "second"}
-    done = bay("run", "toy", "-e", "fake", "--set", next(iter(scripts)), stdin="piped words")
-    assert done.stdout == "from stdin\n"
-    done = bay("run", "toy", "first", "-e", "fake", "--set", "script_by_prompt={second: both}", stdin="second")
-    assert done.stdout == "both\n"
+    for arguments in (("run", "toy", "-"), ("run", "toy")):
+        done = bay(*arguments, "-e", "fake", "--set", "script_by_prompt={piped words: from stdin}", stdin="piped words")
+        assert done.stdout == "from stdin\n"
+
+
+def test_engines_of_other_people_run_with_the_defaults() -> None:
+    assert bay("run", "toy", "abc", "-e", "echo").stdout == "abc\n"
+
+
+def test_a_version_can_be_asked_for() -> None:
+    one_clear_line(bay("run", "toy", "abc", "-e", "echo==9.9.9"), 1, "echo 9.9.9")
+
+
+def test_a_launcher_around_us_does_not_confuse_the_worker() -> None:
+    assert bay("run", "toy", "x", "-e", "fake", "--set", "script=fine", RANK="1", WORLD_SIZE="2").stdout == "fine\n"
 
 
 def test_run_as_json_has_everything() -> None:
@@ -62,17 +73,12 @@ def test_run_as_json_has_everything() -> None:
     assert found["usage"]["completion_tokens"] == 6
 
 
-def test_chat_remembers() -> None:
-    done = bay(
-        "chat",
-        "toy",
-        "-e",
-        "fake",
-        "--set",
-        'script_by_prompt={"one\\ntwo": remembered, one: first}',
-        stdin="one\n\n/help\n",
-    )
-    assert done.returncode == 0 and done.stdout == "first\n" and "/reset" in done.stderr
+def test_chat_remembers_and_forgets() -> None:
+    scripts = 'script_by_prompt={"one\\nfirst\\ntwo": remembered, one: first, two: forgotten}'
+    done = bay("chat", "toy", "-e", "fake", "--set", scripts, stdin="one\ntwo\n/reset\ntwo\n/help\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["first", "remembered", "forgotten"] and "/reset" in done.stderr
+    one_clear_line(bay("chat", "toy", "-e", "fake", "--n", "2", stdin="x\n"), 2, "one answer")
 
 
 def test_batch_runs_and_resumes(tmp_path: Path) -> None:
@@ -90,16 +96,24 @@ def test_batch_runs_and_resumes(tmp_path: Path) -> None:
 
 def test_a_bad_line_in_a_batch_fails_alone(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text(
-        '{"prompt": "a", "max_tokens": 3}\n{"prompt": "b", "temperature": 9}\n{"prompt": "c", "num_beams": 2}\n'
+    lines: tuple[dict[str, Any], ...] = (
+        {"prompt": "a\u2028b", "max_tokens": 3, "logprobs": 1, "logit_bias": {"97": 1}, "guided": {"choice": ["x"]}},
+        {"prompt": "b", "temperature": 9},
+        {"prompt": "c", "num_beams": 2},
+        {"prompt": "d", "temperature": "hot"},
+        {"prompt": "e", "max_tokens": 1.5},
     )
-    done = bay("batch", str(source), str(target), "-m", "toy", "-e", "fake")
-    assert done.returncode == 1
-    found = {
-        answer["id"]: answer.get("error", {}).get("param")
-        for answer in map(json.loads, target.read_text().splitlines())
-    }
-    assert found == {"1": None, "2": "temperature", "3": "num_beams"}
+    source.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    arguments = ("batch", str(source), str(target), "-m", "toy", "-e", "fake", "--retry-failed")
+    for _ in range(2):  # the second time only what failed is done again, and fails again
+        assert bay(*arguments).returncode == 1
+        answers = {answer["id"]: answer for answer in map(json.loads, target.read_text().splitlines())}
+        assert answers["1"]["text"] == "x" and len(answers["1"]["logprobs"][0]) == 1
+        wrong = {name: answer["error"]["param"] for name, answer in answers.items() if "error" in answer}
+        assert wrong == {"2": "temperature", "3": "num_beams", "4": "temperature", "5": "max_tokens"}
+    one_clear_line(
+        bay("batch", str(source), "/no/such/place.jsonl", "-m", "toy", "-e", "fake"), 2, "/no/such/place.jsonl"
+    )
 
 
 def test_unknown_names_are_bad_usage() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from enginebay import AsyncStack, Stack
@@ -12,7 +10,7 @@ from enginebay.errors import EnginebayError, InvalidRequest
 
 def test_three_lines_answer() -> None:
     with Stack("smollm2") as stack:
-        assert "Paris" in stack.generate("What is the capital of France?")
+        assert stack.generate("hi", temperature=0) == "Hello there! How can I assist you today?"
         pieces = list(stack.stream("Tell me a story", max_tokens=20))
         assert len(pieces) > 5
         many = stack.generate(["Say yes.", "Say no.", [{"role": "user", "content": "Say maybe."}]], max_tokens=8)
@@ -29,8 +27,7 @@ def test_leaving_a_stream_early_frees_the_engine() -> None:
     with Stack("toy", engine="fake", settings={"step_s": 0.005}) as stack:
         for _ in stack.stream("hello", ignore_eos=True, max_tokens=3000):
             break
-        state = asyncio.run_coroutine_threadsafe(stack._stack.worker.client.state(), stack._loop).result()
-        assert state.running == 0
+        assert stack._wait(stack._stack.worker.client.state()).running == 0
 
 
 async def test_it_works_inside_a_running_loop_as_in_a_notebook() -> None:
@@ -54,3 +51,24 @@ def test_mistakes_are_named() -> None:
             stack.generate("x", num_beams=3)
     with pytest.raises(InvalidRequest, match="not open"):
         stack.generate("x")
+    with pytest.raises(InvalidRequest, match="not open"):
+        Stack("toy", engine="fake").generate("x")
+
+
+def test_a_stack_that_cannot_load_can_be_tried_again() -> None:
+    stack = Stack("toy", engine="fake", settings={"fail_load": "error"})
+    for _ in range(2):
+        with pytest.raises(EnginebayError, match="told to fail"):
+            stack.open()
+
+
+def test_a_closed_stack_can_be_opened_again() -> None:
+    stack = Stack("toy", engine="fake", settings={"script": "again"})
+    for _ in range(2):
+        with stack:
+            assert stack.generate("x") == "again"
+
+
+def test_strict_makes_a_retired_setting_an_error() -> None:
+    with pytest.raises(EnginebayError, match="swap_space"):
+        Stack("smollm2", engine="vllm", settings={"swap_space": 4}, strict=True).open()

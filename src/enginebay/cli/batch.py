@@ -47,6 +47,7 @@ def batch(
     concurrency: Annotated[
         int | None, typer.Option("--concurrency", min=1, help="Requests in flight (default: twice the engine's batch)")
     ] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Do again what ended in an error")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the tally as JSON")] = False,
     config: ConfigFile = None,
     set_: Set = None,
@@ -56,13 +57,17 @@ def batch(
 ) -> int:
     """Run a file of requests. Interrupted, it goes on where it stopped."""
     jobs = read_jobs(source)
-    done = finished(target)
+    done = finished(target, retry_failed)
     left = [job for job in jobs if job.id not in done]
     note(f"{len(jobs)} requests, {len(jobs) - len(left)} already answered in {target}")
     if not left:
         return 0
     progress = Progress()
     stack = AsyncStack(model, say=progress.say, **open_stack_options(config, set_, offline, strict, engine), **sampling)
+    try:
+        stack.prepare()
+    finally:
+        progress.clear()
     tally = asyncio.run(_run(stack, left, target, raw, concurrency, progress))
     if as_json:
         emit_json({"answered": tally.answered, "failed": tally.failed, "completion_tokens": tally.completion_tokens})

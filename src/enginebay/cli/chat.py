@@ -21,7 +21,7 @@ from enginebay.cli.stack_options import (
     open_stack_options,
     show_warnings,
 )
-from enginebay.errors import RequestError
+from enginebay.errors import RequestError, UsageError
 from enginebay.stack import Stack
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -44,6 +44,10 @@ def chat(
     sampling: dict[str, Any],
 ) -> None:
     """Talk to a model; it remembers what was said."""
+    if sampling.get("n", 1) > 1:
+        raise UsageError(
+            "a conversation has one answer at a time", "leave out --n; --best-of picks the best of several"
+        )
     progress = Progress()
     stack = Stack(model, say=progress.say, **open_stack_options(config, set_, offline, strict, engine), **sampling)
     try:

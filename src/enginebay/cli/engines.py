@@ -131,7 +131,7 @@ def matrix(
     from enginebay.fleet.environments import installed
 
     if markdown:
-        print(pure.markdown(registry.built_in_specs()), end="")
+        pure.main([])
         return
     probes = installed()
     chosen = [registry.spec(one) for one in kind] if kind else list(registry.specs().values())

@@ -67,7 +67,7 @@ def _run(name: str, args: list[str]) -> int:
     from enginebay.errors import EnginebayError
 
     # Typer carries its own copy of click in newer versions: its exceptions are reached through the names it exports.
-    wrong_usage: Any = typer.BadParameter.__mro__[2]
+    wrong_usage: Any = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
     try:
         command = typer.main.get_command(import_module(f"enginebay.cli.{name}").app)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -87,6 +87,11 @@ def _run(name: str, args: list[str]) -> int:
         # Whoever read our output has gone; the rest of it has nowhere to go, and that is no error of ours.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return fail(
+            EnginebayError(f"{where}{error.strerror or error}", "check that the place exists and may be written to")
+        )
 
 
 def run() -> None:

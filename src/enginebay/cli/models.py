@@ -27,7 +27,8 @@ def list_models(json: Json = False) -> None:
     from enginebay.fleet.models import CATALOGUE, Store
     from enginebay.fleet.models.progress import amount
 
-    stored = Store().models()
+    store = Store()
+    stored = store.models()
     here = {model.name for model in stored}
     available = [entry for name, entry in CATALOGUE.items() if name not in here]
     if json:
@@ -56,6 +57,8 @@ def list_models(json: Json = False) -> None:
         for entry in available
     ]
     table(("NAME", "FORMAT", "SIZE", "CONTEXT", "STATE", "SOURCE"), rows)
+    if damaged := store.unreadable():
+        note(f"not shown, since they are damaged: {', '.join(damaged)}; `bay doctor` says what to do")
 
 
 def _available(entry: Any) -> dict[str, Any]:

@@ -53,10 +53,18 @@ def run(
     sampling: dict[str, Any],
 ) -> None:
     """Answer one prompt, streamed as it is made."""
+    if raw and system:
+        raise UsageError(
+            "--raw and --system contradict each other", "put the system message into the prompt, or leave out --raw"
+        )
     text = read_prompt(prompt)
     asked: Any = [{"role": "system", "content": system}, {"role": "user", "content": text}] if system else text
     progress = Progress()
     stack = AsyncStack(model, say=progress.say, **open_stack_options(config, set_, offline, strict, engine), **sampling)
+    try:
+        stack.prepare()
+    finally:
+        progress.clear()
     asyncio.run(_answer(stack, asked, raw, lora, stats, as_json, progress))
 
 
@@ -145,26 +153,9 @@ def _print_stats(stack: AsyncStack, done: Done, load_s: float) -> None:
 
 
 def read_prompt(prompt: str | None) -> str:
-    """The argument, standard input, or the argument with standard input below it."""
-    piped = (
-        ""
-        if sys.stdin is None or sys.stdin.isatty() or (prompt not in (None, "-") and not _has_data())
-        else sys.stdin.read()
-    )
-    given = "" if prompt in (None, "-") else str(prompt)
-    text = f"{given}\n\n{piped}" if given and piped.strip() else given or piped
-    if not text.strip():
+    """The argument; standard input for `-` or when something is piped in and no prompt is given."""
+    if prompt == "-" or (prompt is None and sys.stdin is not None and not sys.stdin.isatty()):
+        prompt = sys.stdin.read()
+    if not prompt or not prompt.strip():
         raise UsageError("there is no prompt", 'give one: bay run MODEL "prompt", or pipe it in')
-    return text
-
-
-def _has_data() -> bool:
-    """Whether something is being piped in. An open pipe that nobody writes to must not hang the command."""
-    import os
-    import select
-    import stat
-
-    kind = os.fstat(sys.stdin.fileno()).st_mode
-    if stat.S_ISREG(kind):
-        return True
-    return stat.S_ISFIFO(kind) and bool(select.select([sys.stdin], [], [], 0.0)[0])
+    return prompt

@@ -17,7 +17,7 @@ Model = Annotated[
     str, typer.Argument(help="A model of the store, the catalogue or the configuration, a path, or a source")
 ]
 Engine = Annotated[
-    str | None, typer.Option("--engine", "-e", "--backend", help="llamacpp, transformers, vllm, ... (default: auto)")
+    str | None, typer.Option("--engine", "-e", "--backend", help="llamacpp, transformers, vllm, ... or KIND==VERSION (default: auto)")
 ]
 ConfigFile = Annotated[
     Path | None,
@@ -36,7 +36,7 @@ def open_stack_options(
     config: Path | None, set_: list[str] | None, offline: bool | None, strict: bool, engine: str | None
 ) -> dict[str, Any]:
     """What these flags mean to a stack."""
-    flags = {name: value for name, value in (("offline", offline), ("engine", engine)) if value is not None}
+    flags = {} if offline is None else {"offline": offline}
     return {
         "engine": engine,
         "config": load_config(config, flags=flags, strict=strict),

@@ -57,6 +57,13 @@ def check_settings(spec: EngineSpec, given: Mapping[str, Any]) -> dict[str, Any]
     return _set_values(block.settings)
 
 
+def without_effect(spec: EngineSpec, given: Mapping[str, Any]) -> list[str]:
+    """Settings for one run that this engine would take without effect: one line each."""
+    problems = Problems()
+    block = read_block(spec, flag_layer(given, problems), Vocabulary({spec.kind: spec}), problems)
+    return [str(problem) for problem in inapplicable(spec, block.settings, {})]
+
+
 def as_error(problems: tuple[Problem, ...]) -> ConfigError:
     lines = [str(problem) for problem in problems]
     if len(lines) == 1:

@@ -13,6 +13,7 @@ from enginebay.contract.messages import (
     TokenLogprobs,
     Usage,
 )
+from enginebay.contract.reading import read_sampling
 from enginebay.contract.sampling import NEUTRAL, RANGES, Guided, Sampling, parameters, requested
 from enginebay.contract.spec import (
     Capability,
@@ -59,6 +60,7 @@ __all__ = [
     "Usage",
     "honours",
     "parameters",
+    "read_sampling",
     "refuses",
     "requested",
     "translates",

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from enginebay.contract import Delta, GenerateRequest
 from enginebay.contract.messages import Done
-from enginebay.errors import RequestError, UsageError
+from enginebay.errors import Cancelled, EnginebayError, UsageError, WorkerDied
 from enginebay.fleet.model_worker import ModelWorker
 
 
@@ -42,9 +42,9 @@ class Tally:
 def read_jobs(path: Path) -> list[Job]:
     """All requests of a file. Raises UsageError with the line number for the first one that is wrong."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        lines = path.read_bytes().split(b"\n")  # not splitlines(): JSON texts may hold other line ends
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     jobs, seen = [], set()
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -59,7 +59,7 @@ def read_jobs(path: Path) -> list[Job]:
     return jobs
 
 
-def _job(line: str, number: int, path: Path) -> Job:
+def _job(line: bytes, number: int, path: Path) -> Job:
     try:
         data = json.loads(line)
     except ValueError as error:
@@ -71,30 +71,35 @@ def _job(line: str, number: int, path: Path) -> Job:
     messages = data.pop("messages", None)
     if not isinstance(prompt if messages is None else messages, str if messages is None else list):
         raise UsageError(f"{path}, line {number}: `prompt` is a text, `messages` a list")
-    return Job(str(name), prompt if messages is None else messages, bool(data.pop("raw", False)), data)
+    raw = bool(data.pop("raw", False))
+    if raw and messages is not None:
+        raise UsageError(f"{path}, line {number}: `raw` is for `prompt`; `messages` are always rendered as a chat")
+    return Job(str(name), prompt if messages is None else messages, raw, data)
 
 
-def finished(path: Path) -> set[str]:
-    """Ids that have their answer. A last line that was cut off by a crash is removed from the file."""
-    if not path.exists():
-        return set()
-    whole, found = 0, set()
-    with path.open("rb") as lines:
-        for line in lines:
-            try:
-                found.add(str(json.loads(line)["id"]))
-            except (ValueError, KeyError, TypeError):
-                if line.endswith(b"\n"):
-                    raise UsageError(
-                        f"{path} is not a file of answers", "name another file, or remove this one"
-                    ) from None
-                break
-            if not line.endswith(b"\n"):
-                break
-            whole += len(line)
-    if whole < path.stat().st_size:
-        os.truncate(path, whole)
-        found = finished(path)
+def finished(path: Path, retry_failed: bool = False) -> set[str]:
+    """Ids that have their answer. What a crash cut off, and with `retry_failed` what failed, leaves the file."""
+    try:
+        path.open("ab").close()  # a place that cannot be written to is found before a model is loaded
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}", "name another file") from None
+    kept, found = [], set()
+    for line in lines:
+        try:
+            answer = json.loads(line)
+            name = str(answer["id"])
+        except (ValueError, KeyError, TypeError):
+            if line.endswith(b"\n"):
+                raise UsageError(f"{path} is not a file of answers", "name another file, or remove this one") from None
+            continue
+        if line.endswith(b"\n") and not (retry_failed and "error" in answer):
+            kept.append(line)
+            found.add(name)
+    if len(kept) < len(lines):
+        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        fresh.write_bytes(b"".join(kept))
+        fresh.replace(path)
     return found
 
 
@@ -106,7 +111,7 @@ async def run_jobs(
     concurrency: int | None,
     advance: Callable[[Tally], None],
 ) -> Tally:
-    """Run every job; a bad request becomes an error line, a dead worker ends the run with what was done kept."""
+    """Run every job; one that fails becomes an error line, a dead worker ends the run with what was done kept."""
     tally = Tally()
     waiting = iter(jobs)
     with target.open("a", encoding="utf-8") as out:
@@ -133,15 +138,21 @@ async def _one(
 ) -> dict[str, Any]:
     pieces: dict[int, list[str]] = {}
     reasons: dict[int, str] = {}
+    logprobs: dict[int, list[dict[str, Any]]] = {}
     try:
         async for event in worker.generate(request(job)):
             if isinstance(event, Delta):
                 pieces.setdefault(event.choice, []).append(event.text)
+                logprobs.setdefault(event.choice, []).extend(
+                    {"token_id": one.token_id, "logprob": one.logprob, "top": one.top} for one in event.logprobs
+                )
                 if event.finish_reason is not None:
                     reasons[event.choice] = event.finish_reason.value
             elif isinstance(event, Done):
                 usage = event.usage
-    except RequestError as error:
+    except (WorkerDied, Cancelled):
+        raise
+    except EnginebayError as error:
         tally.failed += 1
         return {"id": job.id, "error": {"kind": error.kind, "message": error.message, "param": error.param}}
     tally.answered += 1
@@ -151,6 +162,7 @@ async def _one(
         "id": job.id,
         "text": texts[0],
         **({"texts": texts} if len(texts) > 1 else {}),
+        **({"logprobs": [logprobs[choice] for choice in sorted(logprobs)]} if any(logprobs.values()) else {}),
         "finish_reason": reasons[0],
         "usage": {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens},
     }

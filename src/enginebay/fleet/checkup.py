@@ -42,7 +42,7 @@ class Finding:
 
 def checkup() -> list[Finding]:
     host = read_host()
-    return [*host_findings(host), *_places(), *_engines(), _embedded_model()]
+    return [*host_findings(host), *_places(), *_engines(), _embedded_model(), *_damaged_models()]
 
 
 def host_findings(host: HostFacts) -> Iterator[Finding]:
@@ -100,9 +100,8 @@ def _engines() -> Iterator[Finding]:
     for spec in registry.specs().values():
         yield from _engine(spec)
     for one in broken():
-        again = one.path.name.replace("-", "==", 1)
         yield Finding(
-            f"environment {one.path.name}", State.BROKEN, one.reason, f"bay engines install {again} --recreate"
+            f"environment {one.path.name}", State.BROKEN, one.reason, f"bay engines install {one.asked} --recreate"
         )
     for name, reason in registry.faults().items():
         yield Finding(f"entry point {name}", State.BROKEN, reason, "repair or uninstall the package that declares it")
@@ -143,3 +142,16 @@ def _embedded_model() -> Finding:
         return Finding(what, State.ABSENT, "the embedded model is not fetched", error.hint)
     except EnginebayError as error:
         return Finding(what, State.BROKEN, error.message, error.hint)
+
+
+def _damaged_models() -> Iterator[Finding]:
+    from enginebay.fleet.models import DEFAULT, Store
+
+    try:
+        damaged = Store().unreadable()
+    except EnginebayError as error:
+        yield Finding("models", State.BROKEN, error.message, error.hint)
+        return
+    for name, reason in damaged.items():
+        if name != DEFAULT:  # which has a finding of its own
+            yield Finding(f"model {name}", State.BROKEN, reason.message, reason.hint)

@@ -65,9 +65,17 @@ def markdown(specs: Sequence[EngineSpec]) -> str:
             "# What each engine does with each parameter",
             "",
             "Generated from the engines' declarations (`src/enginebay/engines/*/spec.py`) with",
-            "`python -m enginebay.fleet.matrix --write docs/engines.md`; a test fails when the page is out of date,",
-            "and the contract suite proves each line on the real engine. For what the installed versions do on a host,",
-            "run `bay engines matrix` there.",
+            "`python -m enginebay.fleet.matrix --write docs/engines.md`; a test fails when the page is out of date.",
+            "For what the installed versions do on a host, run `bay engines matrix` there.",
+            "",
+            "How far this is proven:",
+            "",
+            "- Request parameters: the contract suite proves each line by its effect on the real engine.",
+            "- Load parameters: declared. Those that have a name in the engine's library are checked against the",
+            "  installed version's own signature, and refused where it does not know them. The tests exercise a part",
+            "  of them on the real engine, not all.",
+            "",
+            "What the words mean:",
             "",
             "- **honours**: does it, natively.",
             "- **translates**: does it by other means; the answer lists the translation.",
@@ -149,7 +157,7 @@ def main(argv: Sequence[str]) -> int:
     if len(argv) == 2 and argv[0] == "--write":
         Path(argv[1]).write_text(page, encoding="utf-8")
     else:
-        print(page)
+        print(page, end="")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,7 +34,7 @@ class ModelWorker:
         process = await WorkerProcess.start(plan.launch)
         client = WorkerClient(process.address, process.death)
         try:
-            return cls(plan, process, client, Prompts(plan.source, client))
+            return cls(plan, process, client, await asyncio.to_thread(Prompts, plan.source, client))
         except BaseException:
             await client.close()
             await process.close()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from enginebay.config.load import check_settings, load_config
-from enginebay.config.model import Config
+from enginebay.config.load import check_settings, load_config, without_effect
+from enginebay.config.model import Config, ModelConfig
 from enginebay.contract import EngineSpec, LaunchMode, Load
 from enginebay.engines import registry
 from enginebay.engines.effective import effective
@@ -46,36 +46,33 @@ def make_plan(
 ) -> Plan:
     """Resolve the model, choose the engine, find its environment. Fetches and converts what is missing.
 
-    `settings` come on top of the configuration's. `strict`: a retired or inapplicable key is an error.
+    `engine` is a kind or `KIND==VERSION`; `settings` come on top of the configuration's; with `strict` a retired or
+    inapplicable key is an error.
     """
     config = config or load_config(None)
     name = model or config.model or models.DEFAULT
-    configured = config.models.get(name)
-    asked = engine or config.engine_for(name)
-    if asked and asked != "auto" and not _needs_weights(registry.spec(asked)):
-        stored, decision = None, Decision(registry.spec(asked).kind, (f"asked for by name: {asked}",))
-    else:
-        stored = models.ensure(
-            configured.source if configured and configured.source else name, offline=config.offline, say=say
-        )
-        decision = decide_stored(stored, asked)
-    environment = environments.find(decision.kind)
+    configured = config.models.get(name) or ModelConfig(name)
+    asked, _, version = (engine or config.engine_for(name)).partition("==")
+    if asked != "auto":
+        environments.find(asked, version or None)  # a missing engine is told before anything is fetched for it
+    stored, decision = _model_and_engine(name, configured, asked, config, say)
+    environment = environments.find(decision.kind, version or None)
     spec = effective(environment.spec, environment.probe)
-    chosen = {**config.settings_for(spec.kind, name), **check_settings(spec, settings or {})}
-    warnings = tuple(map(str, config.warnings_for(spec.kind, name, spec)))
+    given = check_settings(spec, settings or {})
+    chosen = {**config.settings_for(spec.kind, name), **given}
+    warnings = (*map(str, config.warnings_for(spec.kind, name, spec)), *without_effect(spec, given))
     if strict and warnings:
         raise ConfigError(warnings[0], "remove the key, or leave out --strict")
     path = _path(stored, spec, environment.python, say) if stored else Path()
-    trust = config.trusts_remote_code(spec.kind, name)
     load = Load(
         kind=spec.kind,
         engine=spec.engine,
         model=name,
         path=str(path),
         settings=chosen,
-        loras=dict(configured.loras) if configured else {},
-        task=task or (configured.task if configured else "generate"),
-        trust_remote_code=trust,
+        loras=dict(configured.loras),
+        task=task or configured.task,
+        trust_remote_code=config.trusts_remote_code(spec.kind, name),
     )
     mode, processes = launch_mode(spec, chosen)
     launch = Launch(
@@ -87,14 +84,19 @@ def make_plan(
         processes=processes,
         environment=environment.variables,
     )
-    return Plan(
-        name,
-        spec,
-        tuple(decision.reasons),
-        tuple(map(str, config.warnings_for(spec.kind, name))),
-        stored.path if stored else None,
-        launch,
-    )
+    return Plan(name, spec, tuple(decision.reasons), warnings, stored.path if stored else None, launch)
+
+
+def _model_and_engine(
+    name: str, configured: ModelConfig, asked: str, config: Config, say: Say
+) -> tuple[models.StoredModel | None, Decision]:
+    """The stored model and the engine for it; an engine without weights needs no model."""
+    if asked != "auto" and not _needs_weights(registry.spec(asked)):
+        return None, Decision(registry.spec(asked).kind, (f"asked for by name: {asked}",))
+    kinds = [asked] if asked != "auto" else [spec.kind for spec in registry.specs().values()]
+    with_code = any(config.trusts_remote_code(kind, name) for kind in kinds)
+    stored = models.ensure(configured.source or name, offline=config.offline, say=say, with_code=with_code)
+    return stored, decide_stored(stored, asked)
 
 
 def launch_mode(spec: EngineSpec, settings: Mapping[str, Any]) -> tuple[LaunchMode, int]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from enginebay.contract import GenerateRequest
-from enginebay.errors import ModelInvalid, Unsupported
+from enginebay.errors import Unsupported
 from enginebay.text.chat import ChatRenderer, load_renderer
 from enginebay.text.tokenizer import Tokenizer, load_tokenizer
+
+_LONG = 8_000  # characters; about a millisecond of work
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -50,7 +53,9 @@ class Prompts:
         if self._plain:
             return "\n".join(str(message.get("content", "")) for message in messages)
         if self.renderer is None or not self.renderer.available:
-            raise ModelInvalid("this model has no chat template", "give the prompt as plain text: --raw")
+            raise Unsupported(
+                "this model has no chat template", "give the prompt as plain text: --raw", param="messages"
+            )
         return self.renderer.render(messages, **options)
 
     async def token_ids(self, request: GenerateRequest, **options: Any) -> tuple[int, ...]:
@@ -64,4 +69,6 @@ class Prompts:
     async def encode(self, text: str, add_special: bool = True) -> tuple[int, ...]:
         if self.tokenizer is None:
             return tuple(await self._engine.tokenize(text, add_special))
+        if len(text) > _LONG:  # other streams must not wait for a long prompt
+            return tuple(await asyncio.to_thread(self.tokenizer.encode, text, add_special))
         return tuple(self.tokenizer.encode(text, add_special))

@@ -12,11 +12,11 @@ from enginebay.fleet.batch import finished, read_jobs
 def test_requests_are_read_with_their_ids_and_parameters(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text(
-        '{"prompt": "a", "seed": 1}\n\n{"id": "x", "messages": [{"role": "user", "content": "b"}], "raw": true}\n'
+        '{"prompt": "a", "seed": 1}\n\n{"id": "x", "messages": [{"role": "user", "content": "b"}], "top_p": 1}\n'
     )
     first, second = read_jobs(path)
     assert (first.id, first.prompt, first.sampling, first.raw) == ("1", "a", {"seed": 1}, False)
-    assert (second.id, second.prompt, second.raw) == ("x", [{"role": "user", "content": "b"}], True)
+    assert (second.id, second.prompt, second.sampling) == ("x", [{"role": "user", "content": "b"}], {"top_p": 1})
 
 
 @pytest.mark.parametrize(

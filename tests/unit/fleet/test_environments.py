@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from enginebay.cli.main import main
 from enginebay.contract import EngineSpec, Probe, Recipe
 from enginebay.engines import registry
-from enginebay.errors import EngineFailed, EngineMissing, UsageError
+from enginebay.errors import EngineFailed, EngineMissing, FetchFailed, UsageError
+from enginebay.fleet.checkup import State, checkup
 from enginebay.fleet.environments import build as builder
 from enginebay.fleet.environments import lookup as finding
 from enginebay.fleet.environments import probe as probing
@@ -178,6 +180,92 @@ def test_what_is_installed_is_not_built_again(engines: Path, monkeypatch: pytest
     monkeypatch.setattr(builder, "_Build", lambda *given: pytest.fail("it was built again"))
     order = builder.Order("other", device="cpu")
     assert builder.install(order, lambda doing, line: None).version == "1.0"
+
+
+def test_a_build_for_another_device_is_not_taken_for_the_one_asked_for(
+    engines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = build(engines, "1.0", spec=WITH_RECIPES)
+    store.write_json(path / "install.json", {"kind": "other", "version": "1.0", "device": "cpu"})
+
+    class Built(Exception):
+        pass
+
+    def building(*given: object) -> None:
+        raise Built
+
+    monkeypatch.setattr(builder, "_Build", building)
+    assert builder.install(builder.Order("other==1.0", device="cpu"), lambda doing, line: None).device == "cpu"
+    with pytest.raises(Built):
+        builder.install(builder.Order("other==1.0", device="cuda"), lambda doing, line: None)
+
+
+def test_one_recipe_for_both_devices_is_one_build(engines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = build(engines, "1.0", spec=replace(WITH_RECIPES, recipes=WITH_RECIPES.recipes[:1]))
+    store.write_json(path / "install.json", {"kind": "other", "version": "1.0", "device": "cpu"})
+    monkeypatch.setattr(builder, "_Build", lambda *given: pytest.fail("it was built again"))
+    assert builder.install(builder.Order("other", device="cuda"), lambda doing, line: None).version == "1.0"
+
+
+@pytest.mark.parametrize(
+    ("record", "again"),
+    [
+        (None, "my-engine==1.0"),
+        ({"kind": "my-engine", "version": "1.0"}, "my-engine==1.0"),
+        ({"kind": "my-engine", "version": "1.0", "asked": "my-engine"}, "my-engine==1.0"),
+        ({"kind": "my-engine", "version": "1.0", "asked": "some-package>=3"}, "some-package>=3"),
+    ],
+)
+def test_the_checkup_says_how_to_build_a_broken_environment_again(
+    engines: Path, record: dict[str, str] | None, again: str
+) -> None:
+    path = build(engines, "1.0", "my-engine")
+    (path / "bin" / "python").unlink()
+    if record is None:
+        (path / "install.json").unlink()
+    else:
+        store.write_json(path / "install.json", record)
+    cures = [one.cure for one in checkup() if one.what == "environment my-engine-1.0"]
+    assert cures == [f"bay engines install {again} --recreate"]
+
+
+def test_the_checkup_names_damaged_models(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("{")
+    found = [one for one in checkup() if one.what == "model mine"]
+    assert [one.state for one in found] == [State.BROKEN]
+    assert "bay models remove mine" in found[0].cure
+
+
+def test_every_version_is_listed(engines: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build(engines, "0.9")
+    build(engines, "0.10")
+    assert main(["engines", "list", "--json"]) == 0
+    rows = [row for row in json.loads(capsys.readouterr().out) if row["kind"] == "other"]
+    assert [(row["version"], row["where"]) for row in rows] == [
+        ("0.10", str(engines / "other-0.10")),
+        ("0.9", str(engines / "other-0.9")),
+    ]
+
+
+def test_an_interrupted_probe_is_not_remembered_as_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = registry.spec("fake")
+
+    def interrupted(*given: object, **named: object) -> None:
+        raise FetchFailed("interrupted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(probing, "running", interrupted)
+        with pytest.raises(FetchFailed):
+            probing.probe_current(spec)
+    assert probing.probe_current(spec).version
+
+
+def test_a_python_that_is_gone_is_named() -> None:
+    with pytest.raises(EngineFailed) as caught:
+        probing.ask(Path("/no/such/python"), {"engine": "fake"})
+    assert "/no/such/python cannot be run" in caught.value.hint
 
 
 def test_a_claim_is_held_against_others(engines: Path) -> None:

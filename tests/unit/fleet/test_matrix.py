@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from enginebay.cli.main import main
 from enginebay.contract import EngineSpec, Retired, Runtime, Setting, honours, parameters, refuses, translates
 from enginebay.engines.registry import built_in_specs
 from enginebay.fleet import matrix
@@ -57,6 +60,11 @@ def test_bars_in_a_text_do_not_break_the_page() -> None:
 def test_no_built_in_engine_leaves_a_request_parameter_open() -> None:
     for row in matrix.request_rows(built_in_specs()):
         assert matrix.ABSENT not in row.cells, row.name
+
+
+def test_the_command_prints_the_same_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["engines", "matrix", "--markdown"]) == 0
+    assert capsys.readouterr().out == PAGE.read_text()
 
 
 def test_the_documentation_page_is_up_to_date() -> None:

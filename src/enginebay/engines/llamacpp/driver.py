@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from enginebay.contract import Sink
@@ -14,6 +15,7 @@ from enginebay.engines.llamacpp.output import Output
 from enginebay.errors import ContextOverflow, EnginebayError, EngineFailed, InvalidRequest
 
 _SLACK = 4  # a character has at most four bytes, so that many more tokens bring one to its end
+_SCHEMAS = 256  # verdicts kept: one costs a step of the model to find again
 _ATTEMPT_SEED_STEP = 1_000_003
 _PROBE_TEXT = "@"  # no JSON text begins with it
 
@@ -25,7 +27,7 @@ class Driver:
         self._library = library
         self._sink = sink
         self._prompt_cache = prompt_cache
-        self._schemas: dict[str, bool] = {}
+        self._follows = lru_cache(_SCHEMAS)(self._try_schema)
 
     def run(self, call: Call) -> None:
         """Blocks until every choice of the call has ended. Raises what went wrong."""
@@ -70,24 +72,25 @@ class Driver:
         self._sink.flush()
 
     def _check_schema(self, schema: Mapping[str, Any]) -> None:
-        """Refuse a schema that the library does not follow: it would run on without any constraint, and say nothing.
-
-        One token is made under the schema, with a bias towards a text that no JSON begins with. If that one comes out,
-        the schema is not in force.
-        """
-        key = json.dumps(schema, sort_keys=True)
-        if key not in self._schemas:
-            token = self._library.ask("POST", "/tokenize", {"content": _PROBE_TEXT, "add_special": False})["tokens"][-1]
-            body = {"prompt": [token], "n_predict": 1, "json_schema": schema, "logit_bias": [[token, 1000.0]]}
-            fixed = {"samplers": ["temperature"], "temperature": 0.0, "verbose": True, "return_tokens": True}
-            answer = self._library.complete_at_once({**body, **fixed})
-            self._schemas[key] = "error" not in answer and answer["__verbose"]["tokens"] != [token]
-        if not self._schemas[key]:
+        """Refuse a schema that the library does not follow: it would run on without any constraint, and say nothing."""
+        if not self._follows(json.dumps(schema, sort_keys=True)):
             raise InvalidRequest(
                 "llama.cpp cannot follow this JSON schema",
                 "check its types and keywords; the log of the worker names the one it stumbled over",
                 param="guided_json",
             )
+
+    def _try_schema(self, schema: str) -> bool:
+        """Does the library follow this JSON schema?
+
+        One token is made under it, with a bias towards a text that no JSON begins with. If that one comes out, the
+        schema is not in force.
+        """
+        token = self._library.ask("POST", "/tokenize", {"content": _PROBE_TEXT, "add_special": False})["tokens"][-1]
+        body = {"prompt": [token], "n_predict": 1, "json_schema": json.loads(schema), "logit_bias": [[token, 1000.0]]}
+        fixed = {"samplers": ["temperature"], "temperature": 0.0, "verbose": True, "return_tokens": True}
+        answer = self._library.complete_at_once({**body, **fixed})
+        return "error" not in answer and answer["__verbose"]["tokens"] != [token]
 
 
 class _Chunks:

@@ -14,8 +14,8 @@ from enginebay.contract import Embedding, Facts, GenerateRequest, Load, Probe, S
 from enginebay.engines.llamacpp.body import BodyMaker
 from enginebay.engines.llamacpp.calls import Call, Held, Queue, group_sizes
 from enginebay.engines.llamacpp.driver import Driver, error_of, overflow
-from enginebay.engines.llamacpp.gguf import read_header
 from enginebay.engines.llamacpp.library import Library, host, import_library
+from enginebay.engines.llamacpp.model_file import read_model
 from enginebay.engines.llamacpp.output import Output
 from enginebay.engines.llamacpp.pieces import Pieces
 from enginebay.engines.llamacpp.plan import make_plan
@@ -30,9 +30,9 @@ class LlamaCppEngine:
     def __init__(self, load: Load) -> None:
         self._load = load
         self._path = Path(load.path)
-        header = read_header(self._path)
+        file = read_model(self._path)
         library = import_library(bool(load.settings.get("busy_wait")))
-        self._plan = make_plan(load, header, host(library))
+        self._plan = make_plan(load, file, host(library))
         self._library = Library(library, self._path, self._plan, load.loras)
         self._versions = _versions(library)
         self._loras = {name: place for place, name in enumerate(load.loras)}
@@ -78,7 +78,7 @@ class LlamaCppEngine:
 
     @cached_property
     def _pieces(self) -> Pieces:
-        return Pieces.of_file(self._path)
+        return Pieces.of_file(read_model(self._path))
 
     def submit(self, number: int, request: GenerateRequest) -> None:
         if self._embeds:

@@ -6,6 +6,7 @@ nobody else can reach it; no port is opened.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -19,11 +20,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from enginebay.engines.llamacpp.gguf import check_whole
+from enginebay.engines.llamacpp.model_file import read_model
 from enginebay.engines.llamacpp.plan import Choice, Host, Plan
+from enginebay.engines.memory_limits import free_bytes
 from enginebay.errors import ConfigError, EngineFailed, EngineMissing, LoadFailed
 
-_LONGEST_SOCKET_PATH = 100  # the system's limit is 108 bytes, 104 on macOS
+_WORKER_DIR = "ENGINEBAY_WORKER_DIR"
+_PREFIX, _SOCKET = "bay-llamacpp-", "s.sock"
+_LONGEST_SOCKET_PATH = 99  # the system's limit is 108 bytes, 104 on macOS
 _SPINS = "10000"  # about 20 us: enough for cores that are ours, little lost on cores that are shared
 _SPLIT = "tensor_split"
 _WARNINGS = 2  # the library's log level: at 3 it writes several lines for each request
@@ -44,16 +48,7 @@ def host(library: Any) -> Host:
     """Cores this process may use, and free memory of the GPUs that the library can use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     gpus = [one for one in library.get_device_info() if "GPU" in one["type"].name]
-    return Host(cores, _free_bytes(), sum(int(one["memory_free"]) for one in gpus))
-
-
-def _free_bytes() -> int:
-    """Main memory that can be had without swapping; all of it where the system does not tell."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration, ValueError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Host(cores, free_bytes(), sum(int(one["memory_free"]) for one in gpus))
 
 
 class Library:
@@ -62,7 +57,7 @@ class Library:
     def __init__(self, library: Any, path: Path, plan: Plan, loras: Mapping[str, str]) -> None:
         self._key = secrets.token_hex(16)
         self._directory = _private_directory()
-        self._socket = str(self._directory / "s.sock")
+        self._socket = str(self._directory / _SOCKET)
         try:
             params = self._params(library, path, plan, loras)
             self._server: Any = _with_our_signal_handlers(lambda: library.Server(params))
@@ -170,12 +165,15 @@ def _resolved(library: Any, value: Any) -> Any:
 
 
 def _private_directory() -> Path:
-    """A new directory that only this user can enter, with a path short enough for a socket."""
-    found = Path(tempfile.mkdtemp(prefix="bay-llamacpp-"))
-    if len(str(found)) + len("/s.sock") <= _LONGEST_SOCKET_PATH:
-        return found
-    found.rmdir()
-    return Path(tempfile.mkdtemp(prefix="bay-", dir="/tmp"))
+    """A new directory that only this user can enter, with a path short enough for a socket.
+
+    In the worker's own directory where there is one: that is removed even when the worker is killed.
+    """
+    for parent in (os.environ.get(_WORKER_DIR), tempfile.gettempdir()):
+        if parent and len(os.fsencode(parent)) <= _LONGEST_SOCKET_PATH - len(f"/{_PREFIX}12345678/{_SOCKET}"):
+            with contextlib.suppress(OSError):  # the directory may be gone, or not ours to write
+                return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
 
 
 def _with_our_signal_handlers(make: Any) -> Any:
@@ -193,7 +191,7 @@ def _with_our_signal_handlers(make: Any) -> Any:
 def _load_failure(path: Path, loras: Mapping[str, str], problem: Exception) -> Exception:
     """Why the library refused. It only says that it did, so the files are looked at here."""
     for file in (path, *map(Path, loras.values())):
-        check_whole(file)
+        read_model(file)
     adapters = f" with the adapters {', '.join(loras)}" if loras else ""
     return LoadFailed(
         f"llama.cpp could not load {path}{adapters}: {problem}",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from enginebay.contract import FinishReason, Sampling, TokenLogprobs
-from enginebay.engines.llamacpp.stops import StopStrings
+from enginebay.text.incremental import StopScanner
 
 # (text, id of the token that completed it, how many tokens before it were not reported) -> their ids
 FindUnreported = Callable[[str, int, int], list[int]]
@@ -30,7 +30,7 @@ class Output:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self._seen = 0  # tokens of this attempt that the library has counted
-        self._stops = StopStrings(sampling.stop)
+        self._stops = StopScanner(sampling.stop)
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._top = sampling.logprobs or 0
         self._find_unreported = find_unreported
@@ -57,8 +57,8 @@ class Output:
         stopped = [one for one in ids if one in self._stop_ids] if self._stop_ids and searching else ()
         if stopped:
             self._end(FinishReason.STOP, stopped[0])
-            return self._stops.rest(), ids, _read_logprobs(logprobs, self._top)
-        ready = self._stops.feed(text, searching)
+            return self._stops.finish(), ids, _read_logprobs(logprobs, self._top)
+        ready = self._stops.feed(text) if searching else text
         if self._stops.matched is not None:
             self._end(FinishReason.STOP, self._stops.matched)
         return ready, ids, _read_logprobs(logprobs, self._top)
@@ -75,12 +75,12 @@ class Output:
             self._end(FinishReason.STOP, None)
         elif out_of_context or self.count >= self.limit:
             self._end(FinishReason.LENGTH, None)
-        return self._stops.rest() if self.finish_reason is not None else ""
+        return self._stops.finish() if self.finish_reason is not None else ""
 
     def give_up(self) -> str:
         """No attempt makes progress any more: the output ends here."""
         self._end(FinishReason.LENGTH, None)
-        return self._stops.rest()
+        return self._stops.finish()
 
     def _end(self, reason: FinishReason, stop_reason: str | int | None) -> None:
         self.finish_reason = reason

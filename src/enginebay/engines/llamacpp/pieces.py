@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 
-from enginebay.engines.llamacpp.gguf import read_arrays
+from enginebay.text.gguf import Gguf
 
 _TOKENS, _TYPES, _MODEL = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.model"
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
@@ -27,11 +26,10 @@ class Pieces:
                 self._ids.setdefault(piece, token_id)
 
     @classmethod
-    def of_file(cls, path: Path) -> Pieces:
-        found = read_arrays(path, frozenset((_TOKENS, _TYPES, _MODEL)))
-        texts = found.get(_TOKENS, [])
-        types = found.get(_TYPES) or [_NORMAL] * len(texts)
-        byte_level = found.get(_MODEL) == "gpt2"
+    def of_file(cls, file: Gguf) -> Pieces:
+        texts = file.metadata.get(_TOKENS, ())
+        types = file.metadata.get(_TYPES) or [_NORMAL] * len(texts)
+        byte_level = file.metadata.get(_MODEL) == "gpt2"
         return cls([_piece(text, kind, byte_level) for text, kind in zip(texts, types, strict=True)])
 
     def __len__(self) -> int:
@@ -63,7 +61,7 @@ def _segmentations(data: bytes, count: int, ids: Mapping[bytes, int]) -> Iterato
                 yield [token_id, *rest]
 
 
-def _piece(text: bytes, kind: int, byte_level: bool) -> bytes:
+def _piece(text: str, kind: int, byte_level: bool) -> bytes:
     """The bytes a token stands for; empty for control tokens, which never are part of a character."""
     if kind in (_CONTROL, _UNKNOWN):
         return b""
@@ -71,9 +69,9 @@ def _piece(text: bytes, kind: int, byte_level: bool) -> bytes:
         return bytes([int(text[3:5], 16)])  # "<0x0A>"
     if byte_level and kind == _NORMAL:
         letters = _byte_of_letter()
-        decoded = text.decode("utf-8", "replace")
-        return bytes(letters[letter] for letter in decoded) if all(letter in letters for letter in decoded) else text
-    return text.replace("\u2581".encode(), b" ")
+        known = all(letter in letters for letter in text)
+        return bytes(letters[letter] for letter in text) if known else text.encode()
+    return text.replace("\u2581", " ").encode()
 
 
 @cache

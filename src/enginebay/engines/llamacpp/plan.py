@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from enginebay.contract import Load, Support
-from enginebay.engines.llamacpp.gguf import Header
+from enginebay.engines.llamacpp.model_file import model_number
 from enginebay.engines.llamacpp.settings import (
     DEFAULT_BATCH,
     DEFAULT_CONTEXT,
@@ -16,6 +16,7 @@ from enginebay.engines.llamacpp.settings import (
     STEP_TOKENS_GPU,
 )
 from enginebay.errors import ConfigError
+from enginebay.text.gguf import Gguf
 
 _UNASKED_CACHE_BYTES = 2**30  # what the KV cache takes of main memory when no size was asked for
 _BYTES_OF_TYPE = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 1.0625, "q5_1": 0.75, "q5_0": 0.6875}
@@ -84,15 +85,15 @@ class Plan:
         return self.cache_tokens < self.context_length * self.max_batch
 
 
-def make_plan(load: Load, header: Header, host: Host) -> Plan:
+def make_plan(load: Load, file: Gguf, host: Host) -> Plan:
     """Every setting resolved. Raises `ConfigError` for what cannot be."""
     settings = {name: value for name, value in load.settings.items() if value is not None}
     unknown = [name for name in settings if name not in SETTINGS]
     if unknown:
         raise ConfigError(f"llamacpp has no setting {unknown[0]}", "`bay engines matrix` lists them", param=unknown[0])
-    context = _context_length(settings, header)
+    context = _context_length(settings, file)
     batch = int(settings.get("max_batch") or settings.get("batching.batch_size") or DEFAULT_BATCH)
-    cache = _cache_tokens(settings, header, host, context, batch)
+    cache = _cache_tokens(settings, file, host, context, batch)
     embedding = load.task == "embed"
     step = int(settings.get("batch_size") or (STEP_TOKENS_GPU if _on_gpu(settings, host) else STEP_TOKENS_CPU))
     attributes = _sizes(settings, step, context, batch, cache)
@@ -100,7 +101,9 @@ def make_plan(load: Load, header: Header, host: Host) -> Plan:
     attributes |= _processor(settings, host) | _loading(settings) | _speculation(settings)
     if embedding:
         whole = max(context, step)  # an embedding is computed in one piece
-        attributes |= {"embedding": True, "n_batch": whole, "n_ubatch": whole} | _pooling(settings, header)
+        attributes |= {"embedding": True, "n_batch": whole, "n_ubatch": whole} | _pooling(settings, file)
+        # With a cache for each text, texts of unequal length are cut, and only the last piece of each is pooled.
+        attributes["kv_unified"] = True
     attributes |= dict(settings.get("extra") or {})
     return Plan(
         context_length=context,
@@ -113,8 +116,8 @@ def make_plan(load: Load, header: Header, host: Host) -> Plan:
     )
 
 
-def _context_length(settings: Mapping[str, Any], header: Header) -> int:
-    trained = header.trained_context or DEFAULT_CONTEXT
+def _context_length(settings: Mapping[str, Any], file: Gguf) -> int:
+    trained = file.context_length or DEFAULT_CONTEXT
     asked = settings.get("context_length")
     if asked is None:
         return min(trained, DEFAULT_CONTEXT)
@@ -127,7 +130,7 @@ def _context_length(settings: Mapping[str, Any], header: Header) -> int:
     return int(asked)
 
 
-def _cache_tokens(settings: Mapping[str, Any], header: Header, host: Host, context: int, batch: int) -> int:
+def _cache_tokens(settings: Mapping[str, Any], file: Gguf, host: Host, context: int, batch: int) -> int:
     """Cache for every request at full length, as far as memory goes.
 
     With a cache of its own a request's answer does not depend on what else runs; a shared one takes less memory.
@@ -144,7 +147,7 @@ def _cache_tokens(settings: Mapping[str, Any], header: Header, host: Host, conte
     free = host.gpu_free_bytes if _on_gpu(settings, host) else host.free_bytes
     asked_for_size = _on_gpu(settings, host) or any(name in settings for name in _SIZE_NAMES)
     limit = free // 2 if asked_for_size else min(free // 2, _UNASKED_CACHE_BYTES)
-    per_token = cache_bytes_per_token(settings, header)
+    per_token = cache_bytes_per_token(settings, file)
     affordable = int(limit / per_token) if per_token else context * batch
     return max(context, min(context * batch, affordable))
 
@@ -153,15 +156,15 @@ def _on_gpu(settings: Mapping[str, Any], host: Host) -> bool:
     return host.gpu_free_bytes > 0 and settings.get("gpu_layers", -1) != 0
 
 
-def cache_bytes_per_token(settings: Mapping[str, Any], header: Header) -> float:
-    """Bytes of KV cache for one token, from the model's shape; 0 when the header does not tell."""
-    layers, heads = header.of_model("block_count"), header.of_model("attention.head_count")
-    width = header.of_model("embedding_length")
+def cache_bytes_per_token(settings: Mapping[str, Any], file: Gguf) -> float:
+    """Bytes of KV cache for one token, from the model's shape; 0 when the file does not tell."""
+    layers, heads = model_number(file, "block_count"), model_number(file, "attention.head_count")
+    width = model_number(file, "embedding_length")
     if not (layers and heads and width):
         return 0.0
-    kv_heads = header.of_model("attention.head_count_kv") or heads
-    key = header.of_model("attention.key_length") or width // heads
-    value = header.of_model("attention.value_length") or width // heads
+    kv_heads = model_number(file, "attention.head_count_kv") or heads
+    key = model_number(file, "attention.key_length") or width // heads
+    value = model_number(file, "attention.value_length") or width // heads
     types = (settings.get("cache_type_k", "f16"), settings.get("cache_type_v", "f16"))
     key_size, value_size = (_BYTES_OF_TYPE.get(one, _BYTES_OF_SMALL_TYPE) for one in types)
     return float(layers * kv_heads * (key * key_size + value * value_size))
@@ -204,9 +207,9 @@ def _loading(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"load_mode": _native("load_mode", "_".join(parts) or "NONE")}
 
 
-def _pooling(settings: Mapping[str, Any], header: Header) -> dict[str, Any]:
+def _pooling(settings: Mapping[str, Any], file: Gguf) -> dict[str, Any]:
     chosen = settings.get("pooling")
-    if chosen is None and header.of_model("pooling_type"):
+    if chosen is None and model_number(file, "pooling_type"):
         return {}  # the model says it, and the library reads it there
     return {"pooling_type": _native("pooling_type", chosen or "mean")}
 

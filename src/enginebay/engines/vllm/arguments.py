@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from enginebay.contract import Load
+from enginebay.engines.vllm.guarded import refuse_guarded
 from enginebay.engines.vllm.model_files import rope_overrides
 from enginebay.engines.vllm.settings import RETIRED, RETIRED_NATIVE, SETTINGS
 from enginebay.errors import ConfigError
@@ -287,7 +288,9 @@ def _lora(draft: Plan, host: Host, given: Mapping[str, Any], ranks: Mapping[str,
 
 
 def _extra(draft: Plan, host: Host, given: Mapping[str, Any]) -> None:
-    for name, value in dict(given.get("extra") or {}).items():
+    asked = dict(given.get("extra") or {})
+    refuse_guarded(asked)
+    for name, value in asked.items():
         if name in host.arguments:
             draft.arguments[name] = value
             continue

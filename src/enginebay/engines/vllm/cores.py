@@ -1,4 +1,4 @@
-"""Which CPU cores this process may compute on, and what memory it finds."""
+"""Which CPU cores this process may compute on, and what they can do."""
 
 from __future__ import annotations
 
@@ -53,12 +53,3 @@ def _flags() -> list[str] | None:
         return None
     named = (line.split(":", 1)[1].split() for line in lines if line.lower().startswith(("flags", "features")))
     return next(named, None)
-
-
-def free_bytes() -> int:
-    """Memory that can be taken without swapping."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return 8 * 1024**3

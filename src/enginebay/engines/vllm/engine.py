@@ -53,6 +53,7 @@ class VllmEngine:
         os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "65536")  # a step in one piece
         cores.let_threads_sleep()
         config_json = model_files.check(load.path, load.settings.get("load_format"))
+        model_files.check_draft(load.settings)
         ranks = model_files.lora_ranks(load.loras)
         self._load = load
         self._plan = plan(load, library.host(), config_json, ranks)

@@ -10,6 +10,7 @@ from typing import Any
 from enginebay.errors import LoadFailed, ModelInvalid
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_ADAPTER = "adapter_model.safetensors"  # the one file that vLLM prefers to pickles
 
 
 def check(path: str, load_format: str | None = None) -> dict[str, Any]:
@@ -23,14 +24,29 @@ def check(path: str, load_format: str | None = None) -> dict[str, Any]:
         raise ModelInvalid(
             f"{path} is not a model directory", "vLLM needs a directory with config.json and safetensors files"
         )
-    if load_format != "dummy" and not any(model.glob("*.safetensors")):
-        if any(found for pattern in _PICKLES for found in model.glob(pattern)):
-            raise ModelInvalid(
-                f"{path} holds pickle files only, which can run code when they are read",
-                "convert the model to safetensors first",
-            )
-        raise ModelInvalid(f"{path} holds no safetensors file", "fetch the model again: bay models pull")
+    if load_format != "dummy":
+        _refuse_pickles(model, path)
+        if not any(model.glob("*.safetensors")):
+            raise ModelInvalid(f"{path} holds no safetensors file", "fetch the model again: bay models pull")
     return _json(model / "config.json")
+
+
+def check_draft(settings: Mapping[str, Any]) -> None:
+    """Refuse a draft model of pickle files. One that is no directory here is vLLM's to find."""
+    path = settings.get("speculative.model")
+    if path is None or settings.get("speculative.method") == "ngram" or settings.get("load_format") == "dummy":
+        return
+    if Path(path).is_dir():
+        _refuse_pickles(Path(path), f"speculative.model {path}")
+
+
+def _refuse_pickles(model: Path, called: str, weights: str = "*.safetensors") -> None:
+    """Where `weights` are missing, vLLM would read the pickle files beside them."""
+    if not any(model.glob(weights)) and any(found for pattern in _PICKLES for found in model.glob(pattern)):
+        raise ModelInvalid(
+            f"{called} holds pickle files only, which can run code when they are read",
+            "convert it to safetensors first",
+        )
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -53,6 +69,7 @@ def lora_ranks(loras: Mapping[str, str]) -> dict[str, int]:
             raise ModelInvalid(
                 f"adapter {name} is a GGUF file, which vLLM cannot read", "give a PEFT adapter directory"
             )
+        _refuse_pickles(Path(path), f"adapter {name}", _ADAPTER)
         found[name] = int(_json(Path(path) / "adapter_config.json").get("r", 16))
     return found
 

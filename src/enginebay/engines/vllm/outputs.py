@@ -37,6 +37,10 @@ class Stream:
         self.started = False
         self.ticket: str | None = None  # the name vLLM gave the request
 
+    @property
+    def is_live(self) -> bool:
+        return self.live.get(self.number) is self
+
     def put(self, output: Any) -> None:
         """Take one output of one step. After a cancel or an error nothing is passed on."""
         number = self.number

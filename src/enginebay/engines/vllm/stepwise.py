@@ -77,6 +77,8 @@ class Stepwise:
             child.request_id, child.sampling_params = parent.get_child_info(index)
         for index, child in enumerate(children):
             await self._add(child, parent, index, stream)
+            if await self._cancelled(stream):
+                return  # a choice sent now would bring the parent back, and run to its end
 
     async def abort(self, stream: Stream) -> None:
         if stream.ticket is not None:
@@ -86,6 +88,13 @@ class Stepwise:
     async def _add(self, request: Any, parent: Any, index: int, stream: Stream) -> None:
         self._llm.output_processor.add_request(request, None, parent, index, stream)
         await self._llm.engine_core.add_request_async(request)
+
+    async def _cancelled(self, stream: Stream) -> bool:
+        """Was the request cancelled while a choice was sent? Then its abort may have missed that one: abort again."""
+        if stream.is_live:
+            return False
+        await self.abort(stream)
+        return True
 
     def _flush_after_each_step(self, flush: Callable[[], None]) -> None:
         processor = self._llm.output_processor

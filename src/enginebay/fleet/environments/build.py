@@ -13,7 +13,8 @@ from typing import Any, TextIO
 from enginebay import __version__
 from enginebay.contract import EngineSpec, Probe
 from enginebay.engines import registry
-from enginebay.errors import EnginebayError, EngineFailed, FetchFailed
+from enginebay.errors import EnginebayError, EngineFailed, EngineMissing, FetchFailed
+from enginebay.fleet.children import operation
 from enginebay.fleet.environments import probe as probing
 from enginebay.fleet.environments import requires
 from enginebay.fleet.environments.commands import Commands
@@ -54,6 +55,7 @@ class Order:
     python: str = sys.executable
 
 
+@operation()
 def install(order: Order, report: Report) -> Environment:
     """Build what is asked for, or give back what is there already. Leaves nothing half-made, however it ends."""
     wanted = target(order.asked, registry.specs(), order.is_package)
@@ -62,7 +64,7 @@ def install(order: Order, report: Report) -> Environment:
     name = _working_name(wanted)
     with claim(name, lambda: report("waiting for another install of the same engine", "")) as lock:
         sweep(name)
-        if not order.recreate and (there := _already(wanted)):
+        if not order.recreate and (there := _already(wanted, order.device)):
             return there
         return _Build(order, wanted, name, lock, report).run()
 
@@ -74,10 +76,23 @@ def _working_name(wanted: Target) -> str:
     return name_of("package", slug[-60:].strip("-") or "unnamed")
 
 
-def _already(wanted: Target) -> Environment | None:
+def _already(wanted: Target, device: str) -> Environment | None:
     if wanted.spec is None or wanted.version is None:
         return None
-    return next((one for one in environments(wanted.spec.kind) if one.has_version(wanted.version)), None)
+    for one in environments(wanted.spec.kind):
+        if one.has_version(wanted.version) and _same_build(wanted.spec, one.device, device):
+            return one
+    return None
+
+
+def _same_build(spec: EngineSpec, there: str, device: str) -> bool:
+    """Whether what was built for one device is what would be built for the other."""
+    if there in ("", device) or not spec.recipes:
+        return True
+    try:
+        return recipe(spec, there) == recipe(spec, device)
+    except EngineMissing:
+        return False
 
 
 class _Build:
@@ -122,7 +137,8 @@ class _Build:
             kind, probe = spec.kind, Probe.from_json(self._ask({"engine": spec.engine})["probe"])
         self._write_records(kind, version, spec, probe)
         path = publish(self.folder, name_of(kind, version))
-        return Environment(kind, version, self.python, "environment", probe, spec, path, probing.fingerprint(spec))
+        adapter = probing.fingerprint(spec)
+        return Environment(kind, version, self.python, "environment", probe, spec, path, adapter, self.order.device)
 
     def _follow_recipe(self, spec: EngineSpec, version: str) -> None:
         chosen = recipe(spec, self.order.device)

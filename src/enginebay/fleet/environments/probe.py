@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 import sysconfig
@@ -16,43 +15,28 @@ from typing import Any
 from enginebay import __version__
 from enginebay.contract import EngineSpec, Probe
 from enginebay.errors import EngineFailed
+from enginebay.fleet.children import outside_environment, running
 from enginebay.fleet.environments.store import read_json, write_json
 from enginebay.home import home
 from enginebay.worker import probe_main
 
 BOOTSTRAP = Path(probe_main.__file__).with_name("bootstrap.py")
 TIMEOUT_S = 300
-_HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
-
-
-def outside_environment() -> dict[str, str]:
-    """Our variables, less what would make another Python see our packages."""
-    return {name: value for name, value in os.environ.items() if name not in _HIDDEN}
 
 
 def ask(python: Path, question: dict[str, Any]) -> dict[str, Any]:
     """Run the probe in that Python. Raises `EngineFailed` with its last lines."""
     command = [str(python), str(BOOTSTRAP), "probe", json.dumps(question)]
     try:
-        done = subprocess.run(
-            command,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_S,
-            env=outside_environment(),
-        )
+        with running(command, outside_environment(), stderr=subprocess.PIPE) as process:
+            said, complained = process.communicate(timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise EngineFailed(f"the engine did not answer its probe within {TIMEOUT_S} s") from None
-    except OSError as error:
-        raise EngineFailed(f"{python} cannot be run: {error.strerror}") from None
-    marked = [line for line in done.stdout.splitlines() if line.startswith(probe_main.MARK)]
+    marked = [line for line in said.splitlines() if line.startswith(probe_main.MARK)]
     answer: dict[str, Any] = json.loads(marked[-1].removeprefix(probe_main.MARK)) if marked else {}
-    if done.returncode != 0 or not answer or "error" in answer:
-        reason = answer.get("error") or f"exit code {done.returncode}"
-        raise EngineFailed(f"the engine does not start in its environment: {reason}", last_lines(done.stderr))
+    if process.returncode != 0 or not answer or "error" in answer:
+        reason = answer.get("error") or f"exit code {process.returncode}"
+        raise EngineFailed(f"the engine does not start in its environment: {reason}", last_lines(complained))
     return answer
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,6 +15,7 @@ from typing import Any, TextIO
 from enginebay.contract import EngineSpec, Probe
 from enginebay.errors import EnginebayError, UsageError
 from enginebay.fleet.environments.versions import same_version, version_key
+from enginebay.fleet.lock import exclusive, free
 from enginebay.home import engines_dir
 
 STORE, LOCKS = ".store", ".locks"
@@ -34,6 +34,7 @@ class Environment:
     spec: EngineSpec
     path: Path | None = None  # the published name, for built ones
     adapter: str = ""  # fingerprint of the code that made the probe
+    device: str = ""  # what it was built for, where that was written down
 
     @property
     def variables(self) -> dict[str, str]:
@@ -56,6 +57,18 @@ class Broken:
     def is_of(self, kind: str) -> bool:
         """By its name, since its record cannot be read."""
         return re.match(rf"{re.escape(kind)}-\d", self.path.name) is not None
+
+    @property
+    def asked(self) -> str:
+        """What to install to have it again: `KIND==VERSION`, or the package that brought it."""
+        try:
+            record = read_json(self.path / "install.json")
+            kind, version = record["kind"], record["version"]
+            package = str(record.get("asked", kind))
+        except (OSError, ValueError, KeyError):
+            kind, _, version = self.path.name.rpartition("-")
+            package = kind
+        return f"{kind}=={version}" if package.partition("==")[0].strip() == kind else package
 
 
 def name_of(kind: str, version: str) -> str:
@@ -99,6 +112,7 @@ def _read(path: Path) -> Environment | Broken:
             spec=EngineSpec.from_json(spec),
             path=path,
             adapter=record.get("adapter", ""),
+            device=record.get("device", ""),
         )
     except (OSError, RuntimeError):
         return Broken(path, "its files are gone")
@@ -151,19 +165,11 @@ def claim(name: str, waiting: Callable[[], None] | None = None) -> Iterator[Text
 
     The lock is given to the programs the builder runs: one that outlives it still counts as building.
     """
-    path = engines_dir() / LOCKS / f"{name}.lock"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.open("a")
-    except OSError as error:
-        raise _unwritable(error) from None
-    with lock:
+    with ExitStack() as held:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if waiting is not None:
-                waiting()
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock = held.enter_context(exclusive(engines_dir() / LOCKS / f"{name}.lock", waiting))
+        except OSError as error:
+            raise _unwritable(error) from None
         yield lock
 
 
@@ -198,9 +204,4 @@ def _drop_unpublished(left: Path) -> None:
 @contextmanager
 def _free_lock(name: str) -> Iterator[bool]:
     with (engines_dir() / LOCKS / f"{name}.lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield free(lock)

@@ -10,15 +10,14 @@ the same token ids: the one in Transformers drops the pre-tokenizer of several m
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 from enginebay.errors import EnginebayError, LoadFailed, Unsupported
-from enginebay.fleet.models.child import run_child
+from enginebay.fleet.children import operation, outside_environment, run_logged
+from enginebay.fleet.lock import exclusive
 from enginebay.fleet.models.fetched import check_room, disk_errors, disk_full
-from enginebay.fleet.models.lock import exclusive
 from enginebay.fleet.models.manifest import StoredModel
 from enginebay.fleet.models.progress import Say, amount, silent, tracking
 from enginebay.home import logs_dir
@@ -35,8 +34,14 @@ GENERATION_IDS = {
 }
 
 
+@operation()
 def dense_path(model: StoredModel, python: Path, *, say: Say | None = None) -> Path:
     """The directory with the model's dense weights, tokenizer and chat template."""
+    with disk_errors(f"the dense weights of {model.name}", model.folder):
+        return _made_once(model, python, say)
+
+
+def _made_once(model: StoredModel, python: Path, say: Say | None) -> Path:
     target = model.folder / FOLDER
     stamp = _stamp(model.path)
     if _read_stamp(target) == stamp:
@@ -51,11 +56,10 @@ def dense_path(model: StoredModel, python: Path, *, say: Say | None = None) -> P
         try:
             shutil.rmtree(fresh, ignore_errors=True)
             fresh.mkdir(parents=True)
-            with disk_errors(f"the dense weights of {model.name}", model.folder):
-                _make(model, python, fresh, say)
-                (fresh / STAMP).write_text(json.dumps(stamp))
-                shutil.rmtree(target, ignore_errors=True)
-                fresh.rename(target)
+            _make(model, python, fresh, say)
+            (fresh / STAMP).write_text(json.dumps(stamp))
+            shutil.rmtree(target, ignore_errors=True)
+            fresh.rename(target)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
     return target
@@ -110,7 +114,7 @@ def _merge_generation(gguf: Path, folder: Path) -> None:
 
 def _run(command: list[str], folder: Path, log: Path, total: int, say: Say | None) -> int:
     # No network, no device, no progress bars in the log.
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "TQDM_DISABLE": "1"}
+    environment = {**outside_environment(), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "TQDM_DISABLE": "1"}
     with tracking("making dense weights", total, say) as advance:
         seen = 0
 
@@ -120,7 +124,7 @@ def _run(command: list[str], folder: Path, log: Path, total: int, say: Say | Non
             advance(size - seen)
             seen = size
 
-        return run_child(command, environment, log, grown)
+        return run_logged(command, environment, log, grown)
 
 
 def _failure(model: StoredModel, log: Path, code: int, folder: Path) -> EnginebayError:

@@ -12,6 +12,7 @@ from pathlib import Path
 from enginebay.errors import FetchFailed
 from enginebay.fleet.models.progress import amount
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 DIRECTORY = "model"  # a model of several files lies in this folder below its own
 
 
@@ -24,13 +25,16 @@ class Fetched:
 
 @contextmanager
 def disk_errors(what: str, folder: Path) -> Iterator[None]:
-    """A full disk in one line."""
+    """A full disk, or one that may not be written, in one line."""
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL:
             raise disk_full(what, folder) from error
-        raise
+        raise FetchFailed(
+            f"{what}: {error.filename or folder} cannot be used: {error.strerror or error}",
+            "check its rights and its disk, or set ENGINEBAY_HOME to a directory of yours",
+        ) from error
 
 
 def disk_full(what: str, folder: Path) -> FetchFailed:

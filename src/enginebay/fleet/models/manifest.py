@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.errors import ModelInvalid
+from enginebay.fleet.children import check
 from enginebay.text.tokenizer import MANIFEST
 
 SCHEMA_VERSION = 1
@@ -65,10 +66,12 @@ class Manifest:
             content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             if content["schema_version"] > SCHEMA_VERSION:
                 raise ModelInvalid(f"{path} was written by a newer Enginebay", "upgrade enginebay")
-            return cls(**{**content, "files": tuple(FileRecord(**record) for record in content["files"])})
+            found = cls(**{**content, "files": tuple(FileRecord(**record) for record in content["files"])})
+            found.stored(folder)  # one with values of the wrong kind cannot be read either
+            return found
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelInvalid(
-                f"{path} cannot be read: {error}", f"fetch the model again: bay models remove {folder.name}"
+                f"{path} cannot be read: {error}", f"run: bay models remove {folder.name}, then pull the model again"
             ) from error
 
     def write(self, folder: Path) -> None:
@@ -96,6 +99,7 @@ def sha256_of(path: Path, advance: Callable[[int], None] = lambda _: None) -> st
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
+            check()
             digest.update(chunk)
             advance(len(chunk))
     return digest.hexdigest()

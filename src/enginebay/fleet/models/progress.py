@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from enginebay.fleet.children import check
+
 Say = Callable[[str], None]
 Advance = Callable[[int], None]
 
@@ -19,14 +21,25 @@ def silent(_: str) -> None: ...
 
 @contextmanager
 def tracking(what: str, total: int | None, say: Say | None, done: int = 0) -> Iterator[Advance]:
-    """Gives a function to call with each number of bytes done. `say` None: nothing is shown."""
+    """Gives a function to call with each number of bytes done; it raises when the work was interrupted.
+
+    `say` None: nothing is shown.
+    """
     if say is None or say is silent:
-        yield lambda _: None
+        yield _checked(lambda _: None)
     elif sys.stderr.isatty():
         with _bar(what, total, done) as advance:
-            yield advance
+            yield _checked(advance)
     else:
-        yield _lines(what, total, say, done)
+        yield _checked(_lines(what, total, say, done))
+
+
+def _checked(advance: Advance) -> Advance:
+    def checked(count: int) -> None:
+        check()
+        advance(count)
+
+    return checked
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from enginebay.errors import UnknownModel
+from enginebay.fleet.children import operation
 from enginebay.fleet.models.catalogue import CATALOGUE
 from enginebay.fleet.models.describe import describe
 from enginebay.fleet.models.manifest import StoredModel
@@ -40,6 +41,7 @@ def resolve(what: str, store: Store | None = None) -> StoredModel:
     raise _unknown(what, store)
 
 
+@operation()
 def ensure(
     what: str,
     *,

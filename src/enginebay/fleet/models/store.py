@@ -15,16 +15,18 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from enginebay.errors import EnginebayError, FetchFailed, ModelInvalid, Offline, UsageError
+from enginebay.fleet.children import operation
+from enginebay.fleet.lock import exclusive
 from enginebay.fleet.models import from_file, from_hub, from_pypi
 from enginebay.fleet.models.catalogue import CATALOGUE
 from enginebay.fleet.models.describe import describe
 from enginebay.fleet.models.fetched import Fetched, check_room, disk_errors
-from enginebay.fleet.models.lock import exclusive
 from enginebay.fleet.models.manifest import FileRecord, Manifest, StoredModel, sha256_of
 from enginebay.fleet.models.progress import Say, silent, tracking
 from enginebay.fleet.models.sources import FileSource, HfSource, PypiSource, Source, check_name, default_name, parse
@@ -37,15 +39,29 @@ class Store:
         self.root = models_dir() if root is None else root
 
     def models(self) -> list[StoredModel]:
-        if not self.root.is_dir():
-            return []
-        folders = sorted(folder for folder in self.root.iterdir() if not folder.name.startswith("."))
-        return [Manifest.read(folder).stored(folder) for folder in folders if (folder / MANIFEST).is_file()]
+        """Those that can be used; one that is damaged must not hide the others."""
+        return [one for _, one in self._all() if isinstance(one, StoredModel)]
+
+    def unreadable(self) -> dict[str, ModelInvalid]:
+        """Those that are here and cannot be used, and why."""
+        return {name: one for name, one in self._all() if isinstance(one, ModelInvalid)}
+
+    def _all(self) -> Iterator[tuple[str, StoredModel | ModelInvalid]]:
+        with disk_errors("the models", self.root):
+            if not self.root.is_dir():
+                return
+            for folder in sorted(self.root.iterdir()):
+                if not folder.name.startswith(".") and _holds_model(folder):
+                    try:
+                        yield folder.name, Manifest.read(folder).stored(folder)
+                    except ModelInvalid as error:
+                        yield folder.name, error
 
     def get(self, name: str) -> StoredModel | None:
         folder = self.root / name
-        if name.startswith(".") or "/" in name or not (folder / MANIFEST).is_file():
-            return None
+        with disk_errors(name, self.root):
+            if name.startswith(".") or "/" in name or not (folder / MANIFEST).is_file():
+                return None
         return Manifest.read(folder).stored(folder)
 
     def manifest(self, name: str) -> Manifest:
@@ -54,6 +70,7 @@ class Store:
     def by_source(self, source: Source) -> StoredModel | None:
         return next((model for model in self.models() if model.source == str(source)), None)
 
+    @operation()
     def pull(
         self,
         what: str,
@@ -112,9 +129,13 @@ class Store:
     def _partial(self, name: str) -> Path:
         return self.root / ".partial" / name
 
-    def _locked(self, name: str, say: Say | None) -> AbstractContextManager[None]:
+    @contextmanager
+    def _locked(self, name: str, say: Say | None) -> Iterator[None]:
+        """Be the only one who changes a model. What the disk refuses becomes one line."""
         tell = say or silent
-        return exclusive(self.root / ".locks" / name, lambda: tell(f"another process works on {name}; waiting for it"))
+        told = f"another process works on {name}; waiting for it"
+        with disk_errors(name, self.root), exclusive(self.root / ".locks" / name, lambda: tell(told)):
+            yield
 
     def _fetch(self, source: Source, name: str, say: Say | None, with_code: bool) -> StoredModel:
         partial = self._partial(name)
@@ -157,6 +178,13 @@ class Store:
             quantisation=found.quantisation,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
+
+
+def _holds_model(folder: Path) -> bool:
+    try:
+        return (folder / MANIFEST).is_file()
+    except OSError:
+        return True  # it may not be looked into: reading it says why
 
 
 def _same(here: StoredModel, source: Source) -> StoredModel:

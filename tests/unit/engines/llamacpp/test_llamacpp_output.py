@@ -60,6 +60,13 @@ def test_a_stop_string_ends_and_is_not_sent() -> None:
     assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, "aa")
 
 
+@pytest.mark.parametrize("pieces", [("abcd",), ("a", "b", "c", "d"), ("ab", "cd")])
+def test_the_stop_string_that_is_complete_first_wins_however_the_text_is_cut(pieces: tuple[str, ...]) -> None:
+    output = _output(stop=("bc", "abcd"))
+    sent = [output.take(piece, _A, made)[0] for made, piece in enumerate(pieces, start=1)]
+    assert ("".join(sent), output.stop_reason) == ("a", "bc")
+
+
 def test_held_text_is_sent_when_the_output_ends() -> None:
     output = _output(stop=("ab",))
     output.take("a", _A, 1)

@@ -1,27 +1,33 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from enginebay.contract import Load, Support, parameters
-from enginebay.engines.llamacpp.gguf import Header
 from enginebay.engines.llamacpp.plan import Choice, Host, Plan, cache_bytes_per_token, make_plan
 from enginebay.engines.llamacpp.spec import SPEC
 from enginebay.errors import ConfigError
+from enginebay.text.gguf import Gguf
 
 _SHAPE = {"context_length": 8192, "block_count": 30, "embedding_length": 576}
 _HEADS = {"attention.head_count": 9, "attention.head_count_kv": 3}
-_SMOL = Header(1, {"general.architecture": "llama", **{f"llama.{k}": v for k, v in {**_SHAPE, **_HEADS}.items()}})
+
+
+def _file(**shape: int) -> Gguf:
+    told = {f"llama.{name}": value for name, value in {**_SHAPE, **_HEADS, **shape}.items()}
+    return Gguf(Path("m.gguf"), 3, {"general.architecture": "llama", **told}, ())
+
+
+_SMOL = _file()
 
 
 def _plan(
-    task: str = "generate", header: Header = _SMOL, free_bytes: int = 2**34, gpu_free_bytes: int = 0, **settings: Any
+    task: str = "generate", file: Gguf = _SMOL, free_bytes: int = 2**34, gpu_free_bytes: int = 0, **settings: Any
 ) -> Plan:
     dotted = {name.replace("__", "."): value for name, value in settings.items()}
-    return make_plan(
-        Load("llamacpp", "", "m", "m.gguf", dotted, task=task), header, Host(4, free_bytes, gpu_free_bytes)
-    )
+    return make_plan(Load("llamacpp", "", "m", "m.gguf", dotted, task=task), file, Host(4, free_bytes, gpu_free_bytes))
 
 
 def test_the_spec_declares_every_parameter_and_refusals_name_an_alternative() -> None:
@@ -54,8 +60,7 @@ def test_a_gpu_gives_half_of_its_free_memory() -> None:
 
 
 def test_one_full_request_always_fits() -> None:
-    huge = Header(1, {**_SMOL.values, "llama.block_count": 30_000})
-    assert _plan(header=huge).cache_tokens == 8192
+    assert _plan(file=_file(block_count=30_000)).cache_tokens == 8192
 
 
 def test_cache_bytes_follow_the_cache_type() -> None:
@@ -110,6 +115,7 @@ def test_embedding_computes_a_text_in_one_piece() -> None:
     plan = _plan(task="embed", context_length=2048)
     assert plan.attributes["embedding"] is True and plan.attributes["n_ubatch"] == plan.attributes["n_batch"] == 2048
     assert plan.attributes["pooling_type"].member == "LLAMA_POOLING_TYPE_MEAN"
+    assert plan.attributes["kv_unified"] is True, "else texts of unequal length are cut into several pieces"
 
 
 @pytest.mark.parametrize(

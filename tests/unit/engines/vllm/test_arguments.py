@@ -8,6 +8,7 @@ import pytest
 
 from enginebay.contract import Load
 from enginebay.engines.vllm.arguments import Host, Plan, plan
+from enginebay.engines.vllm.guarded import GUARDED
 from enginebay.engines.vllm.settings import RETIRED, SETTINGS
 from enginebay.errors import ConfigError
 
@@ -274,6 +275,32 @@ def test_extra_arguments_pass_and_misspelt_ones_are_named() -> None:
     found = decide({"extra": {"async_scheduling": False, "max_num_seq": 3}})
     assert found.arguments["async_scheduling"] is False
     assert found.warnings == ["extra.max_num_seq: vllm 0.26.0 has no such argument; did you mean max_num_seqs?"]
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("trust_remote_code", "trust_remote_code"),
+        ("load_format", "load_format"),
+        ("model", "model"),
+        ("tokenizer", "tokenizer"),
+        ("hf_overrides", "rope_scaling"),
+        ("speculative_config", "speculative.model"),
+        ("spec_model", "speculative.model"),
+        ("enable_lora", "loras"),
+        ("generation_config", "sampling"),
+        ("runner", "task"),
+    ],
+)
+def test_extra_goes_round_no_check(name: str, instead: str) -> None:
+    with pytest.raises(ConfigError, match=f"extra must not set {name}") as caught:
+        decide({"extra": {"async_scheduling": False, name: "x"}})
+    assert instead in caught.value.hint and caught.value.param == f"extra.{name}"
+
+
+def test_what_is_fixed_is_guarded() -> None:
+    fixed = set(decide({}, task="embed").arguments) - {"disable_log_stats", "tensor_parallel_size"}
+    assert fixed <= set(GUARDED)
 
 
 def test_embedding_models_run_as_poolers() -> None:

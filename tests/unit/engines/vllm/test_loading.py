@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import pytest
 
 from enginebay.engines.vllm import cores, launch, model_files, stepwise
 from enginebay.engines.vllm.failures import load_error, one_line, request_error
+from enginebay.engines.vllm.outputs import Stream
 from enginebay.errors import EngineFailed, InvalidRequest, LoadFailed, ModelInvalid, OutOfMemory, WorkerDied
 
 
@@ -63,6 +65,27 @@ def test_adapter_ranks(tmp_path: Path) -> None:
     assert model_files.lora_ranks({"a": str(tmp_path)}) == {"a": 24}
     with pytest.raises(ModelInvalid):
         model_files.lora_ranks({"a": "adapter.gguf"})
+
+
+@pytest.mark.parametrize("file", ["adapter_model.bin", "adapter_model.pt"])
+def test_an_adapter_of_pickles_is_refused(tmp_path: Path, file: str) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 8}))
+    (tmp_path / file).touch()
+    (tmp_path / "other.safetensors").touch()  # vLLM would not look at it
+    with pytest.raises(ModelInvalid, match="adapter a holds pickle"):
+        model_files.lora_ranks({"a": str(tmp_path)})
+    (tmp_path / "adapter_model.safetensors").touch()
+    assert model_files.lora_ranks({"a": str(tmp_path)}) == {"a": 8}
+
+
+def test_a_draft_model_of_pickles_is_refused(tmp_path: Path) -> None:
+    draft = {"speculative.model": directory(tmp_path, "pytorch_model.bin"), "speculative.method": "eagle"}
+    with pytest.raises(ModelInvalid, match=r"speculative\.model .* pickle"):
+        model_files.check_draft(draft)
+    model_files.check_draft({**draft, "speculative.method": "ngram"})  # uses no draft model
+    model_files.check_draft({"speculative.model": "org/name"})  # not here to be looked at
+    (tmp_path / "model.safetensors").touch()
+    model_files.check_draft(draft)
 
 
 def failure(text: str, kind: str = "ValueError", architectures: list[str] | None = None) -> Exception:
@@ -208,6 +231,42 @@ def test_stepwise_registers_sends_flushes_once_a_step_and_aborts_by_vllms_name()
         ("process", ["a", "b"]),
         ("flush",),
         ("abort", "5-abc", True),
+    ]
+
+
+class ParentOfThree:
+    """As `vllm.v1.engine.parallel_sampling.ParentRequest`."""
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+
+    def get_child_info(self, index: int) -> tuple[str, Any]:
+        return f"{index}_{self.request.request_id}", self.request.sampling_params
+
+
+def test_a_cancel_between_choices_leaves_none_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        sys.modules,
+        "vllm.v1.engine.parallel_sampling",
+        SimpleNamespace(ParentRequest=ParentOfThree),  # type: ignore[arg-type]
+    )
+    live: dict[int, Any] = {}
+
+    class CancelledMeanwhile(FakeVllm):
+        async def add_request_async(self, request: Any) -> None:
+            await super().add_request_async(request)
+            if request.request_id.startswith("1_"):
+                live.clear()
+
+    llm = CancelledMeanwhile()
+    runner = stepwise.Stepwise(llm, ("generate",), lambda: None)
+    stream = live[5] = Stream(5, SimpleNamespace(), live, lambda *_: None, None)  # type: ignore[arg-type]
+    request = runner.prepare(stream, [1], SimpleNamespace(n=3), None)
+    asyncio.run(runner.add(stream, request))
+    assert [call[:2] for call in llm.calls if call[0] != "register"] == [
+        ("send", "0_5-abc"),
+        ("send", "1_5-abc"),
+        ("abort", "5-abc"),
     ]
 
 

@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from enginebay.errors import LoadFailed
+from enginebay.errors import FetchFailed, LoadFailed
+from enginebay.fleet.children import end_children
 from enginebay.fleet.models import dense, dense_path
+from enginebay.home import logs_dir
 from enginebay.text.chat import load_renderer
 from enginebay.text.tokenizer import load_tokenizer
 from tests.unit.fleet.models.tiny_models import tree, write_gguf
@@ -75,6 +79,38 @@ def test_a_failure_is_one_line_with_the_log_kept(model, converter, tmp_path):
     assert str(log) in caught.value.hint
     assert "much talk" in log.read_text()
     assert not any("dense/" in name for name in tree(model.folder))
+
+
+def test_the_environments_python_does_not_see_our_packages(model, converter, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    converter.write_text("import os, sys\nsys.exit(f'sees {os.environ.get(\"PYTHONPATH\")}')")
+    with pytest.raises(LoadFailed, match="could not be made dense: sees None"):
+        dense_path(model, Path(sys.executable))
+
+
+def test_a_conversion_in_a_thread_is_interrupted_and_leaves_nothing(model, converter):
+    whole = converter.read_text()
+    converter.write_text("import time; print('started', flush=True); time.sleep(60)")
+    failures = []
+
+    def convert() -> None:
+        try:
+            dense_path(model, Path(sys.executable))
+        except FetchFailed as error:
+            failures.append(error.message)
+
+    thread = threading.Thread(target=convert)
+    thread.start()
+    log = logs_dir() / "dense-mine.log"
+    until = time.monotonic() + 30
+    while not (log.exists() and log.read_text()) and time.monotonic() < until:
+        time.sleep(0.02)
+    end_children()
+    thread.join(20)
+    assert failures == ["interrupted"]
+    assert not any("dense/" in name for name in tree(model.folder))
+    converter.write_text(whole)
+    assert dense_path(model, Path(sys.executable)).is_dir()
 
 
 def test_the_real_script_says_what_its_environment_lacks(model):

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import sys
 import time
 
 import pytest
 
+from enginebay.fleet.lock import exclusive
 from enginebay.fleet.models import progress
-from enginebay.fleet.models.child import run_child
-from enginebay.fleet.models.lock import exclusive
 from enginebay.fleet.models.progress import amount, tracking
 
 
@@ -65,17 +62,3 @@ def test_the_lock_makes_the_second_wait(tmp_path):
         assert time.monotonic() - started > 0.2
     other.join()
     assert waited == [True]
-
-
-def test_a_child_ends_with_us(tmp_path):
-    log = tmp_path / "log"
-    script = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
-
-    def interrupted() -> None:
-        if log.read_text():
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_child([sys.executable, "-c", script], {}, log, interrupted)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(log.read_text()), 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import zipfile
 
 import pytest
@@ -103,6 +104,46 @@ def test_a_damaged_manifest_is_told(store, tmp_path):
     (store.root / "mine" / "manifest.json").write_text("{")
     with pytest.raises(ModelInvalid, match=r"manifest.json cannot be read"):
         resolve("mine")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"schema_version": 1}', '{"schema_version": 99}'])
+def test_a_damaged_manifest_does_not_hide_the_other_models(store, tmp_path, content):
+    path = write_gguf(tmp_path / "mine.gguf")
+    store.pull(str(path))
+    store.pull(str(path), "damaged")
+    (store.root / "damaged" / "manifest.json").write_text(content)
+    assert [model.name for model in store.models()] == ["mine"]
+    assert list(store.unreadable()) == ["damaged"]
+    assert resolve(str(path)).name == "mine"
+    assert store.remove("damaged") and store.unreadable() == {}
+
+
+def test_a_manifest_with_values_of_the_wrong_kind_is_damaged(store, tmp_path):
+    store.pull(str(write_gguf(tmp_path / "mine.gguf")))
+    path = store.root / "mine" / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "path": None}))
+    assert store.models() == [] and list(store.unreadable()) == ["mine"]
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOENT, errno.EIO])
+def test_what_the_disk_refuses_is_one_line(store, tmp_path, monkeypatch, code):
+    def refused(*_):
+        raise OSError(code, os.strerror(code), "/some/place")
+
+    monkeypatch.setattr(store_module, "sha256_of", refused)
+    with pytest.raises(FetchFailed, match=f"/some/place cannot be used: {os.strerror(code)}") as caught:
+        store.pull(str(write_gguf(tmp_path / "mine.gguf")))
+    assert "\n" not in caught.value.message and "ENGINEBAY_HOME" in caught.value.hint
+
+
+def test_a_home_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    store = store_module.Store(tmp_path / "file" / "models")
+    path = str(write_gguf(tmp_path / "mine.gguf"))
+    for act in (lambda: store.pull(path), lambda: store.remove("mine")):
+        with pytest.raises(FetchFailed, match=r"mine: .* cannot be used: Not a directory"):
+            act()
+    assert store.models() == []
 
 
 def wheel_source(content: bytes, sha256: str | None = None) -> str:

@@ -1,0 +1,81 @@
+"""How much main memory this process may still take: what the system has free, and what its control groups allow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+_UNKNOWN_BYTES = 8 * 1024**3
+
+
+class _Files(NamedTuple):
+    """Where one version of control groups keeps its numbers."""
+
+    limit: str
+    used: str
+    reclaimable: str  # the line of memory.stat: file pages that are given up before anything fails
+
+
+_V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = _Files("memory.max", "memory.current", "inactive_file")
+
+
+def free_bytes(root: Path = Path("/")) -> int:
+    """Memory that can be taken without swapping and without being killed; all there is where the system does not tell."""
+    known = [_system_free(root), *_group_rooms(root)]
+    return min((room for room in known if room is not None), default=_physical_bytes())
+
+
+def room(limit: str, used: str, reclaimable: int) -> int | None:
+    """What a group's numbers leave; None when it has no limit. Version 1 writes no limit as a huge number."""
+    try:
+        return max(0, int(limit) - max(0, int(used) - reclaimable))
+    except ValueError:  # "max"
+        return None
+
+
+def _group_rooms(root: Path) -> Iterator[int | None]:
+    """One for each group this process is in: its own and those above, since every limit on the way holds."""
+    mounted = root / "sys/fs/cgroup"
+    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if "memory" in controllers.split(","):
+            yield from _rooms_upwards(mounted / "memory", group, _V1)
+        elif number == "0" and not controllers:
+            yield from _rooms_upwards(mounted, group, _V2)
+
+
+def _rooms_upwards(top: Path, group: str, files: _Files) -> Iterator[int | None]:
+    """In a container the path may be the host's, of which only the top is visible here: what is missing is skipped."""
+    inner = PurePosixPath("/", group).relative_to("/")
+    for folder in (top / inner, *(top / above for above in inner.parents)):
+        limit, used = _text(folder / files.limit), _text(folder / files.used)
+        if limit is not None and used is not None:
+            yield room(limit, used, _statistic(folder / "memory.stat", files.reclaimable))
+
+
+def _statistic(path: Path, name: str) -> int:
+    pairs = (line.split() for line in (_text(path) or "").splitlines())
+    return next((int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] == name and pair[1].isdigit()), 0)
+
+
+def _system_free(root: Path) -> int | None:
+    lines = (_text(root / "proc/meminfo") or "").splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _physical_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError):
+        return _UNKNOWN_BYTES
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from enginebay.engines.llamacpp import driver
+from enginebay.errors import InvalidRequest
+
+_PROBE, _BRACE = 31, 90
+
+
+class FakeLibrary:
+    """Follows every JSON schema but those of type `odd`."""
+
+    def __init__(self) -> None:
+        self.tried: list[Any] = []
+
+    def ask(self, method: str, path: str, body: Mapping[str, Any]) -> Any:
+        return {"tokens": [_PROBE]}
+
+    def complete_at_once(self, body: Mapping[str, Any]) -> Any:
+        self.tried.append(body["json_schema"])
+        return {"__verbose": {"tokens": [_PROBE if body["json_schema"]["type"] == "odd" else _BRACE]}}
+
+
+def _driver(library: FakeLibrary) -> driver.Driver:
+    return driver.Driver(library, None, True)  # type: ignore[arg-type]
+
+
+def test_a_schema_is_tried_once_and_one_that_is_not_followed_is_refused() -> None:
+    library = FakeLibrary()
+    made = _driver(library)
+    for _ in range(2):
+        made._check_schema({"type": "object"})
+        with pytest.raises(InvalidRequest, match="cannot follow"):
+            made._check_schema({"type": "odd"})
+    assert library.tried == [{"type": "object"}, {"type": "odd"}]
+
+
+def test_only_so_many_verdicts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_SCHEMAS", 2)
+    library = FakeLibrary()
+    made = _driver(library)
+    for name in ("a", "b", "a", "c", "a", "b"):
+        made._check_schema({"type": name})
+    assert [one["type"] for one in library.tried] == ["a", "b", "c", "b"]

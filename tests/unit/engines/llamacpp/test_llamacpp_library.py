@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from enginebay.engines.llamacpp import library
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory with a short path, as a worker's own is."""
+    found = Path(tempfile.mkdtemp(dir="/tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(found / "temp"))
+    (found / "temp").mkdir()
+    (found / "worker").mkdir()
+    yield found
+    shutil.rmtree(found)
+
+
+def _made(monkeypatch: pytest.MonkeyPatch, worker: Path | None) -> Path:
+    monkeypatch.delenv("ENGINEBAY_WORKER_DIR", raising=False)
+    if worker is not None:
+        monkeypatch.setenv("ENGINEBAY_WORKER_DIR", str(worker))
+    found = library._private_directory()
+    assert found.stat().st_mode & 0o777 == 0o700 and len(str(found / "s.sock")) < 100
+    return found
+
+
+def test_the_socket_lies_in_the_workers_own_directory(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _made(monkeypatch, short / "worker").parent == short / "worker"
+
+
+def test_without_a_usable_one_it_lies_in_the_temporary_directory(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _made(monkeypatch, None).parent == short / "temp"
+    assert _made(monkeypatch, short / "gone").parent == short / "temp"
+
+
+def test_a_long_path_is_passed_over(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = short / ("d" * 80)
+    long.mkdir()
+    assert _made(monkeypatch, long).parent == short / "temp"
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    found = _made(monkeypatch, long)
+    assert found.parent == Path("/tmp")
+    found.rmdir()
