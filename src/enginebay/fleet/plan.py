@@ -14,6 +14,7 @@ from enginebay.engines import registry
 from enginebay.engines.effective import effective
 from enginebay.errors import ConfigError
 from enginebay.fleet import environments, models
+from enginebay.fleet.children import operation
 from enginebay.fleet.decide import decide_stored
 from enginebay.fleet.selection import Decision
 from enginebay.home import logs_dir, runtime_dir
@@ -34,6 +35,7 @@ class Plan:
     launch: Launch
 
 
+@operation()
 def make_plan(
     model: str | None = None,
     *,

@@ -96,6 +96,7 @@ class Batcher:
 
         def judge(ids: Any) -> list[bool]:
             batch.take(ids)
+            self._breathe()
             return self._verdict([row.finished is not None or row.number in self._cancelled for row in rows])
 
         config: dict[str, Any] = {"max_new_tokens": max(row.limit for row in rows)}
@@ -117,6 +118,7 @@ class Batcher:
         def judge(ids: Any) -> list[bool]:
             nonlocal made
             made += 1
+            self._breathe()
             return self._verdict([first.number in self._cancelled] * ids.shape[0])
 
         call = GenerateCall(
@@ -149,9 +151,12 @@ class Batcher:
         known = logprobs_of(self._generator.score(call), tokens, [count] * len(tokens))
         return [Drawn(token, (entry,)) for token, entry in zip(tokens, known, strict=True)]
 
-    def _verdict(self, done: list[bool]) -> list[bool]:
+    def _breathe(self) -> None:
+        """Send what there is, and let others go on; requests may be cancelled meanwhile."""
         self._outlet.flush()
         self._between()
+
+    def _verdict(self, done: list[bool]) -> list[bool]:
         self._peers.send(Resume(done))
         return done
 

@@ -194,8 +194,12 @@ class TransformersEngine:
 
     def _between(self) -> None:
         """Inside generate(), after each of its steps: others go on meanwhile."""
+        assert self._batcher is not None
         self._take(block=False)
-        if self._continuous is not None:
+        if self._closing:
+            for number in self._batcher.numbers():
+                self._batcher.cancel(number)
+        elif self._continuous is not None:
             self._continuous.advance()
 
     def _take(self, block: bool, wait_s: float | None = None) -> None:

@@ -25,7 +25,7 @@ REQUEST = {
     "seed": honours("the same whatever else is in the batch"),
     "n": honours("the prompt is computed once"),
     "best_of": translates("n = best_of, the best n by mean logprob"),
-    "num_beams": honours("the answer comes whole, when the search has ended"),
+    "num_beams": honours("the answer comes whole, at the end; temperature and top_* count only with do_sample: true"),
     "length_penalty": honours(_BEAMS),
     "early_stopping": honours(_BEAMS),
     "logprobs": honours(),
