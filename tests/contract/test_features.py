@@ -139,9 +139,9 @@ async def test_vllm_tensor_parallel_2_gives_the_same_answers(tiny_llama: Path, r
 async def test_vllm_runs_a_quantized_checkpoint_through_generate(tiny_int8: Path, reference: list[list[int]]) -> None:
     """Eight-bit weights, and at the same time the slower public way out of vLLM, which must do all the same."""
     async with await _tiny("vllm", tiny_int8, stepwise="off") as worker:
-        answers = await _tiny_answers(worker)
-        agree = sum(one[:3] == other[:3] for one, other in zip(answers, reference, strict=True))
-        assert agree >= 2, "eight bits change this model's answers more than rounding can"
+        for prompt, wanted in zip(PROMPTS, reference, strict=True):
+            first = (await greedy(worker, prompt, max_tokens=1, logprobs=5, ignore_eos=True)).choices[0].logprobs[0]
+            assert wanted[0] in dict(first.top), "rounding moves a token's rank a little, wrong weights move it anywhere"
         several = await ask(worker, PROMPTS[0], n=3, temperature=1.0, seed=5, max_tokens=6, logprobs=2, ignore_eos=True)
         assert sorted(several.choices) == [0, 1, 2]
         assert all(len(choice.logprobs) == 6 for choice in several.choices.values())
