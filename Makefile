@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BAY    := $(VENV)/bin/bay
-PROMPT ?= What is the capital of France?
+PROMPT ?= Give three tips for a good night's sleep.
 # Engine environments and models made for the tests live in the checkout, so that nothing of yours is touched.
 TEST_HOME := $(CURDIR)/.home
 

@@ -5,9 +5,11 @@ A vLLM load takes most of a minute, so the checks that can share one do.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from enginebay.errors import Unsupported
 from enginebay.fleet import environments
 from enginebay.fleet.model_worker import ModelWorker
 from enginebay.home import home
+from enginebay.worker.memory import family
 from tests.contract.adapters import HERE, dense_smollm2, made_by
 from tests.contract.asking import ask, ask_all, greedy, make_request
 from tests.contract.conftest import open_worker
@@ -141,7 +144,9 @@ async def test_vllm_runs_a_quantized_checkpoint_through_generate(tiny_int8: Path
     async with await _tiny("vllm", tiny_int8, stepwise="off") as worker:
         for prompt, wanted in zip(PROMPTS, reference, strict=True):
             first = (await greedy(worker, prompt, max_tokens=1, logprobs=5, ignore_eos=True)).choices[0].logprobs[0]
-            assert wanted[0] in dict(first.top), "rounding moves a token's rank a little, wrong weights move it anywhere"
+            assert wanted[0] in dict(first.top), (
+                "rounding moves a token's rank a little, wrong weights move it anywhere"
+            )
         several = await ask(worker, PROMPTS[0], n=3, temperature=1.0, seed=5, max_tokens=6, logprobs=2, ignore_eos=True)
         assert sorted(several.choices) == [0, 1, 2]
         assert all(len(choice.logprobs) == 6 for choice in several.choices.values())
@@ -153,6 +158,24 @@ async def test_transformers_tensor_parallel_2_under_torchrun(tiny_llama: Path, r
     async with await _tiny("transformers", tiny_llama, **settings) as worker:
         assert worker.plan.launch.processes == 2
         assert await _tiny_answers(worker) == reference
+
+
+async def test_transformers_launched_by_accelerate(tiny_llama: Path, reference: list[list[int]]) -> None:
+    async with await _tiny("transformers", tiny_llama, launch="accelerate") as worker:
+        assert "accelerate.commands.launch" in Path(f"/proc/{worker.process.pid}/cmdline").read_text()
+        assert await _tiny_answers(worker) == reference
+        pids = family(worker.process.pid)
+    deadline = time.monotonic() + 15
+    while left := [pid for pid in pids if _alive(pid)]:
+        assert time.monotonic() < deadline, f"the launcher or its worker is still there: {left}"
+        await asyncio.sleep(0.1)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize("strategy", ["static", "dynamic", "sorted_static", "sorted_dynamic"])

@@ -17,7 +17,10 @@ Model = Annotated[
     str, typer.Argument(help="A model of the store, the catalogue or the configuration, a path, or a source")
 ]
 Engine = Annotated[
-    str | None, typer.Option("--engine", "-e", "--backend", help="llamacpp, transformers, vllm, ... or KIND==VERSION (default: auto)")
+    str | None,
+    typer.Option(
+        "--engine", "-e", "--backend", help="llamacpp, transformers, vllm, ... or KIND==VERSION (default: auto)"
+    ),
 ]
 ConfigFile = Annotated[
     Path | None,

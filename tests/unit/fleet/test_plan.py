@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from enginebay.contract import LaunchMode, Load
+from enginebay.engines.registry import spec
+from enginebay.errors import ConfigError
+from enginebay.fleet.plan import launch_mode
+from enginebay.worker.process import Launch, command
+
+
+def test_tensor_parallel_on_transformers_goes_through_torchrun() -> None:
+    settings = {"sharding.strategy": "tensor_parallel", "sharding.num_shards": 2}
+    assert launch_mode(spec("transformers"), settings) == (LaunchMode.TORCHRUN, 2)
+    assert launch_mode(spec("vllm"), settings) == (LaunchMode.DIRECT, 1), "vLLM starts its own processes"
+
+
+def test_a_launcher_can_be_asked_for_where_the_engine_knows_it() -> None:
+    assert launch_mode(spec("transformers"), {"launch": "accelerate"}) == (LaunchMode.ACCELERATE, 1)
+    with pytest.raises(ConfigError, match="cannot be launched by accelerate"):
+        launch_mode(spec("vllm"), {"launch": "accelerate"})
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        (LaunchMode.DIRECT, ["serve"]),
+        (LaunchMode.TORCHRUN, ["torch.distributed.run", "2"]),
+        (LaunchMode.ACCELERATE, ["accelerate.commands.launch", "2"]),
+    ],
+)
+def test_the_command_line_of_each_launcher(mode: LaunchMode, words: list[str]) -> None:
+    launch = Launch(Load("x", "a:B", "m", ""), Path("/env/bin/python"), Path("/run"), Path("/log"), mode, 2)
+    line = command(launch, Path("/run/w"))
+    assert line[0] == "/env/bin/python" and line[-2:] == ["serve", "/run/w"]
+    assert all(word in line for word in words)
