@@ -12,6 +12,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from enginebay.engines import cores
+
+cores.let_threads_sleep()  # counts only before torch is imported
+
 import torch
 import transformers
 

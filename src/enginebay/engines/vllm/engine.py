@@ -16,7 +16,8 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from enginebay.contract import Embedding, Facts, GenerateRequest, Load, Probe, Sampling, Sink
-from enginebay.engines.vllm import cores, launch, library, memory, model_files, stepwise
+from enginebay.engines import cores
+from enginebay.engines.vllm import launch, library, memory, model_files, stepwise
 from enginebay.engines.vllm.arguments import plan
 from enginebay.engines.vllm.failures import first_line, is_death, load_error, one_line, request_error
 from enginebay.engines.vllm.generate import Generate

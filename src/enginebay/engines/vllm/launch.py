@@ -14,8 +14,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from enginebay.engines.cores import physical_cores
 from enginebay.engines.vllm.arguments import Plan
-from enginebay.engines.vllm.cores import physical_cores
 
 _METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _PR_SET_PDEATHSIG = 1

@@ -8,9 +8,9 @@ from importlib import metadata
 from typing import Any, get_args
 
 from enginebay.contract import Probe
+from enginebay.engines.cores import has_avx512, has_bf16
 from enginebay.engines.memory_limits import free_bytes
 from enginebay.engines.vllm.arguments import Host
-from enginebay.engines.vllm.cores import has_avx512, has_bf16
 from enginebay.engines.vllm.spec import SPEC
 
 _NAMED = ("torch", "transformers", "xgrammar", "tokenizers")
