@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from enginebay.engines import cores, launch, model_files, stepwise
+from enginebay.engines import cores
+from enginebay.engines.vllm import launch, model_files, stepwise
 from enginebay.engines.vllm.failures import load_error, one_line, request_error
 from enginebay.engines.vllm.outputs import Stream
 from enginebay.errors import EngineFailed, InvalidRequest, LoadFailed, ModelInvalid, OutOfMemory, WorkerDied
