@@ -148,6 +148,12 @@ class AsyncStack:
         self, prompt: Prompt, *, raw: bool = False, lora: str | None = None, **sampling: Any
     ) -> GenerateRequest:
         """The request as it will be sent: defaults < configuration < this stack's sampling < this call's."""
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+            raise InvalidRequest(
+                f"a prompt is a text or a list of messages, not {type(prompt).__name__}", param="prompt"
+            )
+        if not prompt:
+            raise InvalidRequest("the prompt is empty", param="prompt")
         configured = self._config.sampling_for(self.plan.spec.kind, self.plan.model)
         possible = {name: value for name, value in {**DEFAULTS, **configured}.items() if self._does(name)}
         chosen = read_sampling({**possible, **self._sampling, **sampling})
@@ -270,7 +276,9 @@ def _not_open() -> InvalidRequest:
 
 
 def _is_many(prompt: Any) -> bool:
-    return not isinstance(prompt, str) and (not prompt or not isinstance(prompt[0], Mapping))
+    if isinstance(prompt, str) or not isinstance(prompt, Sequence):
+        return False
+    return not prompt or not isinstance(prompt[0], Mapping)
 
 
 async def _as_coroutine(work: Any) -> Any:

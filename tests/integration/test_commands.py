@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from enginebay.fleet import models
+from enginebay.fleet.batch import Job
 from enginebay.home import runtime_dir
 
 BAY = [sys.executable, "-m", "enginebay.cli.main"]
@@ -64,6 +65,17 @@ def test_a_launcher_around_us_does_not_confuse_the_worker() -> None:
     assert bay("run", "toy", "x", "-e", "fake", "--set", "script=fine", RANK="1", WORLD_SIZE="2").stdout == "fine\n"
 
 
+def test_a_cut_off_answer_says_so() -> None:
+    done = bay("run", "toy", "x", "-e", "fake", "--ignore-eos", "--max-tokens", "3")
+    assert "cut off" in done.stderr and len(done.stdout) == 4
+
+
+def test_help_in_every_spelling() -> None:
+    for arguments in (("run", "-h"), ("help", "run"), ("run", "--help")):
+        assert "Answer one prompt" in bay(*arguments).stdout
+    assert bay("version").stdout == bay("--version").stdout
+
+
 def test_run_as_json_has_everything() -> None:
     done = bay(
         "run", "toy", "hi", "-e", "fake", "--json", "--n", "2", "--logprobs", "1", "--max-tokens", "3", "--seed", "1"
@@ -84,7 +96,8 @@ def test_chat_remembers_and_forgets() -> None:
 def test_batch_runs_and_resumes(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps({"prompt": f"number {n}", "max_tokens": 5}) + "\n" for n in range(50)))
-    target.write_text(json.dumps({"id": "7", "text": "kept"}) + "\n" + '{"id": "8", "te')
+    kept = Job("7", "number 6", False, {"max_tokens": 5})
+    target.write_text(json.dumps({"id": "7", "request": kept.digest, "text": "kept"}) + "\n" + '{"id": "8", "te')
     done = bay("batch", str(source), str(target), "-m", "toy", "-e", "fake", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["answered"] == 49
@@ -92,6 +105,8 @@ def test_batch_runs_and_resumes(tmp_path: Path) -> None:
     assert len(answers) == 50 and answers["7"]["text"] == "kept"
     again = bay("batch", str(source), str(target), "-m", "toy", "-e", "fake")
     assert again.returncode == 0 and "50 already answered" in again.stderr
+    source.write_text(json.dumps({"prompt": "another question"}) + "\n")
+    one_clear_line(bay("batch", str(source), str(target), "-m", "toy", "-e", "fake"), 2, "another request")
 
 
 def test_a_bad_line_in_a_batch_fails_alone(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from enginebay.cli.stack_options import (
     open_stack_options,
     show_warnings,
 )
-from enginebay.fleet.batch import Job, Tally, finished, read_jobs, run_jobs
+from enginebay.fleet.batch import Job, Tally, finished, left_to_do, read_jobs, run_jobs
 from enginebay.stack import AsyncStack
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -58,7 +58,7 @@ def batch(
     """Run a file of requests. Interrupted, it goes on where it stopped."""
     jobs = read_jobs(source)
     done = finished(target, retry_failed)
-    left = [job for job in jobs if job.id not in done]
+    left = left_to_do(jobs, done, target)
     note(f"{len(jobs)} requests, {len(jobs) - len(left)} already answered in {target}")
     if not left:
         return 0
@@ -68,7 +68,11 @@ def batch(
         stack.prepare()
     finally:
         progress.clear()
-    tally = asyncio.run(_run(stack, left, target, raw, concurrency, progress))
+    try:
+        tally = asyncio.run(_run(stack, left, target, raw, concurrency, progress))
+    except KeyboardInterrupt:
+        note(f"interrupted: {len(finished(target))} of {len(jobs)} answered; run the same command to go on")
+        raise
     if as_json:
         emit_json({"answered": tally.answered, "failed": tally.failed, "completion_tokens": tally.completion_tokens})
     rate = f", {tally.completion_tokens / tally.elapsed_s:.0f} tokens/s" if tally.elapsed_s else ""

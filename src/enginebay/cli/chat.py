@@ -13,7 +13,6 @@ from enginebay.cli.stack_options import (
     ConfigFile,
     Engine,
     Lora,
-    Model,
     Offline,
     Progress,
     Set,
@@ -32,7 +31,7 @@ _HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops a
 @app.command()
 @with_sampling
 def chat(
-    model: Model,
+    model: Annotated[str | None, typer.Argument(help="The model; unset: the configuration's, else smollm2")] = None,
     *,
     engine: Engine = None,
     system: Annotated[str | None, typer.Option("--system", help="A system message before the conversation")] = None,

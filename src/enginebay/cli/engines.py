@@ -156,9 +156,13 @@ def why(
     json: Json = False,
 ) -> None:
     """Which engine would run a model here, and why."""
+    from enginebay.config.load import load_config
     from enginebay.fleet.decide import decide
 
-    decision = decide(model, engine)
+    config = load_config(None)
+    configured = config.models.get(model)
+    source = configured.source if configured and configured.source else model
+    decision = decide(source, engine or (config.engine_for(model) if configured else None))
     if json:
         emit_json(
             {

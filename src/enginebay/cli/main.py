@@ -37,16 +37,18 @@ Options:
 def main(argv: list[str] | None = None) -> int:
     """Entry point of `bay`: gives back the exit code (0 fine, 1 failed, 2 bad usage, 130 interrupted)."""
     args = sys.argv[1:] if argv is None else argv
+    if args and args[0] == "help" and len(args) > 1 and args[1] in COMMANDS:
+        args = [args[1], "--help"]
     if not args or args[0] in ("--help", "-h", "help"):
         width = max(map(len, COMMANDS))
         print(USAGE.format(commands="\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())))
         return 0
-    if args[0] in ("--version", "-V"):
+    if args[0] in ("--version", "-V", "version"):
         print(f"bay {__version__}")
         return 0
     if args[0] not in COMMANDS:
         return _unknown(args[0])
-    return _run(args[0], args[1:])
+    return _run(args[0], ["--help" if one == "-h" else one for one in args[1:]])
 
 
 def _unknown(name: str) -> int:

@@ -25,7 +25,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         shown.add_column(column, overflow="fold")
     for row in rows:
         shown.add_row(*("" if cell is None else str(cell) for cell in row))
-    Console(soft_wrap=False, highlight=False, markup=False).print(shown)
+    # Whoever reads a pipe wants whole names and paths; only a terminal has an edge.
+    width = None if sys.stdout.isatty() else 10_000
+    Console(soft_wrap=False, highlight=False, markup=False, width=width).print(shown)
 
 
 def note(text: str) -> None:

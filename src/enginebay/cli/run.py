@@ -24,7 +24,7 @@ from enginebay.cli.stack_options import (
     open_stack_options,
     show_warnings,
 )
-from enginebay.contract import Delta
+from enginebay.contract import Delta, FinishReason
 from enginebay.contract.messages import Done
 from enginebay.errors import UsageError
 from enginebay.stack import AsyncStack
@@ -83,6 +83,8 @@ async def _answer(
         async for event in stack.events(prompt, raw=raw, lora=lora):
             printer.take(event)
         printer.end()
+        if printer.cut_off and not as_json:
+            note("(cut off at max_tokens or the end of the context; --max-tokens allows more)")
         if as_json:
             emit_json({"model": stack.plan.model, "engine": stack.plan.spec.kind, **printer.summary()})
         if stats and printer.done is not None:
@@ -117,6 +119,10 @@ class _Printer:
             sys.stdout.write(f"--- {choice + 1} ---\n{self.text(choice)}\n")
         sys.stdout.flush()
 
+    @property
+    def cut_off(self) -> bool:
+        return any(events[-1].finish_reason is FinishReason.LENGTH for events in self._events.values())
+
     def text(self, choice: int) -> str:
         return "".join(event.text for event in self._events.get(choice, ()))
 
@@ -147,9 +153,8 @@ def _print_stats(stack: AsyncStack, done: Done, load_s: float) -> None:
     note(f"start         {load_s:.2f} s, of which loading {stack.facts.load_s:.2f} s")
     note(f"prompt        {usage.prompt_tokens} tokens ({usage.cached_tokens} cached)")
     note(f"first token   {timing.ttft_s * 1000:.0f} ms")
-    note(
-        f"answer        {usage.completion_tokens} tokens, {rate:.1f} tokens/s after the first, {timing.total_s:.2f} s in all"
-    )
+    speed = f", {rate:.1f} tokens/s after the first" if rate else ""
+    note(f"answer        {usage.completion_tokens} tokens{speed}, {timing.total_s:.2f} s in all")
 
 
 def read_prompt(prompt: str | None) -> str:

@@ -1,13 +1,14 @@
 """A file of requests, run at the engine's full batch and written as answers come, so that it can be resumed.
 
 In: one JSON object a line with `prompt` (text) or `messages` (a chat), optionally `id` (or `custom_id`), `raw`, and any
-sampling parameter. Out: one object a line with the same `id`, and `text` or `error`. Lines are written whole, in the
+sampling parameter. Out: one object a line with the same `id`, a digest of the request, and `text` or `error`. Lines are written whole, in the
 order in which answers are ready.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import time
@@ -28,6 +29,12 @@ class Job:
     prompt: str | Sequence[Mapping[str, Any]]
     raw: bool
     sampling: Mapping[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """Changes with anything the line asks for, so that an answer is never taken for another question's."""
+        asked = json.dumps([self.prompt, self.raw, dict(self.sampling)], sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(asked.encode()).hexdigest()[:16]
 
 
 @dataclass(slots=True)
@@ -77,25 +84,36 @@ def _job(line: bytes, number: int, path: Path) -> Job:
     return Job(str(name), prompt if messages is None else messages, raw, data)
 
 
-def finished(path: Path, retry_failed: bool = False) -> set[str]:
-    """Ids that have their answer. What a crash cut off, and with `retry_failed` what failed, leaves the file."""
+def left_to_do(jobs: Sequence[Job], done: Mapping[str, str], path: Path) -> list[Job]:
+    """Jobs without an answer. An answer to another question under the same id is an error, not an answer."""
+    for job in jobs:
+        if done.get(job.id, job.digest) != job.digest:
+            raise UsageError(
+                f"{path} has an answer to another request under the id {job.id!r}",
+                "the requests have changed since: name another file for their answers",
+            )
+    return [job for job in jobs if job.id not in done]
+
+
+def finished(path: Path, retry_failed: bool = False) -> dict[str, str]:
+    """Ids that have their answer, with the digest of what was asked. What a crash cut off, and with `retry_failed` what failed, leaves the file."""
     try:
         path.open("ab").close()  # a place that cannot be written to is found before a model is loaded
         lines = path.read_bytes().splitlines(keepends=True)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}", "name another file") from None
-    kept, found = [], set()
+    kept, found = [], dict[str, str]()
     for line in lines:
         try:
             answer = json.loads(line)
-            name = str(answer["id"])
+            name, digest = str(answer["id"]), str(answer["request"])
         except (ValueError, KeyError, TypeError):
             if line.endswith(b"\n"):
                 raise UsageError(f"{path} is not a file of answers", "name another file, or remove this one") from None
             continue
         if line.endswith(b"\n") and not (retry_failed and "error" in answer):
             kept.append(line)
-            found.add(name)
+            found[name] = digest
     if len(kept) < len(lines):
         fresh = path.with_name(f".{path.name}.{os.getpid()}")
         fresh.write_bytes(b"".join(kept))
@@ -154,12 +172,17 @@ async def _one(
         raise
     except EnginebayError as error:
         tally.failed += 1
-        return {"id": job.id, "error": {"kind": error.kind, "message": error.message, "param": error.param}}
+        return {
+            "id": job.id,
+            "request": job.digest,
+            "error": {"kind": error.kind, "message": error.message, "param": error.param},
+        }
     tally.answered += 1
     tally.completion_tokens += usage.completion_tokens
     texts = ["".join(pieces[choice]) for choice in sorted(pieces)]
     return {
         "id": job.id,
+        "request": job.digest,
         "text": texts[0],
         **({"texts": texts} if len(texts) > 1 else {}),
         **({"logprobs": [logprobs[choice] for choice in sorted(logprobs)]} if any(logprobs.values()) else {}),

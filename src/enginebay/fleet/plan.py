@@ -73,7 +73,7 @@ def make_plan(
         path=str(path),
         settings=chosen,
         loras=dict(configured.loras),
-        task=task or configured.task,
+        task=task or _task(configured, stored),
         trust_remote_code=config.trusts_remote_code(spec.kind, name),
     )
     mode, processes = launch_mode(spec, chosen)
@@ -115,6 +115,12 @@ def launch_mode(spec: EngineSpec, settings: Mapping[str, Any]) -> tuple[LaunchMo
         allowed = ", ".join(one.value for one in spec.runtime.launch_modes)
         raise ConfigError(f"{spec.kind} cannot be launched by {mode.value}", f"launch is one of: {allowed}")
     return mode, shards
+
+
+def _task(configured: ModelConfig, stored: models.StoredModel | None) -> str:
+    """What a model without a head for the next token (BertModel, ...) is for, unless the configuration says otherwise."""
+    headless = stored is not None and stored.architecture.endswith("Model")
+    return "embed" if headless and "task" not in configured.entries else configured.task
 
 
 def _needs_weights(spec: EngineSpec) -> bool:

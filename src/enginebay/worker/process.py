@@ -25,7 +25,7 @@ _OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER_
 # Of a launcher that we may run under ourselves: a worker must not take itself for one of its ranks.
 _OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 _HIDDEN = frozenset((*_OF_OUR_PYTHON, *_OF_LAUNCHERS))
-_CLOSE_S = 10.0
+_CLOSE_S = 5.0  # by then its requests are cancelled and only tidying up is left
 
 
 @dataclass(frozen=True, slots=True)

@@ -316,6 +316,8 @@ def test_what_install_is_asked_for() -> None:
 def test_a_slip_of_the_finger_fetches_no_strangers_package() -> None:
     with pytest.raises(UsageError, match="did you mean other"):
         target("othr", {"other": WITH_RECIPES})
+    with pytest.raises(UsageError, match="there is no engine called 'stranger'"):
+        target("stranger", {"other": WITH_RECIPES})
 
 
 def test_the_recipe_follows_the_host() -> None:

@@ -31,17 +31,16 @@ def target(asked: str, specs: Mapping[str, EngineSpec], is_package: bool = False
     """What `KIND`, `KIND==VERSION`, a path or a requirement means."""
     name, _, version = (part.strip() for part in asked.partition("=="))
     known = {**{alias: one for one in specs.values() for alias in one.aliases}, **specs}
-    if is_package or not _PLAIN_NAME.fullmatch(name):
+    if is_package or not _PLAIN_NAME.fullmatch(name) or name.endswith((".whl", ".tar.gz")):
         return Target(None, package=asked)
     if name in known:
         return Target(known[name], version or None)
+    # A slip of the finger must not fetch a stranger's package from the index.
     near = get_close_matches(name, known, n=1)
-    if near:  # a slip of the finger must not fetch a stranger's package from the index
-        raise UsageError(
-            f"there is no engine called {name!r}; did you mean {near[0]}?",
-            f"if it is a package that brings an engine: bay engines install --package {asked}",
-        )
-    return Target(None, package=asked)
+    raise UsageError(
+        f"there is no engine called {name!r}" + (f"; did you mean {near[0]}?" if near else ""),
+        f"if it is a package that brings an engine: bay engines install --package {asked}",
+    )
 
 
 def recipe(spec: EngineSpec, device: str) -> Recipe:
