@@ -6,7 +6,7 @@ PROMPT ?= Give three tips for a good night's sleep.
 # Engine environments and models made for the tests live in the checkout, so that nothing of yours is touched.
 TEST_HOME := $(CURDIR)/.home
 
-.PHONY: install run check unit engines contract integration test bench-worker docs clean
+.PHONY: install run check unit engines contract integration test bench-worker bench-start docs clean
 
 install: $(VENV)/.installed
 
@@ -49,6 +49,9 @@ test: check unit contract integration
 
 bench-worker: engines
 	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python bench/worker.py
+
+bench-start: install
+	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python bench/start.py
 
 docs: install
 	$(BAY) engines matrix --markdown > docs/engines.md
