@@ -19,7 +19,7 @@ TYPES: dict[int, TensorType] = {
     6: TensorType("Q5_0", 32, 22),
     7: TensorType("Q5_1", 32, 24),
     8: TensorType("Q8_0", 32, 34),
-    9: TensorType("Q8_1", 32, 40),
+    9: TensorType("Q8_1", 32, 36),
     10: TensorType("Q2_K", 256, 84),
     11: TensorType("Q3_K", 256, 110),
     12: TensorType("Q4_K", 256, 144),

@@ -36,6 +36,31 @@ _PLAIN = {
 }  # fmt: skip
 
 
+# What the escape hatch may not touch: it would open a port, read another file or undo what a request is promised.
+_NOT_EXTRA = frozenset(
+    [
+        "model",
+        "hostnames",
+        "port",
+        "api_keys",
+        "api_prefix",
+        "public_path",
+        "ssl_file_cert",
+        "ssl_file_key",
+        "mmproj",
+        "lora_adapters",
+        "n_ctx",
+        "n_parallel",
+        "ctx_shift",
+        "slot_save_path",
+        "path_prompt_cache",
+        "mcp_servers_config",
+        "mcp_servers_json",
+        "server_tools",
+    ]
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """A member of one of the library's enums, by the end of its name."""
@@ -104,7 +129,7 @@ def make_plan(load: Load, file: Gguf, host: Host) -> Plan:
         attributes |= {"embedding": True, "n_batch": whole, "n_ubatch": whole} | _pooling(settings, file)
         # With a cache for each text, texts of unequal length are cut, and only the last piece of each is pooled.
         attributes["kv_unified"] = True
-    attributes |= dict(settings.get("extra") or {})
+    attributes |= _extra(settings)
     return Plan(
         context_length=context,
         max_batch=batch,
@@ -114,6 +139,17 @@ def make_plan(load: Load, file: Gguf, host: Host) -> Plan:
         effective=_effective(settings, attributes, context, batch, cache),
         warnings=_warnings(settings),
     )
+
+
+def _extra(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The escape hatch."""
+    given = dict(settings.get("extra") or {})
+    for name in given:
+        if name.partition(".")[0] in _NOT_EXTRA:
+            raise ConfigError(
+                f"extra.{name} is not for the escape hatch", "it is set by Enginebay itself", param="extra"
+            )
+    return given
 
 
 def _context_length(settings: Mapping[str, Any], file: Gguf) -> int:

@@ -106,6 +106,12 @@ def test_settings_become_attributes(settings: dict[str, Any], attribute: str, va
     assert _plan(**settings).attributes[attribute] == value
 
 
+@pytest.mark.parametrize("name", ["model.path", "hostnames", "api_keys", "n_ctx", "server_tools"])
+def test_the_escape_hatch_opens_no_port_and_no_other_file(name: str) -> None:
+    with pytest.raises(ConfigError, match="escape hatch"):
+        _plan(extra={name: "x"})
+
+
 def test_steps_are_short_without_a_gpu_since_a_cancel_waits_for_one() -> None:
     assert _plan().attributes["n_batch"] == 128 and _plan(gpu_free_bytes=2**30).attributes["n_batch"] == 512
     assert _plan(batch_size=2048).attributes["n_ubatch"] == 512
