@@ -193,6 +193,18 @@ async def test_the_worker_ends_when_its_parent_dies(tmp_path: Path, death: signa
     assert await _gone(lambda: not set(runtime_dir().iterdir()) <= before), "a socket directory was left behind"
 
 
+async def test_a_worker_that_heeds_nothing_ends_with_its_parent(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-c", textwrap.dedent(PARENT), str(tmp_path / "log"), "0"]
+    parent = subprocess.Popen(arguments, stdout=subprocess.PIPE)
+    assert parent.stdout is not None and parent.stdout.readline() == b"up\n"
+    worker = next(one for one in family(parent.pid)[1:] if os.getpgid(one) == one)
+    os.kill(worker, signal.SIGSTOP)
+    parent.kill()
+    parent.wait(10)
+    parent.stdout.close()
+    assert await _gone(lambda: _alive(worker)), "a stopped worker outlived its parent"
+
+
 async def test_health_and_reflection_answer(launch: Callable[..., Launch]) -> None:
     import grpc.aio
     from grpc_health.v1 import health_pb2, health_pb2_grpc

@@ -18,11 +18,11 @@ group=$1 directory=$2 worker=$3
 ( read -r _ <&1
   kill -TERM "$worker" 2>/dev/null
   for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do kill -0 "$worker" 2>/dev/null || exit 0; sleep 0.25; done
-  kill -KILL -- "-$group" 2>/dev/null ) </dev/null &
+  kill -KILL "-$group" 2>/dev/null ) </dev/null &
 watcher=$!
 exec 1>&-
 read -r _
-kill -KILL -- "-$group" 2>/dev/null
+kill -KILL "-$group" 2>/dev/null
 [ -z "$directory" ] || rm -rf -- "$directory"
 kill -KILL "$watcher" 2>/dev/null
 exit 0
