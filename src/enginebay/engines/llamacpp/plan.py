@@ -118,14 +118,14 @@ def make_plan(load: Load, file: Gguf, host: Host) -> Plan:
         raise ConfigError(f"llamacpp has no setting {unknown[0]}", "`bay engines matrix` lists them", param=unknown[0])
     context = _context_length(settings, file)
     batch = int(settings.get("max_batch") or settings.get("batching.batch_size") or DEFAULT_BATCH)
-    cache = _cache_tokens(settings, file, host, context, batch)
     embedding = load.task == "embed"
     step = int(settings.get("batch_size") or (STEP_TOKENS_GPU if _on_gpu(settings, host) else STEP_TOKENS_CPU))
+    whole = max(context, step)  # an embedding is computed in one piece, and its cache is of no use to the next one
+    cache = whole if embedding else _cache_tokens(settings, file, host, context, batch)
     attributes = _sizes(settings, step, context, batch, cache)
     attributes |= {name: _native(name, settings[key]) for key, name in _PLAIN.items() if key in settings}
     attributes |= _processor(settings, host) | _loading(settings) | _speculation(settings)
     if embedding:
-        whole = max(context, step)  # an embedding is computed in one piece
         attributes |= {"embedding": True, "n_batch": whole, "n_ubatch": whole} | _pooling(settings, file)
         # With a cache for each text, texts of unequal length are cut, and only the last piece of each is pooled.
         attributes["kv_unified"] = True

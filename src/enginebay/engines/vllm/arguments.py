@@ -106,8 +106,8 @@ def _precision(draft: Plan, host: Host, given: Mapping[str, Any], config: Mappin
     dtype = given.get("dtype") or given.get("fp_precision")
     text = config.get("text_config") or {}
     stored = config.get("dtype") or config.get("torch_dtype") or text.get("dtype")
-    if dtype in (None, "auto") and host.device == "cpu" and not host.bf16 and stored in ("bfloat16", None):
-        dtype = "float32"  # emulated bfloat16 is slower than float32 and no smaller in cache lines
+    if dtype in (None, "auto") and host.device == "cpu" and not host.bf16 and stored in ("bfloat16", "float32", None):
+        dtype = "float32"  # vLLM would take bfloat16, which is emulated here: slower, and on some processors fatal
     if dtype is not None:
         draft.arguments["dtype"] = dtype
 
