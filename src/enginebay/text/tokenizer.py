@@ -49,6 +49,8 @@ class Tokenizer:
         self.eos_ids = tuple(dict.fromkeys((*own, *eos_ids)))  # all that end an answer
         added = raw.get_added_tokens_decoder()
         self.special_ids = frozenset(number for number, token in added.items() if token.special)
+        self.added_ids = frozenset(added)
+        self.byte_level = "ByteLevel" in repr(raw.decoder)  # tokens are written in the alphabet of byte-level BPE
         self.vocabulary_size: int = raw.get_vocab_size(with_added_tokens=True)
 
     def _id(self, name: str) -> int | None:

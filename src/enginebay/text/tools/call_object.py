@@ -1,0 +1,162 @@
+"""One call written as a JSON object: {"name": …, "arguments": {…}}, read while it arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from enginebay.text.tools.arguments import ArgumentStream
+from enginebay.text.tools.events import CallArguments, CallStart, ToolEvent
+from enginebay.text.tools.scan import ValueScanner, is_json, short_string, skip_space
+
+_ARGUMENTS = ("arguments", "parameters")
+# What models write beside the name and the arguments. Where nothing marks an object as a call, any other key says it is none.
+_KEYS = frozenset(("name", "type", "id", *_ARGUMENTS))
+
+_Step = tuple[int, bool]  # where to go on, and whether there was enough text to do so
+
+
+class CallObject:
+    """Reads a call from its opening brace on. Keys may come in any order; other keys than name and arguments are dropped.
+
+    Without `names`, something in front has marked the object as a call, and the call starts with its name, whatever it is.
+    With `names` the object stands alone: it is a call only if its name is one of them, its arguments are an object and
+    it has no foreign keys, and it starts when that is known.
+
+    Until `started` nothing was given out, and a `broken` object is the caller's to give out as text. When it breaks
+    later, what was given out stays, and the text from the returned position on is not part of the call.
+    """
+
+    def __init__(self, index: int, names: Collection[str] | None) -> None:
+        self.started = False
+        self.done = False
+        self.broken = False
+        self._index = index
+        self._names = names
+        self._name: str | None = None
+        self._key = ""
+        self._value_at = 0
+        self._arguments: ArgumentStream | None = None
+        self._early: list[str] = []  # arguments that came before the call could start
+        self._skipped = ValueScanner()
+        self._state: Callable[[str, int, list[ToolEvent]], _Step] = self._opening
+
+    def advance(self, text: str, at: int, out: list[ToolEvent]) -> int:
+        """Read on from `at`. Until the call has started, the caller keeps the text, and `at` counts in the same text."""
+        more = True
+        while more and not self.done and not self.broken:
+            if self._state not in (self._in_arguments, self._in_other):
+                at = skip_space(text, at)
+            if at == len(text):
+                break
+            at, more = self._state(text, at, out)
+        return at
+
+    def _opening(self, text: str, at: int, out: list[ToolEvent]) -> _Step:
+        if text[at] != "{":
+            return self._break(at)
+        self._state = self._before_key
+        return at + 1, True
+
+    def _before_key(self, text: str, at: int, out: list[ToolEvent]) -> _Step:
+        if text[at] == "}":
+            return self._close(at, out)
+        end, key = short_string(text, at) if text[at] == '"' else (-1, None)
+        if key is None:
+            return self._wait_or_break(at, end)
+        if self._names is not None and key not in _KEYS:
+            return self._break(at)
+        self._key = key
+        self._state = self._before_colon
+        return end, True
+
+    def _before_colon(self, text: str, at: int, out: list[ToolEvent]) -> _Step:
+        if text[at] != ":":
+            return self._break(at)
+        self._state = self._before_value
+        return at + 1, True
+
+    def _before_value(self, text: str, at: int, out: list[ToolEvent]) -> _Step:
+        if self._key == "name" and self._name is None:
+            return self._read_name(text, at, out)
+        self._value_at = at
+        if self._key in _ARGUMENTS and self._arguments is None:
+            self._arguments = ArgumentStream()
+            self._state = self._in_arguments
+        else:
+            self._skipped = ValueScanner()
+            self._state = self._in_other
+        return at, True
+
+    def _read_name(self, text: str, at: int, out: list[ToolEvent]) -> _Step:
+        end, name = short_string(text, at) if text[at] == '"' else (-1, None)
+        if name is None:
+            return self._wait_or_break(at, end)
+        if not name or (self._names is not None and name not in self._names):
+            return self._break(at)
+        self._name = name
+        self._state = self._after_value
+        if self._names is None or self._arguments is not None:
+            self._start(out)
+        return end, True
+
+    def _in_arguments(self, text: str, at: int, out: list[ToolEvent]) -> _Step:
+        stream = self._arguments
+        assert stream is not None
+        end, fragment = stream.advance(text, at)
+        if self._names is not None and stream.is_object is False:
+            return self._break(end)
+        if self._name is not None and not self.started and stream.is_object is not None:
+            self._start(out)
+        self._give(fragment, out)
+        if stream.broken or (stream.done and not self.started and not is_json(text[self._value_at : end])):
+            return self._break(end)
+        if stream.done:
+            self._state = self._after_value
+        return end, stream.done
+
+    def _in_other(self, text: str, at: int, out: list[ToolEvent]) -> _Step:
+        end = self._skipped.advance(text, at)
+        if self._skipped.broken:
+            return self._break(end)
+        if self._skipped.done:
+            if not self.started and not is_json(text[self._value_at : end]):
+                return self._break(end)
+            self._state = self._after_value
+        return end, self._skipped.done
+
+    def _after_value(self, text: str, at: int, out: list[ToolEvent]) -> _Step:
+        if text[at] == "}":
+            return self._close(at, out)
+        if text[at] != ",":
+            return self._break(at)
+        self._state = self._before_key
+        return at + 1, True
+
+    def _close(self, at: int, out: list[ToolEvent]) -> _Step:
+        if self._name is None:
+            return self._break(at)
+        if not self.started:
+            self._start(out)
+        if self._arguments is None:
+            self._give("{}", out)
+        self.done = True
+        return at + 1, False
+
+    def _start(self, out: list[ToolEvent]) -> None:
+        assert self._name is not None
+        self.started = True
+        out.append(CallStart(self._index, self._name))
+        self._give("".join(self._early), out)
+
+    def _give(self, fragment: str, out: list[ToolEvent]) -> None:
+        if not self.started:
+            self._early.append(fragment)
+        elif fragment:
+            out.append(CallArguments(self._index, fragment))
+
+    def _wait_or_break(self, at: int, end: int) -> _Step:
+        return self._break(at) if end < 0 else (at, False)
+
+    def _break(self, at: int) -> _Step:
+        self.broken = True
+        return at, False

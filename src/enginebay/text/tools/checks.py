@@ -1,0 +1,118 @@
+"""Checks of a request's `tools` and `tool_choice`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from enginebay.errors import InvalidRequest
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_MODES: tuple[Literal["none", "auto", "required"], ...] = ("none", "auto", "required")
+_NAMED = '{"type": "function", "function": {"name": "…"}}'
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPlan:
+    """What an answer may do with the tools; `name` is set for a named tool only."""
+
+    mode: Literal["none", "auto", "required", "named"]
+    name: str | None = None
+
+
+def check_tools(tools: Any, choice: Any) -> ToolPlan:
+    """Check both fields and say what they ask for. No tools (None or an empty list) allow no choice but auto and none."""
+    names = _checked_names(tools)
+    if choice is None or choice == "auto":
+        return ToolPlan("auto" if names else "none")
+    if choice == "none":
+        return ToolPlan("none")
+    if isinstance(choice, str) and choice in _MODES:
+        if not names:
+            raise _wrong_choice(
+                f"tool_choice is {choice!r} but there are no tools", "give tools, or leave tool_choice out"
+            )
+        return ToolPlan("required")
+    return ToolPlan("named", _named(choice, names))
+
+
+def _checked_names(tools: Any) -> list[str]:
+    if tools is None:
+        return []
+    if not isinstance(tools, (list, tuple)):
+        raise _wrong_tools(
+            "tools must be a list", 'for example [{"type": "function", "function": {"name": "get_time"}}]'
+        )
+    names: list[str] = []
+    seen: set[str] = set()
+    for number, tool in enumerate(tools):
+        name = _checked_name(tool, f"tools[{number}]")
+        if name in seen:
+            raise _wrong_tools(
+                f"tools[{number}] has the name {name!r} of a tool before it", "give each tool its own name"
+            )
+        seen.add(name)
+        names.append(name)
+    return names
+
+
+def _checked_name(tool: Any, where: str) -> str:
+    if not isinstance(tool, Mapping):
+        raise _wrong_tools(f"{where} is not an object", 'a tool is {"type": "function", "function": {…}}')
+    if tool.get("type") != "function":
+        raise _wrong_tools(f"{where} is of the type {_shown(tool.get('type'))}", 'only "function" is supported')
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        raise _wrong_tools(f"{where} has no function", 'a tool is {"type": "function", "function": {…}}')
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise _wrong_tools(
+            f"{where}.function.name is {_shown(name)}", "a name has 1 to 64 letters, digits, underscores or dashes"
+        )
+    if not isinstance(function.get("description", ""), (str, type(None))):
+        raise _wrong_tools(f"{where}.function.description is not a text", "describe the tool in words, or leave it out")
+    _check_parameters(function.get("parameters"), f"{where}.function.parameters")
+    return name
+
+
+def _check_parameters(parameters: Any, where: str) -> None:
+    if parameters is None:
+        return
+    hint = 'give a JSON schema like {"type": "object", "properties": {…}}, or leave it out'
+    if not isinstance(parameters, Mapping):
+        raise _wrong_tools(f"{where} is not an object", hint)
+    if parameters.get("type", "object") != "object":
+        raise _wrong_tools(f"{where} is a schema of the type {_shown(parameters['type'])}", hint)
+    if not isinstance(parameters.get("properties", {}), Mapping):
+        raise _wrong_tools(f"{where}.properties is not an object", hint)
+
+
+def _named(choice: Any, names: list[str]) -> str:
+    function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise _wrong_choice("tool_choice is not one that is known", f"use auto, none, required or {_NAMED}")
+    if name not in names:
+        listed = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+        raise _wrong_choice(
+            f"tool_choice names {_shown(name)}, which is not among the tools", f"tools: {listed or 'none'}"
+        )
+    return name
+
+
+def _shown(value: Any) -> str:
+    """A value in a message: short, whatever the client sent."""
+    if value is None:
+        return "missing"
+    text = repr(value) if isinstance(value, (str, int, float, bool)) else f"a {type(value).__name__}"
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+def _wrong_tools(what: str, hint: str) -> InvalidRequest:
+    return InvalidRequest(what, hint, param="tools")
+
+
+def _wrong_choice(what: str, hint: str) -> InvalidRequest:
+    return InvalidRequest(what, hint, param="tool_choice")

@@ -1,0 +1,119 @@
+"""The schema for forced calls, and the parser of what it forces."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from enginebay.text.tools import CallArguments, CallStart, Text, calls_schema, guided_parser
+from tests.unit.text.tools.reading import Answer, read, tool
+
+WEATHER = tool("get_weather", city={"type": "string"})
+TIME = {"type": "function", "function": {"name": "get_time"}}
+TREE = {
+    "type": "function",
+    "function": {
+        "name": "save_tree",
+        "parameters": {
+            "properties": {
+                "root": {"$ref": "#/$defs/Node"},
+                "$ref": {"type": "string"},
+                "kind": {"enum": ["#", {"$ref": "#"}]},
+            },
+            "required": ["root"],
+            "$defs": {
+                "Node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}, "id": {"type": "integer"}}}
+            },
+        },
+    },
+}
+ALL: list[dict[str, Any]] = [WEATHER, TIME, TREE]
+
+
+def fits(value: Any, schema: dict[str, Any]) -> bool:
+    validator = jsonschema.Draft202012Validator(schema)
+    validator.check_schema(schema)
+    return bool(validator.is_valid(value))
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"name": name, "arguments": arguments}
+
+
+def test_required_takes_calls_of_the_tools_and_nothing_else() -> None:
+    schema = calls_schema(ALL, None, parallel=True)
+    assert fits([call("get_weather", city="Rome"), call("get_time")], schema)
+    for wrong in (
+        [],
+        [call("unknown")],
+        [call("get_weather", city=1)],
+        [call("get_time", x=1)],
+        call("get_time"),
+        [{}],
+    ):
+        assert not fits(wrong, schema)
+
+
+def test_without_parallel_there_is_exactly_one_call() -> None:
+    schema = calls_schema([WEATHER, TIME], None, parallel=False)
+    assert fits([call("get_time")], schema)
+    assert not fits([call("get_time"), call("get_time")], schema)
+    assert not fits([], schema)
+
+
+def test_references_inside_a_tool_still_lead_to_its_own_definitions() -> None:
+    other = json.loads(json.dumps(TREE).replace("save_tree", "load_tree").replace('"integer"', '"string"'))
+    schema = calls_schema([TREE, other], None, parallel=True)
+    assert fits([call("save_tree", root={"id": 1, "next": {"id": 2}})], schema)
+    assert not fits([call("save_tree", root={"id": 1, "next": {"id": "2"}})], schema)
+    assert fits([call("load_tree", root={"id": "1"})], schema)
+    assert fits([call("save_tree", root={}, kind={"$ref": "#"})], schema), "data that looks like a reference is data"
+
+
+def test_a_named_tool_is_its_arguments_alone() -> None:
+    assert calls_schema(ALL, "get_weather", parallel=True) == WEATHER["function"]["parameters"]  # type: ignore[index]
+    assert fits({}, calls_schema(ALL, "get_time", parallel=True))
+    assert not fits({"x": 1}, calls_schema(ALL, "get_time", parallel=True))
+    assert fits({"root": {"next": {}}}, calls_schema(ALL, "save_tree", parallel=False))
+
+
+def test_the_request_is_not_changed() -> None:
+    before = json.dumps(ALL)
+    calls_schema(ALL, None, parallel=True)["items"]["anyOf"][2]["properties"].clear()
+    calls_schema(ALL, "get_weather", parallel=True)["type"] = "array"
+    assert json.dumps(ALL) == before
+
+
+def test_required_output_is_parsed() -> None:
+    output = json.dumps([call("get_weather", city="Rome"), call("get_time")])
+    expected = Answer("", [("get_weather", '{"city": "Rome"}'), ("get_time", "{}")])
+    assert read(guided_parser(ALL, None), [output]) == expected
+    assert read(guided_parser(ALL, None), output) == expected
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ('{"city": "a } b"}', Answer("", [("get_weather", '{"city": "a } b"}')])),
+        (' \n{"city": "Rome"}\n\n', Answer("", [("get_weather", '{"city": "Rome"}')])),
+        ('{"city": "Ro', Answer("", [("get_weather", '{"city": "Ro')])),
+        ('{"city": "Rome"} and more', Answer("and more", [("get_weather", '{"city": "Rome"}')])),
+        (" I cannot { do } that ", Answer(" I cannot { do } that ")),
+        ("  ", Answer("  ")),
+        ("", Answer()),
+    ],
+)
+def test_named_output_is_parsed(output: str, expected: Answer) -> None:
+    assert read(guided_parser(ALL, "get_weather"), [output]) == expected
+    assert read(guided_parser(ALL, "get_weather"), output) == expected
+
+
+def test_named_output_streams() -> None:
+    parser = guided_parser(ALL, "get_weather")
+    assert parser.feed(" ") == []
+    assert parser.feed("{") == [CallStart(0, "get_weather"), CallArguments(0, "{")]
+    assert parser.feed('"city": "Ro') == [CallArguments(0, '"city": "Ro')]
+    assert parser.feed('me"} !') == [CallArguments(0, 'me"}'), Text("!")]
