@@ -8,7 +8,13 @@ EnginebayError                   has `message` (what is wrong) and `hint` (what 
 ├── RequestError                 this one request is wrong; the engine is fine
 │   ├── InvalidRequest           a parameter is out of range or malformed
 │   ├── Unsupported              the engine cannot do what the parameter asks
-│   └── ContextOverflow          prompt and output do not fit the context
+│   ├── ContextOverflow          prompt and output do not fit the context
+│   ├── NoSuchPlace              the server has nothing at this path, or not for this method
+│   ├── Unauthorized             an API key is needed, or the one given is not known
+│   └── Forbidden                the API key lacks the scope
+├── Overloaded                   not now: too many wait already, or waited too long      has `retry_after_s`
+│   └── RateLimited              this API key has used up its share for now
+├── TimedOut                     the answer took longer than the server allows
 ├── EngineMissing                the engine's library is not installed
 ├── LoadFailed                   the worker could not load the model
 │   └── OutOfMemory              ... because memory ran out
@@ -71,6 +77,34 @@ class Unsupported(RequestError):
 
 class ContextOverflow(RequestError):
     kind = "context_overflow"
+
+
+class NoSuchPlace(RequestError):
+    kind = "no_such_place"
+
+
+class Unauthorized(RequestError):
+    kind = "unauthorized"
+
+
+class Forbidden(RequestError):
+    kind = "forbidden"
+
+
+class Overloaded(EnginebayError):
+    kind = "overloaded"
+
+    def __init__(self, message: str, hint: str = "", *, param: str | None = None, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, hint, param=param)
+        self.retry_after_s = retry_after_s
+
+
+class RateLimited(Overloaded):
+    kind = "rate_limited"
+
+
+class TimedOut(EnginebayError):
+    kind = "timed_out"
 
 
 class EngineMissing(EnginebayError):

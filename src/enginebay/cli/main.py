@@ -13,9 +13,12 @@ from enginebay import __version__
 COMMANDS: dict[str, str] = {
     "run": "Answer one prompt in the terminal",
     "chat": "Talk to a model, with history",
+    "serve": "Serve models over the OpenAI-compatible API",
     "batch": "Run a file of requests at full batching, resumable",
     "models": "List, pull, show, verify and remove models",
     "engines": "List, install, remove and explain engines",
+    "keys": "Create, list and revoke API keys of the server",
+    "top": "Watch a server's models live",
     "config": "Validate and show the configuration",
     "doctor": "Show what this host has and what is missing",
     "completion": "Print the shell completion script",

@@ -45,6 +45,9 @@ def _place(root: dict[str, Entry], key: str, entry: Entry, words: Vocabulary, pr
                 _into(root, "sampling", str(name), child, problems)
     elif key in _EXPERIMENT_TOPS:
         _into(root, "experiment", key, entry, problems)
+    elif key == "server":
+        if _is_section(entry, problems):
+            _add(root, "server", section(entry), problems)
     elif key == "models":
         if _is_section(entry, problems):
             _add(root, "models", _models(section(entry), words, problems), problems)

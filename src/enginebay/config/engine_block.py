@@ -44,7 +44,7 @@ def read_block(spec: EngineSpec, entry: Entry, words: Vocabulary, problems: Prob
         return True
 
     known = [*spec.settings, *spec.retired, *SAMPLING, TRUST]
-    _walk(entry, "", known, take, words, problems)
+    walk(entry, "", known, take, words, problems)
     return Block(settings, sampling, trust[0] if trust else None)
 
 
@@ -67,11 +67,11 @@ def read_universal(root: Mapping[str, Entry], words: Vocabulary, problems: Probl
         return True
 
     top = Entry({name: root[name] for name in UNIVERSAL if name in root})
-    _walk(top, "", list(words.universal), take, words, problems)
+    walk(top, "", list(words.universal), take, words, problems)
     return found
 
 
-def _walk(
+def walk(
     entry: Entry,
     prefix: str,
     known: list[str],
@@ -84,7 +84,7 @@ def _walk(
         name = f"{prefix}{key}"
         deeper = any(one.startswith(f"{name}.") for one in known)
         if deeper and child.is_section:
-            _walk(child, f"{name}.", known, take, words, problems)
+            walk(child, f"{name}.", known, take, words, problems)
         elif take(name, child) or (deeper and child.value is None):
             continue
         elif deeper:

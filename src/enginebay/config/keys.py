@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from typing import Any
 
+from enginebay.config.server import SERVER, server_value
 from enginebay.config.tree import Entry, Problems
 from enginebay.config.values import Misfit, fit
 from enginebay.contract import RANGES, EngineSpec, Sampling, Setting, Support
@@ -112,13 +113,14 @@ class Vocabulary:
         return self.kinds.get(name)
 
     def top_level(self) -> list[str]:
-        names = [*ROOT, *ROOT_ALIASES, "models", "inference", "sampling", "decoder", *TO_SAMPLING]
+        names = [*ROOT, *ROOT_ALIASES, "models", "server", "inference", "sampling", "decoder", *TO_SAMPLING]
         return [*names, *UNIVERSAL, *dict.fromkeys(name.split(".")[0] for name in EXPERIMENT), *self.kinds]
 
     def places(self) -> list[str]:
         """Every known key with its full dotted place."""
         found = [*self.top_level(), *EXPERIMENT, *self.universal]
         found += [f"sampling.{name}" for name in SAMPLING]
+        found += [f"server.{name}" for name in SERVER]
         for kind, spec in self.specs.items():
             found += [f"{kind}.{name}" for name in (*spec.settings, *spec.retired)]
         return list(dict.fromkeys(found))
@@ -158,11 +160,22 @@ def checked(setting: Setting, entry: Entry, problems: Problems) -> Entry | None:
 
 def checked_sampling(name: str, entry: Entry, problems: Problems) -> Entry | None:
     """The entry as a default of a request parameter; None, and a problem, when it does not fit."""
-    found = checked(SAMPLING[name], entry, problems)
+    return _converted(name, SAMPLING[name], sampling_value, entry, problems)
+
+
+def checked_server(name: str, entry: Entry, problems: Problems) -> Entry | None:
+    """The entry as a key of `server:`; None, and a problem, when it does not fit."""
+    return _converted(name, SERVER[name], server_value, entry, problems)
+
+
+def _converted(
+    name: str, setting: Setting, convert: Callable[[str, Any], Any], entry: Entry, problems: Problems
+) -> Entry | None:
+    found = checked(setting, entry, problems)
     if found is None:
         return None
     try:
-        return Entry(sampling_value(name, found.value), found.origin, found.place, found.raw)
+        return replace(found, value=convert(name, found.value))
     except Misfit as misfit:
         problems.add(entry, str(misfit))
         return None

@@ -11,9 +11,20 @@ from types import MappingProxyType
 from typing import Any
 
 from enginebay.config.canonical import canonical
-from enginebay.config.engine_block import Block, inapplicable, read_block, read_universal
-from enginebay.config.keys import AUTO, EXPERIMENT, MODEL, ROOT, SAMPLING, Vocabulary, checked, checked_sampling
+from enginebay.config.engine_block import Block, inapplicable, read_block, read_universal, walk
+from enginebay.config.keys import (
+    AUTO,
+    EXPERIMENT,
+    MODEL,
+    ROOT,
+    SAMPLING,
+    Vocabulary,
+    checked,
+    checked_sampling,
+    checked_server,
+)
 from enginebay.config.model import Config, ConfigWarning, Experiment, ModelConfig
+from enginebay.config.server import SERVER, ServerConfig
 from enginebay.config.sources import environment_layer, file_layer, find_file, flag_layer
 from enginebay.config.tree import Entry, Problem, Problems, merge
 from enginebay.contract import EngineSpec, Sampling, Setting
@@ -114,6 +125,7 @@ class _Builder:
         experiment = self.experiment(root.get("experiment", Entry({})))
         sampling = self.sampling(root.get("sampling", Entry({})))
         models = {name: self.model(name, entry) for name, entry in root.get("models", Entry({})).children()}
+        server = self.server(root.get("server", Entry({})))
         blocks = self.blocks(root)
         universal = read_universal(root, self.words, self.problems)
         values = {name: entry.value for name, entry in entries.items() if entry.value is not None}
@@ -122,10 +134,12 @@ class _Builder:
             models=MappingProxyType(models),
             sampling=MappingProxyType(_set_values(sampling)),
             experiment=Experiment.of(experiment),
+            server=ServerConfig.of(server),
             path=self.file,
             specs=MappingProxyType(dict(self.words.specs)),
             entries=MappingProxyType({**entries, **experiment}),
             universal=MappingProxyType(universal),
+            server_entries=MappingProxyType(server),
             sampling_entries=MappingProxyType(sampling),
             blocks=MappingProxyType(blocks),
         )
@@ -164,6 +178,21 @@ class _Builder:
                     continue
                 value = checked(EXPERIMENT[full], child, self.problems)
                 found.update({full: value} if value else {})
+        return found
+
+    def server(self, section: Entry) -> dict[str, Entry]:
+        found: dict[str, Entry] = {}
+
+        def take(name: str, entry: Entry) -> bool:
+            if name not in SERVER:
+                return False
+            value = checked_server(name, entry, self.problems)
+            if value is not None:
+                is_path = name == "keys_file" and value.value is not None
+                found[name] = replace(value, value=self.beside_file(value.value, value)) if is_path else value
+            return True
+
+        walk(section, "", list(SERVER), take, self.words, self.problems)
         return found
 
     def sampling(self, section: Entry) -> dict[str, Entry]:

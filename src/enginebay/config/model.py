@@ -9,6 +9,7 @@ from typing import Any
 
 from enginebay.config.engine_block import Block, inapplicable, refused_sampling
 from enginebay.config.keys import AUTO
+from enginebay.config.server import ServerConfig
 from enginebay.config.tree import DEFAULT, Entry, Origin, Problem, overlay
 from enginebay.config.values import Misfit, fit
 from enginebay.contract import EngineSpec
@@ -86,11 +87,13 @@ class Config:
     models: Mapping[str, ModelConfig] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)  # set values only, as `Sampling` takes them
     experiment: Experiment = field(default_factory=Experiment)
+    server: ServerConfig = field(default_factory=ServerConfig)
     warnings: tuple[ConfigWarning, ...] = ()
     path: Path | None = None
     specs: Mapping[str, EngineSpec] = field(default_factory=dict, repr=False)
     entries: Mapping[str, Entry] = field(default_factory=dict, repr=False)  # engine, model, offline, experiment keys
     universal: Mapping[str, Entry] = field(default_factory=dict, repr=False)
+    server_entries: Mapping[str, Entry] = field(default_factory=dict, repr=False)
     sampling_entries: Mapping[str, Entry] = field(default_factory=dict, repr=False)
     blocks: Mapping[str, Block] = field(default_factory=dict, repr=False)
 
@@ -168,12 +171,14 @@ class Config:
         return not named or model in named
 
     def origin(self, key: str) -> Origin:
-        """Where a top-level, sampling or universal value came from; `kind.setting` for an engine's."""
+        """Where a top-level, sampling, server or universal value came from; `kind.setting` for an engine's."""
         if key in self.entries or key in self.universal:
             return (self.entries.get(key) or self.universal[key]).origin
         group, _, name = key.partition(".")
         if group == "sampling":
             return self.sampling_entries.get(name, Entry(None)).origin
+        if group == "server":
+            return self.server_entries.get(name, Entry(None)).origin
         block = self.blocks.get(group, Block())
         return (block.settings.get(name) or block.sampling.get(name) or Entry(None, DEFAULT)).origin
 

@@ -16,6 +16,7 @@ from enginebay.config.keys import (
     TRUST,
     Vocabulary,
 )
+from enginebay.config.server import SERVER
 from enginebay.contract import EngineSpec, Setting, Support
 
 TYPES = {"int": "integer", "float": "number", "bool": "boolean", "str": "string", "map": "object", "list": "array"}
@@ -36,6 +37,7 @@ def json_schema(specs: Mapping[str, EngineSpec]) -> Schema:
         "$defs": {
             "inference": {**_object(top), "description": "The same keys as at the top level"},
             "sampling": _nested(SAMPLING),
+            "server": _nested(SERVER),
             "model": _model(words),
             **{f"engine_{kind}": _engine(spec) for kind, spec in specs.items()},
         },
@@ -51,7 +53,8 @@ def _top_level(words: Vocabulary) -> dict[str, Schema]:
     # engines may differ in what they take at the top level: any of their values is allowed here
     shared = _nested({name: _widest(declared) for name, declared in words.universal.items()})["properties"]
     experiment = _nested(EXPERIMENT)["properties"]
-    return {**plain, **aliases, **moved, **sampling, "models": models, **shared, **experiment, **_blocks(words)}
+    named: dict[str, Schema] = {"models": models, "server": {"$ref": "#/$defs/server"}}
+    return {**plain, **aliases, **moved, **sampling, **named, **shared, **experiment, **_blocks(words)}
 
 
 def _widest(declared: list[Setting]) -> Setting:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from enginebay.config.server import takes_text, variable_path
 from enginebay.config.tree import Entry, Origin, Problem, Problems
 from enginebay.config.yaml_file import read_file, read_value
 from enginebay.errors import ConfigError
@@ -40,26 +41,34 @@ def file_layer(path: Path | None, problems: Problems) -> Entry:
 
 
 def environment_layer(environ: Mapping[str, str], problems: Problems) -> Entry:
-    """`ENGINEBAY_ENGINE` and its like, and `ENGINEBAY__VLLM__MAX_NUM_SEQS` for any key. Empty means not set."""
+    """`ENGINEBAY_ENGINE`, `ENGINEBAY_SERVER_PORT` and their like, and `ENGINEBAY__VLLM__MAX_NUM_SEQS` for any key.
+
+    Empty means not set.
+    """
     root = Entry({}, Origin("environment"))
     for variable, text in sorted(environ.items()):
-        if variable in SHORT_VARIABLES:
-            path = [SHORT_VARIABLES[variable]]
-        elif variable.startswith(NESTED_PREFIX):
-            path = variable.removeprefix(NESTED_PREFIX).lower().split("__")
-        else:
-            continue
-        if text == "":
+        path = _variable_path(variable, text)
+        if path is None or text == "":
             continue
         origin, place = Origin("environment", variable), ".".join(path)
         if not all(path):
             problems.found.append(Problem(place, "an empty name between the underscores", origin))
             continue
-        names_something = variable in SHORT_VARIABLES and path != ["offline"]  # a name is never read as YAML
+        # a name is never read as YAML
+        short = not variable.startswith(NESTED_PREFIX)
+        names_something = short and (path in (["engine"], ["model"]) or takes_text(path))
         entry = Entry(text) if names_something else read_value(text, origin, place, problems)
         if entry is not None:
             _put(root, path, Entry(entry.value, origin, place, text), problems)
     return root
+
+
+def _variable_path(variable: str, text: str) -> list[str] | None:
+    if variable in SHORT_VARIABLES:
+        return [SHORT_VARIABLES[variable]]
+    if variable.startswith(NESTED_PREFIX):
+        return variable.removeprefix(NESTED_PREFIX).lower().split("__")
+    return variable_path(variable, text)
 
 
 def flag_layer(flags: Mapping[str, Any], problems: Problems) -> Entry:

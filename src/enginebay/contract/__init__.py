@@ -1,6 +1,6 @@
 """The engine contract: frozen data and two interfaces, with no third-party imports."""
 
-from enginebay.contract.engine import Engine, Sink
+from enginebay.contract.engine import Engine, Sink, TellsStats
 from enginebay.contract.messages import (
     Delta,
     Done,
@@ -9,6 +9,7 @@ from enginebay.contract.messages import (
     FinishReason,
     GenerateRequest,
     Load,
+    Stats,
     Timing,
     TokenLogprobs,
     Usage,
@@ -54,7 +55,9 @@ __all__ = [
     "Sampling",
     "Setting",
     "Sink",
+    "Stats",
     "Support",
+    "TellsStats",
     "Timing",
     "TokenLogprobs",
     "Usage",

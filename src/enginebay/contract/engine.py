@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from enginebay.contract.messages import Embedding, Facts, FinishReason, GenerateRequest, Load, TokenLogprobs
+from enginebay.contract.messages import Embedding, Facts, FinishReason, GenerateRequest, Load, Stats, TokenLogprobs
 from enginebay.contract.spec import Probe
 from enginebay.errors import EnginebayError
 
@@ -68,3 +68,12 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class TellsStats(Protocol):
+    """What an engine may have beyond `Engine`."""
+
+    def stats(self) -> Stats:
+        """Asked about every second, from any thread and while the engine works: cheap, and never waits for a step."""
+        ...

@@ -86,6 +86,15 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
+class Stats:
+    """What an engine knows of its own work. None: it cannot tell, which is better than a guess."""
+
+    steps: int | None = None  # forward passes since it was loaded; never falls
+    kv_used_ratio: float | None = None  # share of the KV cache that running requests take, 0 to 1
+    waiting: int | None = None  # requests held and not yet computed
+
+
+@dataclass(frozen=True, slots=True)
 class Embedding:
     vectors: tuple[tuple[float, ...], ...]
     prompt_tokens: int

@@ -108,6 +108,7 @@ class EngineSpec:
     retired: Mapping[str, Retired] = field(default_factory=dict)
     recipes: tuple[Recipe, ...] = ()
     aliases: tuple[str, ...] = ()  # accepted in user configs only
+    byte_tokens: bool = False  # tokens are the bytes of the text: no vocabulary is needed
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

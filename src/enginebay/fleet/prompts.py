@@ -9,10 +9,14 @@ from typing import Any, Protocol
 
 from enginebay.contract import GenerateRequest
 from enginebay.errors import Unsupported
-from enginebay.text.chat import ChatRenderer, load_renderer
+from enginebay.text.chat import DEFAULT, TOOL_USE, ChatRenderer, load_renderer
+from enginebay.text.messages import checked
+from enginebay.text.token_bytes import token_bytes
 from enginebay.text.tokenizer import Tokenizer, load_tokenizer
 
 _LONG = 8_000  # characters; about a millisecond of work
+_MANY = 32  # messages
+_BYTES = 256
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -30,9 +34,10 @@ class Prompts:
     refused, except on engines without weights (`plain`), which get the messages' text line by line.
     """
 
-    def __init__(self, source: Path | None, engine: Tokenizes) -> None:
+    def __init__(self, source: Path | None, engine: Tokenizes, byte_tokens: bool = False) -> None:
         self._engine = engine
         self._plain = source is None
+        self._bytes = byte_tokens
         self.tokenizer: Tokenizer | None = None
         self.renderer: ChatRenderer | None = None
         if source is None:
@@ -48,10 +53,37 @@ class Prompts:
         """Whether this model has a chat template."""
         return self._plain or (self.renderer is not None and self.renderer.available)
 
+    @property
+    def template(self) -> str | None:
+        """The source of the chat template, for whoever looks for a tool format in it."""
+        found = self.renderer.templates if self.renderer is not None else {}
+        return found.get(TOOL_USE) or found.get(DEFAULT)
+
+    @property
+    def vocabulary_size(self) -> int | None:
+        """How many token ids there are, where it is known."""
+        if self._bytes:
+            return _BYTES
+        return None if self.tokenizer is None else self.tokenizer.vocabulary_size
+
+    def token_bytes(self, number: int) -> bytes:
+        """What one token stands for; nothing where the engine alone knows."""
+        if self._bytes:
+            return bytes((number,)) if number < _BYTES else b""
+        return b"" if self.tokenizer is None else token_bytes(self.tokenizer, number)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included."""
+        if self._bytes:
+            return bytes(number for number in ids if number < _BYTES).decode("utf-8", "replace")
+        if self.tokenizer is None:
+            raise Unsupported("this model's tokenizer is known to its engine alone", param="tokens")
+        return self.tokenizer.decode(ids, skip_special=False)
+
     def render(self, messages: Messages, **options: Any) -> str:
         """A chat as the one text the model was trained on."""
         if self._plain:
-            return "\n".join(str(message.get("content", "")) for message in messages)
+            return "\n".join(str(message["content"]) for message in checked(messages, parts=False))
         if self.renderer is None or not self.renderer.available:
             raise Unsupported(
                 "this model has no chat template", "give the prompt as plain text: --raw", param="messages"
@@ -63,10 +95,18 @@ class Prompts:
         if request.token_ids is not None:
             return request.token_ids
         if request.messages is not None:
-            return await self.encode(self.render(request.messages, **options), add_special=False)
+            return await self.encode(await self.rendered(request.messages, **options), add_special=False)
         return await self.encode(request.text or "", add_special=True)
 
+    async def rendered(self, messages: Messages, **options: Any) -> str:
+        """As `render`, beside the event loop when there is much to do: templates are programs."""
+        if len(messages) > _MANY or sum(len(str(message.get("content", ""))) for message in messages) > _LONG:
+            return await asyncio.to_thread(self.render, messages, **options)
+        return self.render(messages, **options)
+
     async def encode(self, text: str, add_special: bool = True) -> tuple[int, ...]:
+        if self._bytes:
+            return tuple(text.encode("utf-8", "replace"))
         if self.tokenizer is None:
             return tuple(await self._engine.tokenize(text, add_special))
         if len(text) > _LONG:  # other streams must not wait for a long prompt

@@ -60,6 +60,11 @@ class WorkerClient:
         self._call: Any = session()
         self._tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._receive())]
 
+    @property
+    def broken(self) -> bool:
+        """The worker has gone, or speaks nonsense: nothing more will come of this session."""
+        return self._broken is not None
+
     # Requests
 
     def submit(self, request: GenerateRequest, listener: Listener) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from enginebay.contract import Engine
+from enginebay.contract import Engine, Stats, TellsStats
 from enginebay.errors import EnginebayError
 from enginebay.worker import wire
 from enginebay.worker.ledger import Ledger
@@ -61,12 +61,26 @@ class Servicer:
         return pb.FactsReply(json=wire.facts_json(self._engine.facts()))
 
     def state(self, _: pb.StateRequest, context: grpc.ServicerContext) -> pb.StateReply:
+        stats = self._stats()
         return pb.StateReply(
             running=self._engine.running(),
             flushes=self._ledger.flushes,
             tokens=self._ledger.tokens,
             memory_bytes=resident_bytes(),
+            steps=stats.steps,
+            kv_used_ratio=stats.kv_used_ratio,
+            waiting=stats.waiting,
         )
+
+    def _stats(self) -> Stats:
+        """What the engine tells of itself, if it does; a failure here must not make a healthy worker look dead."""
+        if not isinstance(self._engine, TellsStats):
+            return Stats()
+        try:
+            return self._engine.stats()
+        except Exception as error:
+            _log.debug("the engine could not tell its numbers: %s", error)
+            return Stats()
 
     def embed(self, request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedReply:
         found = self._answer(context, lambda: self._engine.embed([list(one.ids) for one in request.inputs]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import json
 import os
 import signal
 import threading
@@ -13,8 +14,9 @@ from functools import lru_cache
 from typing import Any
 
 from enginebay import __version__
-from enginebay.contract import Embedding, Facts, FinishReason, GenerateRequest, Load, Probe, Sink, TokenLogprobs
+from enginebay.contract import Embedding, Facts, FinishReason, GenerateRequest, Load, Probe, Sink, Stats, TokenLogprobs
 from enginebay.engines.fake.babble import EOS, Sampler
+from enginebay.engines.fake.instances import instance
 from enginebay.engines.fake.spec import SPEC
 from enginebay.errors import ContextOverflow, EngineFailed, LoadFailed, OutOfMemory
 from enginebay.text.incremental import StopScanner
@@ -112,6 +114,7 @@ class FakeEngine:
         self._changed = threading.Condition()
         self._closed = False
         self._tokens = 0
+        self._steps = 0
         time.sleep(self._settings["load_s"])
         self._fail_load(self._settings["fail_load"])
 
@@ -155,6 +158,9 @@ class FakeEngine:
                 param="prompt",
             )
         script = self._script(prompt)
+        guided = request.sampling.guided
+        if script is None and guided is not None and guided.json is not None:
+            script = json.dumps(instance(json.loads(guided.json)))
         ready = time.perf_counter() + self._settings["prefill_s"]
         with self._changed:
             for choice in range(request.sampling.n):
@@ -184,6 +190,13 @@ class FakeEngine:
         with self._changed:
             return len({one.number for one in (*self._sequences, *self._arrived)} - self._cancelled)
 
+    def stats(self) -> Stats:
+        """It has no KV cache, so nothing of it is in use."""
+        with self._changed:
+            computed = {one.number for one in self._sequences[: self._settings["max_batch"]]}
+            held = {one.number for one in (*self._sequences, *self._arrived)} - self._cancelled
+            return Stats(self._steps, 0.0, len(held - computed))
+
     def close(self) -> None:
         with self._changed:
             self._closed = True
@@ -194,6 +207,7 @@ class FakeEngine:
         while self._admit():
             batch = self._sequences if len(self._sequences) <= most else self._sequences[:most]
             self._step(batch, sink)
+            self._steps += 1
             sink.flush()
             if any(one.ended for one in batch):
                 with self._changed:

@@ -28,6 +28,8 @@ class Call:
     held: Held
     outputs: Sequence[Output]
     tokens: int  # the most cache it can come to need
+    prompt: int = 0  # tokens
+    computed: int = 0  # of the prompt, as the library last told
 
     @property
     def slots(self) -> int:
@@ -47,6 +49,7 @@ class Queue:
     slots: int
     tokens: int
     waiting: deque[Call] = field(default_factory=deque)
+    running: set[Call] = field(default_factory=set)
 
     def put(self, call: Call) -> None:
         self.waiting.append(call)
@@ -59,12 +62,31 @@ class Queue:
             self.slots -= call.slots
             self.tokens -= call.tokens
             found.append(call)
+        self.running.update(found)
         return found
 
     def give_back(self, call: Call) -> None:
         self.slots += call.slots
         self.tokens += call.tokens
+        self.running.discard(call)
 
     def drop(self, held: Held) -> None:
         """Forget what has not started of a request."""
         self.waiting = deque(call for call in self.waiting if call.held is not held)
+
+    def requests_waiting(self) -> int:
+        """Requests of which nothing has started."""
+        started = {call.held.number for call in self.running}
+        return len({call.held.number for call in self.waiting} - started)
+
+    def cached_tokens(self, shared: bool) -> int:
+        """Tokens of running requests in the cache; where it is `shared`, the choices of a call have one prompt."""
+        return sum(_cached(call, shared) for call in self.running)
+
+
+def _cached(call: Call, shared: bool) -> int:
+    going_on = [output for output in call.outputs if output.finish_reason is None]
+    made = sum(output.count for output in going_on)
+    if not made:
+        return call.computed if going_on else 0  # the first choice computes the prompt for all
+    return call.prompt * (1 if shared else len(going_on)) + made

@@ -126,6 +126,7 @@ class _Chunks:
             self._held.accepted = True
             self._sink.accepted(self._held.number, details["tokens_evaluated"], progress["cache"] if progress else 0)
         if progress is not None:
+            self._call.computed = progress["processed"]
             return False
         output = self._outputs[details["index"]]
         if output.finish_reason is not None:

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from enginebay.contract import Embedding, Facts, GenerateRequest, Load, Probe, Sink
+from enginebay.contract import Embedding, Facts, GenerateRequest, Load, Probe, Sink, Stats
 from enginebay.engines.llamacpp.body import BodyMaker
 from enginebay.engines.llamacpp.calls import Call, Held, Queue, group_sizes
 from enginebay.engines.llamacpp.driver import Driver, error_of, overflow
@@ -105,7 +105,7 @@ class LlamaCppEngine:
         most = min(self._plan.max_batch, self._plan.cache_tokens // need)
         calls: list[Call] = []
         for size in group_sizes(sampling.n, together, most):
-            calls.append(Call(held, outputs[:size], size * need))
+            calls.append(Call(held, outputs[:size], size * need, prompt))
             del outputs[:size]
         held.calls_left = len(calls)
         return calls
@@ -172,6 +172,15 @@ class LlamaCppEngine:
 
     def running(self) -> int:
         return len(self._held)
+
+    def stats(self) -> Stats:
+        """Steps by the library's count; it keeps that of the cache to itself, so the cache's is ours."""
+        steps = self._library.metrics().get("n_decode_total")
+        with self._lock:
+            cached = self._queue.cached_tokens(self._plan.shared_cache)
+            waiting = self._queue.requests_waiting()
+        used = None if self._embeds else min(1.0, cached / self._plan.cache_tokens)
+        return Stats(None if steps is None else int(steps), used, waiting)
 
     def metrics(self) -> dict[str, float]:
         """The library's own counters."""

@@ -42,6 +42,7 @@ class Batcher:
         self._running: list[Row] = []
         self._cancelled: set[int] = set()
         self._oldest_s = 0.0
+        self.steps = 0
 
     def add(self, rows: Sequence[Row]) -> None:
         if not self._waiting:
@@ -61,6 +62,10 @@ class Batcher:
     def numbers(self) -> set[int]:
         held = (*self._waiting, *self._running, *(row for rows in self._searches for row in rows))
         return {row.number for row in held if row.finished is None} - self._cancelled
+
+    def computing(self) -> set[int]:
+        """Requests of the batch that runs now. Any thread may ask."""
+        return {row.number for row in tuple(self._running)}
 
     def advance(self) -> bool:
         """Run one batch or one search to its end; false when none is ready."""
@@ -153,6 +158,7 @@ class Batcher:
 
     def _breathe(self) -> None:
         """Send what there is, and let others go on; requests may be cancelled meanwhile."""
+        self.steps += 1
         self._outlet.flush()
         self._between()
 

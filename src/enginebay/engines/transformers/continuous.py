@@ -20,6 +20,7 @@ class Continuous:
         self._schedule = Schedule(limits)
         self._outlet = outlet
         self._peers = peers
+        self.steps = 0
 
     def add(self, rows: Sequence[Row]) -> None:
         """All choices of one request: the first computes the prompt for all."""
@@ -34,6 +35,13 @@ class Continuous:
         """Requests that are held."""
         return {row.number for row in (*self._schedule.waiting, *self._schedule.running)}
 
+    def computing(self) -> set[int]:
+        """Requests that are in every step now. Any thread may ask."""
+        return {row.number for row in tuple(self._schedule.running)}
+
+    def used_ratio(self) -> float:
+        return self._schedule.used_ratio()
+
     def advance(self) -> bool:
         """One step; false when there was nothing to do."""
         step = self._schedule.plan()
@@ -42,6 +50,7 @@ class Continuous:
         self._peers.send(step)
         segments, logits = self._runner.run(step)
         self._schedule.done(step)
+        self.steps += bool(step.segments)  # without any, it only frees memory
         if segments:
             self._draw(segments, logits)
             self._outlet.flush()

@@ -19,7 +19,7 @@ cores.let_threads_sleep()  # counts only before torch is imported
 import torch
 import transformers
 
-from enginebay.contract import Embedding, Facts, GenerateRequest, Load, Probe, Sink
+from enginebay.contract import Embedding, Facts, GenerateRequest, Load, Probe, Sink, Stats
 from enginebay.engines.transformers import measure
 from enginebay.engines.transformers.assembly import Parts, assemble
 from enginebay.engines.transformers.batcher import Batcher
@@ -136,6 +136,16 @@ class TransformersEngine:
 
     def running(self) -> int:
         return 0 if self._outlet is None else self._outlet.live
+
+    def stats(self) -> Stats:
+        """The cache of generate() belongs to the library, which sets it no limit: only continuous batching knows a share."""
+        batcher, continuous = self._batcher, self._continuous
+        if batcher is None or self._outlet is None:
+            return Stats()
+        if continuous is None:
+            return Stats(batcher.steps, None, len(self._outlet.numbers() - batcher.computing()))
+        waiting = self._outlet.numbers() - batcher.computing() - continuous.computing()
+        return Stats(batcher.steps + continuous.steps, continuous.used_ratio(), len(waiting))
 
     def close(self) -> None:
         self._closing = True

@@ -20,6 +20,10 @@ class Outlet:
         """Requests that have neither ended nor been cancelled."""
         return len(self._choices_left)
 
+    def numbers(self) -> set[int]:
+        """The same, one by one."""
+        return set(self._choices_left.copy())
+
     def open(self, number: int, choices: int, prompt_tokens: int) -> None:
         self._choices_left[number] = choices
         self._sink.accepted(number, prompt_tokens)

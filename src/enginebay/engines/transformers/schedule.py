@@ -89,6 +89,10 @@ class Schedule:
         """Rows held, those that will start from another row's prompt included."""
         return len(self.waiting) + len(self.running) + sum(len(r.siblings) for r in (*self.waiting, *self.running))
 
+    def used_ratio(self) -> float:
+        """Share of the KV cache that running rows take. Any thread may ask: it looks at a copy."""
+        return min(1.0, self._capacity(tuple(self.running)) / max(1, self.limits.cached_tokens))
+
     def drop(self, number: int) -> None:
         """Forget a request: its rows stop within this step."""
         self.waiting = deque(row for row in self.waiting if row.number != number)

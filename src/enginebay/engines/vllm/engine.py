@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Protocol
 
-from enginebay.contract import Embedding, Facts, GenerateRequest, Load, Probe, Sampling, Sink
+from enginebay.contract import Embedding, Facts, GenerateRequest, Load, Probe, Sampling, Sink, Stats
 from enginebay.engines import cores
 from enginebay.engines.vllm import launch, library, memory, model_files, stepwise
 from enginebay.engines.vllm.arguments import plan
@@ -23,6 +23,7 @@ from enginebay.engines.vllm.failures import first_line, is_death, load_error, on
 from enginebay.engines.vllm.generate import Generate
 from enginebay.engines.vllm.outputs import Stream
 from enginebay.engines.vllm.sampling import arguments, structured
+from enginebay.engines.vllm.step_stats import StepStats
 from enginebay.errors import (
     ContextOverflow,
     EnginebayError,
@@ -61,6 +62,8 @@ class VllmEngine:
         self._architectures = [str(name) for name in config_json.get("architectures") or ()]
         self._notes = launch.ErrorNotes()
         self._llm = self._start_vllm()
+        self._stats = StepStats()
+        self._stats.attach(self._llm)
         self._config = self._llm.vllm_config
         self._context = int(self._config.model_config.max_model_len)
         self._loras = {name: self._lora_request(number, name) for number, name in enumerate(load.loras, start=1)}
@@ -129,6 +132,9 @@ class VllmEngine:
 
     def running(self) -> int:
         return len(self._live)
+
+    def stats(self) -> Stats:
+        return self._stats.read()
 
     def close(self) -> None:
         self._closing = True

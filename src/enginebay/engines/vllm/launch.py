@@ -70,7 +70,8 @@ def _start(config: Any, plan: Plan, method: str, notes: ErrorNotes) -> Any:
     environment = {_METHOD: method, **_cpu_environment(config, plan, method)}
     try:
         with _environment(**environment), _children_die_with_us(), notes.taken():
-            return AsyncLLM(config, Executor.get_class(config), log_stats=False, log_requests=False)
+            # With statistics, so that the engine process tells them; `StepStats` ends what this process would count.
+            return AsyncLLM(config, Executor.get_class(config), log_stats=True, log_requests=False)
     except Exception as error:
         raise StartFailed(*(notes.first() or (type(error).__name__, str(error)))) from error
 

@@ -457,11 +457,22 @@ class StateReply(google.protobuf.message.Message):
     FLUSHES_FIELD_NUMBER: builtins.int
     TOKENS_FIELD_NUMBER: builtins.int
     MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
+    KV_USED_RATIO_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
     running: builtins.int
     """requests the engine holds"""
     flushes: builtins.int
     tokens: builtins.int
     memory_bytes: builtins.int
+    steps: builtins.int
+    """Unset where the engine cannot tell.
+    forward passes
+    """
+    kv_used_ratio: builtins.float
+    """share of the KV cache that running requests take"""
+    waiting: builtins.int
+    """requests held and not yet computed"""
     def __init__(
         self,
         *,
@@ -469,8 +480,18 @@ class StateReply(google.protobuf.message.Message):
         flushes: builtins.int = ...,
         tokens: builtins.int = ...,
         memory_bytes: builtins.int = ...,
+        steps: builtins.int | None = ...,
+        kv_used_ratio: builtins.float | None = ...,
+        waiting: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["flushes", b"flushes", "memory_bytes", b"memory_bytes", "running", b"running", "tokens", b"tokens"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_kv_used_ratio", b"_kv_used_ratio", "_steps", b"_steps", "_waiting", b"_waiting", "kv_used_ratio", b"kv_used_ratio", "steps", b"steps", "waiting", b"waiting"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_kv_used_ratio", b"_kv_used_ratio", "_steps", b"_steps", "_waiting", b"_waiting", "flushes", b"flushes", "kv_used_ratio", b"kv_used_ratio", "memory_bytes", b"memory_bytes", "running", b"running", "steps", b"steps", "tokens", b"tokens", "waiting", b"waiting"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_kv_used_ratio", b"_kv_used_ratio"]) -> typing.Literal["kv_used_ratio"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_steps", b"_steps"]) -> typing.Literal["steps"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_waiting", b"_waiting"]) -> typing.Literal["waiting"] | None: ...
 
 global___StateReply = StateReply
 

@@ -1,0 +1,322 @@
+"""The load client: raw sockets and epoll, so that its own ceiling is far above what it measures.
+
+    python -m bench.server.client --url http://127.0.0.1:9001 --connections 32 --seconds 3
+    python -m bench.server.client --url http://127.0.0.1:9001 --connections 64 --tokens 128 --stream --seconds 3
+
+A closed loop: every connection sends its next request when the answer to the last one is whole. While a stream runs, its
+bytes are only collected; they are taken apart when it has ended, so it does not matter where the network cut them.
+An answer that is not exactly right is lost, and says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from bench.server.responses import CONTENT, LAST_CHUNK, Head, check_stream, check_whole, read_head, whole_body
+
+_READ = 1 << 18
+_REASONS_KEPT = 5
+_ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What to send, and how much of it."""
+
+    url: str  # of the server; requests go to `path` there
+    bodies: Sequence[Mapping[str, Any]]  # taken in turn
+    connections: int
+    seconds: float = 0.0  # no request begins after that; 0: only `requests` counts
+    requests: int = 0  # that many in all; 0: only `seconds` counts
+    stream: bool = False
+    tokens: int | None = None  # output tokens that each answer must have
+    by_usage: bool = False  # count streamed tokens by the server's usage, not by its events
+    ends_with_done: bool = True  # a stream must end with `data: [DONE]`
+    headers: Mapping[str, str] = field(default_factory=dict)
+    path: str = "/v1/chat/completions"
+    patience_s: float = 120.0  # without a byte from anyone, all that runs is lost
+
+
+@dataclass(slots=True)
+class Result:
+    """What came back."""
+
+    seconds: float = 0.0  # from the first request to the last byte
+    requests: int = 0  # answered right
+    tokens: int = 0
+    lost: int = 0
+    reasons: list[str] = field(default_factory=list)  # the first few
+    latencies_s: list[float] = field(default_factory=list)
+    ttfts_s: list[float] = field(default_factory=list)
+
+    @property
+    def requests_per_s(self) -> float:
+        return self.requests / self.seconds if self.seconds else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """By rank, so it is always one of the values."""
+    ranked = sorted(values)
+    return ranked[min(len(ranked) - 1, int(len(ranked) * percent / 100))]
+
+
+def merged(results: Sequence[Result]) -> Result:
+    """Several processes' results as one: they ran side by side."""
+    whole = Result(seconds=max(one.seconds for one in results))
+    for one in results:
+        whole.requests += one.requests
+        whole.tokens += one.tokens
+        whole.lost += one.lost
+        whole.reasons += one.reasons
+        whole.latencies_s += one.latencies_s
+        whole.ttfts_s += one.ttfts_s
+    return whole
+
+
+def request_bytes(load: Load, body: Mapping[str, Any]) -> bytes:
+    data = json.dumps(body).encode()
+    lines = [f"POST {load.path} HTTP/1.1", f"Host: {urlsplit(load.url).netloc}", "Content-Type: application/json"]
+    lines += [f"{name}: {value}" for name, value in load.headers.items()]
+    lines.append(f"Content-Length: {len(data)}")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
+
+
+class _Connection:
+    """One client and its running request."""
+
+    __slots__ = ("began", "head", "parts", "socket", "ttft")
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.socket = socket.create_connection(address, timeout=10)
+        self.socket.setblocking(False)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.began = 0.0
+        self.head: Head | None = None
+        self.ttft = 0.0
+        self.parts: list[bytes] = []
+
+    def send(self, request: bytes) -> None:
+        self.head, self.ttft, self.parts = None, 0.0, []
+        self.began = time.perf_counter()
+        if self.socket.send(request) != len(request):
+            raise SystemExit("a request does not fit into the socket's buffer: send shorter prompts")
+
+    def take(self, data: bytes, stream: bool) -> bytes | None:
+        """Bytes of the answer; gives its body once that is whole."""
+        self.parts.append(data)
+        if self.head is None:
+            self.head = read_head(b"".join(self.parts))
+            if self.head is None:
+                return None
+        if stream and not self.ttft and CONTENT.search(b"".join(self.parts)):
+            self.ttft = time.perf_counter() - self.began
+        if self.head.chunked and not self._may_be_last(data):
+            return None
+        return whole_body(b"".join(self.parts), self.head)
+
+    def _may_be_last(self, data: bytes) -> bool:
+        return data.endswith(LAST_CHUNK) or (len(data) < len(LAST_CHUNK) and b"".join(self.parts).endswith(LAST_CHUNK))
+
+
+class Client:
+    """One process' share of a load."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        place = urlsplit(load.url)
+        self._address = (place.hostname or "127.0.0.1", place.port or 80)
+        self._requests = [request_bytes(load, body) for body in load.bodies]
+        self._poll = select.epoll()
+        self._busy: dict[int, _Connection] = {}
+        self._begun = 0
+        self._deadline = 0.0
+        self._result = Result()
+
+    def run(self) -> Result:
+        """All connections are open before the clock starts."""
+        connections = [_Connection(self._address) for _ in range(self._load.connections)]
+        started = time.perf_counter()
+        self._deadline = started + self._load.seconds if self._load.seconds else float("inf")
+        for connection in connections:
+            self._next(connection, new=True)
+        while self._busy:
+            events = self._poll.poll(self._load.patience_s)
+            for number, _ in events:
+                self._readable(number)
+            if not events:
+                self._give_up()
+        self._result.seconds = time.perf_counter() - started
+        self._poll.close()
+        return self._result
+
+    def _more(self) -> bool:
+        wanted = self._load.requests
+        return (not wanted or self._begun < wanted) and time.perf_counter() < self._deadline
+
+    def _next(self, connection: _Connection, new: bool) -> None:
+        """Send the next request, or let the connection go."""
+        number = connection.socket.fileno()
+        if not self._more():
+            if not new:
+                self._drop(number)
+            connection.socket.close()
+            return
+        if new:
+            self._poll.register(number, select.EPOLLIN)
+            self._busy[number] = connection
+        request = self._requests[self._begun % len(self._requests)]
+        self._begun += 1
+        connection.send(request)
+
+    def _drop(self, number: int) -> None:
+        self._poll.unregister(number)
+        del self._busy[number]
+
+    def _readable(self, number: int) -> None:
+        connection = self._busy[number]
+        try:
+            data = connection.socket.recv(_READ)
+        except BlockingIOError:
+            return None
+        except OSError as problem:
+            return self._renew(number, f"{problem}")
+        if not data:
+            return self._renew(number, f"closed after {sum(map(len, connection.parts))} bytes of an answer")
+        try:
+            body = connection.take(data, self._load.stream)
+        except ValueError as problem:
+            return self._renew(number, f"not HTTP: {problem}")
+        if body is None:
+            return None
+        assert connection.head is not None
+        self._answered(connection, connection.head.status, body)
+        if connection.head.closes:
+            return self._renew(number, None)
+        return self._next(connection, new=False)
+
+    def _renew(self, number: int, lost: str | None) -> None:
+        """A connection that ended is followed by a new one."""
+        connection = self._busy[number]
+        self._drop(number)
+        connection.socket.close()
+        if lost is not None:
+            self._lose(lost)
+        if self._more():
+            try:
+                self._next(_Connection(self._address), new=True)
+            except OSError as problem:
+                self._lose(f"no connection: {problem}")
+
+    def _answered(self, connection: _Connection, status: int, body: bytes) -> None:
+        load, result = self._load, self._result
+        if load.stream:
+            made, wrong = check_stream(status, body, load.tokens, load.by_usage, load.ends_with_done)
+        else:
+            made, wrong = check_whole(status, body, load.tokens)
+        if wrong is not None:
+            return self._lose(wrong)
+        result.requests += 1
+        result.tokens += made
+        result.latencies_s.append(time.perf_counter() - connection.began)
+        if load.stream:
+            result.ttfts_s.append(connection.ttft)
+        return None
+
+    def _lose(self, reason: str) -> None:
+        self._result.lost += 1
+        if len(self._result.reasons) < _REASONS_KEPT:
+            self._result.reasons.append(reason)
+
+    def _give_up(self) -> None:
+        for number, connection in list(self._busy.items()):
+            self._lose(f"nothing came for {self._load.patience_s:.0f} s")
+            self._drop(number)
+            connection.socket.close()
+
+
+def run(load: Load, cores: Sequence[int] = ()) -> Result:
+    """Run a load in processes of its own, one pinned to each core; connections and requests are shared out."""
+    places: list[int | None] = [*cores] or [None]
+    processes = []
+    for place, core in enumerate(places):
+        share = asdict(load)
+        for name in ("connections", "requests"):
+            share[name] = share[name] // len(places) + (place < share[name] % len(places))
+        if not share["connections"] or (load.requests and not share["requests"]):
+            continue
+        command = [sys.executable, "-m", "bench.server.client", "--load", json.dumps({"core": core, "load": share})]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_ROOT))
+    outputs = [process.communicate()[0] for process in processes]
+    if any(process.returncode for process in processes):
+        raise SystemExit("the load client failed")
+    return merged([Result(**json.loads(output)) for output in outputs])
+
+
+def chat(model: str, tokens: int, stream: bool, prompt: str = "Say hi.", **more: Any) -> dict[str, Any]:
+    """The body of a chat request."""
+    messages = [{"role": "user", "content": prompt}]
+    return {"model": model, "messages": messages, "max_tokens": tokens, "stream": stream, **more}
+
+
+def _told(text: str) -> int:
+    """The side of `run` that does the work: a load comes in, a result goes out."""
+    told = json.loads(text)
+    if told["core"] is not None:
+        os.sched_setaffinity(0, {told["core"]})
+    print(json.dumps(asdict(Client(Load(**told["load"])).run())))
+    return 0
+
+
+def _main(arguments: Sequence[str]) -> int:
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    options.add_argument("--url", required=True)
+    options.add_argument("--model", default="bench")
+    options.add_argument("--connections", type=int, default=32)
+    options.add_argument("--seconds", type=float, default=3.0)
+    options.add_argument("--tokens", type=int, default=8)
+    options.add_argument("--stream", action="store_true")
+    options.add_argument("--key", help="API key")
+    options.add_argument("--cores", type=int, nargs="*", default=[])
+    given = options.parse_args(arguments)
+    headers = {"Authorization": f"Bearer {given.key}"} if given.key else {}
+    load = Load(
+        url=given.url,
+        bodies=[chat(given.model, given.tokens, given.stream)],
+        connections=given.connections,
+        seconds=given.seconds,
+        stream=given.stream,
+        tokens=given.tokens,
+        headers=headers,
+    )
+    result = run(load, given.cores)
+    print(f"{result.requests_per_s:,.0f} requests/s, {result.tokens_per_s:,.0f} tokens/s, {result.lost} lost")
+    for name, times in (("latency", result.latencies_s), ("TTFT", result.ttfts_s)):
+        if times:
+            ranks = ", ".join(f"p{percent} {percentile(times, percent) * 1000:.3f}" for percent in (50, 95, 99))
+            print(f"{name} ms: {ranks}")
+    print("\n".join(result.reasons))
+    return 1 if result.lost else 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--load"]:
+        sys.exit(_told(sys.argv[2]))
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(_main(sys.argv[1:]))

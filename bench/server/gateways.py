@@ -1,0 +1,220 @@
+"""What our server costs per request, beside gateways in front of an upstream that is as fast as our fake engine.
+
+    make bench-server                                        all of them
+    python -m bench.server.gateways --peers mlflow smg       some; NAME==VERSION chooses a version
+
+Each server has one core. The load client, and the upstream or the fake engine, share another, or have one each where
+there are more. In every round each server is measured once in each scenario, in random order; ratios are of one round.
+
+The bars: at least 4 times the requests/s of MLflow's gateway, at least 0.8 times the streamed tokens/s of smg, under 1 ms
+added to the median answer. The load client's own ceiling, straight at the upstream, is at least twice all that it measures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from bench.server.client import Load, Result, chat, percentile, run
+from bench.server.ours import Bay
+from bench.server.peers import RECIPES, Peer
+from bench.server.processes import Server, free_port
+from bench.server.upstream import MODEL
+from bench.worker import interval
+from enginebay.engines.cores import physical_cores
+
+OURS, ALONE, ONE_CORE = "enginebay", "upstream alone", "upstream, one core"
+_SCRIPT = "abcdefghijklmnopqrstuvwxyz" * 10  # of the fake engine: a token is a letter
+
+
+class Contender(Protocol):
+    """A server that can be measured."""
+
+    name: str
+    model: str
+    headers: Mapping[str, str]
+    ends_with_done: bool
+
+    def start(self) -> str:
+        """Its address, once it answers."""
+
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One kind of load, and the number that is taken from it."""
+
+    name: str
+    connections: int
+    tokens: int
+    stream: bool
+    unit: str
+
+    def value(self, result: Result) -> float:
+        if self.unit == "ms":
+            return percentile(result.latencies_s, 50) * 1000
+        return result.tokens_per_s if self.stream else result.requests_per_s
+
+
+REQUESTS = Scenario("requests", 32, 8, False, "requests/s")
+STREAMS = Scenario("streams", 64, 128, True, "tokens/s")
+LATENCY = Scenario("latency", 1, 8, False, "ms")
+SCENARIOS = (REQUESTS, STREAMS, LATENCY)
+
+
+class Upstream:
+    """The upstream itself: behind the gateways, or measured in a server's place."""
+
+    def __init__(self, name: str, core: int) -> None:
+        self.name, self.model, self.headers, self.ends_with_done = name, MODEL, dict[str, str](), True
+        self._core = core
+        self._server: Server | None = None
+        self._directory: Path | None = None
+
+    def start(self) -> str:
+        port = free_port()
+        self._directory = Path(tempfile.mkdtemp(prefix="bench-"))
+        command = [sys.executable, "-m", "bench.server.upstream", "--port", str(port), "--core", str(self._core)]
+        self._server = Server(command, self._directory / "log")
+        url = f"http://127.0.0.1:{port}"
+        self._server.wait_ready(url, chat(MODEL, 8, False), {})
+        return url
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+
+@dataclass(slots=True)
+class Measured:
+    """All rounds: values by contender and scenario, one for each round."""
+
+    values: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    lost: dict[str, int] = field(default_factory=dict)
+
+    def take(self, contender: str, scenario: Scenario, result: Result, counts: bool) -> None:
+        if result.lost:
+            self.lost[contender] = self.lost.get(contender, 0) + result.lost
+            print(f"{contender}, {scenario.name}: {result.lost} lost: {result.reasons[0]}", flush=True)
+        if counts:
+            value = scenario.value(result) if result.requests else 0.0
+            self.values.setdefault((contender, scenario.name), []).append(value)
+
+    def mean(self, contender: str, scenario: Scenario) -> float:
+        return statistics.mean(self.values[contender, scenario.name])
+
+    def ratios(self, one: str, other: str, scenario: Scenario) -> list[float]:
+        both = zip(self.values[one, scenario.name], self.values[other, scenario.name], strict=True)
+        return [mine / theirs if theirs else 0.0 for mine, theirs in both]
+
+    def added_ms(self, contender: str) -> list[float]:
+        """Median answer time less that of the upstream alone. Our time has the engine's in it, which counts against us."""
+        both = zip(self.values[contender, LATENCY.name], self.values[ALONE, LATENCY.name], strict=True)
+        return [through - alone for through, alone in both]
+
+
+def measure(
+    contenders: Sequence[tuple[Contender, str]], rounds: int, seconds: float, client_core: int, seed: int
+) -> Measured:
+    """Interleaved rounds; the first one only warms up."""
+    chance, measured = random.Random(seed), Measured()
+    for number in range(-1, rounds):
+        pairs = [(contender, scenario) for contender in contenders for scenario in SCENARIOS]
+        chance.shuffle(pairs)
+        for (contender, url), scenario in pairs:
+            load = Load(
+                url=url,
+                bodies=[chat(contender.model, scenario.tokens, scenario.stream)],
+                connections=scenario.connections,
+                seconds=seconds if number >= 0 else min(seconds, 0.5),
+                stream=scenario.stream,
+                tokens=scenario.tokens,
+                headers=contender.headers,
+                ends_with_done=contender.ends_with_done,
+            )
+            measured.take(contender.name, scenario, run(load, [client_core]), counts=number >= 0)
+        print(f"round {number + 1} of {rounds} done", file=sys.stderr, flush=True)
+    return measured
+
+
+def table(measured: Measured, names: Sequence[str]) -> None:
+    print(f"\n{'':<20}{'requests/s':>14}{'streamed tok/s':>16}{'p50 ms':>10}{'added ms':>10}{'lost':>8}")
+    for name in names:
+        requests, streams, latency = (measured.mean(name, scenario) for scenario in SCENARIOS)
+        added = statistics.mean(measured.added_ms(name))
+        lost = measured.lost.get(name, 0)
+        print(f"{name:<20}{requests:>14,.0f}{streams:>16,.0f}{latency:>10.3f}{added:>10.3f}{lost:>8}")
+
+
+def bars(measured: Measured, names: Sequence[str]) -> bool:
+    """Print each bar and whether it is met: by the mean, with the 95% interval beside it."""
+    good = True
+    for peer, scenario, bar in (("mlflow", REQUESTS, 4.0), ("smg", STREAMS, 0.8)):
+        for name in names:
+            if name.partition("==")[0] == peer:
+                spread = interval(measured.ratios(OURS, name, scenario))
+                good &= _bar(f"{scenario.unit} against {name}", spread, f"at least {bar}", spread[0] >= bar)
+    spread = interval(measured.added_ms(OURS))
+    good &= _bar("added to the median, ms", spread, "under 1", spread[0] < 1.0)
+    for scenario in (REQUESTS, STREAMS):
+        highest = max(names, key=lambda name: measured.mean(name, scenario))
+        spread = interval(measured.ratios(ALONE, highest, scenario))
+        good &= _bar(f"client's ceiling, {scenario.unit} against {highest}", spread, "at least 2", spread[0] >= 2.0)
+    lost = sum(measured.lost.values())
+    print(f"{'answers lost':<52}{lost:>8}{'':<22}   none: {'met' if not lost else 'MISSED'}")
+    return good and not lost
+
+
+def _bar(what: str, spread: tuple[float, float, float], bar: str, met: bool) -> bool:
+    mean, low, high = spread
+    print(f"{what:<52}{mean:>8.2f}   {f'[{low:.2f}, {high:.2f}]':<19}   {bar}: {'met' if met else 'MISSED'}")
+    return met
+
+
+def compare(peers: Collection[str], rounds: int, seconds: float, seed: int) -> int:
+    cores = physical_cores()
+    if len(cores) < 2:
+        raise SystemExit("two cores are needed: one for the server, one for the load")
+    server, client, behind = cores[0], cores[1], cores[2] if len(cores) > 2 else cores[1]
+    upstream = Upstream("", behind)
+    started: list[Contender] = []
+    try:
+        address = upstream.start()
+        ours = Bay(OURS, "fake", "fake", {"script": _SCRIPT}, {server}, {behind})
+        contenders: list[Contender] = [ours, *(Peer(name, address, {server}) for name in peers)]
+        contenders += [Upstream(ALONE, server), Upstream(ONE_CORE, client)]
+        running = []
+        for contender in contenders:
+            started.append(contender)
+            running.append((contender, contender.start()))
+        print(f"server on core {server}, client on {client}, upstream and fake engine on {behind}", flush=True)
+        measured = measure(running, rounds, seconds, client, seed)
+    finally:
+        for contender in started:
+            contender.stop()
+        upstream.stop()
+    names = [OURS, *peers]
+    table(measured, [*names, ALONE, ONE_CORE])
+    print()
+    return 0 if bars(measured, names) else 1
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    options.add_argument("--peers", nargs="*", default=list(RECIPES))
+    options.add_argument("--rounds", type=int, default=5, choices=range(5, 11))
+    options.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    options.add_argument("--seed", type=int, default=0, help="of the order")
+    given = options.parse_args()
+    sys.exit(compare(given.peers, given.rounds, given.seconds, given.seed))

@@ -1,0 +1,58 @@
+"""llama.cpp's own HTTP server, alone, with the settings that our engine would load the model with.
+
+    python -m bench.server.llama_server MODEL.gguf --port 9012 --settings '{"max_batch": 32}'
+
+xllamacpp carries the server in its process; our engine uses it through a private socket, this listens on a port.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+from enginebay.contract import Load
+from enginebay.engines.llamacpp.library import host, import_library, set_attribute
+from enginebay.engines.llamacpp.model_file import read_model
+from enginebay.engines.llamacpp.plan import make_plan
+
+_WARNINGS = 2  # the log level our engine sets
+
+
+def _params(library: Any, path: Path, port: int, name: str, settings: dict[str, Any]) -> Any:
+    load = Load(kind="llamacpp", engine="", model=name, path=str(path), settings=settings)
+    plan = make_plan(load, read_model(path), host(library))
+    params = library.CommonParams()
+    params.model.path = str(path)
+    params.model_alias = {name}
+    params.hostnames = ["127.0.0.1"]
+    params.port = port
+    params.ui = False
+    params.use_jinja = True  # as llama-server has it
+    params.verbosity = _WARNINGS
+    for attribute, value in plan.attributes.items():
+        set_attribute(library, params, attribute, value)
+    return params
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    options.add_argument("model", type=Path)
+    options.add_argument("--port", type=int, required=True)
+    options.add_argument("--name", default="smollm2")
+    options.add_argument("--settings", type=json.loads, default={}, help="settings of our engine, as JSON")
+    given = options.parse_args()
+    ended = threading.Event()
+    library = import_library(bool(given.settings.get("busy_wait", False)))
+    server = library.Server(_params(library, given.model, given.port, given.name, given.settings))
+    for number in (signal.SIGTERM, signal.SIGINT):  # some builds put their own in place
+        signal.signal(number, lambda *_: ended.set())
+    ended.wait()
+    del server
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""`bay keys`: create, list and revoke the server's API keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from enginebay.cli.output import emit_json, note, table
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Create, list and revoke API keys of the server.",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="For programs")]
+File = Annotated[
+    Path | None,
+    typer.Option("--file", help="Key file; else server.keys_file of the config, else keys.yaml in ENGINEBAY_HOME"),
+]
+Rate = Annotated[int | None, typer.Option(min=1, help="At most so many in a minute; without it there is no limit")]
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(help="What to call the key, for you and for the log")],
+    admin: Annotated[bool, typer.Option("--admin", help="It may also manage the server")] = False,
+    requests_per_minute: Rate = None,
+    tokens_per_minute: Rate = None,
+    file: File = None,
+    json: Json = False,
+) -> None:
+    """Make a key and print it. It is shown this once: only its hash is kept."""
+    from enginebay.server.keys import create_key
+
+    path = _file(file)
+    text, created = create_key(
+        path,
+        name,
+        admin=admin,
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+    )
+    if json:
+        emit_json({**created.to_json(), "key": text})
+    else:
+        print(text)
+    note(f"{name} is in {path}; keep the key now, it is not shown again")
+
+
+@app.command("list")
+def list_all(file: File = None, json: Json = False) -> None:
+    """The keys there are, without their secrets."""
+    from enginebay.server.keys import list_keys
+
+    path = _file(file)
+    stored = [one.to_json() for one in list_keys(path)]
+    if json:
+        emit_json(stored)
+    elif stored:
+        rows = [[", ".join(value) if isinstance(value, list) else value for value in one.values()] for one in stored]
+        table(("ID", "NAME", "SCOPES", "REQUESTS/MIN", "TOKENS/MIN", "CREATED"), rows)
+    else:
+        note(f"there are no keys in {path}; make one: bay keys create NAME")
+
+
+@app.command()
+def revoke(
+    key: Annotated[str, typer.Argument(metavar="NAME_OR_ID", help="Name or id of the key")], file: File = None
+) -> None:
+    """Take a key out of the file. A running server goes on accepting it until it reads the file again."""
+    from enginebay.server.keys import revoke_key
+
+    revoked = revoke_key(_file(file), key)
+    note(f"{revoked.key.name} ({revoked.id}) is revoked")
+
+
+def _file(given: Path | None) -> Path:
+    from enginebay.config.load import load_config
+    from enginebay.server.keys import default_file
+
+    return given or load_config(None).server.keys_file or default_file()

@@ -1,0 +1,148 @@
+"""The `server:` block: where it listens, who may ask, and how much of everything one request may take.
+
+Each field carries its own minimum and help, so that the checks, the JSON schema and `bay config show` follow from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from enginebay.config.tree import Entry
+from enginebay.config.values import Misfit
+from enginebay.contract import Setting
+
+VARIABLE_PREFIX = "ENGINEBAY_SERVER_"
+LIMITS = "limits"
+
+# A Kubernetes service called `enginebay-server` puts these into every pod of its namespace; they are not meant for us.
+_FROM_KUBERNETES = re.compile(r"SERVICE_(HOST|PORT)(_.*)?|PORT_\d+_(TCP|UDP|SCTP)(_.*)?")
+
+
+def _key(default: Any, help: str, **declared: Any) -> Any:
+    return field(default=default, metadata={"help": help, **declared})
+
+
+def _limit(default: Any, minimum: float, help: str, maximum: float | None = None) -> Any:
+    return _key(default, help, minimum=minimum, maximum=maximum)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one client may take of the server. Beyond it a request is refused, never cut down."""
+
+    body_bytes: int = _limit(4 << 20, 1024, "longest request body, unpacked")
+    header_bytes: int = _limit(32 << 10, 1024, "longest request line and headers together")
+    connections: int = _limit(4096, 1, "open connections of one server process")
+    header_timeout_s: float = _limit(10.0, 0.1, "time to send all headers")
+    body_timeout_s: float = _limit(30.0, 0.1, "time to send the whole body")
+    keep_alive_s: float = _limit(75.0, 0, "how long an idle connection stays open")
+    request_timeout_s: float = _limit(3600.0, 1, "longest time for one answer")
+    stream_buffer_bytes: int = _limit(1 << 20, 4096, "output held for a client that reads slowly")
+    stall_timeout_s: float = _limit(60.0, 0.1, "a client that reads nothing for so long is cut off")
+    running: int = _limit(256, 1, "requests in the engine at once, for each model")
+    queue: int = _limit(1024, 0, "requests that wait for the engine, for each model; 0: none")
+    queue_timeout_s: float = _limit(120.0, 0.1, "longest wait for the engine")
+    n: int = _limit(16, 1, "choices of one request (n, best_of)")
+    prompts: int = _limit(128, 1, "prompts of one completions request")
+    inputs: int = _limit(2048, 1, "texts of one embeddings request")
+    messages: int = _limit(4096, 1, "messages of one chat")
+    tools: int = _limit(128, 0, "tools of one chat")
+    max_tokens: int | None = _limit(None, 1, "longest output; unset: as far as the model's context goes")
+    stop: int = _limit(16, 0, "stop texts of one request")
+    stop_chars: int = _limit(1024, 1, "characters of one stop text")
+    logit_bias: int = _limit(1024, 0, "entries of logit_bias")
+    # Other libraries go through a schema recursively, so there is a depth that no setting can pass.
+    schema_depth: int = _limit(32, 1, "objects and lists within each other in a JSON schema", maximum=200)
+    schema_nodes: int = _limit(4096, 1, "values in a JSON schema, all levels together")
+    schema_bytes: int = _limit(64 << 10, 64, "size of a JSON schema")
+    regex_chars: int = _limit(2048, 1, "characters of a regex")
+    regex_states: int = _limit(20_000, 1, "states of a regex's automaton, repeats written out; also a schema's counts")
+    grammar_bytes: int = _limit(64 << 10, 64, "size of a grammar")
+    choices: int = _limit(1024, 1, "texts of guided_choice; values of one enum in a JSON schema")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """How `bay serve` runs."""
+
+    host: str = _key("127.0.0.1", "address to listen on; anything but this host alone needs a key")
+    port: int = _key(8000, "port to listen on; 0: any free one", minimum=0, maximum=65535)
+    workers: int = _key(1, "server processes that share the fleet", minimum=1, maximum=64)
+    keys_file: Path | None = _key(  # noqa: RUF009  (it is `field` under another name)
+        None, "file of API keys; unset: keys.yaml in ENGINEBAY_HOME, if it is there"
+    )
+    allow_without_key: bool = _key(False, "listen beyond this host with no key at all")
+    drain_s: float = _key(30.0, "how long running answers may take to finish after SIGTERM", minimum=0)
+    log_format: str = _key("text", "how a log line is written", choices=("text", "json"))
+    log_level: str = _key("info", "the least that is logged", choices=("debug", "info", "warning", "error"))
+    log_prompts: bool = _key(False, "write prompts and answers into the log")
+    cors_origins: tuple[str, ...] = _key((), "web origins whose pages may call the API; * for all")
+    limits: Limits = field(default_factory=Limits)
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Entry]) -> ServerConfig:
+        """Built from checked entries by dotted name; null and what is missing stay at their defaults."""
+        given = {name: entry.value for name, entry in entries.items() if entry.value is not None}
+        nested = f"{LIMITS}."
+        limits = {name.removeprefix(nested): value for name, value in given.items() if name.startswith(nested)}
+        plain = {name: value for name, value in given.items() if not name.startswith(nested)}
+        if "keys_file" in plain:
+            plain["keys_file"] = Path(plain["keys_file"])
+        return cls(**plain, limits=Limits(**limits))
+
+
+def _setting(declared: Field[Any]) -> Setting:
+    of_paths_and_lists = {"Path": "str", "tuple[str, ...]": "list|str"}
+    annotation = str(declared.type).split(" | ")[0]
+    default = list(declared.default) if isinstance(declared.default, tuple) else declared.default
+    return Setting(of_paths_and_lists.get(annotation, annotation), default=default, **declared.metadata)
+
+
+SERVER: dict[str, Setting] = {
+    **{one.name: _setting(one) for one in fields(ServerConfig) if one.name != LIMITS},
+    **{f"{LIMITS}.{one.name}": _setting(one) for one in fields(Limits)},
+}
+
+
+def server_value(name: str, value: Any) -> Any:
+    """The value as `ServerConfig` holds it, save that paths stay text. Raises `Misfit`."""
+    if name in ("host", "keys_file") and value is not None and not value.strip():
+        raise Misfit("is empty, expected " + ("an address" if name == "host" else "the path of a file"))
+    if name == "cors_origins" and value is not None:
+        items = value.split(",") if isinstance(value, str) else value
+        return tuple(_origin(item) for item in items if item != "")
+    return value
+
+
+def _origin(item: Any) -> str:
+    """An origin exactly as browsers send it: they compare it as text."""
+    text = item.strip() if isinstance(item, str) else ""
+    try:
+        parts = urlsplit(text)
+        rebuilt = f"{parts.scheme}://{parts.netloc}".lower()
+    except ValueError:
+        rebuilt = ""
+    if text == "*" or (rebuilt == text and len(rebuilt) > len("http://") and parts.scheme in ("http", "https")):
+        return text
+    raise Misfit(f"has {str(item)[:60]!r}, expected origins such as https://app.example.org, in small letters, or *")
+
+
+def variable_path(variable: str, text: str) -> list[str] | None:
+    """The key that an `ENGINEBAY_SERVER_...` variable sets; None when it is not one of ours."""
+    rest = variable.removeprefix(VARIABLE_PREFIX)
+    if rest == variable or _FROM_KUBERNETES.fullmatch(rest) or (rest == "PORT" and "://" in text):
+        return None
+    name = rest.lower()
+    nested = name.removeprefix(f"{LIMITS}_")
+    return ["server", name] if nested == name else ["server", LIMITS, nested]
+
+
+def takes_text(path: list[str]) -> bool:
+    """Is a variable for this key taken as it stands, rather than read as YAML?"""
+    setting = SERVER.get(".".join(path[1:])) if path[0] == "server" else None
+    return setting is not None and "str" in setting.type.split("|")

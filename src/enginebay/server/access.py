@@ -1,0 +1,77 @@
+"""Who may ask: keys and their scopes, rate limits, and web pages of other sites."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+
+from enginebay.errors import Forbidden, RateLimited, Unauthorized
+from enginebay.server.call import Call
+from enginebay.server.context import Context
+from enginebay.server.http.exchange import Exchange
+from enginebay.server.keys import Key, Keyring
+from enginebay.server.routes import Route
+
+
+def authenticate(keyring: Keyring, headers: Mapping[str, str], scope: str) -> Key | None:
+    """The key of a request, when keys are asked for at all."""
+    if not keyring:
+        return None
+    kind, _, presented = headers.get("authorization", "").partition(" ")
+    if kind.lower() != "bearer" or not presented.strip():
+        raise Unauthorized("an API key is needed", "send it as `Authorization: Bearer KEY`")
+    key = keyring.find(presented.strip())
+    if key is None:
+        raise Unauthorized("the API key is not known", "check it, or make one with `bay keys create`")
+    if scope not in key.scopes:
+        raise Forbidden(f"the API key lacks the scope {scope}", "use a key that has it")
+    return key
+
+
+async def admit(context: Context, keyring: Keyring, call: Call, route: Route) -> None:
+    """Raises when the request may not go on; notes its key and its rate limits otherwise."""
+    if route.scope is None:
+        return
+    key = call.key = authenticate(keyring, call.exchange.headers, route.scope)
+    if key is None or not route.counted or (key.requests_per_minute is None and key.tokens_per_minute is None):
+        return
+    verdict = await context.rates.take(key)
+    for name, value in verdict.headers.items():
+        call.exchange.header(name, value)
+    if not verdict.allowed:
+        context.metrics.rate_limited.child(key.name).inc()
+        raise RateLimited(
+            "this API key has used up its share for now", f"try again in {verdict.retry_after_s:.1f} s",
+            retry_after_s=verdict.retry_after_s,
+        )  # fmt: skip
+
+
+def check_origin(exchange: Exchange, origins: tuple[str, ...], keyless: bool) -> None:
+    """Without keys, pages of other sites must not use the server through a visitor's browser.
+
+    A page is known by its Origin; one that has its own name point to this host, by the Host it asks for.
+    """
+    origin = exchange.headers.get("origin")
+    if origin is not None:
+        if "*" in origins or origin in origins:
+            exchange.header("access-control-allow-origin", origin)
+            exchange.header("vary", "origin")
+            exchange.header("access-control-expose-headers", "x-request-id, x-enginebay-engine, x-enginebay-translated")
+            return
+        if keyless and origin.partition("://")[2] != exchange.headers.get("host"):
+            raise Forbidden("pages of this origin may not ask", "allow it with server.cors_origins")
+    if keyless and not _is_local_name(exchange.headers.get("host", "")):
+        raise Forbidden("without an API key only this host itself may be asked", "use localhost, or make a key")
+
+
+def _is_local_name(host: str) -> bool:
+    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+    name = name.strip("[]").lower()
+    return name in ("", "localhost") or name.endswith(".localhost") or is_loopback(name)
+
+
+def is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,1 @@
+"""What an engine makes, on its way to a client: whole or streamed, in the form of each endpoint."""

@@ -1,0 +1,146 @@
+"""The life of one answer, whatever its form: submitted, timed, finished, failed or cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from enginebay.contract import Delta, GenerateRequest
+from enginebay.contract.messages import Done, Usage
+from enginebay.errors import Cancelled, EnginebayError
+from enginebay.server.http.exchange import Exchange
+from enginebay.server.served import ServedModel
+from enginebay.worker.client import WorkerClient
+
+
+class Answer:
+    """Listens to the engine for one HTTP request, which may be several requests to the engine: one for each prompt.
+
+    Subclasses say what is done with tokens (`token`, `delta`), with all that one flush brought (`pump`), at the end
+    (`complete`) and with an error (`fail`). `over` is done when there is nothing more to come, with the error if any.
+    """
+
+    def __init__(self, exchange: Exchange, served: ServedModel) -> None:
+        self.exchange = exchange
+        self.served = served
+        self.over: asyncio.Future[EnginebayError | None] = asyncio.get_running_loop().create_future()
+        self.usage = Usage()
+        self.submitted_at = 0.0
+        self.first_at = 0.0
+        self._last_at = 0.0
+        self._client: WorkerClient | None = None
+        self._numbers: list[int] = []
+        self._left = 0
+        self._fresh = 0  # tokens since the last flush
+
+    def submit(self, client: WorkerClient, requests: Sequence[GenerateRequest]) -> None:
+        self._client = client
+        self._left = len(requests)
+        self.submitted_at = self._last_at = time.perf_counter()
+        self.exchange.on_close = self.cancel
+        choices = requests[0].sampling.n
+        for place, request in enumerate(requests):
+            listener = self if len(requests) == 1 else _Part(self, place * choices)
+            self._numbers.append(client.submit(request, listener))
+
+    def cancel(self) -> None:
+        """The client has gone: the engine's place is freed within a step."""
+        self._end(Cancelled("the client closed the connection"))
+
+    def stop(self, error: EnginebayError) -> None:
+        """End it from our side, and say why."""
+        if not self.over.done():
+            self.fail(error)
+            self._end(error)
+
+    def _end(self, error: EnginebayError | None) -> None:
+        if self.over.done():
+            return
+        self.over.set_result(error)
+        if error is not None and self._client is not None:
+            for number in self._numbers:
+                self._client.cancel(number)
+
+    # What the worker's client calls
+
+    def token(self, text: str, token_id: int) -> None:
+        raise NotImplementedError
+
+    def delta(self, delta: Delta) -> None:
+        raise NotImplementedError
+
+    def flushed(self) -> None:
+        if not self.over.done():
+            self._tick()
+            self.pump()
+
+    def done(self, done: Done) -> None:
+        if self.over.done():
+            return
+        known, new = self.usage, done.usage
+        self.usage = Usage(
+            known.prompt_tokens + new.prompt_tokens,
+            known.completion_tokens + new.completion_tokens,
+            known.cached_tokens + new.cached_tokens,
+        )
+        self._left -= 1
+        if self._left == 0:
+            self._tick()
+            self.complete()
+            self._end(None)
+
+    def failed(self, error: EnginebayError) -> None:
+        self.stop(error)
+
+    def _tick(self) -> None:
+        """Time what has come since the last flush."""
+        if not self._fresh:
+            return
+        now = time.perf_counter()
+        if not self.first_at:
+            self.first_at = now
+            self.served.ttft.observe(now - self.exchange.received)
+            self._fresh -= 1
+        if self._fresh:
+            self.served.inter_token.observe((now - self._last_at) / self._fresh, self._fresh)
+        self.served.heard_at = time.monotonic()
+        self._last_at = now
+        self._fresh = 0
+
+    # What subclasses do
+
+    def pump(self) -> None:
+        """Send what is ready, as far as the client reads it."""
+
+    def complete(self) -> None:
+        raise NotImplementedError
+
+    def fail(self, error: EnginebayError) -> None:
+        raise NotImplementedError
+
+
+class _Part:
+    """One prompt of several: its choices are numbered after those of the prompts before it."""
+
+    __slots__ = ("_answer", "_offset")
+
+    def __init__(self, answer: Answer, offset: int) -> None:
+        self._answer = answer
+        self._offset = offset
+
+    def token(self, text: str, token_id: int) -> None:
+        self._answer.delta(Delta(text, (token_id,), self._offset))
+
+    def delta(self, delta: Delta) -> None:
+        self._answer.delta(replace(delta, choice=delta.choice + self._offset))
+
+    def flushed(self) -> None:
+        self._answer.flushed()
+
+    def done(self, done: Done) -> None:
+        self._answer.done(done)
+
+    def failed(self, error: EnginebayError) -> None:
+        self._answer.failed(error)

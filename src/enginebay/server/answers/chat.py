@@ -1,0 +1,107 @@
+"""The forms of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from enginebay.contract import TokenLogprobs
+from enginebay.contract.messages import Usage
+from enginebay.server.answers.choice import Choice, usage_object
+from enginebay.server.answers.logprobs import TokenBytes, chat_logprobs
+from enginebay.text.tools import CallArguments, CallStart
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class ChatForm:
+    """Writes one chat answer, in events or whole."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    choices: int
+    with_logprobs: bool
+    include_usage: bool
+    token_bytes: TokenBytes
+
+    # Whole
+
+    def body(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        return _encode(
+            {
+                "id": self.id,
+                "object": "chat.completion",
+                "created": self.created,
+                "model": self.model,
+                "choices": [self._choice(choice) for choice in choices],
+                "usage": usage_object(usage),
+                "system_fingerprint": self.fingerprint,
+            }
+        )
+
+    def _choice(self, choice: Choice) -> dict[str, Any]:
+        text = choice.text
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if choice.calls:
+            message["content"] = text or None
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in choice.calls
+            ]
+        logprobs = chat_logprobs(choice.logprobs, self.token_bytes) if self.with_logprobs else None
+        return {
+            "index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason
+        }  # fmt: skip
+
+    # Streamed
+
+    def _head(self) -> bytes:
+        return b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,"system_fingerprint":%b,' % (
+            _encode(self.id), self.created, _encode(self.model), _encode(self.fingerprint)
+        )  # fmt: skip
+
+    def _tail(self) -> bytes:
+        return b"]" + (b',"usage":null' if self.include_usage else b"") + b"}\n\n"
+
+    def _event(self, index: int, delta: Any, finish: str | None = None, logprobs: Any = None) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return self._head() + b'"choices":[' + _encode(choice) + self._tail()
+
+    def around(self, index: int) -> tuple[bytes, bytes]:
+        before = self._head() + b'"choices":[{"index":%d,"delta":{"content":' % index
+        return before, b'},"logprobs":null,"finish_reason":null}' + self._tail()
+
+    def opening(self) -> bytes:
+        role = {"role": "assistant", "content": "", "refusal": None}
+        return b"".join(self._event(index, role) for index in range(self.choices))
+
+    def text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes:
+        shown = chat_logprobs(logprobs, self.token_bytes) if self.with_logprobs and logprobs else None
+        return self._event(index, {"content": text}, None, shown)
+
+    def tool(self, choice: Choice, event: Any, call_id: Callable[[], str]) -> bytes:
+        if isinstance(event, CallStart):
+            choice.take(event, call_id())
+            call = choice.calls[-1]
+            function = {"name": call.name, "arguments": ""}
+            shown = {"index": event.index, "id": call.id, "type": "function", "function": function}
+            return self._event(choice.index, {"tool_calls": [shown]})
+        if isinstance(event, CallArguments):
+            fragment = {"index": event.index, "function": {"arguments": event.fragment}}
+            return self._event(choice.index, {"tool_calls": [fragment]})
+        return self._event(choice.index, {"content": event.text})
+
+    def finish(self, index: int, reason: str) -> bytes:
+        return self._event(index, {}, reason)
+
+    def closing(self, usage: Usage) -> bytes:
+        counts = b""
+        if self.include_usage:
+            counts = self._head() + b'"choices":[],"usage":' + _encode(usage_object(usage)) + b"}\n\n"
+        return counts + b"data: [DONE]\n\n"

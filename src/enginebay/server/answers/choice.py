@@ -1,0 +1,54 @@
+"""What has come of one choice so far, in plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from enginebay.contract import TokenLogprobs
+from enginebay.contract.messages import Usage
+from enginebay.text.tools import CallArguments, CallStart, ToolEvent, ToolParser
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of a tool, as far as it has come."""
+
+    id: str
+    name: str
+    fragments: list[str] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self.fragments)
+
+
+@dataclass(slots=True)
+class Choice:
+    index: int
+    parser: ToolParser | None = None
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def take(self, event: ToolEvent, call_id: str) -> None:
+        """Keep one event of the tool parser; `call_id` names a call that begins with it."""
+        if isinstance(event, CallStart):
+            self.calls.append(Call(call_id, event.name))
+        elif isinstance(event, CallArguments):
+            self.calls[event.index].fragments.append(event.fragment)
+        else:
+            self.texts.append(event.text)
+
+
+def usage_object(usage: Usage) -> dict[str, object]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }

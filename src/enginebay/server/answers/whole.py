@@ -1,0 +1,62 @@
+"""An answer given in one piece: the stream, collected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from enginebay.contract import Delta
+from enginebay.contract.messages import Usage
+from enginebay.errors import EnginebayError
+from enginebay.server.answers.answer import Answer
+from enginebay.server.answers.choice import Choice
+from enginebay.server.failures import error_body, error_headers, shown
+from enginebay.server.http.exchange import Exchange
+from enginebay.server.served import ServedModel
+
+Body = Callable[[Sequence[Choice], Usage], bytes]
+
+
+class Whole(Answer):
+    """Collects choices and answers once."""
+
+    def __init__(self, exchange: Exchange, served: ServedModel, choices: Sequence[Choice], body: Body) -> None:
+        super().__init__(exchange, served)
+        self._choices = choices
+        self._body = body
+        self._texts = choices[0].texts
+        self._markers = served.markers if choices[0].parser is not None else {}
+
+    def token(self, text: str, token_id: int) -> None:
+        self._fresh += 1
+        if token_id in self._markers:
+            text = self._markers[token_id] + text
+        self._texts.append(text)
+
+    def delta(self, delta: Delta) -> None:
+        choice = self._choices[delta.choice]
+        self._fresh += len(delta.token_ids)
+        for token_id in delta.token_ids:
+            if token_id in self._markers:
+                choice.texts.append(self._markers[token_id])
+        choice.texts.append(delta.text)
+        choice.logprobs += delta.logprobs
+        if delta.finish_reason is not None:
+            choice.finish_reason = delta.finish_reason.value
+
+    def complete(self) -> None:
+        for choice in self._choices:
+            if choice.parser is not None:
+                self._parse(choice)
+        self.exchange.respond(200, self._body(self._choices, self.usage))
+
+    def _parse(self, choice: Choice) -> None:
+        assert choice.parser is not None
+        text = choice.text
+        choice.texts.clear()
+        for event in (*choice.parser.feed(text), *choice.parser.end()):
+            choice.take(event, self.served.call_id())
+        if choice.calls and choice.finish_reason == "stop":
+            choice.finish_reason = "tool_calls"
+
+    def fail(self, error: EnginebayError) -> None:
+        self.exchange.respond(shown(error).status, error_body(error), headers=error_headers(error))

@@ -1,0 +1,162 @@
+"""The application behind the HTTP layer: finds the route, lets the right people in, answers, and writes it down."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+import traceback
+from functools import lru_cache
+
+from enginebay.errors import Cancelled, EnginebayError, NoSuchPlace
+from enginebay.server.access import admit, check_origin
+from enginebay.server.call import Call
+from enginebay.server.context import Context
+from enginebay.server.failures import error_body, error_headers, shown
+from enginebay.server.http.exchange import Exchange
+from enginebay.server.keys import Keyring
+from enginebay.server.logs import RequestRecord
+from enginebay.server.routes import Route, find_route
+from enginebay.server.tracing import Tracer
+
+_find_route = lru_cache(maxsize=256)(find_route)
+_CLIENT_CLOSED = 499
+
+
+class App:
+    """Implements `http.settings.Application`."""
+
+    def __init__(self, context: Context, keyring: Keyring, tracer: Tracer, *, keyless: bool) -> None:
+        self.context = context
+        self._keyring = keyring
+        self._tracer = tracer
+        self._keyless = keyless  # on loopback without keys: whoever can reach us may ask, save for web pages
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ids = itertools.count(1)
+        self._id_prefix = f"req_{secrets.token_hex(5)}"
+
+    def answer(self, exchange: Exchange) -> None:
+        task = self._loop.create_task(self._answer(exchange))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def refused(self, status: int) -> None:
+        self.context.metrics.rejected.child(f"http_{status}").inc()
+
+    async def _answer(self, exchange: Exchange) -> None:
+        call = Call(exchange, "unknown", f"{self._id_prefix}{next(self._ids):06x}")
+        try:
+            check_origin(exchange, self.context.config.cors_origins, self._keyless)
+            if exchange.method == "OPTIONS" and "access-control-request-method" in exchange.headers:
+                _preflight(exchange)
+                return
+            route = _find_route(exchange.method, exchange.path)
+            call.endpoint = route.name
+            await self._routed(call, route)
+        except EnginebayError as error:
+            self._fail(call, error)
+        except asyncio.CancelledError:
+            if not exchange.closed:
+                raise
+            call.error = Cancelled("the client closed the connection")
+        except Exception as error:
+            self.context.log.event(
+                "unexpected error", level="error", request_id=call.id, error=repr(error), trace=traceback.format_exc()
+            )
+            self._fail(call, EnginebayError("unexpected"))
+        finally:
+            self._record(call)
+
+    async def _routed(self, call: Call, route: Route) -> None:
+        await admit(self.context, self._keyring, call, route)
+        if self._tracer.enabled and route.counted:
+            parent = call.exchange.headers.get("traceparent")
+            call.span = self._tracer.start(route.name, parent, {"gen_ai.operation.name": route.name})
+        await route.handler(self.context, call)
+
+    def _fail(self, call: Call, error: EnginebayError) -> None:
+        call.error = error
+        status = 405 if isinstance(error, NoSuchPlace) and error.hint.startswith("use ") else shown(error).status
+        if call.exchange.started:
+            call.exchange.abort()  # nothing sensible can follow half an answer
+        else:
+            call.exchange.respond(status, error_body(error), headers=error_headers(error))
+
+    # Writing it down
+
+    def _record(self, call: Call) -> None:
+        exchange, served = call.exchange, call.served
+        duration_s = time.perf_counter() - exchange.received
+        status = _CLIENT_CLOSED if isinstance(call.error, Cancelled) and exchange.closed else exchange.status
+        metrics = self.context.metrics
+        labels = served.labels if served is not None else ("", "")
+        metrics.requests.child(*labels, call.endpoint, str(status)).inc()
+        if call.error is not None:
+            metrics.errors.child(*labels, call.error.kind).inc()
+        usage = call.usage
+        if served is not None and (usage.prompt_tokens or usage.completion_tokens):
+            served.duration.observe(duration_s)
+            served.prompt_tokens.inc(usage.prompt_tokens)
+            served.cached_tokens.inc(usage.cached_tokens)
+            served.completion_tokens.inc(usage.completion_tokens)
+            if call.key is not None and call.key.tokens_per_minute is not None:
+                self.context.rates.charge(call.key, usage.prompt_tokens + usage.completion_tokens)
+        if call.span is not None:
+            self._end_span(call)
+        if call.endpoint not in ("health", "metrics", "docs") or status >= 500:
+            self._log(call, status, duration_s)
+
+    def _log(self, call: Call, status: int, duration_s: float) -> None:
+        served, usage, error = call.served, call.usage, call.error
+        counted = usage.prompt_tokens or usage.completion_tokens
+        self.context.log.request(
+            RequestRecord(
+                request_id=call.id,
+                endpoint=call.endpoint,
+                status=status,
+                duration_s=duration_s,
+                model=call.model,
+                engine=served.labels[1] if served is not None else "",
+                prompt_tokens=usage.prompt_tokens if counted else None,
+                completion_tokens=usage.completion_tokens if counted else None,
+                cached_tokens=usage.cached_tokens if counted else None,
+                queue_s=call.queued_s or None,
+                ttft_s=call.ttft_s,
+                stream=call.stream or None,
+                error=error.kind if error is not None else "",
+                message=error.message if error is not None else "",
+                key=call.key.name if call.key is not None else "",
+                client=call.exchange.peer,
+                trace_id=call.span.trace_id if call.span is not None else "",
+                prompt=str(call.prompt) if call.prompt is not None and self.context.config.log_prompts else "",
+            )
+        )
+
+    def _end_span(self, call: Call) -> None:
+        assert call.span is not None
+        attributes: dict[str, object] = {
+            "gen_ai.request.model": call.model,
+            "gen_ai.usage.input_tokens": call.usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": call.usage.completion_tokens,
+            "http.response.status_code": call.exchange.status,
+        }
+        if call.ttft_s is not None:
+            attributes["gen_ai.server.time_to_first_token"] = call.ttft_s
+        call.span.end(attributes, None if call.error is None else call.error.kind)
+
+    # The end
+
+    async def close(self) -> None:
+        """Cancel what still runs."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _preflight(exchange: Exchange) -> None:
+    exchange.header("access-control-allow-methods", "GET, POST")
+    exchange.header("access-control-allow-headers", "authorization, content-type, x-request-id")
+    exchange.header("access-control-max-age", "600")
+    exchange.respond(204, b"")

@@ -1,0 +1,123 @@
+"""Server processes as the supervisor sees them, and the program they run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from enginebay.fleet.model_client import ModelClient
+from enginebay.server.control import Handler, Line
+from enginebay.server.instance import Instance, Setup
+from enginebay.server.keys import Key
+from enginebay.server.rates import Verdict
+
+_END_S = 3.0
+
+
+class ServerProcess:
+    """One child: it inherits the listening socket and one end of a line to us."""
+
+    def __init__(self, process: subprocess.Popen[bytes], line: Line) -> None:
+        self._process = process
+        self.line = line
+
+    @classmethod
+    async def start(cls, listening: socket.socket, setup: Setup, handlers: Mapping[str, Handler]) -> ServerProcess:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "enginebay.server.children", str(listening.fileno()), str(theirs.fileno())]
+            process = subprocess.Popen(
+                command,
+                pass_fds=(listening.fileno(), theirs.fileno()),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        child = cls(process, await Line.open(ours, handlers))
+        try:
+            await child.line.call("start", setup)
+        except BaseException:
+            await child.close()
+            raise
+        return child
+
+    async def drain(self, deadline_s: float) -> None:
+        try:
+            async with asyncio.timeout(deadline_s + _END_S):
+                await self.line.call("drain")
+        except Exception:
+            return  # it is closed next, whatever kept it
+
+    async def close(self) -> None:
+        await self.line.close()  # the child ends when its line does
+        try:
+            async with asyncio.timeout(_END_S):
+                while self._process.poll() is None:
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            self._process.kill()
+            self._process.wait()
+
+
+# In the child
+
+
+class _SharedRates:
+    """Shares counted by the supervisor, for all processes together."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    async def take(self, key: Key) -> Verdict:
+        verdict: Verdict = await self._line.call("take", key)
+        return verdict
+
+    def charge(self, key: Key, tokens: int) -> None:
+        self._line.tell("charge", key, tokens)
+
+
+async def _run(listening: socket.socket, control: socket.socket) -> None:
+    instances: list[Instance] = []
+    clients: list[ModelClient] = []
+
+    async def start(setup: Setup) -> None:
+        for resident in setup.residents:
+            clients.append(await ModelClient.connect(resident))
+        instance = Instance(listening, setup, clients, _SharedRates(line), _scrape)
+        instance.start()
+        instances.append(instance)
+
+    async def _scrape(_: Instance) -> bytes:
+        found: bytes = await line.call("scrape")
+        return found
+
+    async def snapshot() -> Any:
+        return instances[0].snapshot()
+
+    async def drain() -> None:
+        await instances[0].drain()
+
+    line = await Line.open(control, {"start": start, "snapshot": snapshot, "drain": drain})
+    await line.closed
+    for instance in instances:
+        await instance.close()
+    for client in clients:
+        await client.close()
+
+
+def main() -> None:
+    import uvloop
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor hears it and tells us
+    listening, control = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    uvloop.run(_run(listening, control))
+    os._exit(0)  # threads of libraries have nothing left to do
+
+
+if __name__ == "__main__":
+    main()

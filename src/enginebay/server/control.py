@@ -1,0 +1,103 @@
+"""The line between the supervisor and one of its server processes: calls with answers, both ways.
+
+A socket pair that only these two processes hold, so pickled Python values may travel on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from enginebay.errors import EnginebayError, WorkerDied
+
+_LENGTH_BYTES = 4
+
+Handler = Callable[..., Awaitable[Any]]
+
+
+class Line:
+    """One end. `closed` is done when the other end has gone."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handlers: Mapping[str, Handler]
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._handlers = handlers
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._next = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._listener = asyncio.create_task(self._listen())
+
+    @classmethod
+    async def open(cls, sock: socket.socket, handlers: Mapping[str, Handler]) -> Line:
+        reader, writer = await asyncio.open_connection(sock=sock)
+        return cls(reader, writer, handlers)
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """The other end's answer. Raises what it raised, or `WorkerDied` when it has gone."""
+        if self.closed.done():
+            raise WorkerDied("the server's other process has gone")
+        self._next += 1
+        number = self._next
+        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._send((number, method, args))
+        try:
+            return await answer
+        finally:
+            self._waiting.pop(number, None)
+
+    def tell(self, method: str, *args: Any) -> None:
+        """A call whose answer nobody waits for."""
+        if not self.closed.done():
+            self._send((0, method, args))
+
+    def _send(self, message: Any) -> None:
+        data = pickle.dumps(message)
+        self._writer.write(len(data).to_bytes(_LENGTH_BYTES) + data)
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                length = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES))
+                number, method, value = pickle.loads(await self._reader.readexactly(length))
+                if method is None:
+                    self._answered(number, value)
+                else:
+                    task = asyncio.create_task(self._handle(number, method, value))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            if not self.closed.done():
+                self.closed.set_result(None)
+            for answer in self._waiting.values():
+                if not answer.done():
+                    answer.set_exception(WorkerDied("the server's other process has gone"))
+
+    def _answered(self, number: int, value: Any) -> None:
+        answer = self._waiting.get(number)
+        if answer is None or answer.done():
+            return
+        if isinstance(value, BaseException):
+            answer.set_exception(value)
+        else:
+            answer.set_result(value)
+
+    async def _handle(self, number: int, method: str, args: tuple[Any, ...]) -> None:
+        try:
+            value = await self._handlers[method](*args)
+        except Exception as error:
+            value = error if isinstance(error, EnginebayError) else EnginebayError(f"{method} failed: {error!r}")
+        if number:
+            self._send((number, None, value))
+
+    async def close(self) -> None:
+        self._listener.cancel()
+        await asyncio.gather(self._listener, *self._tasks, return_exceptions=True)
+        self._writer.close()

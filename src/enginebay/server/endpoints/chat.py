@@ -1,0 +1,108 @@
+"""POST /v1/chat/completions"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from enginebay.contract import GenerateRequest
+from enginebay.errors import InvalidRequest, Unsupported
+from enginebay.server.answers.chat import ChatForm
+from enginebay.server.answers.choice import Choice
+from enginebay.server.answers.streamed import Streamed
+from enginebay.server.answers.whole import Whole
+from enginebay.server.call import Call
+from enginebay.server.context import Context
+from enginebay.server.generating import prepare, run
+from enginebay.server.sampling import check_bookkeeping, read_sampling
+from enginebay.server.template_options import read_template_options
+from enginebay.server.tool_use import ToolUse, plan_tools
+from enginebay.server.wire.bodies import ChatBody
+from enginebay.server.wire.decode import decode
+
+
+async def chat(context: Context, call: Call) -> None:
+    body = decode(ChatBody, call.exchange.body)
+    served, lora = context.model(call, body.model)
+    limits = served.limits
+    check_chat(body, limits.messages)
+    call.stream = bool(body.stream)
+    call.prompt = body.messages
+    tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, limits, served)
+    asked = _max_tokens(body)
+    sampling = read_sampling(
+        body, served.defaults, limits,
+        max_tokens=asked, logprobs=_logprobs(body), guided=tools.guided,
+        vocabulary=served.client.prompts.vocabulary_size,
+    )  # fmt: skip
+    request = GenerateRequest(messages=tuple(body.messages), sampling=sampling, lora=lora)
+    options = _template_options(body, tools)
+    prepared = await prepare(call, served, request, truncate=body.truncate_prompt_tokens, asked=asked, options=options)
+    choices = [Choice(index, tools.parser()) for index in range(sampling.n)]
+    form = ChatForm(
+        id=f"chatcmpl-{call.id}",
+        created=int(call.started),
+        model=body.model,
+        fingerprint=served.engine,
+        choices=sampling.n,
+        with_logprobs=sampling.logprobs is not None,
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        token_bytes=served.client.prompts.token_bytes,
+    )
+    answer = (
+        Streamed(call.exchange, served, choices, form)
+        if call.stream
+        else Whole(call.exchange, served, choices, form.body)
+    )
+    await run(call, served, answer, [prepared])
+
+
+def check_chat(body: ChatBody, most_messages: int) -> None:
+    """Fields that are not about sampling."""
+    check_bookkeeping(body)
+    if len(body.messages) > most_messages:
+        raise InvalidRequest(
+            f"messages has {len(body.messages)} entries, allowed here is at most {most_messages}", param="messages"
+        )
+    if body.chat_template is not None:
+        raise Unsupported(
+            "a chat template is a program, and only the model's own is run",
+            "leave out chat_template",
+            param="chat_template",
+        )
+    if body.modalities not in (None, ["text"]):
+        raise Unsupported("only text comes out", "leave out modalities", param="modalities")
+    if body.reasoning_effort is not None:
+        raise Unsupported(
+            "reasoning_effort has no common meaning",
+            "give the template's own switch in chat_template_kwargs", param="reasoning_effort",
+        )  # fmt: skip
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options is for streams", "set stream to true", param="stream_options")
+
+
+def _max_tokens(body: ChatBody) -> int | None:
+    given = {one for one in (body.max_tokens, body.max_completion_tokens) if one is not None}
+    if len(given) == 2:
+        raise InvalidRequest(
+            "max_tokens and max_completion_tokens differ", "give one of them", param="max_completion_tokens"
+        )
+    return given.pop() if given else None
+
+
+def _logprobs(body: ChatBody) -> int | None:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs", "set logprobs to true", param="top_logprobs")
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _template_options(body: ChatBody, tools: ToolUse) -> dict[str, Any]:
+    generation_prompt = body.add_generation_prompt
+    if body.continue_final_message and generation_prompt is None:
+        generation_prompt = False
+    return read_template_options(
+        body.chat_template_kwargs,
+        tools=tools.shown,
+        documents=body.documents,
+        add_generation_prompt=generation_prompt,
+        continue_final_message=body.continue_final_message,
+    )

@@ -1,0 +1,111 @@
+"""POST /v1/embeddings"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import base64
+import math
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from enginebay.contract import Support
+from enginebay.contract.messages import Usage
+from enginebay.errors import Cancelled, ContextOverflow, InvalidRequest, Unsupported
+from enginebay.server.call import Call
+from enginebay.server.context import Context
+from enginebay.server.endpoints.completions import read_prompts
+from enginebay.server.served import ServedModel
+from enginebay.server.wire.bodies import EmbeddingBody
+from enginebay.server.wire.decode import decode
+
+_encode = msgspec.json.Encoder().encode
+
+
+async def embeddings(context: Context, call: Call) -> None:
+    body = decode(EmbeddingBody, call.exchange.body)
+    served, _ = context.model(call, body.model)
+    _check_capability(served)
+    inputs = await _token_ids(call, served, body)
+    await served.gate.enter()
+    entered = time.perf_counter()
+    served.running.inc()
+    try:
+        found = await served.client.client.embed(inputs)
+    finally:
+        served.running.dec()
+        served.gate.leave(time.perf_counter() - entered)
+    if call.exchange.closed:
+        raise Cancelled("the client closed the connection")
+    call.usage = Usage(prompt_tokens=found.prompt_tokens)
+    vectors = [_shortened(vector, body.dimensions) for vector in found.vectors]
+    write: Any = as_base64 if body.encoding_format == "base64" else list
+    data = await asyncio.to_thread(
+        lambda: _encode(
+            {
+                "object": "list",
+                "data": [
+                    {"object": "embedding", "index": index, "embedding": write(vector)}
+                    for index, vector in enumerate(vectors)
+                ],
+                "model": body.model,
+                "usage": {"prompt_tokens": found.prompt_tokens, "total_tokens": found.prompt_tokens},
+            }
+        )
+    )
+    call.exchange.respond(200, data)
+
+
+def _check_capability(served: ServedModel) -> None:
+    declared = served.client.spec.request.get("embeddings")
+    why = served.client.facts.refused.get("embeddings")
+    if why is not None or declared is None or declared.support is Support.REFUSES:
+        raise Unsupported(
+            f"{served.name} gives no embeddings{f': {why}' if why else ''}",
+            (declared.detail if declared else "") or "serve an embedding model", param="model",
+        )  # fmt: skip
+
+
+async def _token_ids(call: Call, served: ServedModel, body: EmbeddingBody) -> list[tuple[int, ...]]:
+    prompts = served.client.prompts
+    given = read_prompts(body.input, served.limits.inputs, served, "input")
+    found = [await prompts.encode(one) if isinstance(one, str) else one for one in given]
+    most = served.client.facts.context_length
+    cut = 0
+    for place, ids in enumerate(found):
+        if body.truncate_prompt_tokens is not None and len(ids) > body.truncate_prompt_tokens:
+            cut += len(ids) - body.truncate_prompt_tokens
+            found[place] = ids = ids[: body.truncate_prompt_tokens]
+        if not ids:
+            raise InvalidRequest("an input to embed is empty", param="input")
+        if len(ids) > most:
+            raise ContextOverflow(
+                f"input {place} has {len(ids)} tokens, and the model's context is {most}",
+                "shorten it, or have it cut with truncate_prompt_tokens", param="input",
+            )  # fmt: skip
+    if cut:
+        call.exchange.header("x-enginebay-truncated", f"input: {cut} tokens left out")
+    return found
+
+
+def _shortened(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
+    """The first dimensions, brought back to length 1, as models trained for it expect."""
+    if dimensions is None:
+        return vector
+    if dimensions > len(vector):
+        raise InvalidRequest(f"dimensions is {dimensions}, the model has {len(vector)}", param="dimensions")
+    kept = vector[:dimensions]
+    length = math.sqrt(sum(value * value for value in kept)) or 1.0
+    return [value / length for value in kept]
+
+
+def as_base64(vector: Sequence[float]) -> str:
+    """Little-endian 32-bit floats, as OpenAI's clients read them."""
+    values = array.array("f", vector)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return base64.b64encode(values.tobytes()).decode("ascii")

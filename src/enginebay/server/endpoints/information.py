@@ -1,0 +1,73 @@
+"""Models, tokens, health and metrics: what is asked about the server rather than of it."""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import unquote
+
+import msgspec
+
+from enginebay.errors import InvalidRequest
+from enginebay.server.call import Call
+from enginebay.server.context import Context
+from enginebay.server.readiness import not_ready
+from enginebay.server.wire.bodies import DetokenizeBody, TokenizeBody
+from enginebay.server.wire.decode import decode
+
+_encode = msgspec.json.Encoder().encode
+
+
+async def list_models(context: Context, call: Call) -> None:
+    call.exchange.respond(200, _encode({"object": "list", "data": context.catalogue.listed()}))
+
+
+async def show_model(context: Context, call: Call) -> None:
+    name = unquote(call.exchange.path.removeprefix("/v1/models/"), errors="replace")
+    context.model(call, name)
+    call.exchange.respond(200, _encode(context.catalogue.described(name)))
+
+
+async def tokenize(context: Context, call: Call) -> None:
+    body = decode(TokenizeBody, call.exchange.body)
+    served, _ = context.model(call, body.model)
+    prompts = served.client.prompts
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("give one of prompt and messages", param="prompt")
+    if body.messages is not None:
+        options = {} if body.add_generation_prompt is None else {"add_generation_prompt": body.add_generation_prompt}
+        text = await prompts.rendered(body.messages, tools=body.tools, **options)
+        ids = await prompts.encode(text, bool(body.add_special_tokens))
+    else:
+        ids = await prompts.encode(body.prompt or "", body.add_special_tokens is not False)
+    found: dict[str, object] = {
+        "count": len(ids), "max_model_len": served.client.facts.context_length, "tokens": ids
+    }  # fmt: skip
+    if body.return_token_strs:
+        found["token_strs"] = [prompts.token_bytes(one).decode("utf-8", "replace") for one in ids]
+    call.exchange.respond(200, _encode(found))
+
+
+async def detokenize(context: Context, call: Call) -> None:
+    body = decode(DetokenizeBody, call.exchange.body)
+    served, _ = context.model(call, body.model)
+    prompts = served.client.prompts
+    known = prompts.vocabulary_size
+    if known is not None and any(one >= known for one in body.tokens):
+        raise InvalidRequest(f"tokens has ids outside of 0 to {known - 1}", param="tokens")
+    text = await asyncio.to_thread(prompts.decode, body.tokens)
+    call.exchange.respond(200, _encode({"prompt": text}))
+
+
+async def live(context: Context, call: Call) -> None:
+    call.exchange.respond(200, b'{"status":"live"}')
+
+
+async def ready(context: Context, call: Call) -> None:
+    reasons = await not_ready(context)
+    status = 200 if not reasons else 503
+    found = {"status": "ready" if not reasons else "not ready", "models": list(context.catalogue.models)}
+    call.exchange.respond(status, _encode({**found, "reasons": reasons} if reasons else found))
+
+
+async def metrics(context: Context, call: Call) -> None:
+    call.exchange.respond(200, await context.scrape(), "text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,110 @@
+"""What all generating endpoints do: make requests for the engine, wait for their turn, see the answer through."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from enginebay.contract import GenerateRequest
+from enginebay.errors import Cancelled, ContextOverflow, InvalidRequest, TimedOut
+from enginebay.server.answers.answer import Answer
+from enginebay.server.call import Call
+from enginebay.server.served import ServedModel
+
+
+async def prepare(
+    call: Call,
+    served: ServedModel,
+    request: GenerateRequest,
+    *,
+    truncate: int | None = None,
+    asked: int | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> GenerateRequest:
+    """The request as the engine gets it. What was translated or cut is said in the response's headers.
+
+    `truncate`: keep so many of the prompt's last tokens; `asked`: the output length that the client itself demands;
+    `options`: for the chat template.
+    """
+    translated = served.client.negotiate(request)
+    if translated:
+        call.exchange.header("x-enginebay-translated", header_text(translated))
+    ids = await served.client.prompts.token_ids(request, **options)
+    if not ids:
+        raise InvalidRequest("the prompt is empty", "give at least one token", param="prompt")
+    if truncate is not None and len(ids) > truncate:
+        call.exchange.header("x-enginebay-truncated", f"prompt: {len(ids) - truncate} of {len(ids)} tokens left out")
+        ids = ids[-truncate:]
+    sampling = request.sampling
+    room = served.client.facts.context_length - len(ids)
+    param = "messages" if request.messages is not None else "prompt"
+    if room < 1:
+        raise ContextOverflow(
+            f"the prompt has {len(ids)} tokens, and the model's context is {served.client.facts.context_length}",
+            "shorten it, or have it cut with truncate_prompt_tokens", param=param,
+        )  # fmt: skip
+    if asked is not None and asked > room:
+        raise ContextOverflow(
+            f"the prompt's {len(ids)} tokens and max_tokens {asked} exceed the model's context of "
+            f"{served.client.facts.context_length}",
+            f"ask for at most {room} tokens", param="max_tokens",
+        )  # fmt: skip
+    if sampling.max_tokens is not None and sampling.max_tokens > room:
+        sampling = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens or 0, room) or None)
+    return GenerateRequest(token_ids=tuple(ids), sampling=sampling, lora=request.lora)
+
+
+def header_text(translated: dict[str, str]) -> str:
+    """One line of plain characters, whatever the details are."""
+    line = "; ".join(f"{name}: {detail}" if detail else name for name, detail in translated.items())
+    return " ".join(line.encode("ascii", "replace").decode().split())
+
+
+async def run(call: Call, served: ServedModel, answer: Answer, requests: Sequence[GenerateRequest]) -> None:
+    """Wait for a place, hand the requests to the engine, and stay until the answer is over."""
+    exchange = call.exchange
+    await _enter(call, served)
+    entered = time.perf_counter()
+    call.queued_s = entered - exchange.received
+    served.queue_time.observe(call.queued_s)
+    served.running.inc()
+    timer: asyncio.TimerHandle | None = None
+    try:
+        if exchange.closed:
+            raise Cancelled("the client closed the connection")
+        exchange.on_drained = answer.pump
+        answer.submit(served.client.client, requests)
+        limit_s = served.limits.request_timeout_s
+        late = TimedOut(f"the answer was not finished within {limit_s:g} s", "ask for fewer tokens")
+        timer = asyncio.get_running_loop().call_later(limit_s, answer.stop, late)
+        call.error = await answer.over
+    except asyncio.CancelledError:
+        answer.cancel()
+        raise
+    finally:
+        if timer is not None:
+            timer.cancel()
+        exchange.on_close = exchange.on_drained = None
+        served.running.dec()
+        served.gate.leave(time.perf_counter() - entered)
+        call.usage = answer.usage
+        if answer.first_at:
+            call.ttft_s = answer.first_at - exchange.received
+
+
+async def _enter(call: Call, served: ServedModel) -> None:
+    if served.gate.enter_now():
+        return
+    task = asyncio.current_task()
+    assert task is not None
+    call.exchange.on_close = task.cancel
+    served.waiting.inc()
+    try:
+        await served.gate.enter()
+    finally:
+        served.waiting.dec()
+        call.exchange.on_close = None

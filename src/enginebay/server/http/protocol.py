@@ -1,0 +1,281 @@
+"""One client connection: parses requests, enforces the limits on them, and hands them to the application in order.
+
+    waiting for headers --complete--> reading the body --complete--> answering --finished--> waiting for headers
+           | too slow, too big              | too slow, too big          | client gone, or it stopped reading
+           v                                v                            v
+        408, 431                         408, 413                     aborted
+
+Every state but answering has a deadline; answering gets one while the client does not read. A sweep of the listener
+looks at the deadlines, so that no timer is made per request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections import deque
+from typing import cast
+
+import httptools
+
+from enginebay.server.http.exchange import STATUS_LINES, Exchange
+from enginebay.server.http.settings import Application, HttpSettings
+
+_PIPELINED = 8  # requests read ahead of the one being answered
+_LINGER_S = 5.0  # how long a refused body is still read, so that the client gets to see the refusal
+
+
+class Connection(asyncio.Protocol):
+    """Implements asyncio's protocol callbacks and httptools' parser callbacks."""
+
+    def __init__(self, settings: HttpSettings, application: Application, connections: set[Connection]) -> None:
+        self._settings = settings
+        self._application = application
+        self._connections = connections
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self._exchange: Exchange | None = None  # the one being answered
+        self._ahead: deque[Exchange] = deque()
+        self._reading: Exchange | None = None  # headers complete, body not yet
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._discard = False
+        self._target = b""
+        self._headers: dict[str, str] = {}
+        self._head_bytes = 0
+        self._expects_continue = False
+        self._closing = False
+        self.deadline: float | None = time.monotonic() + settings.header_timeout_s
+        self.congested = False
+        self.chunks = True
+        self.peer = ""
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=self._settings.write_buffer_bytes)
+        address = transport.get_extra_info("peername")
+        self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "local"
+        self._connections.add(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._connections.discard(self)
+        self.deadline = None
+        for exchange in (self._exchange, *self._ahead):
+            if exchange is not None:
+                exchange.closed = True
+                if exchange.on_close is not None:
+                    exchange.on_close()
+        self._ahead.clear()
+
+    def eof_received(self) -> bool:
+        return False  # a client that stops sending is gone: what it asked for is cancelled
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing and not self._discard:
+            return
+        if self._reading is None:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._closing = True  # the request itself is answered; what follows would be another protocol
+        except httptools.HttpParserError:
+            self._refuse(400, "the request is not HTTP/1.1")
+            return
+        if self._reading is None and not self._ready and self._head_bytes > self._settings.header_bytes:
+            self._refuse(431, f"the request's headers are over {self._settings.header_bytes} bytes")
+
+    def pause_writing(self) -> None:
+        self.congested = True
+        self.deadline = time.monotonic() + self._settings.stall_timeout_s
+
+    def resume_writing(self) -> None:
+        self.congested = False
+        self.deadline = None if self._exchange is not None else time.monotonic() + self._settings.keep_alive_s
+        if self._exchange is not None and self._exchange.on_drained is not None:
+            self._exchange.on_drained()
+
+    # httptools' side
+
+    def on_message_begin(self) -> None:
+        self._target = b""
+        self._headers = {}
+        self._expects_continue = False
+        if not self._ready:
+            self.deadline = time.monotonic() + self._settings.header_timeout_s
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        self._headers[key] = f"{self._headers[key]},{text}" if key in self._headers else text
+        if key == "expect" and text.lower() == "100-continue":
+            self._expects_continue = True
+
+    def on_headers_complete(self) -> None:
+        method = self._parser.get_method().decode("ascii")
+        exchange = Exchange(self, method, self._target.decode("latin-1"), self._headers)
+        exchange.keep_alive = bool(self._parser.should_keep_alive())
+        self.chunks = self._parser.get_http_version() != "1.0"
+        self._reading = exchange
+        self._body = []
+        self._body_bytes = 0
+        self._head_bytes = 0
+        declared = self._headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > self._settings.body_bytes:
+            self._too_big()
+            return
+        if not self._ready:
+            self.deadline = time.monotonic() + self._settings.body_timeout_s
+        if self._expects_continue and not self._ready:
+            self.write(STATUS_LINES[100] + b"\r\n")
+
+    def on_body(self, data: bytes) -> None:
+        if self._discard:
+            return
+        self._body_bytes += len(data)
+        if self._body_bytes > self._settings.body_bytes:
+            self._too_big()
+            return
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        exchange, self._reading = self._reading, None
+        if self._discard:
+            self.close()
+            return
+        if exchange is None or self._closing:
+            return
+        exchange.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body = []
+        if not self._inflate(exchange):
+            return
+        if not self._ready:
+            self._answer(exchange)
+            return
+        self._ahead.append(exchange)
+        if len(self._ahead) >= _PIPELINED:
+            self._transport.pause_reading()
+
+    def _inflate(self, exchange: Exchange) -> bool:
+        """Undo a compressed body, within the limit for bodies."""
+        encoding = exchange.headers.get("content-encoding", "identity").strip().lower()
+        if encoding in ("identity", ""):
+            return True
+        if encoding not in ("gzip", "deflate"):
+            self._refuse(415, f"bodies encoded as {encoding[:40]!r} are not taken: use gzip, deflate or none")
+            return False
+        try:
+            inflater = zlib.decompressobj(47)  # both gzip and zlib wrappers
+            exchange.body = inflater.decompress(exchange.body, self._settings.body_bytes)
+        except zlib.error:
+            self._refuse(400, f"the body is not valid {encoding}")
+            return False
+        if inflater.unconsumed_tail:
+            self._refuse(413, f"the body is over {self._settings.body_bytes} bytes when unpacked")
+            return False
+        return True
+
+    # The application's side
+
+    @property
+    def _ready(self) -> bool:
+        """A request is being answered, or waits to be."""
+        return self._exchange is not None
+
+    def _answer(self, exchange: Exchange) -> None:
+        self.deadline = None
+        self._exchange = exchange
+        exchange.received = time.perf_counter()
+        self._application.answer(exchange)
+
+    def finished(self, exchange: Exchange) -> None:
+        """The application has written the whole response."""
+        if exchange is not self._exchange:
+            return
+        self._exchange = None
+        if not exchange.keep_alive or self._closing:
+            self.close()
+        elif self._ahead:
+            following = self._ahead.popleft()
+            self._transport.resume_reading()
+            asyncio.get_running_loop().call_soon(self._answer, following)
+            self._exchange = following
+        elif not self.congested:
+            self.deadline = time.monotonic() + self._settings.keep_alive_s
+
+    def common(self) -> bytes:
+        return self._settings.common_headers
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def backlog(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    # Ends
+
+    def expire(self) -> None:
+        """The deadline has passed."""
+        if self.congested or self._discard or self._exchange is not None:
+            self.abort()
+        elif self._reading is not None:
+            self._refuse(408, "the request's body did not arrive in time")
+        elif self._head_bytes:
+            self._refuse(408, "the request's headers did not arrive in time")
+        else:
+            self.close()
+
+    def shut(self) -> None:
+        """No further requests: close now when idle, else after the answer under way."""
+        self._closing = True
+        self._ahead.clear()
+        if self._exchange is None:
+            self.close()
+        else:
+            self._exchange.keep_alive = False
+
+    @property
+    def busy(self) -> bool:
+        return self._exchange is not None
+
+    def close(self) -> None:
+        self._closing = True
+        if self.congested:
+            self.deadline = time.monotonic() + self._settings.stall_timeout_s
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._closing = True
+        self._transport.abort()
+
+    def _too_big(self) -> None:
+        self._body = []
+        self._discard = True
+        self._refuse(413, f"the body is over {self._settings.body_bytes} bytes")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """An answer without the application, after which the connection ends."""
+        if self._exchange is not None:  # the answer under way must not be mixed with this one
+            self.shut()
+            return
+        body = self._settings.refusal(status, message)
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self._closing = True
+        self.write(STATUS_LINES[status] + self.common() + head + body)
+        self._application.refused(status)
+        if self._discard:
+            self.deadline = time.monotonic() + _LINGER_S
+        else:
+            self.close()
+
+
+def sweep(connections: set[Connection], now: float) -> None:
+    """End what is past its deadline."""
+    for connection in [one for one in connections if one.deadline is not None and one.deadline < now]:
+        connection.expire()

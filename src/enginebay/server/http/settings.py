@@ -1,0 +1,34 @@
+"""What the HTTP layer needs to know, and whom it hands requests to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from enginebay.server.http.exchange import Exchange
+
+
+@dataclass(slots=True)
+class HttpSettings:
+    body_bytes: int
+    header_bytes: int
+    connections: int
+    header_timeout_s: float
+    body_timeout_s: float
+    keep_alive_s: float
+    stall_timeout_s: float
+    write_buffer_bytes: int
+    refusal: Callable[[int, str], bytes]  # the body of an answer that no application code gets to see
+    common_headers: bytes = b""
+
+
+class Application(Protocol):
+    """What is behind the HTTP layer. All calls come on the event loop."""
+
+    def answer(self, exchange: Exchange) -> None:
+        """Begin to answer; `exchange.respond` or `exchange.end` says when it is done."""
+
+    def refused(self, status: int) -> None:
+        """A request was turned away before it got here."""

@@ -1,0 +1,52 @@
+"""Where the server listens, and whether it may."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import Any
+
+from enginebay.config.server import ServerConfig
+from enginebay.errors import ConfigError
+from enginebay.server.access import is_loopback
+from enginebay.server.keys import Keyring
+
+BACKLOG = 2048
+
+
+def bind(config: ServerConfig, keyring: Keyring) -> socket.socket:
+    """A bound socket that does not listen yet. Raises `ConfigError` when it may not be reachable or cannot be had."""
+    family, address = _resolve(config)
+    if not is_loopback(str(address[0])) and not keyring and not config.allow_without_key:
+        raise ConfigError(
+            f"{config.host} is reachable from other hosts, and no API key is set",
+            "make a key with `bay keys create NAME`, or say --allow-without-key if anybody may use it",
+        )
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"port {config.port} is in use", "choose another: --port 8001") from None
+        raise ConfigError(
+            f"cannot listen on {config.host}:{config.port}: {error.strerror}", "choose another address"
+        ) from None
+    return sock
+
+
+def _resolve(config: ServerConfig) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    try:
+        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ConfigError(f"{config.host} is not an address of this host: {error.strerror}", "try 127.0.0.1") from None
+    family, _, _, _, address = found[0]
+    return family, tuple(address)
+
+
+def url_of(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

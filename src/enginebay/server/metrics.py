@@ -1,0 +1,235 @@
+"""What the server counts. One `Metrics` per process; snapshots of several processes merge into one.
+
+prometheus-client could do this, but its multi-process mode writes every value to a memory-mapped file per process, takes
+a lock per update and looks at the label values again each time. Ours keeps a bound child per label set: an update is an
+addition, and processes meet only when somebody scrapes, as plain data over the pipe that the supervisor has anyway.
+
+Only the event loop's thread may update; nothing here takes a lock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from enginebay import __version__
+from enginebay.server import process_facts
+
+Snapshot = dict[str, Any]  # family name -> its data; survives JSON unchanged
+Merge = Literal["add", "max"]
+
+MOST_CHILDREN = 1000  # of one family: past it, whatever invents label values ends up in one child
+OTHER = "other"
+
+_MODEL = ("model", "engine")
+_TTFT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)  # fmt: skip
+_QUEUE_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_INTER_TOKEN_S = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)  # fmt: skip
+_DURATION_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class Number:
+    """The value of a counter or gauge for one set of labels. Keep it: finding it costs more than using it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: float = 0
+
+    def inc(self, n: float = 1) -> None:
+        self.value += n
+
+    def dec(self, n: float = 1) -> None:
+        self.value -= n
+
+    def set(self, value: float) -> None:
+        """For gauges, and for counters that somebody else counts."""
+        self.value = value
+
+
+class Distribution:
+    """How often a histogram saw values up to each bound, for one set of labels."""
+
+    __slots__ = ("_bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)  # not cumulative; the last is for what exceeds every bound
+        self.sum = 0.0
+
+    def observe(self, seconds: float, count: int = 1) -> None:
+        """`count` times the same value: the tokens of one flush cost one call."""
+        self.counts[bisect_left(self._bounds, seconds)] += count
+        self.sum += seconds * count
+
+
+Child = TypeVar("Child", Number, Distribution)
+
+
+class Family(Generic[Child]):
+    """One metric with its label names."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, name: str, help: str, labels: tuple[str, ...] = (), merge: Merge = "add") -> None:
+        self.name = name
+        self._help = help
+        self._labels = labels
+        self._merge = merge
+        self._children: dict[tuple[str, ...], Child] = {}
+
+    def _new(self) -> Child:
+        raise NotImplementedError
+
+    def _data(self, child: Child) -> Any:
+        raise NotImplementedError
+
+    def child(self, *values: str) -> Child:
+        """The child with these label values. Past the cap it is the one called "other", shared by all that come late."""
+        found = self._children.get(values)
+        if found is not None:
+            return found
+        if len(values) != len(self._labels):
+            raise ValueError(f"{self.name} takes the labels {self._labels}, got {values}")
+        if len(self._children) >= MOST_CHILDREN:
+            values = (OTHER,) * len(values)
+        return self._children.setdefault(values, self._new())
+
+    def remove(self, *values: str) -> None:
+        """Report it no longer: the model was unloaded, or the engine does not tell this number."""
+        self._children.pop(values, None)
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "help": self._help,
+            "labels": list(self._labels),
+            "merge": self._merge,
+            "children": [[list(values), self._data(child)] for values, child in self._children.items()],
+        }
+
+
+class Counter(Family[Number]):
+    kind = "counter"
+
+    def _new(self) -> Number:
+        return Number()
+
+    def _data(self, child: Number) -> float:
+        return child.value
+
+
+class Gauge(Counter):
+    kind = "gauge"
+
+
+class Histogram(Family[Distribution]):
+    kind = "histogram"
+
+    def __init__(self, name: str, help: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> None:
+        super().__init__(name, help, labels)
+        self._bounds = bounds
+
+    def _new(self) -> Distribution:
+        return Distribution(self._bounds)
+
+    def _data(self, child: Distribution) -> list[Any]:
+        return [list(child.counts), child.sum]
+
+    def snapshot(self) -> dict[str, Any]:
+        return {**super().snapshot(), "bounds": list(self._bounds)}
+
+
+class Metrics:
+    """All families. Model labels are for known models only; that is the caller's care.
+
+    What a worker tells about itself merges by maximum: every server process may have asked the same worker.
+    """
+
+    def __init__(self) -> None:
+        self.requests = Counter(
+            "enginebay_requests_total", "Requests answered, by HTTP status.", (*_MODEL, "endpoint", "status")
+        )
+        self.errors = Counter("enginebay_errors_total", "Requests that failed, by kind of error.", (*_MODEL, "kind"))
+        self.prompt_tokens = Counter(
+            "enginebay_prompt_tokens_total", "Tokens of prompts, by the engine's count.", _MODEL
+        )
+        self.cached_tokens = Counter(
+            "enginebay_cached_tokens_total", "Tokens of prompts whose KV cache was reused.", _MODEL
+        )
+        self.completion_tokens = Counter("enginebay_completion_tokens_total", "Tokens generated.", _MODEL)
+        self.rate_limited = Counter("enginebay_rate_limited_total", "Requests refused by a key's rate limit.", ("key",))
+        self.rejected = Counter("enginebay_rejected_total", "Requests refused before an engine saw them.", ("reason",))
+
+        self.queue_time = Histogram(
+            "enginebay_queue_time_seconds", "From arrival until the worker got the request.", _MODEL, _QUEUE_S
+        )
+        self.time_to_first_token = Histogram(
+            "enginebay_time_to_first_token_seconds", "From arrival to the first token.", _MODEL, _TTFT_S
+        )
+        self.inter_token_latency = Histogram(
+            "enginebay_inter_token_latency_seconds", "Between tokens of one answer.", _MODEL, _INTER_TOKEN_S
+        )
+        self.request_duration = Histogram(
+            "enginebay_request_duration_seconds", "From arrival to the end of the answer.", _MODEL, _DURATION_S
+        )
+
+        self.requests_running = Gauge("enginebay_requests_running", "Requests given to a worker.", _MODEL)
+        self.requests_waiting = Gauge("enginebay_requests_waiting", "Requests queued in the server.", _MODEL)
+        self.connections = Gauge("enginebay_connections", "Open client connections.")
+        self.server_info = Gauge("enginebay_server_info", "Always 1; the version is in the label.", ("version",), "max")
+
+        self.engine_steps = Counter("enginebay_engine_steps_total", "Steps of the engine.", _MODEL, "max")
+        self.engine_running = Gauge("enginebay_engine_running", "Requests the engine holds.", _MODEL, "max")
+        self.kv_cache_usage = Gauge(
+            "enginebay_kv_cache_usage_ratio", "Share of the KV cache that running requests use.", _MODEL, "max"
+        )
+        self.worker_memory = Gauge(
+            "enginebay_worker_memory_bytes", "Resident memory of the worker's processes.", _MODEL, "max"
+        )
+
+        self.process_memory = Gauge("process_resident_memory_bytes", "Resident memory of the server's processes.")
+        self.process_start = Gauge("process_start_time_seconds", "Start, in seconds since 1970.", merge="max")
+        self._families: tuple[Family[Any], ...] = tuple(one for one in vars(self).values() if isinstance(one, Family))
+
+        self.connections.child()
+        self.server_info.child(__version__).set(1)
+        started = process_facts.start_time_seconds()
+        if started is not None:
+            self.process_start.child().set(started)
+
+    def snapshot(self) -> Snapshot:
+        """All values as plain data, to send over a pipe."""
+        resident = process_facts.resident_bytes()
+        if resident is not None:
+            self.process_memory.child().set(resident)
+        return {family.name: family.snapshot() for family in self._families}
+
+
+def merge(snapshots: Iterable[Snapshot]) -> Snapshot:
+    """One snapshot of several processes. Values add up, except where a family says that the largest is the truth."""
+    merged: Snapshot = {}
+    for snapshot in snapshots:
+        for name, family in snapshot.items():
+            known = merged.get(name)
+            if known is not None and known.get("bounds") != family.get("bounds"):
+                raise ValueError(f"{name} has other buckets in another process")
+            merged[name] = family if known is None else {**known, "children": _merged_children(known, family)}
+    return merged
+
+
+def _merged_children(one: dict[str, Any], other: dict[str, Any]) -> list[Any]:
+    found = {tuple(values): data for values, data in one["children"]}
+    for values, data in other["children"]:
+        key = tuple(values)
+        found[key] = _combined(one["merge"], found[key], data) if key in found else data
+    return [[list(values), data] for values, data in found.items()]
+
+
+def _combined(how: Merge, one: Any, other: Any) -> Any:
+    if how == "max":
+        return max(one, other)
+    if isinstance(one, list):  # a histogram: counts and sum
+        return [[a + b for a, b in zip(one[0], other[0], strict=True)], one[1] + other[1]]
+    return one + other

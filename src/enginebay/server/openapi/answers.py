@@ -1,0 +1,254 @@
+"""What comes back: the schemas of answers, in OpenAI's forms."""
+
+from __future__ import annotations
+
+from enginebay.server.openapi.shapes import (
+    ANY,
+    BOOLEAN,
+    COUNT,
+    INTEGER,
+    NUMBER,
+    OBJECT,
+    STRING,
+    Schema,
+    array,
+    const,
+    either,
+    enum,
+    maybe,
+    obj,
+    ref,
+    said,
+)
+
+_FINISH = enum("stop", "length", "tool_calls", "cancelled")
+_ENTRY = {"token": STRING, "logprob": NUMBER, "bytes": maybe(array(COUNT))}
+_LOGPROBS = obj(
+    {"content": array(obj({**_ENTRY, "top_logprobs": array(obj(_ENTRY))})), "refusal": maybe(STRING)}, ("refusal",)
+)
+_HEAD = {"id": STRING, "created": COUNT, "model": STRING, "system_fingerprint": STRING}
+_CALL_DELTA = obj(
+    {
+        "index": COUNT,
+        "id": STRING,
+        "type": const("function"),
+        "function": obj({"name": STRING, "arguments": STRING}, ("name",)),
+    },
+    ("id", "type"),
+)
+_DELTA = obj(
+    {"role": const("assistant"), "content": maybe(STRING), "refusal": maybe(STRING), "tool_calls": array(_CALL_DELTA)},
+    ("role", "content", "refusal", "tool_calls"),
+)
+_MESSAGE = obj(
+    {
+        "role": const("assistant"),
+        "content": maybe(STRING),
+        "refusal": maybe(STRING),
+        "tool_calls": array(ref("ToolCall")),
+    },
+    ("tool_calls",),
+)
+_TEXT_LOGPROBS = obj(
+    {
+        "tokens": array(STRING),
+        "token_logprobs": array(NUMBER),
+        "top_logprobs": array({"type": "object", "additionalProperties": NUMBER}),
+        "text_offset": array(COUNT),
+    }
+)
+_MODEL = {
+    "id": STRING,
+    "object": const("model"),
+    "created": COUNT,
+    "owned_by": STRING,
+    "max_model_len": COUNT,
+    "parent": said(STRING, "Of an adapter: the model it belongs to."),
+}
+_STATUS = enum("in_progress", "completed", "incomplete")
+
+ANSWERS: dict[str, Schema] = {
+    "Error": obj(
+        {
+            "error": obj(
+                {
+                    "message": said(STRING, "What is wrong, and what to do."),
+                    "type": STRING,
+                    "param": said(maybe(STRING), "The field it is about."),
+                    "code": maybe(STRING),
+                }
+            )
+        }
+    ),
+    "Usage": said(
+        obj(
+            {
+                "prompt_tokens": COUNT,
+                "completion_tokens": COUNT,
+                "total_tokens": COUNT,
+                "prompt_tokens_details": obj({"cached_tokens": COUNT}),
+            }
+        ),
+        "Counted by the engine.",
+    ),
+    "ChatCompletion": obj(
+        {
+            **_HEAD,
+            "object": const("chat.completion"),
+            "choices": array(
+                obj({"index": COUNT, "message": _MESSAGE, "logprobs": maybe(_LOGPROBS), "finish_reason": _FINISH})
+            ),
+            "usage": ref("Usage"),
+        }
+    ),
+    "ChatCompletionChunk": obj(
+        {
+            **_HEAD,
+            "object": const("chat.completion.chunk"),
+            "choices": array(
+                obj({"index": COUNT, "delta": _DELTA, "logprobs": maybe(_LOGPROBS), "finish_reason": maybe(_FINISH)})
+            ),
+            "usage": maybe(ref("Usage")),
+        },
+        ("usage",),
+    ),
+    "Completion": obj(
+        {
+            **_HEAD,
+            "object": const("text_completion"),
+            "choices": array(
+                obj(
+                    {
+                        "index": COUNT,
+                        "text": STRING,
+                        "logprobs": maybe(_TEXT_LOGPROBS),
+                        "finish_reason": maybe(_FINISH),
+                    }
+                )
+            ),
+            "usage": maybe(ref("Usage")),
+        },
+        ("usage",),
+    ),
+    "EmbeddingList": obj(
+        {
+            "object": const("list"),
+            "data": array(
+                obj({"object": const("embedding"), "index": COUNT, "embedding": either(array(NUMBER), STRING)})
+            ),
+            "model": STRING,
+            "usage": obj({"prompt_tokens": COUNT, "total_tokens": COUNT}),
+        }
+    ),
+    "Model": obj(_MODEL, ("parent",)),
+    "ModelList": obj({"object": const("list"), "data": array(ref("Model"))}),
+    "ModelDescription": obj(
+        {
+            **_MODEL,
+            "enginebay": obj(
+                {
+                    "engine": STRING,
+                    "version": STRING,
+                    "task": enum("generate", "embed"),
+                    "context_length": COUNT,
+                    "max_batch": COUNT,
+                    "memory_bytes": COUNT,
+                    "load_s": NUMBER,
+                    "capabilities": said(
+                        {"type": "object", "additionalProperties": obj({"support": STRING, "detail": maybe(STRING)})},
+                        "For each request parameter: native, translated or refused.",
+                    ),
+                    "settings": said(
+                        {"type": "object", "additionalProperties": obj({"effective": ANY, "asked": ANY})},
+                        "Settings as they run, next to what was asked for.",
+                    ),
+                    "sampling_defaults": OBJECT,
+                    "tool_format": STRING,
+                    "adapters": array(STRING),
+                    "warnings": array(STRING),
+                }
+            ),
+        },
+        ("parent",),
+    ),
+    "Tokenized": obj(
+        {"count": COUNT, "max_model_len": COUNT, "tokens": array(COUNT), "token_strs": array(STRING)}, ("token_strs",)
+    ),
+    "Detokenized": obj({"prompt": STRING}),
+    "Live": obj({"status": const("live")}),
+    "Readiness": obj(
+        {"status": enum("ready", "not ready"), "models": array(STRING), "reasons": array(STRING)}, ("reasons",)
+    ),
+    "ResponseItem": either(
+        obj(
+            {
+                "id": STRING,
+                "type": const("message"),
+                "status": _STATUS,
+                "role": const("assistant"),
+                "content": array(
+                    obj(
+                        {
+                            "type": const("output_text"),
+                            "text": STRING,
+                            "annotations": array(OBJECT),
+                            "logprobs": array(OBJECT),
+                        }
+                    )
+                ),
+            }
+        ),
+        obj(
+            {
+                "id": STRING,
+                "type": const("function_call"),
+                "status": _STATUS,
+                "call_id": STRING,
+                "name": STRING,
+                "arguments": STRING,
+            }
+        ),
+    ),
+    "Response": obj(
+        {
+            "id": STRING,
+            "object": const("response"),
+            "created_at": COUNT,
+            "status": enum("in_progress", "completed", "incomplete", "failed"),
+            "model": STRING,
+            "output": array(ref("ResponseItem")),
+            "error": maybe(obj({"code": STRING, "message": STRING})),
+            "incomplete_details": maybe(obj({"reason": STRING})),
+            "usage": maybe(
+                obj(
+                    {
+                        "input_tokens": COUNT,
+                        "input_tokens_details": obj({"cached_tokens": COUNT}),
+                        "output_tokens": COUNT,
+                        "output_tokens_details": obj({"reasoning_tokens": COUNT}),
+                        "total_tokens": COUNT,
+                    }
+                )
+            ),
+            "instructions": maybe(STRING),
+            "max_output_tokens": maybe(INTEGER),
+            "metadata": OBJECT,
+            "parallel_tool_calls": BOOLEAN,
+            "temperature": maybe(NUMBER),
+            "top_p": maybe(NUMBER),
+            "text": OBJECT,
+            "tool_choice": either(STRING, OBJECT),
+            "tools": array(OBJECT),
+            "store": const(False),
+            "truncation": const("disabled"),
+        }
+    ),
+    "ResponseEvent": obj(
+        {
+            "type": said(
+                STRING, "response.created, response.output_text.delta, response.completed and so on, as OpenAI has them"
+            ),
+            "sequence_number": COUNT,
+        }
+    ),
+}

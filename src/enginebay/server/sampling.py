@@ -1,0 +1,182 @@
+"""From the fields of a request to the contract's `Sampling`. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from enginebay.config.server import Limits
+from enginebay.contract import Guided, Sampling
+from enginebay.errors import InvalidRequest, Unsupported
+from enginebay.server.regex_limits import check_regex
+from enginebay.server.schema_limits import check_schema
+from enginebay.server.wire.fields import Generating
+
+# Fields whose name and meaning are the contract's own.
+_SAME = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "no_repeat_ngram_size", "do_sample", "min_tokens", "ignore_eos", "seed", "n", "best_of", "num_beams",
+    "length_penalty", "early_stopping",
+)  # fmt: skip
+
+
+def read_sampling(
+    body: Generating,
+    defaults: Mapping[str, Any],
+    limits: Limits,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None = None,
+    guided: Guided | None = None,
+    vocabulary: int | None = None,
+) -> Sampling:
+    """Defaults of the configuration under what the request says. Raises `InvalidRequest` with the field's name.
+
+    `guided` is a constraint from elsewhere (a tool that must be called); `vocabulary` the number of token ids.
+    """
+    values: dict[str, Any] = dict(defaults)
+    for name in _SAME:
+        value = getattr(body, name)
+        if value is not None:
+            values[name] = value
+    if max_tokens is not None:
+        if limits.max_tokens is not None and max_tokens > limits.max_tokens:
+            raise _over("max_tokens", max_tokens, limits.max_tokens)
+        values["max_tokens"] = max_tokens
+    if logprobs is not None:
+        values["logprobs"] = logprobs
+    if body.stop is not None:
+        values["stop"] = _stop(body.stop, limits)
+    if body.stop_token_ids is not None:
+        if len(body.stop_token_ids) > limits.stop:
+            raise _over("stop_token_ids", len(body.stop_token_ids), limits.stop, "token ids")
+        values["stop_token_ids"] = tuple(body.stop_token_ids)
+    if body.logit_bias is not None:
+        values["logit_bias"] = _bias(body.logit_bias, limits, vocabulary)
+    own = read_guided(body, limits)
+    if own is not None and guided is not None:
+        raise InvalidRequest(
+            "a tool that must be called and a constraint on the output exclude each other",
+            "use tool_choice auto, or leave out the constraint",
+            param="tool_choice",
+        )
+    if own is not None or guided is not None:
+        values["guided"] = own or guided
+    for name in ("n", "best_of"):
+        if values.get(name, 1) > limits.n:
+            raise _over(name, values[name], limits.n)
+    return Sampling(**values)
+
+
+def _over(param: str, value: int, allowed: int, unit: str = "") -> InvalidRequest:
+    what = f"{param} has {value} {unit}" if unit else f"{param} is {value}"
+    return InvalidRequest(f"{what}, allowed here is at most {allowed}", param=param)
+
+
+def _stop(stop: str | list[str], limits: Limits) -> tuple[str, ...]:
+    texts = (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(texts) > limits.stop:
+        raise _over("stop", len(texts), limits.stop, "strings")
+    longest = max(map(len, texts), default=0)
+    if longest > limits.stop_chars:
+        raise InvalidRequest(f"a stop string has {longest} characters, allowed is {limits.stop_chars}", param="stop")
+    return texts
+
+
+def _bias(bias: Mapping[str, float], limits: Limits, vocabulary: int | None) -> dict[int, float]:
+    if len(bias) > limits.logit_bias:
+        raise _over("logit_bias", len(bias), limits.logit_bias, "entries")
+    found: dict[int, float] = {}
+    for key, value in bias.items():
+        if not key.isascii() or not key.isdigit() or len(key) > 10:
+            raise InvalidRequest(f"logit_bias: {key[:40]!r} is not a token id", param="logit_bias")
+        token = int(key)
+        if token >= (vocabulary or 2**31):
+            known = f"; the model has {vocabulary} tokens" if vocabulary else ""
+            raise InvalidRequest(f"logit_bias: there is no token {token}{known}", param="logit_bias")
+        found[token] = value
+    return found
+
+
+# Constraints on the output
+
+
+def read_guided(body: Generating, limits: Limits) -> Guided | None:
+    """At most one constraint, from `response_format`, the guided_* fields or `structured_outputs`."""
+    given: dict[str, tuple[str, Any]] = {}
+    if body.response_format is not None:
+        schema = response_schema(body.response_format)
+        if schema is not None:
+            given["response_format"] = ("json", schema)
+    for name in ("json", "regex", "grammar", "choice"):
+        value = getattr(body, f"guided_{name}")
+        if value is not None:
+            given[f"guided_{name}"] = (name, value)
+        inner = getattr(body.structured_outputs, name) if body.structured_outputs is not None else None
+        if inner is not None:
+            given[f"structured_outputs.{name}"] = (name, inner)
+    if not given:
+        return None
+    if len(given) > 1:
+        names = list(given)
+        raise InvalidRequest(f"{names[0]} and {names[1]} exclude each other", "give one of them", param=names[1])
+    [(param, (name, value))] = given.items()
+    return _guided(name, value, param, limits)
+
+
+def _guided(name: str, value: Any, param: str, limits: Limits) -> Guided:
+    if name == "json":
+        return guided_json(value, param, limits)
+    if name == "regex":
+        check_regex(value, limits, param)
+        return Guided(regex=value)
+    if name == "grammar":
+        if len(value.encode()) > limits.grammar_bytes:
+            raise _over(param, len(value.encode()), limits.grammar_bytes, "bytes")
+        return Guided(grammar=value)
+    if len(value) > limits.choices:
+        raise _over(param, len(value), limits.choices, "choices")
+    return Guided(choice=tuple(value))
+
+
+def guided_json(schema: Any, param: str, limits: Limits) -> Guided:
+    """A JSON schema as a constraint, once it is known to be harmless."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError):
+            raise InvalidRequest(f"{param} is not JSON", param=param) from None
+    check_schema(schema, limits, param)
+    return Guided(json=json.dumps(schema))
+
+
+def response_schema(wanted: Mapping[str, Any]) -> Any:
+    """The schema of a `response_format`: {} for any object, None for plain text."""
+    kind = wanted.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind != "json_schema":
+        raise InvalidRequest(
+            f"response_format.type is {str(kind)[:40]!r}",
+            "use text, json_object or json_schema",
+            param="response_format",
+        )
+    described = wanted.get("json_schema")
+    if not isinstance(described, Mapping) or not isinstance(described.get("schema"), Mapping):
+        raise InvalidRequest(
+            "response_format.json_schema has no schema",
+            'it is {"name": "...", "schema": {...}, "strict": true}',
+            param="response_format",
+        )
+    return described["schema"]
+
+
+def check_bookkeeping(body: Any) -> None:
+    """Fields of the OpenAI API that ask for what a server without storage and tiers does not have."""
+    if body.store:
+        raise Unsupported("nothing is stored here", "leave out store, or set it to false", param="store")
+    if body.service_tier not in (None, "auto", "default"):
+        raise Unsupported("there is one service tier", "leave out service_tier, or say auto", param="service_tier")

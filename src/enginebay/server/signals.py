@@ -1,0 +1,25 @@
+"""The first signal asks the server to finish, the second ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+
+class Stop:
+    """`asked` is done at the first SIGTERM or SIGINT; the second ends the process at once.
+
+    Workers do not outlive us even then: each has a guard that ends it when we are gone.
+    """
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.asked: asyncio.Future[None] = loop.create_future()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+
+    def _signalled(self) -> None:
+        if self.asked.done():
+            os._exit(130)
+        self.asked.set_result(None)

@@ -1,0 +1,55 @@
+"""Bytes to a checked struct, and msgspec's complaints to ours."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+import msgspec
+
+from enginebay.errors import InvalidRequest
+
+_PLACE = re.compile(r"^(?P<what>.*) - at `(?:key in )?\$(?P<path>[^`]*)`$", re.DOTALL)
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$")
+
+T = TypeVar("T")
+_decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
+
+
+def decode(kind: type[T], body: bytes) -> T:
+    """The body as this struct. Raises `InvalidRequest` that names the field."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    try:
+        return decoder.decode(body)  # type: ignore[no-any-return]
+    except msgspec.ValidationError as error:
+        raise _explained(kind, str(error)) from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the body is not JSON: {_readable(str(error))}") from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise InvalidRequest("the body is not UTF-8") from None
+
+
+def _explained(kind: type[Any], said: str) -> InvalidRequest:
+    found = _PLACE.match(said)
+    what, path = (found["what"], found["path"].lstrip(".")) if found else (said, "")
+    if unknown := _UNKNOWN.match(what):
+        name = unknown["name"]
+        param = f"{path}.{name}" if path else name
+        known = getattr(kind, "__struct_fields__", ()) if not path else ()
+        near = get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else "leave it out; /docs lists what is taken"
+        return InvalidRequest(f"there is no parameter {param[:200]!r}", hint, param=param[:200])
+    if missing := _MISSING.match(what):
+        param = f"{path}.{missing['name']}" if path else missing["name"]
+        return InvalidRequest(f"{param} is missing", param=param)
+    return InvalidRequest(f"{path[:200] or 'the body'}: {_readable(what)}", param=path[:200] or None)
+
+
+def _readable(said: str) -> str:
+    return said[:1].lower() + said[1:].replace("`", "")

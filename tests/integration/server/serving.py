@@ -1,0 +1,91 @@
+"""`bay serve` as a process of its own, for tests."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import yaml
+from openai import AsyncOpenAI, OpenAI
+
+_URL = re.compile(r"serving at (http://\S+)")
+
+
+@dataclass
+class Server:
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
+
+    def openai(self, key: str = "none", **options: object) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=120, **options)  # type: ignore[arg-type]
+
+    def async_openai(self, key: str = "none") -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=120)
+
+    def resident_bytes(self) -> int:
+        """Of the server's own process or processes, workers and launchers not counted."""
+        found = psutil.Process(self.process.pid)
+        children = [one for one in found.children() if "enginebay.server.children" in " ".join(one.cmdline())]
+        return sum(int(one.memory_info().rss) for one in (found, *children))
+
+    def words(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+@contextmanager
+def serving(
+    *models: str,
+    engine: str | None = None,
+    config: dict[str, object] | None = None,
+    options: Sequence[str] = (),
+    environ: dict[str, str] | None = None,
+    patience_s: float = 240,
+) -> Iterator[Server]:
+    """Runs until the block ends, and must then end by itself with exit code 0."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        command = [sys.executable, "-m", "enginebay.cli.main", "serve", *models, "--port", "0", *options]
+        if engine:
+            command += ["--engine", engine]
+        if config is not None:
+            (Path(folder) / "config.yaml").write_text(yaml.safe_dump(config))
+            command += ["--config", str(Path(folder) / "config.yaml")]
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command, stdout=output, stderr=output, env={**os.environ, **(environ or {})}, start_new_session=True
+            )
+        try:
+            yield Server(_url(process, log, patience_s), process, log)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0, log.read_text(errors="replace")[-2000:]
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def _url(process: subprocess.Popen[bytes], log: Path, patience_s: float) -> str:
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        found = _URL.search(log.read_text(errors="replace"))
+        if found:
+            return found[1]
+        if process.poll() is not None:
+            break
+        time.sleep(0.05)
+    raise AssertionError(f"the server did not start:\n{log.read_text(errors='replace')[-3000:]}")

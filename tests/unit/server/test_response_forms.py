@@ -1,0 +1,172 @@
+"""The response object and its events, read back with the OpenAI SDK's own types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from enginebay.contract import Sampling, TokenLogprobs
+from enginebay.contract.messages import Usage
+from enginebay.errors import EngineFailed
+from enginebay.server.answers.output import Output, Reader
+from enginebay.server.answers.response import ResponseEvents, ResponseForm, usage_object
+from enginebay.server.endpoints.responses import echoed
+from enginebay.server.wire.bodies import ResponsesBody
+from enginebay.text.tools import CallArguments, CallStart, Text, guided_parser
+
+USAGE = Usage(prompt_tokens=5, completion_tokens=3, cached_tokens=2)
+TOOLS = [{"type": "function", "name": "f"}]
+_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+def call_ids() -> Callable[[], str]:
+    numbers: Iterator[int] = iter(range(100))
+    return lambda: f"call_{next(numbers)}"
+
+
+def output() -> Output:
+    return Output("resp_1", call_ids(), lambda number: bytes([number]) if number < 256 else b"")
+
+
+def form() -> ResponseForm:
+    body = ResponsesBody(model="m", input="hi", tools=TOOLS, tool_choice={"type": "function", "name": "f"})
+    return ResponseForm("resp_1", 1_700_000_000, "m", echoed(body, Sampling(temperature=0.5)))
+
+
+def parsed(stream: bytes) -> list[dict[str, Any]]:
+    """The events of a stream, checked for their framing, their numbers and OpenAI's types."""
+    found = []
+    for block in stream.decode().split("\n\n")[:-1]:
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        _EVENT.validate_python(event)
+        found.append(event)
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
+def kinds(events: list[dict[str, Any]]) -> list[str]:
+    return [event["type"].removeprefix("response.") for event in events]
+
+
+def test_a_finished_response_is_one_for_the_sdk() -> None:
+    made = output()
+    made.take(Text("Hello"))
+    found = Response.model_validate(form().finished(made, USAGE, "stop"))
+    assert (found.status, found.output_text, found.incomplete_details) == ("completed", "Hello", None)
+    assert found.temperature == 0.5
+    assert found.tools[0].type == "function"
+    assert found.usage is not None
+    assert (found.usage.input_tokens, found.usage.output_tokens, found.usage.total_tokens) == (5, 3, 8)
+
+
+def test_a_response_that_was_cut_is_incomplete() -> None:
+    made = output()
+    made.take(CallStart(0, "f"))
+    made.take(CallArguments(0, '{"a'))
+    found = form().finished(made, USAGE, "length")
+    assert found["status"] == "incomplete"
+    assert found["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert found["output"][0]["status"] == "incomplete"
+
+
+def test_text_and_calls_keep_their_order() -> None:
+    made = output()
+    for event in (Text("a"), Text("b"), CallStart(0, "f"), CallArguments(0, "{"), CallArguments(0, "}"), Text("c")):
+        made.take(event)
+    message, function, last = made.objects("incomplete")
+    assert (message["content"][0]["text"], message["status"]) == ("ab", "completed")
+    assert (function["call_id"], function["name"], function["arguments"]) == ("call_0", "f", "{}")
+    assert (last["content"][0]["text"], last["status"]) == ("c", "incomplete")
+    assert len({message["id"], function["id"], last["id"]}) == 3
+
+
+def test_nothing_said_is_an_empty_message() -> None:
+    assert output().objects()[0]["content"][0]["text"] == ""
+
+
+def test_usage() -> None:
+    assert usage_object(USAGE)["input_tokens_details"]["cached_tokens"] == 2
+
+
+def test_events_of_plain_text() -> None:
+    made = output()
+    events = ResponseEvents(form(), made)
+    body = events.texts(["He", 'l"lo']) + events.texts(["%d"])
+    found = parsed(events.opening() + body + events.closing(USAGE, "stop"))
+    assert kinds(found) == [
+        "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta", "output_text.delta",
+        "output_text.delta", "output_text.done", "content_part.done", "output_item.done", "completed",
+    ]  # fmt: skip
+    assert [event["delta"] for event in found if "delta" in event] == ["He", 'l"lo', "%d"]
+    assert found[-4]["text"] == 'Hel"lo%d'
+    assert found[-1]["response"]["output"][0]["content"][0]["text"] == 'Hel"lo%d'
+    assert found[-1]["response"]["output"][0]["id"] == found[2]["item"]["id"]
+
+
+def test_events_of_calls() -> None:
+    events = ResponseEvents(form(), output())
+    made = (Text("wait"), CallStart(0, "f"), CallArguments(0, "{"), CallArguments(0, "}"), CallStart(1, "f"))
+    body = b"".join(events.event(event) for event in made)
+    found = parsed(events.opening() + body + events.closing(USAGE, "stop"))
+    assert kinds(found)[2:] == [
+        "output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done",
+        "output_item.done",
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.delta",
+        "function_call_arguments.done", "output_item.done",
+        "output_item.added", "function_call_arguments.done", "output_item.done",
+        "completed",
+    ]  # fmt: skip
+    places = [event["output_index"] for event in found if "output_index" in event]
+    assert places == sorted(places)
+    assert [item["type"] for item in found[-1]["response"]["output"]] == ["message", "function_call", "function_call"]
+
+
+def test_events_of_an_answer_without_text() -> None:
+    events = ResponseEvents(form(), output())
+    found = parsed(events.opening() + events.closing(USAGE, "length"))
+    assert kinds(found)[-2:] == ["output_item.done", "incomplete"]
+    assert found[-2]["item"]["status"] == "incomplete"
+
+
+def test_a_failure_in_the_middle() -> None:
+    events = ResponseEvents(form(), output())
+    stream = events.texts(["Hel"]) + events.failure(EngineFailed("/secret/path broke"))
+    found = parsed(events.opening() + stream)[-1]
+    assert found["type"] == "response.failed"
+    assert found["response"]["error"]["code"] == "server_error"
+    assert "/secret" not in json.dumps(found)
+    assert found["response"]["output"][0]["status"] == "incomplete"
+
+
+def test_log_probabilities_have_bytes_even_for_unknown_tokens() -> None:
+    token = TokenLogprobs(65, -0.5, ((65, -0.5), (300, -2.0)))
+    events = ResponseEvents(form(), output())
+    found = parsed(events.opening() + events.event(Text("A"), (token,)) + events.closing(USAGE, "stop"))
+    logprobs = found[4]["logprobs"]
+    assert logprobs[0]["bytes"] == [65]
+    assert [one["bytes"] for one in logprobs[0]["top_logprobs"]] == [[65], []]
+    assert found[-1]["response"]["output"][0]["content"][0]["logprobs"] == logprobs
+
+
+def test_log_probabilities_belong_to_text_alone() -> None:
+    def token(text: str) -> TokenLogprobs:
+        return TokenLogprobs(ord(text), -1.0)
+
+    reader = Reader(guided_parser([{"type": "function", "function": {"name": "f"}}], "f"), {})
+    read = [pair for char in '{"a":1}!' for pair in reader.read(char, (ord(char),), (token(char),))]
+    read += reader.end()
+    texts = [(event.text, known) for event, known in read if isinstance(event, Text)]
+    assert texts == [("!", (token("!"),))]
+    assert all(not known for event, known in read if not isinstance(event, Text))
+
+
+@pytest.mark.parametrize("markers", [{7: "<call>"}, {}])
+def test_markers_count_only_with_tools(markers: dict[int, str]) -> None:
+    assert Reader(None, markers).read("x", (7,), ()) == [(Text("x"), ())]
