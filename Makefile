@@ -1,12 +1,13 @@
-# `make run` answers a prompt, `make test` proves everything. Both start from nothing but Python 3.11+ and make.
+# `make serve` serves a small model, `make test` proves everything. Both start from nothing but Python 3.11+ and make.
 PYTHON ?= python3
 VENV   := .venv
 BAY    := $(VENV)/bin/bay
+MODEL  ?= smollm2
 PROMPT ?= Give three tips for a good night's sleep.
 # Engine environments and models made for the tests live in the checkout, so that nothing of yours is touched.
 TEST_HOME := $(CURDIR)/.home
 
-.PHONY: install run check unit engines contract integration test bench-worker bench-start docs clean
+.PHONY: install serve run check unit engines contract integration test bench-worker bench-start docs clean
 
 install: $(VENV)/.installed
 
@@ -20,8 +21,11 @@ $(VENV)/.dev: $(VENV)/.installed
 	$(VENV)/bin/python -m pip install --quiet --editable '.[llamacpp,dev]'
 	touch $@
 
+serve: install
+	$(BAY) serve $(MODEL)
+
 run: install
-	$(BAY) run smollm2 "$(PROMPT)"
+	$(BAY) run $(MODEL) "$(PROMPT)"
 
 check: $(VENV)/.dev
 	$(VENV)/bin/ruff check .

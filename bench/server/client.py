@@ -57,6 +57,7 @@ class Result:
     seconds: float = 0.0  # from the first request to the last byte
     requests: int = 0  # answered right
     tokens: int = 0
+    chunks: int = 0  # HTTP chunks that streamed answers came in: how many tokens share one
     lost: int = 0
     reasons: list[str] = field(default_factory=list)  # the first few
     latencies_s: list[float] = field(default_factory=list)
@@ -83,6 +84,7 @@ def merged(results: Sequence[Result]) -> Result:
     for one in results:
         whole.requests += one.requests
         whole.tokens += one.tokens
+        whole.chunks += one.chunks
         whole.lost += one.lost
         whole.reasons += one.reasons
         whole.latencies_s += one.latencies_s
@@ -118,8 +120,8 @@ class _Connection:
         if self.socket.send(request) != len(request):
             raise SystemExit("a request does not fit into the socket's buffer: send shorter prompts")
 
-    def take(self, data: bytes, stream: bool) -> bytes | None:
-        """Bytes of the answer; gives its body once that is whole."""
+    def take(self, data: bytes, stream: bool) -> tuple[bytes, int] | None:
+        """Bytes of the answer; gives its body, and in how many chunks it came, once that is whole."""
         self.parts.append(data)
         if self.head is None:
             self.head = read_head(b"".join(self.parts))
@@ -200,13 +202,13 @@ class Client:
         if not data:
             return self._renew(number, f"closed after {sum(map(len, connection.parts))} bytes of an answer")
         try:
-            body = connection.take(data, self._load.stream)
+            found = connection.take(data, self._load.stream)
         except ValueError as problem:
             return self._renew(number, f"not HTTP: {problem}")
-        if body is None:
+        if found is None:
             return None
         assert connection.head is not None
-        self._answered(connection, connection.head.status, body)
+        self._answered(connection, connection.head.status, *found)
         if connection.head.closes:
             return self._renew(number, None)
         return self._next(connection, new=False)
@@ -224,7 +226,7 @@ class Client:
             except OSError as problem:
                 self._lose(f"no connection: {problem}")
 
-    def _answered(self, connection: _Connection, status: int, body: bytes) -> None:
+    def _answered(self, connection: _Connection, status: int, body: bytes, chunks: int) -> None:
         load, result = self._load, self._result
         if load.stream:
             made, wrong = check_stream(status, body, load.tokens, load.by_usage, load.ends_with_done)
@@ -236,6 +238,7 @@ class Client:
         result.tokens += made
         result.latencies_s.append(time.perf_counter() - connection.began)
         if load.stream:
+            result.chunks += chunks
             result.ttfts_s.append(connection.ttft)
         return None
 
@@ -307,6 +310,8 @@ def _main(arguments: Sequence[str]) -> int:
     )
     result = run(load, given.cores)
     print(f"{result.requests_per_s:,.0f} requests/s, {result.tokens_per_s:,.0f} tokens/s, {result.lost} lost")
+    if result.chunks:
+        print(f"{result.tokens / result.chunks:.1f} tokens in a chunk")
     for name, times in (("latency", result.latencies_s), ("TTFT", result.ttfts_s)):
         if times:
             ranks = ", ".join(f"p{percent} {percentile(times, percent) * 1000:.3f}" for percent in (50, 95, 99))

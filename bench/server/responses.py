@@ -43,17 +43,21 @@ def read_head(raw: bytes) -> Head | None:
     )
 
 
-def whole_body(raw: bytes, head: Head) -> bytes | None:
-    """The body, or None while some of it is missing. Without length and chunks it ends with the connection: None."""
+def whole_body(raw: bytes, head: Head) -> tuple[bytes, int] | None:
+    """The body and in how many chunks it came, or None while some of it is missing.
+
+    A body without length and chunks ends with the connection: always None.
+    """
     if head.chunked:
-        return join_chunks(raw, head.start)
+        pieces = split_chunks(raw, head.start)
+        return None if pieces is None else (b"".join(pieces), len(pieces))
     if head.length is not None and len(raw) >= head.start + head.length:
-        return raw[head.start : head.start + head.length]
+        return raw[head.start : head.start + head.length], 1
     return None
 
 
-def join_chunks(raw: bytes, start: int) -> bytes | None:
-    """The body of a chunked response, or None while the last chunk is missing."""
+def split_chunks(raw: bytes, start: int) -> list[bytes] | None:
+    """The pieces of a chunked body, or None while the last one is missing."""
     pieces = []
     while True:
         end = raw.find(b"\r\n", start)
@@ -64,7 +68,7 @@ def join_chunks(raw: bytes, start: int) -> bytes | None:
         if len(raw) < start + size + 2:
             return None
         if not size:
-            return b"".join(pieces)
+            return pieces
         pieces.append(raw[start : start + size])
         start += size + 2
 

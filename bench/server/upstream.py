@@ -3,9 +3,9 @@
     python -m bench.server.upstream --port 9001 --core 1
 
 It stands behind the gateways, so that what is measured is theirs, and in the place of a server, so that the load
-client's own ceiling is known. One process, one thread; a streamed token is one event and one chunk. `--burst` of them are
-one write, in turn over all streams: a fast engine's tokens do not come one by one, and who writes them decides how many
-reads and writes everyone after it needs.
+client's own ceiling is known. One process, one thread. A streamed token is one event; an event is one chunk and one write,
+in turn over all streams, unless the prompt asks for more in one: "in bursts of 16". A fast engine's tokens come several
+at a time, and how many share a chunk decides the work of everyone who passes them on.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import socket
 from functools import lru_cache
 from typing import Any
 
-from bench.server.responses import join_chunks
+from bench.server.responses import split_chunks
 
 MODEL = "bench"
 _HEAD_END = b"\r\n\r\n"
 _LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
 _CHUNKED = re.compile(rb"transfer-encoding:[^\r]*chunked", re.IGNORECASE)
 _TOKENS = re.compile(rb'"max_(?:completion_)?tokens"\s*:\s*(\d+)')
+_BURST = re.compile(rb"in bursts of (\d+)")
 _STREAM = re.compile(rb'"stream"\s*:\s*true')
 _DEFAULT_TOKENS = 8
 _PROMPT_TOKENS = 12
@@ -76,16 +77,18 @@ def _chunk(data: bytes) -> bytes:
 
 def _event(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
     choice = {"delta": delta, "finish_reason": finish}
-    return _chunk(b"data: " + _json(_object("chat.completion.chunk", choice, **more)) + b"\n\n")
+    return b"data: " + _json(_object("chat.completion.chunk", choice, **more)) + b"\n\n"
 
 
 @lru_cache(maxsize=64)
-def streamed(tokens: int) -> tuple[bytes, ...]:
-    """The writes of a request that streams: head and role, one for each token, the end."""
+def streamed(tokens: int, burst: int = 1) -> tuple[bytes, ...]:
+    """The writes of a request that streams: head and role, one for each `burst` of tokens, the end."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-    role = _event({"role": "assistant", "content": ""})
-    end = _event({}, "length", usage=_usage(tokens)) + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-    return (head + role, *[_event({"content": word}) for word in _words(tokens)], end)
+    role = _chunk(_event({"role": "assistant", "content": ""}))
+    events = [_event({"content": word}) for word in _words(tokens)]
+    bursts = [_chunk(b"".join(events[place : place + burst])) for place in range(0, tokens, burst)]
+    end = _chunk(_event({}, "length", usage=_usage(tokens))) + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    return (head + role, *bursts, end)
 
 
 MODELS = answer(
@@ -103,7 +106,10 @@ def reply(head: bytes, body: bytes) -> bytes | tuple[bytes, ...]:
     if path.endswith(b"/chat/completions"):
         found = _TOKENS.search(body)
         tokens = int(found.group(1)) if found else _DEFAULT_TOKENS
-        return streamed(tokens) if _STREAM.search(body) else whole(tokens)
+        if not _STREAM.search(body):
+            return whole(tokens)
+        burst = _BURST.search(body)
+        return streamed(tokens, int(burst.group(1)) if burst else 1)
     if path.endswith(b"/models"):
         return MODELS
     if path.startswith(b"/health") or path == b"/":
@@ -119,8 +125,8 @@ def split_request(raw: bytes) -> tuple[bytes, bytes, int] | None:
     head, start = raw[:end], end + len(_HEAD_END)
     if _CHUNKED.search(head):
         last = raw.find(b"0" + _HEAD_END, start)
-        body = join_chunks(raw, start) if last >= 0 else None
-        return None if body is None else (head, body, last + 1 + len(_HEAD_END))
+        pieces = split_chunks(raw, start) if last >= 0 else None
+        return None if pieces is None else (head, b"".join(pieces), last + 1 + len(_HEAD_END))
     length = _LENGTH.search(head)
     stop = start + (int(length.group(1)) if length else 0)
     return (head, raw[start:stop], stop) if len(raw) >= stop else None
@@ -159,11 +165,9 @@ class Connection:
         self.left = list(reversed(what))
         return True
 
-    def step(self, burst: int) -> bool:
-        """Write the next `burst` events at once. False: those were the last ones."""
-        data = self.left.pop() if burst == 1 else b"".join(reversed(self.left[-burst:]))
-        if burst > 1:
-            del self.left[-burst:]
+    def step(self) -> bool:
+        """Write the next piece. False: that was the last one."""
+        data = self.left.pop()
         try:
             sent = self.socket.send(data)
         except BlockingIOError:
@@ -175,7 +179,7 @@ class Connection:
         return bool(self.left)
 
 
-def serve(port: int, burst: int) -> None:
+def serve(port: int) -> None:
     """Answer until killed."""
     listener = socket.create_server(("127.0.0.1", port), backlog=1024)
     listener.setblocking(False)
@@ -194,7 +198,7 @@ def serve(port: int, burst: int) -> None:
             elif not _read(number, connections, streaming):
                 streaming.pop(number, None)
                 connections.pop(number).socket.close()
-        ended = [number for number, one in streaming.items() if not one.step(burst)]
+        ended = [number for number, one in streaming.items() if not one.step()]
         for number in ended:
             del streaming[number]
 
@@ -215,8 +219,7 @@ if __name__ == "__main__":
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--port", type=int, required=True)
     options.add_argument("--core", type=int)
-    options.add_argument("--burst", type=int, default=1, help="events in one write")
     chosen = options.parse_args()
     if chosen.core is not None:
         os.sched_setaffinity(0, {chosen.core})
-    serve(chosen.port, chosen.burst)
+    serve(chosen.port)

@@ -38,11 +38,17 @@ EXPERIMENT: dict[str, Setting] = {
     "traffic_simulation.seed": Setting("int", "seed of the arrival times"),
 }
 
+# The names of the table in `enginebay.text.tools.formats`, which is not needed to read a config (a test compares them).
+TOOL_FORMATS = (AUTO, "hermes", "llama3", "mistral", "qwen", "json")
+
 MODEL: dict[str, Setting] = {
     "source": Setting("str", "where its files come from: hf:org/name@revision, pypi:..., file:PATH"),
     "engine": Setting("str", "auto, or the engine that runs it"),
     "trust_remote_code": Setting("bool", "run Python code that comes with the model's files"),
     "task": Setting("str", "what it is for", choices=("generate", "embed"), default="generate"),
+    "tool_format": Setting(
+        "str", "how it writes tool calls; auto goes by its chat template", choices=TOOL_FORMATS, default=AUTO
+    ),
 }
 
 TRUST = "trust_remote_code"

@@ -69,6 +69,7 @@ class ModelConfig:
     source: str | None = None  # None: the model store knows the name
     engine: str | None = None  # a kind, "auto", or None: as at the top level
     task: str = "generate"
+    tool_format: str = AUTO
     trust_remote_code: bool | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     loras: Mapping[str, str] = field(default_factory=dict)

@@ -128,6 +128,9 @@ NEUTRAL: dict[str, Any] = {
     "early_stopping": False,
 }
 
+# Every plain parameter with its neutral value; -1 asks for as little as 0 does, but is translated.
+_NEUTRAL_OF = tuple((f.name, NEUTRAL.get(f.name)) for f in fields(Sampling) if f.name != "guided")
+
 GUIDED_PARAMETERS = ("guided_json", "guided_regex", "guided_grammar", "guided_choice")
 
 
@@ -140,16 +143,11 @@ def parameters() -> tuple[str, ...]:
 def requested(sampling: Sampling, lora: str | None = None) -> dict[str, Any]:
     """The parameters this request really asks for: set, and different from the neutral value."""
     found: dict[str, Any] = {}
-    for f in fields(Sampling):
-        value = getattr(sampling, f.name)
-        if f.name == "guided":
+    for name, neutral in _NEUTRAL_OF:
+        value = getattr(sampling, name)
+        if value is None or value == neutral or value in ((), {}):
             continue
-        if f.name == "top_k" and value == -1:
-            found[f.name] = value
-            continue
-        if value is None or value == NEUTRAL.get(f.name) or value in ((), {}):
-            continue
-        found[f.name] = value
+        found[name] = value
     if sampling.guided is not None:
         for name in ("json", "regex", "grammar", "choice"):
             if getattr(sampling.guided, name) is not None:

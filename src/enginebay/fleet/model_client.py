@@ -27,6 +27,7 @@ class Resident:
     source: Path | None  # the model's files as stored, for the tokenizer and the chat template
     loras: tuple[str, ...] = ()
     task: str = "generate"
+    tool_format: str = "auto"  # a name of the table of formats, or auto: by the chat template
     sampling: Mapping[str, Any] = field(default_factory=dict)  # the configuration's request defaults
 
 

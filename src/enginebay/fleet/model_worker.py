@@ -52,5 +52,6 @@ def _resident(plan: Plan, process: WorkerProcess, sampling: Mapping[str, Any]) -
         source=plan.source,
         loras=tuple(load.loras),
         task=load.task,
+        tool_format=plan.tool_format,
         sampling=dict(sampling),
     )

@@ -33,6 +33,7 @@ class Plan:
     warnings: tuple[str, ...]
     source: Path | None  # the model's files as stored, for the tokenizer and the chat template
     launch: Launch
+    tool_format: str = "auto"  # how the model writes tool calls, if the configuration says so
 
 
 @operation()
@@ -86,7 +87,8 @@ def make_plan(
         processes=processes,
         environment=environment.variables,
     )
-    return Plan(name, spec, tuple(decision.reasons), warnings, stored.path if stored else None, launch)
+    source = stored.path if stored else None
+    return Plan(name, spec, tuple(decision.reasons), warnings, source, launch, configured.tool_format)
 
 
 def _model_and_engine(

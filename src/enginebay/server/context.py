@@ -37,7 +37,7 @@ class Context:
         """The model a request names, noted for the log and the response's headers."""
         served, lora = self.catalogue.find(name)
         call.served, call.lora, call.model = served, lora, name
-        call.exchange.header("x-enginebay-engine", served.engine)
+        call.exchange.header_line(served.engine_header)
         return served, lora
 
 

@@ -24,13 +24,14 @@ async def prepare(
     truncate: int | None = None,
     asked: int | None = None,
     options: Mapping[str, Any] = MappingProxyType({}),
+    notes: Mapping[str, str] = MappingProxyType({}),
 ) -> GenerateRequest:
     """The request as the engine gets it. What was translated or cut is said in the response's headers.
 
     `truncate`: keep so many of the prompt's last tokens; `asked`: the output length that the client itself demands;
-    `options`: for the chat template.
+    `options`: for the chat template; `notes`: what else is not carried out to the letter.
     """
-    translated = served.client.negotiate(request)
+    translated = {**served.client.negotiate(request), **notes}
     if translated:
         call.exchange.header("x-enginebay-translated", header_text(translated))
     ids = await served.client.prompts.token_ids(request, **options)
@@ -78,9 +79,7 @@ async def run(call: Call, served: ServedModel, answer: Answer, requests: Sequenc
             raise Cancelled("the client closed the connection")
         exchange.on_drained = answer.pump
         answer.submit(served.client.client, requests)
-        limit_s = served.limits.request_timeout_s
-        late = TimedOut(f"the answer was not finished within {limit_s:g} s", "ask for fewer tokens")
-        timer = asyncio.get_running_loop().call_later(limit_s, answer.stop, late)
+        timer = asyncio.get_running_loop().call_later(served.limits.request_timeout_s, _too_late, answer)
         call.error = await answer.over
     except asyncio.CancelledError:
         answer.cancel()
@@ -94,6 +93,11 @@ async def run(call: Call, served: ServedModel, answer: Answer, requests: Sequenc
         call.usage = answer.usage
         if answer.first_at:
             call.ttft_s = answer.first_at - exchange.received
+
+
+def _too_late(answer: Answer) -> None:
+    limit_s = answer.served.limits.request_timeout_s
+    answer.stop(TimedOut(f"the answer was not finished within {limit_s:g} s", "ask for fewer tokens"))
 
 
 async def _enter(call: Call, served: ServedModel) -> None:

@@ -15,7 +15,7 @@ from enginebay.errors import UnknownModel
 from enginebay.fleet.model_client import ModelClient
 from enginebay.server.admission import Gate
 from enginebay.server.metrics import Metrics
-from enginebay.text.tools import FORMATS, detect_format
+from enginebay.text.tools import FORMATS, ToolFormat, detect_format
 
 
 class ServedModel:
@@ -27,12 +27,13 @@ class ServedModel:
         self.limits = limits
         self.name = resident.model
         self.engine = f"{facts.kind} {facts.version}"
+        self.engine_header = f"x-enginebay-engine: {self.engine}\r\n".encode("ascii", "replace")
         self.created = int(time.time())
         self.heard_at = float("-inf")  # when the engine last made a token for us
         self.probe: asyncio.Future[str] | None = None  # a question to the engine whether it still answers
         self.gate = Gate(max(1, limits.running // share), limits.queue // share, limits.queue_timeout_s)
         self.defaults = {name: value for name, value in resident.sampling.items() if self._does(name)}
-        self.tool_format = FORMATS[detect_format(client.prompts.template)]
+        self.tool_format = _tool_format(client)
         self.markers = self._marker_ids()
         self._call_ids = itertools.count(1)
         self._call_prefix = f"call_{secrets.token_hex(6)}"
@@ -137,6 +138,12 @@ class Catalogue:
                 "warnings": list(facts.warnings),
             },
         }
+
+
+def _tool_format(client: ModelClient) -> ToolFormat:
+    """The one the configuration names, else the one that the model's chat template speaks of."""
+    named = client.resident.tool_format
+    return FORMATS[detect_format(client.prompts.template) if named == "auto" else named]
 
 
 def _without_paths(settings: dict[str, Any]) -> dict[str, Any]:

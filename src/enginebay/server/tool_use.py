@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from enginebay.config.server import Limits
@@ -20,6 +20,7 @@ class ToolUse:
     shown: Sequence[Mapping[str, Any]] | None = None  # to the chat template
     guided: Guided | None = None  # a tool must be called: the output is held to it
     parser: Callable[[], ToolParser | None] = lambda: None
+    notes: Mapping[str, str] = field(default_factory=dict)  # what of the request is not carried out to the letter
 
 
 def plan_tools(
@@ -42,10 +43,21 @@ def plan_tools(
     if plan.mode == "none":
         return ToolUse()
     if plan.mode == "auto":
-        return ToolUse(shown=tools, parser=lambda: served.tool_format.parser(tools))
+        notes = _free_notes(tools, parallel)
+        return ToolUse(shown=tools, parser=lambda: served.tool_format.parser(tools), notes=notes)
     schema = calls_schema(tools, plan.name, parallel is not False)
     return ToolUse(
         shown=tools,
         guided=guided_json(schema, "tools", limits),
         parser=lambda: guided_parser(tools, plan.name),
     )
+
+
+def _free_notes(tools: Sequence[Mapping[str, Any]], parallel: bool | None) -> dict[str, str]:
+    """A model that may choose writes its calls freely: wishes about their form are not enforced."""
+    notes: dict[str, str] = {}
+    if parallel is False:
+        notes["parallel_tool_calls"] = "enforced with tool_choice required only"
+    if any(tool["function"].get("strict") for tool in tools):
+        notes["tools.strict"] = "enforced with tool_choice required or a named tool only"
+    return notes

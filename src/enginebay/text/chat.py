@@ -62,7 +62,7 @@ class ChatRenderer:
                 param="continue_final_message",
             )
         source = self._template(tools)
-        chat = checked(messages, parts=reads_content_parts(source))
+        chat = checked(messages, parts=reads_content_parts(source), developer="developer" in source)
         final = _tag_final(chat) if continue_final_message else None
         text = _run(
             source,

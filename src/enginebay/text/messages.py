@@ -28,13 +28,21 @@ ROLES = (
 )
 
 
-def checked(messages: Sequence[Mapping[str, Any]], parts: bool) -> list[dict[str, Any]]:
-    """The messages as templates take them; `parts` keeps a list of text parts as a list instead of joining it."""
+def checked(messages: Sequence[Mapping[str, Any]], parts: bool, developer: bool = True) -> list[dict[str, Any]]:
+    """The messages as templates take them.
+
+    `parts` keeps a list of text parts as a list instead of joining it; without `developer`, a template that does not
+    know that role gets a system message in its place, which is what it means.
+    """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise _wrong("messages must be a list", 'for example [{"role": "user", "content": "hi"}]')
     if not messages:
         raise _wrong("messages is empty", "give at least one message")
-    return [_message(message, number, parts) for number, message in enumerate(messages)]
+    found = [_message(message, number, parts) for number, message in enumerate(messages)]
+    for message in found:
+        if message["role"] == "developer" and not developer:
+            message["role"] = "system"
+    return found
 
 
 def _wrong(what: str, hint: str = "") -> InvalidRequest:
@@ -96,6 +104,6 @@ def _tool_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _wrong(f"{where}.function.arguments is not JSON: {error}") from error
     return {**call, "function": {**function, "arguments": arguments}}

@@ -13,6 +13,7 @@ from enginebay.errors import EnginebayError, from_kind
 from enginebay.worker.proto import worker_pb2 as pb
 
 _REPEATED = ("stop", "stop_token_ids")
+_SINGLE = tuple(one.name for one in fields(Sampling) if one.name not in (*_REPEATED, "logit_bias", "guided"))
 
 
 def submit_message(number: int, request: GenerateRequest) -> pb.Submit:
@@ -33,17 +34,13 @@ def submitted_request(message: pb.Submit) -> GenerateRequest:
 
 
 def _sampling_message(sampling: Sampling) -> pb.Sampling:
-    message = pb.Sampling()
-    for field in fields(Sampling):
-        value = getattr(sampling, field.name)
-        if value is None or field.name == "guided":
-            continue
-        if field.name in _REPEATED:
-            getattr(message, field.name).extend(value)
-        elif field.name == "logit_bias":
-            message.logit_bias.update(value)
-        else:
-            setattr(message, field.name, value)
+    message = pb.Sampling(**{name: value for name in _SINGLE if (value := getattr(sampling, name)) is not None})
+    if sampling.stop:
+        message.stop.extend(sampling.stop)
+    if sampling.stop_token_ids:
+        message.stop_token_ids.extend(sampling.stop_token_ids)
+    if sampling.logit_bias:
+        message.logit_bias.update(sampling.logit_bias)
     if sampling.guided is not None:
         for name in ("json", "regex", "grammar"):
             if getattr(sampling.guided, name) is not None:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from enginebay.config.keys import TOOL_FORMATS
 from enginebay.config.load import check_settings, load_config
 from enginebay.contract import Sampling, refuses
 from enginebay.errors import ConfigError, UnknownEngine
+from enginebay.text.tools import FORMATS
 
 
 def lines(error: pytest.ExceptionInfo[ConfigError]) -> list[str]:
@@ -303,6 +305,16 @@ def test_models_paths_are_beside_the_file(load: Any, tmp_path: Path) -> None:
     assert config.models["m"].loras == {"a": f"{tmp_path}/adapters/a", "b": "/b"}
     assert config.models["m"].task == "embed"
     assert (config.models["h"].source, config.models["h"].engine) == ("hf:org/name@main", "wide")
+
+
+def test_a_model_can_say_how_it_writes_tool_calls(load: Any) -> None:
+    config = load("models:\n  m: {tool_format: mistral}\n  other: {}\n")
+    assert (config.models["m"].tool_format, config.models["other"].tool_format) == ("mistral", "auto")
+    with pytest.raises(
+        ConfigError, match=r"models\.m\.tool_format: is hermes2, allowed is auto, .*did you mean hermes"
+    ):
+        load("models:\n  m: {tool_format: hermes2}\n")
+    assert set(TOOL_FORMATS) == {"auto", *FORMATS}
 
 
 def test_trust_on_an_engine_counts_for_the_models_of_the_file(load: Any) -> None:

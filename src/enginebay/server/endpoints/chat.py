@@ -36,7 +36,9 @@ async def chat(context: Context, call: Call) -> None:
     )  # fmt: skip
     request = GenerateRequest(messages=tuple(body.messages), sampling=sampling, lora=lora)
     options = _template_options(body, tools)
-    prepared = await prepare(call, served, request, truncate=body.truncate_prompt_tokens, asked=asked, options=options)
+    prepared = await prepare(
+        call, served, request, truncate=body.truncate_prompt_tokens, asked=asked, options=options, notes=tools.notes
+    )
     choices = [Choice(index, tools.parser()) for index in range(sampling.n)]
     form = ChatForm(
         id=f"chatcmpl-{call.id}",

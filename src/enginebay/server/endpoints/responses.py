@@ -41,6 +41,7 @@ async def responses(context: Context, call: Call) -> None:
         prepared = await prepare(
             call, served, asked.request,
             truncate=body.truncate_prompt_tokens, asked=body.max_output_tokens, options=asked.options,
+            notes=asked.tools.notes,
         )  # fmt: skip
     except RequestError as error:
         raise in_our_words(error) from None

@@ -71,6 +71,10 @@ class Exchange:
         """A header of the response to come, whoever writes it."""
         self._head.append(f"{name}: {value}\r\n".encode("latin-1", "replace"))
 
+    def header_line(self, line: bytes) -> None:
+        """The same, written out beforehand."""
+        self._head.append(line)
+
     def respond(self, status: int, body: bytes, content_type: str = "application/json", headers: Headers = ()) -> None:
         """The whole response at once."""
         if self.started or self.closed:

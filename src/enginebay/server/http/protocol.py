@@ -6,7 +6,8 @@
         408, 431                         408, 413                     aborted
 
 Every state but answering has a deadline; answering gets one while the client does not read. A sweep of the listener
-looks at the deadlines, so that no timer is made per request.
+looks at the deadlines, so that no timer is made per request. After a refusal the connection lingers: it is closed on
+our side, and what the client still sends is thrown away, so that it gets to read why.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from enginebay.server.http.exchange import STATUS_LINES, Exchange
 from enginebay.server.http.settings import Application, HttpSettings
 
 _PIPELINED = 8  # requests read ahead of the one being answered
-_LINGER_S = 5.0  # how long a refused body is still read, so that the client gets to see the refusal
+_LINGER_S = 5.0  # how long a refused client may go on sending: an earlier end would take the refusal from it
 
 
 class Connection(asyncio.Protocol):
@@ -40,7 +41,7 @@ class Connection(asyncio.Protocol):
         self._reading: Exchange | None = None  # headers complete, body not yet
         self._body: list[bytes] = []
         self._body_bytes = 0
-        self._discard = False
+        self._lingering = False
         self._target = b""
         self._headers: dict[str, str] = {}
         self._head_bytes = 0
@@ -48,7 +49,6 @@ class Connection(asyncio.Protocol):
         self._closing = False
         self.deadline: float | None = time.monotonic() + settings.header_timeout_s
         self.congested = False
-        self.chunks = True
         self.peer = ""
 
     # asyncio's side
@@ -66,27 +66,31 @@ class Connection(asyncio.Protocol):
         for exchange in (self._exchange, *self._ahead):
             if exchange is not None:
                 exchange.closed = True
+                exchange.status = exchange.status or CLIENT_CLOSED
                 if exchange.on_close is not None:
                     exchange.on_close()
         self._ahead.clear()
+        self._exchange = self._reading = None
+        self._body = []
+        self._parser = None  # it holds us: without this, only the garbage collector would part the two
 
     def eof_received(self) -> bool:
         return False  # a client that stops sending is gone: what it asked for is cancelled
 
     def data_received(self, data: bytes) -> None:
-        if self._closing and not self._discard:
+        if self._closing:
             return
         if self._reading is None:
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._closing = True  # the request itself is answered; what follows would be another protocol
+            self._last()  # the request itself is answered; what follows would be another protocol
         except httptools.HttpParserError:
             self._refuse(400, "the request is not HTTP/1.1")
             return
-        if self._reading is None and not self._ready and self._head_bytes > self._settings.header_bytes:
-            self._refuse(431, f"the request's headers are over {self._settings.header_bytes} bytes")
+        if self._reading is None and self._head_bytes > self._settings.header_bytes:
+            self._too_long()
 
     def pause_writing(self) -> None:
         self.congested = True
@@ -95,8 +99,11 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.congested = False
         self.deadline = None if self._exchange is not None else time.monotonic() + self._settings.keep_alive_s
-        if self._exchange is not None and self._exchange.on_drained is not None:
-            self._exchange.on_drained()
+        if self._exchange is not None:
+            if self._exchange.on_drained is not None:
+                self._exchange.on_drained()
+        elif self._ahead and not self._closing:
+            self._follow()
 
     # httptools' side
 
@@ -117,10 +124,16 @@ class Connection(asyncio.Protocol):
             self._expects_continue = True
 
     def on_headers_complete(self) -> None:
+        if self._closing:
+            return
+        size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers.items())
+        if size > self._settings.header_bytes:
+            self._too_long()
+            return
         method = self._parser.get_method().decode("ascii")
         exchange = Exchange(self, method, self._target.decode("latin-1"), self._headers)
-        exchange.keep_alive = bool(self._parser.should_keep_alive())
-        self.chunks = self._parser.get_http_version() != "1.0"
+        exchange.chunks = self._parser.get_http_version() != "1.0"
+        exchange.keep_alive = exchange.chunks and bool(self._parser.should_keep_alive())
         self._reading = exchange
         self._body = []
         self._body_bytes = 0
@@ -131,11 +144,11 @@ class Connection(asyncio.Protocol):
             return
         if not self._ready:
             self.deadline = time.monotonic() + self._settings.body_timeout_s
-        if self._expects_continue and not self._ready:
+        if self._expects_continue and exchange.chunks and not self._ready:
             self.write(STATUS_LINES[100] + b"\r\n")
 
     def on_body(self, data: bytes) -> None:
-        if self._discard:
+        if self._closing:
             return
         self._body_bytes += len(data)
         if self._body_bytes > self._settings.body_bytes:
@@ -145,16 +158,13 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         exchange, self._reading = self._reading, None
-        if self._discard:
-            self.close()
-            return
         if exchange is None or self._closing:
             return
         exchange.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body = []
         if not self._inflate(exchange):
             return
-        if not self._ready:
+        if not self._ready and not self.congested:
             self._answer(exchange)
             return
         self._ahead.append(exchange)
@@ -175,10 +185,13 @@ class Connection(asyncio.Protocol):
         except zlib.error:
             self._refuse(400, f"the body is not valid {encoding}")
             return False
-        if inflater.unconsumed_tail:
+        if inflater.eof and not inflater.unused_data:
+            return True
+        if inflater.unconsumed_tail or len(exchange.body) >= self._settings.body_bytes:
             self._refuse(413, f"the body is over {self._settings.body_bytes} bytes when unpacked")
-            return False
-        return True
+        else:
+            self._refuse(400, f"the body is not one whole {encoding} stream")
+        return False
 
     # The application's side
 
@@ -200,13 +213,18 @@ class Connection(asyncio.Protocol):
         self._exchange = None
         if not exchange.keep_alive or self._closing:
             self.close()
+        elif self.congested:
+            pass  # a client that does not read what it asked for gets no more; the stall's deadline is running
         elif self._ahead:
-            following = self._ahead.popleft()
-            self._transport.resume_reading()
-            asyncio.get_running_loop().call_soon(self._answer, following)
-            self._exchange = following
-        elif not self.congested:
+            self._follow()
+        else:
             self.deadline = time.monotonic() + self._settings.keep_alive_s
+
+    def _follow(self) -> None:
+        """On to the next of the requests that were sent ahead."""
+        self._exchange = self._ahead.popleft()
+        self._transport.resume_reading()
+        asyncio.get_running_loop().call_soon(self._answer, self._exchange)
 
     def common(self) -> bytes:
         return self._settings.common_headers
@@ -222,7 +240,7 @@ class Connection(asyncio.Protocol):
 
     def expire(self) -> None:
         """The deadline has passed."""
-        if self.congested or self._discard or self._exchange is not None:
+        if self.congested or self._lingering or self._exchange is not None:
             self.abort()
         elif self._reading is not None:
             self._refuse(408, "the request's body did not arrive in time")
@@ -233,16 +251,22 @@ class Connection(asyncio.Protocol):
 
     def shut(self) -> None:
         """No further requests: close now when idle, else after the answer under way."""
-        self._closing = True
         self._ahead.clear()
-        if self._exchange is None:
+        self._last()
+        if self._exchange is None and not self._lingering:
             self.close()
-        else:
-            self._exchange.keep_alive = False
+
+    def _last(self) -> None:
+        """Nothing more is read: what has been asked by now is answered, then the connection ends."""
+        self._closing = True
+        waiting = [one for one in (self._exchange, *self._ahead) if one is not None]
+        if waiting:
+            waiting[-1].keep_alive = False
 
     @property
     def busy(self) -> bool:
-        return self._exchange is not None
+        """An answer is being made, or not all of it has left us."""
+        return self._exchange is not None or self.backlog() > 0
 
     def close(self) -> None:
         self._closing = True
@@ -254,9 +278,11 @@ class Connection(asyncio.Protocol):
         self._closing = True
         self._transport.abort()
 
+    def _too_long(self) -> None:
+        self._refuse(431, f"the request's line and headers are over {self._settings.header_bytes} bytes")
+
     def _too_big(self) -> None:
         self._body = []
-        self._discard = True
         self._refuse(413, f"the body is over {self._settings.body_bytes} bytes")
 
     def _refuse(self, status: int, message: str) -> None:
@@ -269,10 +295,9 @@ class Connection(asyncio.Protocol):
         self._closing = True
         self.write(STATUS_LINES[status] + self.common() + head + body)
         self._application.refused(status)
-        if self._discard:
-            self.deadline = time.monotonic() + _LINGER_S
-        else:
-            self.close()
+        self._lingering = True
+        self._transport.write_eof()
+        self.deadline = time.monotonic() + _LINGER_S
 
 
 def sweep(connections: set[Connection], now: float) -> None:
