@@ -78,6 +78,9 @@ def error_headers(error: EnginebayError) -> list[tuple[str, str]]:
         return [("retry-after", str(max(1, math.ceil(error.retry_after_s))))]
     if isinstance(error, errors.Unauthorized):
         return [("www-authenticate", "Bearer")]
+    if isinstance(error, errors.NoSuchPlace) and error.hint.startswith("use "):
+        method = error.hint.removeprefix("use ")
+        return [("allow", "GET, HEAD" if method == "GET" else method)]
     return [("retry-after", "1")] if shown(error).status == 503 else []
 
 

@@ -35,14 +35,14 @@ async def prepare(
     if translated:
         call.exchange.header("x-enginebay-translated", header_text(translated))
     ids = await served.client.prompts.token_ids(request, **options)
+    param = "messages" if request.messages is not None else "prompt"
     if not ids:
-        raise InvalidRequest("the prompt is empty", "give at least one token", param="prompt")
+        raise InvalidRequest("the prompt is empty", "give at least one token", param=param)
     if truncate is not None and len(ids) > truncate:
         call.exchange.header("x-enginebay-truncated", f"prompt: {len(ids) - truncate} of {len(ids)} tokens left out")
         ids = ids[-truncate:]
     sampling = request.sampling
     room = served.client.facts.context_length - len(ids)
-    param = "messages" if request.messages is not None else "prompt"
     if room < 1:
         raise ContextOverflow(
             f"the prompt has {len(ids)} tokens, and the model's context is {served.client.facts.context_length}",
@@ -75,14 +75,12 @@ async def run(call: Call, served: ServedModel, answer: Answer, requests: Sequenc
     served.running.inc()
     timer: asyncio.TimerHandle | None = None
     try:
-        if exchange.closed:
-            raise Cancelled("the client closed the connection")
         exchange.on_drained = answer.pump
         answer.submit(served.client.client, requests)
         timer = asyncio.get_running_loop().call_later(served.limits.request_timeout_s, _too_late, answer)
         call.error = await answer.over
     except asyncio.CancelledError:
-        answer.cancel()
+        answer.stop(Cancelled("the server is stopping"))
         raise
     finally:
         if timer is not None:
@@ -101,6 +99,8 @@ def _too_late(answer: Answer) -> None:
 
 
 async def _enter(call: Call, served: ServedModel) -> None:
+    if call.exchange.closed:  # while its prompt was read; it would not be told again
+        raise Cancelled("the client closed the connection")
     if served.gate.enter_now():
         return
     task = asyncio.current_task()
@@ -109,6 +109,9 @@ async def _enter(call: Call, served: ServedModel) -> None:
     served.waiting.inc()
     try:
         await served.gate.enter()
+    except asyncio.CancelledError:
+        gone = call.exchange.closed
+        raise Cancelled("the client closed the connection" if gone else "the server is stopping") from None
     finally:
         served.waiting.dec()
         call.exchange.on_close = None

@@ -11,7 +11,7 @@ from enginebay.errors import ConfigError
 from enginebay.server.access import is_loopback
 from enginebay.server.keys import Keyring
 
-BACKLOG = 2048
+_BACKLOG = 2048
 
 
 def bind(config: ServerConfig, keyring: Keyring) -> socket.socket:
@@ -29,11 +29,23 @@ def bind(config: ServerConfig, keyring: Keyring) -> socket.socket:
     except OSError as error:
         sock.close()
         if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"port {config.port} is in use", "choose another: --port 8001") from None
+            raise _in_use(config.port) from None
         raise ConfigError(
             f"cannot listen on {config.host}:{config.port}: {error.strerror}", "choose another address"
         ) from None
     return sock
+
+
+def listen(sock: socket.socket) -> None:
+    """From here on connections are taken, or wait to be."""
+    try:
+        sock.listen(_BACKLOG)
+    except OSError as error:  # two servers may hold the same port until one of them listens
+        raise _in_use(sock.getsockname()[1]) if error.errno == errno.EADDRINUSE else error from None
+
+
+def _in_use(port: int) -> ConfigError:
+    return ConfigError(f"port {port} is in use", "choose another: --port 8001")
 
 
 def _resolve(config: ServerConfig) -> tuple[socket.AddressFamily, tuple[Any, ...]]:

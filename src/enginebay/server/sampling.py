@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from enginebay.config.server import Limits
 from enginebay.contract import Guided, Sampling
 from enginebay.errors import InvalidRequest, Unsupported
@@ -144,8 +146,8 @@ def guided_json(schema: Any, param: str, limits: Limits) -> Guided:
     """A JSON schema as a constraint, once it is known to be harmless."""
     if isinstance(schema, str):
         try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError):
+            schema = msgspec.json.decode(schema)  # as strict as the body itself: no NaN, no lone surrogates
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
             raise InvalidRequest(f"{param} is not JSON", param=param) from None
     check_schema(schema, limits, param)
     return Guided(json=json.dumps(schema))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from enginebay.config.model import Config
+from enginebay.errors import EnginebayError
 from enginebay.fleet.model_worker import ModelWorker
 from enginebay.fleet.plan import Plan
 from enginebay.server import exposition
@@ -15,7 +17,7 @@ from enginebay.server.children import ServerProcess
 from enginebay.server.control import Handler
 from enginebay.server.instance import Instance, Setup
 from enginebay.server.keys import Key, Keyring
-from enginebay.server.listening import BACKLOG
+from enginebay.server.listening import listen
 from enginebay.server.metrics import Metrics, merge
 from enginebay.server.rates import Rates, Verdict
 from enginebay.server.signals import Stop
@@ -56,7 +58,7 @@ async def serve(
                 return
             workers.append(await opening)
         setup = Setup(config.server, tuple(worker.resident for worker in workers), keyring, config.server.workers)
-        sock.listen(BACKLOG)
+        listen(sock)
         if config.server.workers == 1:
             await _serve_here(sock, setup, workers, stop, lambda: ready(workers))
         else:
@@ -116,7 +118,9 @@ async def _serve_in_children(
                 if child.line.closed.done() and not stop.asked.done():
                     await child.close()
                     await asyncio.sleep(0.5)  # one that cannot live must not keep us busy
-                    children[place] = await ServerProcess.start(sock, setup, handlers)
+                    with contextlib.suppress(EnginebayError):  # else once more in the next round
+                        children[place] = await ServerProcess.start(sock, setup, handlers)
+        sock.close()  # with ours open, connections would wait for somebody to accept them
         await asyncio.gather(*(child.drain(setup.config.drain_s) for child in children))
     finally:
         await asyncio.gather(*(child.close() for child in children))

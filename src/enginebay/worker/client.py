@@ -6,17 +6,15 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # before the import: a worker that ends is not news for the terminal
-
-import grpc
-import grpc.aio
-
+# Both before the import. A worker that ends is not news for the terminal. And gRPC's own handlers around fork() crash now
+# and then in a process that has sessions and starts another worker: uvloop forks to start it, and only to run a program.
 from enginebay.contract import Delta, Embedding, Facts, FinishReason, GenerateRequest
 from enginebay.contract.messages import Done
 from enginebay.errors import Cancelled, EnginebayError, EngineFailed, WorkerDied
 from enginebay.worker import wire
+from enginebay.worker.frames import Unframer, frame
 from enginebay.worker.proto import SERVICE
 from enginebay.worker.proto import worker_pb2 as pb
 
@@ -33,32 +31,30 @@ class Listener(Protocol):
         """Anything else: several tokens at once, another choice, logprobs, the end of a choice."""
 
     def flushed(self) -> None:
-        """All that one engine flush had for this request has been given."""
+        """All that has arrived for this request so far has been given: time to pass it on."""
 
     def done(self, done: Done) -> None: ...
 
     def failed(self, error: EnginebayError) -> None: ...
 
 
-class WorkerClient:
-    """One session with one worker."""
+class WorkerClient(asyncio.Protocol):
+    """One session with one worker: tokens over a socket, questions over gRPC."""
 
     def __init__(self, address: str, death: Callable[[], WorkerDied] | None = None) -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._address = address
         self._death = death or (lambda: WorkerDied("the worker's connection broke"))
+        self._loop = asyncio.get_running_loop()
         self._listeners: dict[int, Listener] = {}
         self._next = 0
         self._asks = pb.Ask()
-        self._asked = asyncio.Event()
+        self._will_send = False
         self._closing = False
         self._broken: EnginebayError | None = None
-        session = self._channel.stream_stream(
-            f"/{SERVICE}/Session",
-            request_serializer=pb.Ask.SerializeToString,
-            response_deserializer=pb.Flush.FromString,
-        )
-        self._call: Any = session()
-        self._tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._receive())]
+        self._unframer = Unframer()
+        self._transport: asyncio.Transport | None = None
+        self._channel: Any = None  # opened for the first question
+        self._tasks = {self._loop.create_task(self._connect())}
 
     @property
     def broken(self) -> bool:
@@ -76,14 +72,14 @@ class WorkerClient:
         message = wire.submit_message(number, request)
         self._listeners[number] = listener
         self._asks.submit.append(message)
-        self._asked.set()
+        self._send_soon()
         return number
 
     def cancel(self, number: int) -> None:
         """The engine frees the request's place within a step; the listener hears no more."""
         if self._listeners.pop(number, None) is not None:
             self._asks.cancel.append(number)
-            self._asked.set()
+            self._send_soon()
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Delta | Done]:
         """Deltas as they come, then `Done`. Leaving the loop early cancels the request."""
@@ -121,6 +117,11 @@ class WorkerClient:
         return list(reply.token_ids)
 
     async def _ask(self, method: str, request: Any, reply: Any) -> Any:
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a worker that ends is not news for the terminal
+        import grpc.aio
+
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(self._address, options=_OPTIONS)
         call = self._channel.unary_unary(
             f"/{SERVICE}/{method}",
             request_serializer=type(request).SerializeToString,
@@ -131,11 +132,11 @@ class WorkerClient:
         except grpc.aio.AioRpcError as error:
             raise self._unary_error(error) from None
 
-    def _unary_error(self, error: grpc.aio.AioRpcError) -> EnginebayError:
+    def _unary_error(self, error: Any) -> EnginebayError:
         for name, value in error.trailing_metadata() or ():
             if name == "enginebay-error-bin":
                 return wire.received_failure(pb.Failure.FromString(value))
-        if error.code() is grpc.StatusCode.UNAVAILABLE:
+        if error.code().name == "UNAVAILABLE":
             return self._death()
         return EngineFailed(error.details() or "the engine failed on this request")
 
@@ -145,38 +146,81 @@ class WorkerClient:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._channel.close()
+        if self._transport is not None:
+            self._transport.close()
+        if self._channel is not None:
+            await self._channel.close()
 
     # The session
 
-    async def _send(self) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            while True:
-                await self._asked.wait()
-                self._asked.clear()
-                asks, self._asks = self._asks, pb.Ask()
-                await self._call.write(asks)
-
-    async def _receive(self) -> None:
+    async def _connect(self) -> None:
+        path = os.path.join(os.path.dirname(self._address.removeprefix("unix:")), "t")
         try:
-            while (flush := await self._call.read()) is not grpc.aio.EOF:
-                self._deliver(flush)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            pass
+            await self._loop.create_unix_connection(lambda: self, path)
+        except OSError:
+            await self._lost()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._send_soon()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._closing:
+            self._tasks.add(self._loop.create_task(self._lost()))
+
+    async def _lost(self) -> None:
+        await asyncio.sleep(0.05)  # the process' own end is known a moment after its connection's
+        self._broken = self._broken or self._death()
+        self._fail_all(self._broken)
+
+    def _send_soon(self) -> None:
+        """All that is asked in one round of the event loop goes as one message."""
+        if not self._will_send and self._transport is not None:
+            self._will_send = True
+            self._loop.call_soon(self._send)
+
+    def _send(self) -> None:
+        self._will_send = False
+        asks, self._asks = self._asks, pb.Ask()
+        if self._transport is not None and (asks.submit or asks.cancel):
+            self._transport.write(frame(asks))
+
+    def data_received(self, data: bytes) -> None:
+        touched: dict[int, Listener] = {}
+        try:
+            for message in self._unframer.feed(data):
+                self._deliver(pb.Flush.FromString(message), touched)
         except Exception as error:  # whatever it is, nobody may be left waiting for it
             self._broken = EngineFailed(f"the worker's answer could not be read: {type(error).__name__}: {error}")
-        if not self._closing:
-            await asyncio.sleep(0.05)  # the process' own end is known a moment after its connection's
-            self._broken = self._broken or self._death()
-            self._fail_all(self._broken)
+            assert self._transport is not None
+            self._transport.abort()
+        for number, listener in touched.items():
+            try:
+                listener.flushed()
+            except Exception as error:
+                self._misheard(number, error)
+
+    def _hand(self, number: int, method: Callable[[Any], None], what: Any) -> None:
+        try:
+            method(what)
+        except Exception as error:
+            self._misheard(number, error)
+
+    def _misheard(self, number: int, error: Exception) -> None:
+        """A listener failed on what it was given: that is the end of its request, and of no other."""
+        self._loop.call_exception_handler({"message": "a listener of tokens failed", "exception": error})
+        listener = self._listeners.get(number)
+        if listener is not None:
+            self.cancel(number)
+            with contextlib.suppress(Exception):
+                listener.failed(EngineFailed(f"the answer could not be passed on: {type(error).__name__}: {error}"))
 
     def _fail_all(self, error: EnginebayError) -> None:
         listeners, self._listeners = self._listeners, {}
         for listener in listeners.values():
             listener.failed(error)
 
-    def _deliver(self, flush: pb.Flush) -> None:
-        touched: dict[int, Listener] = {}
+    def _deliver(self, flush: pb.Flush, touched: dict[int, Listener]) -> None:
         listeners = self._listeners
         if flush.count or flush.choice or flush.logprobs:
             self._deliver_mixed(flush, touched)
@@ -184,12 +228,13 @@ class WorkerClient:
             for number, text, token_id in zip(flush.request, flush.text, flush.token_id, strict=True):
                 listener = listeners.get(number)
                 if listener is not None:
-                    listener.token(text, token_id)
+                    try:
+                        listener.token(text, token_id)
+                    except Exception as error:
+                        self._misheard(number, error)
                     touched[number] = listener
         if flush.finish or flush.done or flush.failure:
             self._deliver_ends(flush, touched)
-        for listener in touched.values():
-            listener.flushed()
 
     def _deliver_mixed(self, flush: pb.Flush, touched: dict[int, Listener]) -> None:
         rows = len(flush.request)
@@ -203,7 +248,8 @@ class WorkerClient:
             number = flush.request[row]
             listener = self._listeners.get(number)
             if listener is not None:
-                listener.delta(Delta(flush.text[row], tuple(ids[start:end]), choices[row], logprobs.get(row, ())))
+                delta = Delta(flush.text[row], tuple(ids[start:end]), choices[row], logprobs.get(row, ()))
+                self._hand(number, listener.delta, delta)
                 touched[number] = listener
             start = end
 
@@ -212,12 +258,14 @@ class WorkerClient:
             listener = self._listeners.get(finish.request)
             if listener is not None:
                 reason = FinishReason(finish.reason)
-                listener.delta(Delta("", (), finish.choice, (), reason, wire.received_stop_reason(finish)))
+                delta = Delta("", (), finish.choice, (), reason, wire.received_stop_reason(finish))
+                self._hand(finish.request, listener.delta, delta)
                 touched[finish.request] = listener
         for done in flush.done:
-            listener = self._listeners.pop(done.request, None)
+            listener = self._listeners.get(done.request)
             if listener is not None:
-                listener.done(wire.received_done(done))
+                self._hand(done.request, listener.done, wire.received_done(done))
+                self._listeners.pop(done.request, None)
                 touched[done.request] = listener
         for failure in flush.failure:
             listener = self._listeners.pop(failure.request, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from enginebay.contract import Engine, FinishReason, GenerateRequest, TokenLogprobs
@@ -59,8 +59,9 @@ class Ledger:
 
     # What sessions call
 
-    def open(self) -> Outbox:
-        outbox = Outbox()
+    def open(self, send: Callable[[], None] = lambda: None) -> Outbox:
+        """A new session; `send` is called, by any thread, when there is something in its outbox."""
+        outbox = Outbox(send)
         with self._lock:
             self._outboxes = (*self._outboxes, outbox)
         return outbox

@@ -25,7 +25,7 @@ from enginebay.contract import Engine, Load
 from enginebay.errors import EnginebayError, LoadFailed, OutOfMemory
 from enginebay.worker import guard, wire
 
-_SESSIONS = 32  # threads for RPCs; each session holds one for as long as it lives
+_THREADS = 8  # for questions; an embedding holds one for as long as it takes
 
 
 class _Stop(BaseException):
@@ -78,18 +78,20 @@ def _open(engine: Engine, directory: Path) -> tuple[Any, Any]:
     from enginebay.worker.ledger import Ledger
     from enginebay.worker.proto import SERVICE
     from enginebay.worker.servicer import Servicer, handlers
+    from enginebay.worker.sessions import Sessions
 
-    sys.setswitchinterval(0.0005)  # the sending thread must not wait 5 ms for a busy engine thread
+    sys.setswitchinterval(0.0005)  # a request must not wait 5 ms for a busy engine thread
     ledger = Ledger(engine)
     engine.start(ledger)
     server = grpc.server(
-        ThreadPoolExecutor(_SESSIONS),
+        ThreadPoolExecutor(_THREADS),
         options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)],
     )
     server.add_generic_rpc_handlers((handlers(Servicer(engine, ledger)),))
     health = _add_health_and_reflection(server, SERVICE)
     server.add_insecure_port(f"unix:{directory / 's'}")
     server.start()
+    Sessions(directory / "t", ledger)
     return server, health
 
 

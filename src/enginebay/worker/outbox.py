@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from enginebay.contract import FinishReason, TokenLogprobs
 from enginebay.contract.messages import Done
@@ -14,17 +13,16 @@ from enginebay.worker.proto import worker_pb2 as pb
 
 Row = tuple[int, str, Sequence[int], int, Sequence[TokenLogprobs]]  # request, text, token ids, choice, logprobs
 
-_MOST_ROWS = 4096  # keeps one message well under gRPC's limit when a reader was slow
+_MOST_ROWS = 4096  # keeps messages small when a reader was slow
 
 
 class Outbox:
-    """One session's events. Engine threads put, the session's thread takes; a deque needs no lock for that."""
+    """One session's events. Any thread puts, one at a time takes; a deque needs no lock for that."""
 
-    def __init__(self) -> None:
+    def __init__(self, send: Callable[[], None] = lambda: None) -> None:
         self._rows: deque[Row] = deque()
         self._ends: deque[pb.Finish | pb.Done | pb.Failure] = deque()
-        self._wake = threading.Event()
-        self._closed = False
+        self._send = send
         self.own: dict[int, int] = {}  # this session's numbers of its live requests -> the engine's
 
     def row(self, row: Row) -> None:
@@ -49,31 +47,32 @@ class Outbox:
     def failure(self, request: int, error: EnginebayError) -> None:
         self._ends.append(wire.failure_message(request, error))
 
+    @property
+    def waiting(self) -> bool:
+        return bool(self._rows or self._ends)
+
     def wake(self) -> None:
-        if (self._rows or self._ends) and not self._wake.is_set():
-            self._wake.set()
+        """What was put may go."""
+        if self._rows or self._ends:
+            self._send()
 
     def close(self) -> None:
-        self._closed = True
-        self._wake.set()
+        """The session is over: nobody takes any more."""
+        self._send = lambda: None
+        self._rows.clear()
+        self._ends.clear()
 
     def take(self) -> pb.Flush | None:
-        """Wait for something to send; None when the session is over."""
-        while not self._closed:
-            self._wake.wait()
-            self._wake.clear()
-            # Ends are counted before rows are taken: an end put after its last row can then never overtake it.
-            ends = len(self._ends)
-            if self._rows or ends:
-                return self._message(ends)
-        return None
+        """All that there is, up to a bound; None when there is nothing."""
+        # Ends are counted before rows are taken: an end put after its last row can then never overtake it.
+        ends = len(self._ends)
+        return self._message(ends) if self._rows or ends else None
 
     def _message(self, ends: int) -> pb.Flush:
         rows = self._rows
         count = len(rows)
         if count > _MOST_ROWS:
             count, ends = _MOST_ROWS, 0
-            self._wake.set()
         taken = [rows.popleft() for _ in range(count)]
         message = columns(taken)
         for _ in range(ends):

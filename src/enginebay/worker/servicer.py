@@ -1,10 +1,8 @@
-"""The one gRPC servicer that hosts any engine."""
+"""The one gRPC servicer that answers questions about any engine."""
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -14,7 +12,6 @@ from enginebay.errors import EnginebayError
 from enginebay.worker import wire
 from enginebay.worker.ledger import Ledger
 from enginebay.worker.memory import resident_bytes
-from enginebay.worker.outbox import Outbox
 from enginebay.worker.proto import SERVICE
 from enginebay.worker.proto import worker_pb2 as pb
 
@@ -22,40 +19,11 @@ _log = logging.getLogger(__name__)
 
 
 class Servicer:
-    """Sessions and questions of server processes, answered from one engine."""
+    """Questions of server processes, answered from one engine."""
 
     def __init__(self, engine: Engine, ledger: Ledger) -> None:
         self._engine = engine
         self._ledger = ledger
-
-    def session(self, asks: Iterator[pb.Ask], context: grpc.ServicerContext) -> Iterator[pb.Flush]:
-        """Flushes go out on this thread; asks come in on another, so that neither waits for the other."""
-        outbox = self._ledger.open()
-        context.add_callback(lambda: self._ledger.close(outbox))
-        threading.Thread(target=self._listen, args=(asks, outbox), daemon=True).start()
-        while (flush := outbox.take()) is not None:
-            yield flush
-
-    def _listen(self, asks: Iterator[pb.Ask], outbox: Outbox) -> None:
-        try:
-            for ask in asks:
-                for submit in ask.submit:
-                    self._submit(submit, outbox)
-                for number in ask.cancel:
-                    self._ledger.cancel(outbox, number)
-        except Exception as error:  # the stream broke, as it does whenever a client goes away
-            _log.debug("a session ended: %s", error)
-        finally:
-            self._ledger.close(outbox)
-
-    def _submit(self, submit: pb.Submit, outbox: Outbox) -> None:
-        try:
-            request = wire.submitted_request(submit)
-        except EnginebayError as error:
-            outbox.failure(submit.number, error)
-            outbox.wake()
-        else:
-            self._ledger.submit(submit.number, outbox, request)
 
     def facts(self, _: pb.FactsRequest, context: grpc.ServicerContext) -> pb.FactsReply:
         return pb.FactsReply(json=wire.facts_json(self._engine.facts()))
@@ -112,9 +80,6 @@ def handlers(servicer: Servicer) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(
         SERVICE,
         {
-            "Session": grpc.stream_stream_rpc_method_handler(
-                servicer.session, pb.Ask.FromString, pb.Flush.SerializeToString
-            ),
             "Facts": unary(servicer.facts, pb.FactsRequest),
             "State": unary(servicer.state, pb.StateRequest),
             "Embed": unary(servicer.embed, pb.EmbedRequest),

@@ -19,6 +19,8 @@ REASONS = {
 }  # fmt: skip
 STATUS_LINES = {status: f"HTTP/1.1 {status} {reason}\r\n".encode() for status, reason in REASONS.items()}
 
+CLIENT_CLOSED = 499  # what is written down when nobody was left to answer
+
 Headers = Iterable[tuple[str, str]]
 
 
@@ -29,8 +31,8 @@ class Exchange:
     """
 
     __slots__ = (
-        "_chunked", "_connection", "_head", "body", "closed", "headers", "keep_alive", "method", "on_close", "on_drained",
-        "path", "query_text", "received", "started", "status",
+        "_chunked", "_connection", "_head", "body", "chunks", "closed", "headers", "keep_alive", "method", "on_close",
+        "on_drained", "path", "query_text", "received", "started", "status",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, method: str, target: str, headers: dict[str, str]) -> None:
@@ -40,6 +42,7 @@ class Exchange:
         self.headers = headers  # names in lower case; of a repeated header, the values joined by commas
         self.body = b""
         self.keep_alive = True
+        self.chunks = True  # the client knows chunked answers
         self.received = time.perf_counter()
         self.status = 0
         self.started = False
@@ -99,7 +102,7 @@ class Exchange:
             return
         self.started = True
         self.status = status
-        self._chunked = self._connection.chunks
+        self._chunked = self.chunks
         self.keep_alive = self.keep_alive and self._chunked
         parts = [STATUS_LINES[status], self._connection.common(), *self._head]
         parts += [f"{name}: {value}\r\n".encode("latin-1", "replace") for name, value in (headers or {}).items()]

@@ -20,7 +20,7 @@ from typing import cast
 
 import httptools
 
-from enginebay.server.http.exchange import STATUS_LINES, Exchange
+from enginebay.server.http.exchange import CLIENT_CLOSED, STATUS_LINES, Exchange
 from enginebay.server.http.settings import Application, HttpSettings
 
 _PIPELINED = 8  # requests read ahead of the one being answered
@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
         self._ahead.clear()
         self._exchange = self._reading = None
         self._body = []
-        self._parser = None  # it holds us: without this, only the garbage collector would part the two
+        del self._parser  # it holds us: the two would stay in memory until the garbage collector's turn
 
     def eof_received(self) -> bool:
         return False  # a client that stops sending is gone: what it asked for is cancelled
@@ -102,7 +102,7 @@ class Connection(asyncio.Protocol):
         if self._exchange is not None:
             if self._exchange.on_drained is not None:
                 self._exchange.on_drained()
-        elif self._ahead and not self._closing:
+        elif self._ahead:
             self._follow()
 
     # httptools' side
@@ -126,8 +126,7 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         if self._closing:
             return
-        size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers.items())
-        if size > self._settings.header_bytes:
+        if self._head_bytes > self._settings.header_bytes and self._head_size() > self._settings.header_bytes:
             self._too_long()
             return
         method = self._parser.get_method().decode("ascii")
@@ -146,6 +145,10 @@ class Connection(asyncio.Protocol):
             self.deadline = time.monotonic() + self._settings.body_timeout_s
         if self._expects_continue and exchange.chunks and not self._ready:
             self.write(STATUS_LINES[100] + b"\r\n")
+
+    def _head_size(self) -> int:
+        """Of the headers alone, for they may have come together with a body."""
+        return len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers.items())
 
     def on_body(self, data: bytes) -> None:
         if self._closing:
@@ -201,6 +204,8 @@ class Connection(asyncio.Protocol):
         return self._exchange is not None
 
     def _answer(self, exchange: Exchange) -> None:
+        if exchange.closed:
+            return
         self.deadline = None
         self._exchange = exchange
         exchange.received = time.perf_counter()
@@ -211,7 +216,7 @@ class Connection(asyncio.Protocol):
         if exchange is not self._exchange:
             return
         self._exchange = None
-        if not exchange.keep_alive or self._closing:
+        if not exchange.keep_alive or (self._closing and not self._ahead):
             self.close()
         elif self.congested:
             pass  # a client that does not read what it asked for gets no more; the stall's deadline is running
@@ -240,7 +245,7 @@ class Connection(asyncio.Protocol):
 
     def expire(self) -> None:
         """The deadline has passed."""
-        if self.congested or self._lingering or self._exchange is not None:
+        if self.congested or self._closing or self._exchange is not None:
             self.abort()
         elif self._reading is not None:
             self._refuse(408, "the request's body did not arrive in time")
@@ -269,9 +274,10 @@ class Connection(asyncio.Protocol):
         return self._exchange is not None or self.backlog() > 0
 
     def close(self) -> None:
+        """Once the client has read what was written, for which it has so long."""
         self._closing = True
-        if self.congested:
-            self.deadline = time.monotonic() + self._settings.stall_timeout_s
+        self._ahead.clear()
+        self.deadline = time.monotonic() + self._settings.stall_timeout_s
         self._transport.close()
 
     def abort(self) -> None:
@@ -287,8 +293,10 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, status: int, message: str) -> None:
         """An answer without the application, after which the connection ends."""
-        if self._exchange is not None:  # the answer under way must not be mixed with this one
-            self.shut()
+        if self._exchange is not None or self._ahead:  # answers under way must not be mixed with this one
+            self._last()
+            return
+        if self._transport.is_closing():
             return
         body = self._settings.refusal(status, message)
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
