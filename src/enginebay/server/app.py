@@ -18,7 +18,7 @@ from enginebay.server.http.exchange import Exchange
 from enginebay.server.keys import Keyring
 from enginebay.server.logs import RequestRecord
 from enginebay.server.routes import Route, find_route
-from enginebay.server.tracing import Tracer
+from enginebay.server.tracing import Tracer, request_attributes, response_attributes, span_name
 
 _find_route = lru_cache(maxsize=256)(find_route)
 _CLIENT_CLOSED = 499
@@ -71,13 +71,10 @@ class App:
 
     async def _routed(self, call: Call, route: Route) -> None:
         await admit(self.context, self._keyring, call, route)
-        if self._tracer.enabled and route.counted:
-            parent = call.exchange.headers.get("traceparent")
-            call.span = self._tracer.start(route.name, parent, {"gen_ai.operation.name": route.name})
         await route.handler(self.context, call)
 
     def _fail(self, call: Call, error: EnginebayError) -> None:
-        call.error = error
+        call.error = error.with_traceback(None)  # its frames hold the call, and the call would hold them
         status = 405 if isinstance(error, NoSuchPlace) and error.hint.startswith("use ") else shown(error).status
         if call.exchange.started:
             call.exchange.abort()  # nothing sensible can follow half an answer
@@ -103,12 +100,11 @@ class App:
             served.completion_tokens.inc(usage.completion_tokens)
             if call.key is not None and call.key.tokens_per_minute is not None:
                 self.context.rates.charge(call.key, usage.prompt_tokens + usage.completion_tokens)
-        if call.span is not None:
-            self._end_span(call)
+        trace_id = self._trace(call) if self._tracer.enabled and served is not None else ""
         if call.endpoint not in ("health", "metrics", "docs") or status >= 500:
-            self._log(call, status, duration_s)
+            self._log(call, status, duration_s, trace_id)
 
-    def _log(self, call: Call, status: int, duration_s: float) -> None:
+    def _log(self, call: Call, status: int, duration_s: float, trace_id: str) -> None:
         served, usage, error = call.served, call.usage, call.error
         counted = usage.prompt_tokens or usage.completion_tokens
         self.context.log.request(
@@ -129,22 +125,29 @@ class App:
                 message=error.message if error is not None else "",
                 key=call.key.name if call.key is not None else "",
                 client=call.exchange.peer,
-                trace_id=call.span.trace_id if call.span is not None else "",
+                trace_id=trace_id,
                 prompt=str(call.prompt) if call.prompt is not None and self.context.config.log_prompts else "",
             )
         )
 
-    def _end_span(self, call: Call) -> None:
-        assert call.span is not None
-        attributes: dict[str, object] = {
-            "gen_ai.request.model": call.model,
-            "gen_ai.usage.input_tokens": call.usage.prompt_tokens,
-            "gen_ai.usage.output_tokens": call.usage.completion_tokens,
-            "http.response.status_code": call.exchange.status,
-        }
+    def _trace(self, call: Call) -> str:
+        """Send the request as one span, written when all of it is known; gives back the id of its trace."""
+        assert call.served is not None
+        asked = request_attributes(call.endpoint, call.model, call.sampling, stream=call.stream)
+        name, parent = span_name(call.endpoint, call.model), call.exchange.headers.get("traceparent")
+        span = self._tracer.start(name, parent, asked, _ns(call.started))
+        if span is None:
+            return ""
+        span.event("left the queue", _ns(call.started + call.queued_s))
         if call.ttft_s is not None:
-            attributes["gen_ai.server.time_to_first_token"] = call.ttft_s
-        call.span.end(attributes, None if call.error is None else call.error.kind)
+            span.event("first token", _ns(call.started + call.ttft_s))
+        found = response_attributes(
+            call.model, call.served.engine, call.id,
+            prompt_tokens=call.usage.prompt_tokens, completion_tokens=call.usage.completion_tokens,
+            cached_tokens=call.usage.cached_tokens,
+        )  # fmt: skip
+        span.end({**found, "http.response.status_code": call.exchange.status}, call.error)
+        return span.trace_id
 
     # The end
 
@@ -153,6 +156,10 @@ class App:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _ns(at_s: float) -> int:
+    return int(at_s * 1e9)
 
 
 def _preflight(exchange: Exchange) -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from enginebay.contract import Sampling
 from enginebay.contract.messages import Usage
 from enginebay.errors import EnginebayError
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.keys import Key
 from enginebay.server.served import ServedModel
-
-if TYPE_CHECKING:
-    from enginebay.server.tracing import Span
 
 _SAFE_ID = re.compile(r"^[A-Za-z0-9._:\-]{1,128}$")
 
@@ -22,7 +20,7 @@ class Call:
     """Facts are added as they become known; `app` reads them once at the end."""
 
     __slots__ = (
-        "endpoint", "error", "exchange", "id", "key", "lora", "model", "prompt", "queued_s", "served", "span", "started",
+        "endpoint", "error", "exchange", "id", "key", "lora", "model", "prompt", "queued_s", "sampling", "served", "started",
         "stream", "ttft_s", "usage",
     )  # fmt: skip
 
@@ -42,5 +40,5 @@ class Call:
         self.stream = False
         self.error: EnginebayError | None = None
         self.prompt: Any = None
-        self.span: Span | None = None
+        self.sampling: Sampling | None = None
         exchange.header("x-request-id", self.id)

@@ -22,6 +22,7 @@ class Shown(NamedTuple):
     said: str = ""
 
 
+_LONGEST = 1000  # characters of a message: what a client has sent may be in it
 _AGAIN = "send the request again; if it persists, the server's log has the details under this request's id"
 
 # One row for each error kind; a test proves that none is missing. Messages about the host itself stay in the log.
@@ -59,7 +60,7 @@ def shown(error: EnginebayError) -> Shown:
 
 def error_object(error: EnginebayError) -> dict[str, object]:
     row = shown(error)
-    message = row.said or error.message
+    message = row.said or shortened(error.message)
     hint = _AGAIN if row.said else error.hint
     return {
         "message": f"{message}. {hint[:1].upper()}{hint[1:]}." if hint else message,
@@ -67,6 +68,10 @@ def error_object(error: EnginebayError) -> dict[str, object]:
         "param": error.param,
         "code": row.code,
     }
+
+
+def shortened(message: str) -> str:
+    return message if len(message) <= _LONGEST else f"{message[:_LONGEST]}…"
 
 
 def error_body(error: EnginebayError) -> bytes:

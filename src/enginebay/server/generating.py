@@ -31,6 +31,7 @@ async def prepare(
     `truncate`: keep so many of the prompt's last tokens; `asked`: the output length that the client itself demands;
     `options`: for the chat template; `notes`: what else is not carried out to the letter.
     """
+    call.sampling = request.sampling
     translated = {**served.client.negotiate(request), **notes}
     if translated:
         call.exchange.header("x-enginebay-translated", header_text(translated))

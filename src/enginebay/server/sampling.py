@@ -173,6 +173,9 @@ def response_schema(wanted: Mapping[str, Any]) -> Any:
             'it is {"name": "...", "schema": {...}, "strict": true}',
             param="response_format",
         )
+    for key, kind, what in (("name", str, "a text"), ("description", str, "a text"), ("strict", bool, "true or false")):
+        if not isinstance(described.get(key), (kind, type(None))):
+            raise InvalidRequest(f"response_format.json_schema.{key} is not {what}", param="response_format")
     return described["schema"]
 
 

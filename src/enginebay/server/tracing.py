@@ -32,9 +32,9 @@ class Span:
         self._span = span
         self.trace_id = f"{span.get_span_context().trace_id:032x}"  # for the log
 
-    def event(self, name: str) -> None:
-        """A moment worth seeing: it left the queue, its first token came."""
-        self._span.add_event(name)
+    def event(self, name: str, at_ns: int | None = None) -> None:
+        """A moment worth seeing: it left the queue, its first token came. In nanoseconds since 1970; None: now."""
+        self._span.add_event(name, timestamp=at_ns)
 
     def end(self, attributes: Attributes | None = None, error: BaseException | str | None = None) -> None:
         """The request is over; with `error`, it failed."""
@@ -57,7 +57,13 @@ class Tracer:
     def __init__(self, note: str = "") -> None:
         self.note = note  # why nothing is traced although it was asked for; for the log
 
-    def start(self, name: str, traceparent: str | None = None, attributes: Attributes | None = None) -> Span | None:
+    def start(
+        self,
+        name: str,
+        traceparent: str | None = None,
+        attributes: Attributes | None = None,
+        at_ns: int | None = None,
+    ) -> Span | None:
         """A span, child of the caller's when `traceparent` (W3C) names one. None: this request is not traced."""
         return None
 
@@ -82,10 +88,16 @@ class OpenTelemetry(Tracer):
         self._kind = SpanKind.SERVER
         self._extract = TraceContextTextMapPropagator().extract
 
-    def start(self, name: str, traceparent: str | None = None, attributes: Attributes | None = None) -> Span | None:
+    def start(
+        self,
+        name: str,
+        traceparent: str | None = None,
+        attributes: Attributes | None = None,
+        at_ns: int | None = None,
+    ) -> Span | None:
         # A malformed header is ignored, as the standard wants: the request then begins a trace of its own.
         parent = self._extract({"traceparent": traceparent}, self._nobody) if traceparent else self._nobody
-        span = self._tracer.start_span(name, parent, self._kind, attributes)
+        span = self._tracer.start_span(name, parent, self._kind, attributes, start_time=at_ns)
         return Span(span) if span.is_recording() else None
 
     def close(self) -> None:

@@ -55,9 +55,10 @@ def _message(message: Any, number: int, parts: bool) -> dict[str, Any]:
         raise _wrong(f"{where} is not an object", "each message has a role and a content")
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        near = get_close_matches(str(role), ROLES, n=1)
+        shown = str(role)[:40]
+        near = get_close_matches(shown, ROLES, n=1)
         raise _wrong(
-            f"{where} has the role {role!r}", f"did you mean {near[0]!r}?" if near else "use system, user or assistant"
+            f"{where} has the role {shown!r}", f"did you mean {near[0]!r}?" if near else "use system, user or assistant"
         )
     found = dict(message)
     found["content"] = _content(message.get("content"), where, parts, optional=bool(message.get("tool_calls")))

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from enginebay.errors import InvalidRequest
+
 _DEEPEST = 12  # beyond it, lists are left empty and alternatives that lead on are avoided
+_ENDLESS = 200  # deeper than any schema that is let through
 
 
 def instance(schema: Any) -> Any:
@@ -16,6 +19,8 @@ def instance(schema: Any) -> Any:
 def _instance(schema: Any, root: Any, depth: int) -> Any:
     if not isinstance(schema, Mapping):
         return {}
+    if depth > _ENDLESS:
+        raise InvalidRequest("no value of a finite size fits the schema", param="guided_json")
     if "$ref" in schema:
         return _instance(_resolved(schema["$ref"], root), root, depth + 1)
     if "const" in schema:

@@ -84,13 +84,25 @@ class Connection(asyncio.Protocol):
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._last()  # the request itself is answered; what follows would be another protocol
+        except httptools.HttpParserUpgrade as upgrade:
+            self._read_again(data[upgrade.args[0] :])
+            return
         except httptools.HttpParserError:
             self._refuse(400, "the request is not HTTP/1.1")
             return
         if self._reading is None and self._head_bytes > self._settings.header_bytes:
             self._too_long()
+
+    def _read_again(self, rest: bytes) -> None:
+        """The request asks for another protocol as well, and the parser has left its body alone: once more without that."""
+        method = self._parser.get_method()
+        if self._closing or method == b"CONNECT":
+            self._refuse(400, "this is no proxy")
+            return
+        lines = [f"{name}: {value}\r\n" for name, value in self._headers.items() if name != "upgrade"]
+        head = b"%b %b HTTP/1.1\r\n%b\r\n" % (method, self._target, "".join(lines).encode("latin-1"))
+        self._parser = httptools.HttpRequestParser(self)
+        self.data_received(head + rest)
 
     def pause_writing(self) -> None:
         self.congested = True
@@ -124,15 +136,17 @@ class Connection(asyncio.Protocol):
             self._expects_continue = True
 
     def on_headers_complete(self) -> None:
-        if self._closing:
+        if self._closing or self._parser.should_upgrade():
             return
         if self._head_bytes > self._settings.header_bytes and self._head_size() > self._settings.header_bytes:
             self._too_long()
             return
         method = self._parser.get_method().decode("ascii")
         exchange = Exchange(self, method, self._target.decode("latin-1"), self._headers)
-        exchange.chunks = self._parser.get_http_version() != "1.0"
-        exchange.keep_alive = exchange.chunks and bool(self._parser.should_keep_alive())
+        if self._parser.get_http_version() == "1.1":
+            exchange.keep_alive = bool(self._parser.should_keep_alive())
+        else:
+            exchange.keep_alive = exchange.chunks = False
         self._reading = exchange
         self._body = []
         self._body_bytes = 0

@@ -31,27 +31,33 @@ _FUNCTION_FIELDS = {
     "strict": maybe(BOOLEAN),
 }
 _OPTIONAL = ("description", "parameters", "strict")
-_SCHEMA_FIELDS = {"name": _NAME, "schema": ref("ParametersSchema"), "strict": maybe(BOOLEAN), "description": STRING}
+_SCHEMA_FIELDS = {"name": _NAME, "schema": ref("JsonSchema"), "strict": maybe(BOOLEAN), "description": maybe(STRING)}
 _PLAIN_FORMATS = (obj({"type": const("text")}), obj({"type": const("json_object")}))
 _CHOICES = enum("none", "auto", "required")
 _CALL_FUNCTION = obj({"name": _NAME, "arguments": said(STRING, 'JSON text, such as {"city": "Paris"}')})
 
+_GUIDED_JSON = either(ref("JsonSchema"), said(STRING, "The same as JSON text."))
+_INNER = either(ref("JsonSchema"), BOOLEAN)
+_TYPE = enum("string", "number", "integer", "boolean", "object", "array", "null")
+# What is looked at of a JSON schema; other keywords are the engine's to understand.
+_SCHEMA_KEYWORDS = {
+    "type": either(_TYPE, array(_TYPE, minItems=1)),
+    "properties": {"type": "object", "additionalProperties": _INNER},
+    "required": array(STRING),
+    "additionalProperties": _INNER,
+    "items": _INNER,
+    "enum": array({}, minItems=1),
+    "anyOf": array(_INNER),
+    "$ref": said({"type": "string", "pattern": "^#(/.*)?$"}, "Within the schema, such as #/$defs/NAME."),
+    "$defs": {"type": "object", "additionalProperties": _INNER},
+}
+
 COMPONENTS: dict[str, Schema] = {
-    "ParametersSchema": said(
-        obj(
-            {
-                "type": const("object"),
-                "properties": {"type": "object", "additionalProperties": ref("PropertySchema")},
-                "required": array(STRING),
-                "additionalProperties": BOOLEAN,
-            },
-            ("properties", "required", "additionalProperties"),
-        ),
-        "A JSON schema of an object.",
+    "JsonSchema": said(
+        obj(_SCHEMA_KEYWORDS, tuple(_SCHEMA_KEYWORDS)), "A JSON schema. Its size and depth are limited."
     ),
-    "PropertySchema": obj(
-        {"type": enum("string", "integer", "number", "boolean", "array", "object"), "description": STRING},
-        ("description",),
+    "ParametersSchema": said(
+        obj({**_SCHEMA_KEYWORDS, "type": const("object")}, tuple(_SCHEMA_KEYWORDS)), "A JSON schema of an object."
     ),
     "ChatMessage": either(
         obj({"role": enum("system", "developer", "user"), "content": _CONTENT}),
@@ -106,7 +112,7 @@ FIELDS: dict[tuple[str, str], Schema] = {
     ("*", "tools"): array(ref("Tool")),
     ("*", "tool_choice"): ref("ToolChoice"),
     ("*", "response_format"): ref("ResponseFormat"),
-    ("*", "guided_json"): ref("ParametersSchema"),
+    ("*", "guided_json"): _GUIDED_JSON,
     ("*", "logit_bias"): {
         "type": "object",
         "propertyNames": {"pattern": "^[0-9]{1,9}$"},
@@ -122,7 +128,7 @@ FIELDS: dict[tuple[str, str], Schema] = {
     ("*", "prompt"): _PROMPT,
     ("TokenizeBody", "prompt"): STRING,
     ("EmbeddingBody", "input"): _PROMPT,
-    ("StructuredOutputs", "json"): ref("ParametersSchema"),
+    ("StructuredOutputs", "json"): _GUIDED_JSON,
     ("ResponsesText", "format"): ref("ResponsesFormat"),
     ("ResponsesText", "verbosity"): const("medium"),
     ("ResponsesStreamOptions", "include_obfuscation"): const(False),

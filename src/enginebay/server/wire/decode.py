@@ -42,7 +42,7 @@ def _explained(kind: type[Any], said: str) -> InvalidRequest:
         name = unknown["name"]
         param = f"{path}.{name}" if path else name
         known = getattr(kind, "__struct_fields__", ()) if not path else ()
-        near = get_close_matches(name, known, n=1)
+        near = get_close_matches(name[:100], known, n=1)
         hint = f"did you mean {near[0]}?" if near else "leave it out; /docs lists what is taken"
         return InvalidRequest(f"there is no parameter {param[:200]!r}", hint, param=param[:200])
     if missing := _MISSING.match(what):

@@ -73,6 +73,8 @@ def _checked_name(tool: Any, where: str) -> str:
         )
     if not isinstance(function.get("description", ""), (str, type(None))):
         raise _wrong_tools(f"{where}.function.description is not a text", "describe the tool in words, or leave it out")
+    if not isinstance(function.get("strict"), (bool, type(None))):
+        raise _wrong_tools(f"{where}.function.strict is {_shown(function['strict'])}", "it is true or false")
     _check_parameters(function.get("parameters"), f"{where}.function.parameters")
     return name
 
