@@ -1,0 +1,216 @@
+"""Answers between a worker's session and a client's connection, without either."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from enginebay.contract import Delta, FinishReason, GenerateRequest, Sampling, TokenLogprobs
+from enginebay.contract.messages import Done, Timing, Usage
+from enginebay.errors import EngineFailed
+from enginebay.server.answers.chat import ChatForm
+from enginebay.server.answers.choice import Choice
+from enginebay.server.answers.streamed import Streamed
+from enginebay.server.answers.whole import Whole
+from enginebay.server.metrics import Metrics
+from enginebay.text.tools import FORMATS
+
+DONE = Done(Usage(3, 2, 1), Timing(0.1, 0.2))
+
+
+class Connection:
+    """Stands for an exchange: remembers what was written."""
+
+    def __init__(self) -> None:
+        self.started = self.closed = self.congested = self.aborted = self.ended = False
+        self.received = 0.0
+        self.status = 0
+        self.writes: list[bytes] = []
+        self.on_close: Any = None
+
+    def start(self, status: int, *_: Any) -> None:
+        self.started, self.status = True, status
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(data)
+
+    def end(self, data: bytes = b"") -> None:
+        self.writes.append(data)
+        self.ended = True
+
+    def respond(self, status: int, body: bytes, **_: Any) -> None:
+        self.started = self.ended = True
+        self.status = status
+        self.writes.append(body)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    @property
+    def events(self) -> list[Any]:
+        text = b"".join(self.writes).decode()
+        return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+
+class Session:
+    """Stands for the worker's client."""
+
+    def __init__(self) -> None:
+        self.listeners: dict[int, Any] = {}
+        self.cancelled: list[int] = []
+
+    def submit(self, request: GenerateRequest, listener: Any) -> int:
+        number = len(self.listeners) + 1
+        self.listeners[number] = listener
+        return number
+
+    def cancel(self, number: int) -> None:
+        self.cancelled.append(number)
+
+
+def served(buffer: int = 1000) -> Any:
+    metrics = Metrics()
+    return SimpleNamespace(
+        ttft=metrics.time_to_first_token.child("m", "e"),
+        inter_token=metrics.inter_token_latency.child("m", "e"),
+        limits=SimpleNamespace(stream_buffer_bytes=buffer),
+        markers={99: "<tool_call>"},
+        heard_at=0.0,
+        call_id=lambda: "call_1",
+    )
+
+
+def form(choices: int = 1, logprobs: bool = False, usage: bool = False) -> ChatForm:
+    return ChatForm("id", 1, "m", "e", choices, logprobs, usage, lambda token: bytes((token,)))
+
+
+def streamed(choices: Sequence[Choice] = (), buffer: int = 1000, **options: bool) -> tuple[Any, Connection, Session]:
+    connection, session = Connection(), Session()
+    chosen = choices or [Choice(0)]
+    answer = Streamed(connection, served(buffer), chosen, form(len(chosen), **options))  # type: ignore[arg-type]
+    answer.submit(session, [GenerateRequest(token_ids=(1,), sampling=Sampling(n=len(chosen)))])  # type: ignore[arg-type]
+    return answer, connection, session
+
+
+def contents(connection: Connection) -> list[str]:
+    found = [one["choices"][0]["delta"] for one in connection.events if one["choices"]]
+    return [delta["content"] for delta in found if "content" in delta and "role" not in delta]
+
+
+async def test_a_flush_is_one_write_with_one_event_per_token() -> None:
+    answer, connection, _ = streamed()
+    for text in ("a", "", 'b"\n', "\x00ü"):
+        answer.token(text, 1)
+    assert not connection.started
+    answer.flushed()
+    assert connection.started and len(connection.writes) == 2  # the role, then the tokens
+    assert contents(connection) == ["a", "", 'b"\n', "\x00ü"]
+
+
+async def test_the_end_is_one_write_too() -> None:
+    answer, connection, session = streamed(usage=True)
+    answer.token("a", 1)
+    answer.flushed()
+    answer.token("b", 1)
+    answer.delta(Delta("", (), 0, (), FinishReason.LENGTH))
+    answer.done(DONE)
+    answer.flushed()
+    assert connection.ended and len(connection.writes) == 3
+    assert connection.events[-1]["usage"]["total_tokens"] == 5
+    assert connection.events[-2]["choices"][0]["finish_reason"] == "length"
+    assert answer.over.result() is None and not session.cancelled
+
+
+async def test_a_slow_client_gets_everything_later_as_one_write() -> None:
+    answer, connection, _ = streamed(buffer=100_000)
+    answer.token("a", 1)
+    answer.flushed()
+    connection.congested = True
+    before = len(connection.writes)
+    for text in "bcd":
+        answer.token(text, 1)
+        answer.flushed()
+    assert len(connection.writes) == before
+    connection.congested = False
+    answer.pump()
+    assert len(connection.writes) == before + 1 and contents(connection) == list("abcd")
+
+
+async def test_a_client_that_never_reads_is_cut_off() -> None:
+    answer, connection, session = streamed(buffer=1000)
+    connection.congested = True
+    for _ in range(20):
+        answer.token("x", 1)
+        answer.flushed()
+    assert connection.aborted and session.cancelled == [1]
+    assert answer.over.result().kind == "timed_out"
+
+
+async def test_a_client_that_leaves_frees_the_engine() -> None:
+    answer, connection, session = streamed()
+    connection.on_close()
+    assert session.cancelled == [1] and answer.over.result().kind == "cancelled"
+    answer.token("late", 1)
+    answer.flushed()
+    answer.done(DONE)
+    assert not connection.writes
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+async def test_an_error_has_a_status_until_the_first_token(tokens: int) -> None:
+    answer, connection, _ = streamed()
+    for _ in range(tokens):
+        answer.token("a", 1)
+        answer.flushed()
+    answer.failed(EngineFailed("/a/path exploded"))
+    assert connection.status == (200 if tokens else 500)
+    assert "path" not in b"".join(connection.writes).decode()
+    assert b'"error"' in connection.writes[-1] and connection.ended
+
+
+async def test_choices_and_logprobs() -> None:
+    answer, connection, _ = streamed([Choice(0), Choice(1)], logprobs=True)
+    answer.delta(Delta("a", (97,), 1, (TokenLogprobs(97, -0.5, ((97, -0.5), (98, float("-inf")))),)))
+    answer.flushed()
+    event = connection.events[-1]["choices"][0]
+    assert event["index"] == 1 and event["delta"] == {"content": "a"}
+    [entry] = event["logprobs"]["content"]
+    assert entry["token"] == "a" and entry["bytes"] == [97]
+    assert entry["top_logprobs"][1]["logprob"] == -9999.0  # JSON has no infinity
+
+
+async def test_a_hidden_marker_is_put_back_for_the_tool_parser() -> None:
+    choice = Choice(0, FORMATS["hermes"].parser([]))
+    answer, connection, _ = streamed([choice])
+    answer.token("", 99)
+    for text in ('{"name": "f", "arguments": {"a"', ": 1}}", "</tool_call>"):
+        answer.token(text, 1)
+    answer.delta(Delta("", (), 0, (), FinishReason.STOP))
+    answer.done(DONE)
+    calls = [call for event in connection.events for call in event["choices"][0]["delta"].get("tool_calls", [])]
+    assert calls[0]["function"]["name"] == "f" and calls[0]["id"] == "call_1"
+    assert json.loads("".join(call["function"]["arguments"] for call in calls)) == {"a": 1}
+    assert connection.events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_whole_answers_of_several_prompts() -> None:
+    connection, session = Connection(), Session()
+    choices = [Choice(index) for index in range(4)]
+    answer = Whole(connection, served(), choices, form(4).body)  # type: ignore[arg-type]
+    requests = [GenerateRequest(token_ids=(one,), sampling=Sampling(n=2)) for one in (1, 2)]
+    answer.submit(session, requests)  # type: ignore[arg-type]
+    for number, listener in session.listeners.items():
+        listener.token(f"prompt {number}", 1)
+        listener.delta(Delta("other", (2,), 1))
+        for choice in (0, 1):
+            listener.delta(Delta("", (), choice, (), FinishReason.STOP))
+    session.listeners[1].done(DONE)
+    assert not connection.ended
+    session.listeners[2].done(DONE)
+    found = json.loads(connection.writes[0])
+    assert [one["message"]["content"] for one in found["choices"]] == ["prompt 1", "other", "prompt 2", "other"]
+    assert found["usage"]["completion_tokens"] == 4
