@@ -7,7 +7,7 @@ PROMPT ?= Give three tips for a good night's sleep.
 # Engine environments and models made for the tests live in the checkout, so that nothing of yours is touched.
 TEST_HOME := $(CURDIR)/.home
 
-.PHONY: install serve run check unit engines contract integration test bench-worker bench-start docs clean
+.PHONY: install serve run check unit engines contract integration test soak bench-server bench-worker bench-start docs clean
 
 install: $(VENV)/.installed
 
@@ -50,6 +50,14 @@ integration: engines
 	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest tests/integration
 
 test: check unit contract integration
+
+# Each part is run, whatever the one before it found; the result is that of all.
+bench-server: engines
+	failed=0; for part in gateways scaling engines; do \
+	  ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python -m bench.server.$$part || failed=1; done; exit $$failed
+
+soak: $(VENV)/.dev
+	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python tests/soak.py --minutes 30
 
 bench-worker: engines
 	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python bench/worker.py

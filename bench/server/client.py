@@ -59,6 +59,9 @@ class Result:
     tokens: int = 0
     chunks: int = 0  # HTTP chunks that streamed answers came in: how many tokens share one
     lost: int = 0
+    reconnects: int = (
+        0  # a kept connection was closed before its next request was answered, which then went over a new one
+    )
     reasons: list[str] = field(default_factory=list)  # the first few
     latencies_s: list[float] = field(default_factory=list)
     ttfts_s: list[float] = field(default_factory=list)
@@ -86,6 +89,7 @@ def merged(results: Sequence[Result]) -> Result:
         whole.tokens += one.tokens
         whole.chunks += one.chunks
         whole.lost += one.lost
+        whole.reconnects += one.reconnects
         whole.reasons += one.reasons
         whole.latencies_s += one.latencies_s
         whole.ttfts_s += one.ttfts_s
@@ -103,20 +107,22 @@ def request_bytes(load: Load, body: Mapping[str, Any]) -> bytes:
 class _Connection:
     """One client and its running request."""
 
-    __slots__ = ("began", "head", "parts", "socket", "ttft")
+    __slots__ = ("answered", "began", "head", "parts", "request", "socket", "ttft")
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.socket = socket.create_connection(address, timeout=10)
         self.socket.setblocking(False)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.began = 0.0
+        self.answered = 0  # requests so far
+        self.request = b""
         self.head: Head | None = None
         self.ttft = 0.0
         self.parts: list[bytes] = []
 
-    def send(self, request: bytes) -> None:
-        self.head, self.ttft, self.parts = None, 0.0, []
-        self.began = time.perf_counter()
+    def send(self, request: bytes, began: float | None = None) -> None:
+        self.request, self.head, self.ttft, self.parts = request, None, 0.0, []
+        self.began = time.perf_counter() if began is None else began
         if self.socket.send(request) != len(request):
             raise SystemExit("a request does not fit into the socket's buffer: send shorter prompts")
 
@@ -181,8 +187,7 @@ class Client:
             connection.socket.close()
             return
         if new:
-            self._poll.register(number, select.EPOLLIN)
-            self._busy[number] = connection
+            self._register(connection)
         request = self._requests[self._begun % len(self._requests)]
         self._begun += 1
         connection.send(request)
@@ -198,9 +203,9 @@ class Client:
         except BlockingIOError:
             return None
         except OSError as problem:
-            return self._renew(number, f"{problem}")
+            return self._ended(number, f"{problem}")
         if not data:
-            return self._renew(number, f"closed after {sum(map(len, connection.parts))} bytes of an answer")
+            return self._ended(number, f"closed after {sum(map(len, connection.parts))} bytes of an answer")
         try:
             found = connection.take(data, self._load.stream)
         except ValueError as problem:
@@ -208,10 +213,31 @@ class Client:
         if found is None:
             return None
         assert connection.head is not None
+        connection.answered += 1
         self._answered(connection, connection.head.status, *found)
         if connection.head.closes:
             return self._renew(number, None)
         return self._next(connection, new=False)
+
+    def _ended(self, number: int, why: str) -> None:
+        """The server closed the connection. Before any byte, on one that had served, every client asks again."""
+        connection = self._busy[number]
+        if connection.parts or not connection.answered:
+            return self._renew(number, why)
+        self._drop(number)
+        connection.socket.close()
+        try:
+            again = _Connection(self._address)
+        except OSError as problem:
+            return self._lose(f"no connection: {problem}")
+        self._result.reconnects += 1
+        self._register(again)
+        return again.send(connection.request, connection.began)
+
+    def _register(self, connection: _Connection) -> None:
+        number = connection.socket.fileno()
+        self._poll.register(number, select.EPOLLIN)
+        self._busy[number] = connection
 
     def _renew(self, number: int, lost: str | None) -> None:
         """A connection that ended is followed by a new one."""

@@ -28,12 +28,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from bench.server.bars import at_least, at_most
 from bench.server.client import Load, Result, chat, percentile, run
 from bench.server.ours import Bay
 from bench.server.peers import RECIPES, Peer
 from bench.server.processes import Server, free_port
 from bench.server.upstream import MODEL
-from bench.worker import interval
 from enginebay.engines.cores import physical_cores
 
 OURS, ALONE, ONE_CORE = "enginebay", "upstream alone", "upstream, one core"
@@ -174,29 +174,21 @@ def table(measured: Measured, names: Sequence[str]) -> None:
 
 
 def bars(measured: Measured, names: Sequence[str]) -> bool:
-    """Print each bar and whether it is met: by the mean, with the 95% interval beside it."""
+    """Print each bar and whether the whole 95% interval is on its right side."""
     good = True
     for peer, scenario, bar in (("mlflow", REQUESTS, 4.0), ("smg", STREAMS, 0.8), ("smg", BURSTS, 0.8)):
         for name in names:
             if name.partition("==")[0] == peer:
-                spread = interval(measured.ratios(OURS, name, scenario))
-                good &= _bar(f"{scenario.unit} against {name}", spread, f"at least {bar}", spread[0] >= bar)
-    spread = interval(measured.added_ms(OURS))
-    good &= _bar("added to the median, ms", spread, "under 1", spread[0] < 1.0)
+                good &= at_least(bar, f"{scenario.unit} against {name}", measured.ratios(OURS, name, scenario))
+    good &= at_most(1.0, "added to the median, ms", measured.added_ms(OURS))
     # One by one the upstream's writes are the limit, not the client: its ceiling is what it takes in bursts.
     for scenario in (REQUESTS, BURSTS):
         highest = max(names, key=lambda name: measured.mean(name, scenario))
-        spread = interval(measured.ratios(ALONE, highest, scenario))
-        good &= _bar(f"client's ceiling, {scenario.unit} against {highest}", spread, "at least 2", spread[0] >= 2.0)
+        what = f"client's ceiling, {scenario.unit} against {highest}"
+        good &= at_least(2.0, what, measured.ratios(ALONE, highest, scenario))
     lost = sum(measured.lost.values())
     print(f"{'answers lost':<60}{lost:>8}{'':<22}   none: {'met' if not lost else 'MISSED'}")
     return good and not lost
-
-
-def _bar(what: str, spread: tuple[float, float, float], bar: str, met: bool) -> bool:
-    mean, low, high = spread
-    print(f"{what:<60}{mean:>8.2f}   {f'[{low:.2f}, {high:.2f}]':<19}   {bar}: {'met' if met else 'MISSED'}")
-    return met
 
 
 def compare(peers: Collection[str], rounds: int, seconds: float, seed: int) -> int:

@@ -58,7 +58,7 @@ def whole_body(raw: bytes, head: Head) -> tuple[bytes, int] | None:
 
 def split_chunks(raw: bytes, start: int) -> list[bytes] | None:
     """The pieces of a chunked body, or None while the last one is missing."""
-    pieces = []
+    pieces: list[bytes] = []
     while True:
         end = raw.find(b"\r\n", start)
         if end < 0:

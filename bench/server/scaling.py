@@ -1,0 +1,75 @@
+"""What further server processes bring: `bay serve --workers` on one set of models, on all cores.
+
+    python -m bench.server.scaling --workers 1 2
+
+All of it runs on the same cores: servers, fake engine and load client. Where these are few, the engine and the client take
+their share of them, so the growth shown here is a lower bound of what a larger host gives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+
+from bench.server.bars import at_least
+from bench.server.client import Load, chat, run
+from bench.server.gateways import REQUESTS, STREAMS, Scenario
+from bench.server.ours import Bay
+
+_SCRIPT = "abcdefghijklmnopqrstuvwxyz" * 10
+
+
+def measure(server: Bay, url: str, scenario: Scenario, seconds: float) -> float:
+    load = Load(
+        url=url,
+        bodies=[chat(server.model, scenario.tokens, scenario.stream)],
+        connections=scenario.connections,
+        seconds=seconds,
+        stream=scenario.stream,
+        tokens=scenario.tokens,
+        headers=server.headers,
+    )
+    result = run(load)
+    if result.lost:
+        raise SystemExit(f"{result.lost} answers lost: {result.reasons[0]}")
+    return result.tokens_per_s
+
+
+def compare(workers: Sequence[int], rounds: int, seconds: float) -> bool:
+    servers = {
+        count: Bay(f"{count}", "fake", "fake", {"script": _SCRIPT}, options=("--workers", str(count)))
+        for count in workers
+    }
+    values: dict[tuple[int, str], list[float]] = {}
+    try:
+        urls = {count: server.start() for count, server in servers.items()}
+        for number in range(-1, rounds):
+            for count in workers if number % 2 else reversed(workers):
+                for scenario in (REQUESTS, STREAMS):
+                    found = measure(servers[count], urls[count], scenario, seconds)
+                    if number >= 0:
+                        values.setdefault((count, scenario.name), []).append(found)
+    finally:
+        for server in servers.values():
+            server.stop()
+    good = True
+    for scenario in (REQUESTS, STREAMS):
+        base = values[workers[0], scenario.name]
+        for count in workers[1:]:
+            more = values[count, scenario.name]
+            what = (
+                f"{scenario.name}, {count} processes, tok/s {statistics.mean(more):,.0f} : {statistics.mean(base):,.0f}"
+            )
+            good &= at_least(1.0, what, [mine / one for mine, one in zip(more, base, strict=True)])
+    return good
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    options.add_argument("--workers", type=int, nargs="*", default=[1, 2])
+    options.add_argument("--rounds", type=int, default=5, choices=range(5, 21))
+    options.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    given = options.parse_args()
+    sys.exit(0 if compare(given.workers, given.rounds, given.seconds) else 1)
