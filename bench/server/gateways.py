@@ -32,7 +32,7 @@ from bench.server.bars import at_least, at_most
 from bench.server.client import Load, Result, chat, percentile, run
 from bench.server.ours import Bay
 from bench.server.peers import RECIPES, Peer
-from bench.server.processes import Server, free_port
+from bench.server.processes import Server, free_port, heed_sigterm
 from bench.server.upstream import MODEL
 from enginebay.engines.cores import physical_cores
 
@@ -226,4 +226,5 @@ if __name__ == "__main__":
     options.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     options.add_argument("--seed", type=int, default=0, help="of the order")
     given = options.parse_args()
+    heed_sigterm()
     sys.exit(compare(given.peers, given.rounds, given.seconds, given.seed))

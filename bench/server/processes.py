@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,6 +17,11 @@ from pathlib import Path
 from typing import Any
 
 _END_S = 20.0
+
+
+def heed_sigterm() -> None:
+    """End as by Ctrl-C: with the servers that were started."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
 def free_port() -> int:

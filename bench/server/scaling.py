@@ -17,6 +17,7 @@ from bench.server.bars import at_least
 from bench.server.client import Load, chat, run
 from bench.server.gateways import REQUESTS, STREAMS, Scenario
 from bench.server.ours import Bay
+from bench.server.processes import heed_sigterm
 
 _SCRIPT = "abcdefghijklmnopqrstuvwxyz" * 10
 
@@ -72,4 +73,5 @@ if __name__ == "__main__":
     options.add_argument("--rounds", type=int, default=5, choices=range(5, 21))
     options.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     given = options.parse_args()
+    heed_sigterm()
     sys.exit(0 if compare(given.workers, given.rounds, given.seconds) else 1)

@@ -9,7 +9,8 @@ EnginebayError                   has `message` (what is wrong) and `hint` (what 
 │   ├── InvalidRequest           a parameter is out of range or malformed
 │   ├── Unsupported              the engine cannot do what the parameter asks
 │   ├── ContextOverflow          prompt and output do not fit the context
-│   ├── NoSuchPlace              the server has nothing at this path, or not for this method
+│   ├── NoSuchPlace              the server has nothing at this path
+│   │   └── WrongMethod          ... for this method                                     has `allowed`
 │   ├── Unauthorized             an API key is needed, or the one given is not known
 │   └── Forbidden                the API key lacks the scope
 ├── Overloaded                   not now: too many wait already, or waited too long      has `retry_after_s`
@@ -81,6 +82,14 @@ class ContextOverflow(RequestError):
 
 class NoSuchPlace(RequestError):
     kind = "no_such_place"
+
+
+class WrongMethod(NoSuchPlace):
+    kind = "wrong_method"
+
+    def __init__(self, message: str, hint: str = "", *, param: str | None = None, allowed: str = "") -> None:
+        super().__init__(message, hint, param=param)
+        self.allowed = allowed
 
 
 class Unauthorized(RequestError):

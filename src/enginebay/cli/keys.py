@@ -28,7 +28,9 @@ Rate = Annotated[int | None, typer.Option(min=1, help="At most so many in a minu
 @app.command()
 def create(
     name: Annotated[str, typer.Argument(help="What to call the key, for you and for the log")],
-    admin: Annotated[bool, typer.Option("--admin", help="It may also manage the server")] = False,
+    admin: Annotated[
+        bool, typer.Option("--admin", help="With the scope admin as well, for endpoints that manage the server")
+    ] = False,
     requests_per_minute: Rate = None,
     tokens_per_minute: Rate = None,
     file: File = None,
@@ -76,7 +78,7 @@ def revoke(
     from enginebay.server.keys import revoke_key
 
     revoked = revoke_key(_file(file), key)
-    note(f"{revoked.key.name} ({revoked.id}) is revoked")
+    note(f"{revoked.key.name} ({revoked.id}) is revoked; a server that runs already knows it until its next start")
 
 
 def _file(given: Path | None) -> Path:

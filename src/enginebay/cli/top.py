@@ -34,7 +34,11 @@ def top(
     url: Annotated[str, typer.Option(help="The server")] = "http://127.0.0.1:8000",
     key: Annotated[
         str | None,
-        typer.Option(help="An admin key", envvar=["ENGINEBAY_ADMIN_KEY", "ENGINEBAY_API_KEY"], show_envvar=True),
+        typer.Option(
+            help="An API key, if the server asks for one",
+            envvar=["ENGINEBAY_ADMIN_KEY", "ENGINEBAY_API_KEY"],
+            show_envvar=True,
+        ),
     ] = None,
     interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between looks")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Show one interval and end")] = False,
@@ -164,6 +168,6 @@ def _refused(address: str, status: int) -> EnginebayError:
     if status in (401, 403):
         return EnginebayError(
             f"the server refuses to show its metrics ({status})",
-            "give a key with the scope admin: --key, or ENGINEBAY_ADMIN_KEY",
+            "give a key: --key, or ENGINEBAY_API_KEY",
         )
     return EnginebayError(f"{address} answers {status}", "is this an Enginebay server?")

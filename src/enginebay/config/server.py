@@ -80,7 +80,7 @@ class ServerConfig:
     drain_s: float = _key(30.0, "how long running answers may take to finish after SIGTERM", minimum=0)
     log_format: str = _key("text", "how a log line is written", choices=("text", "json"))
     log_level: str = _key("info", "the least that is logged", choices=("debug", "info", "warning", "error"))
-    log_prompts: bool = _key(False, "write prompts and answers into the log")
+    log_prompts: bool = _key(False, "write prompts into the log")
     cors_origins: tuple[str, ...] = _key((), "web origins whose pages may call the API; * for all")
     limits: Limits = field(default_factory=Limits)
 

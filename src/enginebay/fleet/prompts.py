@@ -90,17 +90,17 @@ class Prompts:
             )
         return self.renderer.render(messages, **options)
 
-    async def token_ids(self, request: GenerateRequest, **options: Any) -> tuple[int, ...]:
-        """The request's prompt as token ids."""
+    async def token_ids(self, request: GenerateRequest, large: bool = False, **options: Any) -> tuple[int, ...]:
+        """The request's prompt as token ids. `large`: there is much to render, even if the messages are short."""
         if request.token_ids is not None:
             return request.token_ids
         if request.messages is not None:
-            return await self.encode(await self.rendered(request.messages, **options), add_special=False)
+            return await self.encode(await self.rendered(request.messages, large, **options), add_special=False)
         return await self.encode(request.text or "", add_special=True)
 
-    async def rendered(self, messages: Messages, **options: Any) -> str:
+    async def rendered(self, messages: Messages, large: bool = False, **options: Any) -> str:
         """As `render`, beside the event loop when there is much to do: templates are programs."""
-        if len(messages) > _MANY or sum(len(str(message.get("content", ""))) for message in messages) > _LONG:
+        if large or len(messages) > _MANY or sum(len(str(message.get("content", ""))) for message in messages) > _LONG:
             return await asyncio.to_thread(self.render, messages, **options)
         return self.render(messages, **options)
 

@@ -12,6 +12,12 @@ from enginebay.server.http.exchange import Exchange
 from enginebay.server.keys import Key, Keyring
 from enginebay.server.routes import Route
 
+_SHOWN_TO_PAGES = (
+    "x-request-id, x-enginebay-engine, x-enginebay-translated, x-enginebay-truncated, retry-after, "
+    "x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
+    "x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
+)
+
 
 def authenticate(keyring: Keyring, headers: Mapping[str, str], scope: str) -> Key | None:
     """The key of a request, when keys are asked for at all."""
@@ -23,7 +29,7 @@ def authenticate(keyring: Keyring, headers: Mapping[str, str], scope: str) -> Ke
     key = keyring.find(presented.strip())
     if key is None:
         raise Unauthorized("the API key is not known", "check it, or make one with `bay keys create`")
-    if scope not in key.scopes:
+    if scope != "any" and scope not in key.scopes:
         raise Forbidden(f"the API key lacks the scope {scope}", "use a key that has it")
     return key
 
@@ -56,7 +62,7 @@ def check_origin(exchange: Exchange, origins: tuple[str, ...], keyless: bool) ->
         if "*" in origins or origin in origins:
             exchange.header("access-control-allow-origin", origin)
             exchange.header("vary", "origin")
-            exchange.header("access-control-expose-headers", "x-request-id, x-enginebay-engine, x-enginebay-translated")
+            exchange.header("access-control-expose-headers", _SHOWN_TO_PAGES)
             return
         if keyless and origin.partition("://")[2] != exchange.headers.get("host"):
             raise Forbidden("pages of this origin may not ask", "allow it with server.cors_origins")

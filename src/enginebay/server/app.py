@@ -9,19 +9,18 @@ import time
 import traceback
 from functools import lru_cache
 
-from enginebay.errors import Cancelled, EnginebayError, NoSuchPlace
-from enginebay.server.access import admit, check_origin
+from enginebay.errors import Cancelled, EnginebayError
+from enginebay.server.access import admit, authenticate, check_origin
 from enginebay.server.call import Call
 from enginebay.server.context import Context
 from enginebay.server.failures import error_body, error_headers, shown
-from enginebay.server.http.exchange import Exchange
+from enginebay.server.http.exchange import CLIENT_CLOSED, Exchange
 from enginebay.server.keys import Keyring
 from enginebay.server.logs import RequestRecord
 from enginebay.server.routes import Route, find_route
 from enginebay.server.tracing import Tracer, request_attributes, response_attributes, span_name
 
 _find_route = lru_cache(maxsize=256)(find_route)
-_CLIENT_CLOSED = 499
 
 
 class App:
@@ -41,6 +40,13 @@ class App:
         task = self._loop.create_task(self._answer(exchange))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def unwelcome(self, exchange: Exchange) -> tuple[int, str] | None:
+        try:
+            authenticate(self._keyring, exchange.headers, "any")
+        except EnginebayError as error:
+            return shown(error).status, error.message
+        return None
 
     def refused(self, status: int) -> None:
         self.context.metrics.rejected.child(f"http_{status}").inc()
@@ -75,18 +81,17 @@ class App:
 
     def _fail(self, call: Call, error: EnginebayError) -> None:
         call.error = error.with_traceback(None)  # its frames hold the call, and the call would hold them
-        status = 405 if isinstance(error, NoSuchPlace) and error.hint.startswith("use ") else shown(error).status
         if call.exchange.started:
             call.exchange.abort()  # nothing sensible can follow half an answer
         else:
-            call.exchange.respond(status, error_body(error), headers=error_headers(error))
+            call.exchange.respond(shown(error).status, error_body(error), headers=error_headers(error))
 
     # Writing it down
 
     def _record(self, call: Call) -> None:
         exchange, served = call.exchange, call.served
         duration_s = time.perf_counter() - exchange.received
-        status = _CLIENT_CLOSED if isinstance(call.error, Cancelled) and exchange.closed else exchange.status
+        status = CLIENT_CLOSED if isinstance(call.error, Cancelled) and exchange.closed else exchange.status
         metrics = self.context.metrics
         labels = served.labels if served is not None else ("", "")
         metrics.requests.child(*labels, call.endpoint, str(status)).inc()
@@ -121,6 +126,7 @@ class App:
                 queue_s=call.queued_s or None,
                 ttft_s=call.ttft_s,
                 stream=call.stream or None,
+                finish_reason=call.finish_reason,
                 error=error.kind if error is not None else "",
                 message=error.message if error is not None else "",
                 key=call.key.name if call.key is not None else "",
@@ -145,6 +151,7 @@ class App:
             call.model, call.served.engine, call.id,
             prompt_tokens=call.usage.prompt_tokens, completion_tokens=call.usage.completion_tokens,
             cached_tokens=call.usage.cached_tokens,
+            finish_reasons=(call.finish_reason,) if call.finish_reason else (),
         )  # fmt: skip
         span.end({**found, "http.response.status_code": call.exchange.status}, call.error)
         return span.trace_id
@@ -163,7 +170,9 @@ def _ns(at_s: float) -> int:
 
 
 def _preflight(exchange: Exchange) -> None:
+    """A page may send whatever it likes, once its origin is allowed: clients add headers of their own."""
+    asked = exchange.headers.get("access-control-request-headers", "authorization, content-type")
     exchange.header("access-control-allow-methods", "GET, POST")
-    exchange.header("access-control-allow-headers", "authorization, content-type, x-request-id")
+    exchange.header("access-control-allow-headers", asked[:2000])
     exchange.header("access-control-max-age", "600")
     exchange.respond(204, b"")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from enginebay.contract import Sampling
 from enginebay.contract.messages import Usage
@@ -13,6 +15,9 @@ from enginebay.server.http.exchange import Exchange
 from enginebay.server.keys import Key
 from enginebay.server.served import ServedModel
 
+_LARGE_BYTES = 32 << 10  # some milliseconds of work
+T = TypeVar("T")
+
 _SAFE_ID = re.compile(r"^[A-Za-z0-9._:\-]{1,128}$")
 
 
@@ -20,8 +25,8 @@ class Call:
     """Facts are added as they become known; `app` reads them once at the end."""
 
     __slots__ = (
-        "endpoint", "error", "exchange", "id", "key", "lora", "model", "prompt", "queued_s", "sampling", "served", "started",
-        "stream", "ttft_s", "usage",
+        "endpoint", "error", "exchange", "finish_reason", "id", "key", "left_out", "lora", "model", "prompt", "queued_s", "sampling", "served", "started",
+        "stream", "translated", "ttft_s", "usage",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, endpoint: str, fresh_id: str) -> None:
@@ -38,7 +43,19 @@ class Call:
         self.queued_s = 0.0
         self.ttft_s: float | None = None
         self.stream = False
+        self.finish_reason = ""
         self.error: EnginebayError | None = None
         self.prompt: Any = None
         self.sampling: Sampling | None = None
+        self.translated: dict[str, str] = {}  # parameters that are not carried out to the letter, and what is done
+        self.left_out = 0  # tokens of the prompt that were cut off, as the request wished
         exchange.header("x-request-id", self.id)
+
+    @property
+    def large(self) -> bool:
+        """So much to read that it is done beside the event loop."""
+        return len(self.exchange.body) > _LARGE_BYTES
+
+    async def beside(self, work: Callable[..., T], *args: Any) -> T:
+        """Do something whose cost grows with the body: here when it is small, else in a thread."""
+        return await asyncio.to_thread(work, *args) if self.large else work(*args)

@@ -17,6 +17,7 @@ from enginebay.server.instance import Instance, Setup
 from enginebay.server.keys import Key
 from enginebay.server.rates import Verdict
 
+_START_S = 60.0
 _END_S = 3.0
 
 
@@ -31,7 +32,14 @@ class ServerProcess:
     async def start(cls, listening: socket.socket, setup: Setup, handlers: Mapping[str, Handler]) -> ServerProcess:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "enginebay.server.children", str(listening.fileno()), str(theirs.fileno())]
+            command = [
+                sys.executable,
+                "-P",
+                "-m",
+                "enginebay.server.children",
+                str(listening.fileno()),
+                str(theirs.fileno()),
+            ]
             process = subprocess.Popen(
                 command,
                 pass_fds=(listening.fileno(), theirs.fileno()),
@@ -40,7 +48,8 @@ class ServerProcess:
             )
         child = cls(process, await Line.open(ours, handlers))
         try:
-            await child.line.call("start", setup)
+            async with asyncio.timeout(_START_S):
+                await child.line.call("start", setup)
         except BaseException:
             await child.close()
             raise
@@ -113,7 +122,8 @@ async def _run(listening: socket.socket, control: socket.socket) -> None:
 def main() -> None:
     import uvloop
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor hears it and tells us
+    for number in (signal.SIGINT, signal.SIGTERM):  # the supervisor hears it too, and tells us to finish
+        signal.signal(number, signal.SIG_IGN)
     listening, control = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     uvloop.run(_run(listening, control))
     os._exit(0)  # threads of libraries have nothing left to do

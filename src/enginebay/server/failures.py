@@ -37,6 +37,7 @@ TABLE: dict[str, Shown] = {
     "unsupported": Shown(400, "invalid_request_error", "unsupported_parameter"),
     "context_overflow": Shown(400, "invalid_request_error", "context_length_exceeded"),
     "no_such_place": Shown(404, "invalid_request_error", "unknown_url"),
+    "wrong_method": Shown(405, "invalid_request_error", "method_not_allowed"),
     "unauthorized": Shown(401, "authentication_error", "invalid_api_key"),
     "forbidden": Shown(403, "permission_error", "insufficient_scope"),
     "overloaded": Shown(503, "server_error", "overloaded"),
@@ -83,12 +84,11 @@ def error_headers(error: EnginebayError) -> list[tuple[str, str]]:
         return [("retry-after", str(max(1, math.ceil(error.retry_after_s))))]
     if isinstance(error, errors.Unauthorized):
         return [("www-authenticate", "Bearer")]
-    if isinstance(error, errors.NoSuchPlace) and error.hint.startswith("use "):
-        method = error.hint.removeprefix("use ")
-        return [("allow", "GET, HEAD" if method == "GET" else method)]
+    if isinstance(error, errors.WrongMethod):
+        return [("allow", error.allowed)]
     return [("retry-after", "1")] if shown(error).status == 503 else []
 
 
 def refusal(status: int, message: str) -> bytes:
-    """For what is turned away before it is a request at all."""
-    return error_body(InvalidRequest(message))
+    """For what is turned away before it is a whole request."""
+    return error_body(errors.Unauthorized(message) if status == 401 else InvalidRequest(message))

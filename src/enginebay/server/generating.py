@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +23,7 @@ async def prepare(
     *,
     truncate: int | None = None,
     asked: int | None = None,
+    asked_param: str = "max_tokens",
     options: Mapping[str, Any] = MappingProxyType({}),
     notes: Mapping[str, str] = MappingProxyType({}),
 ) -> GenerateRequest:
@@ -32,15 +33,13 @@ async def prepare(
     `options`: for the chat template; `notes`: what else is not carried out to the letter.
     """
     call.sampling = request.sampling
-    translated = {**served.client.negotiate(request), **notes}
-    if translated:
-        call.exchange.header("x-enginebay-translated", header_text(translated))
-    ids = await served.client.prompts.token_ids(request, **options)
+    call.translated |= {**served.client.negotiate(request), **notes}
+    ids = await served.client.prompts.token_ids(request, large=call.large, **options)
     param = "messages" if request.messages is not None else "prompt"
     if not ids:
         raise InvalidRequest("the prompt is empty", "give at least one token", param=param)
     if truncate is not None and len(ids) > truncate:
-        call.exchange.header("x-enginebay-truncated", f"prompt: {len(ids) - truncate} of {len(ids)} tokens left out")
+        call.left_out += len(ids) - truncate
         ids = ids[-truncate:]
     sampling = request.sampling
     room = served.client.facts.context_length - len(ids)
@@ -51,16 +50,24 @@ async def prepare(
         )  # fmt: skip
     if asked is not None and asked > room:
         raise ContextOverflow(
-            f"the prompt's {len(ids)} tokens and max_tokens {asked} exceed the model's context of "
+            f"the prompt's {len(ids)} tokens and {asked_param} {asked} exceed the model's context of "
             f"{served.client.facts.context_length}",
-            f"ask for at most {room} tokens", param="max_tokens",
+            f"ask for at most {room} tokens", param=asked_param,
         )  # fmt: skip
     if sampling.max_tokens is not None and sampling.max_tokens > room:
         sampling = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens or 0, room) or None)
     return GenerateRequest(token_ids=tuple(ids), sampling=sampling, lora=request.lora)
 
 
-def header_text(translated: dict[str, str]) -> str:
+def say_headers(call: Call) -> None:
+    """What was done to the request, for whoever looks at the headers."""
+    if call.translated:
+        call.exchange.header("x-enginebay-translated", header_text(call.translated))
+    if call.left_out:
+        call.exchange.header("x-enginebay-truncated", f"{call.left_out} tokens of the prompt left out")
+
+
+def header_text(translated: Mapping[str, str]) -> str:
     """One line of plain characters, whatever the details are."""
     line = "; ".join(f"{name}: {detail}" if detail else name for name, detail in translated.items())
     return " ".join(line.encode("ascii", "replace").decode().split())
@@ -69,11 +76,8 @@ def header_text(translated: dict[str, str]) -> str:
 async def run(call: Call, served: ServedModel, answer: Answer, requests: Sequence[GenerateRequest]) -> None:
     """Wait for a place, hand the requests to the engine, and stay until the answer is over."""
     exchange = call.exchange
-    await _enter(call, served)
-    entered = time.perf_counter()
-    call.queued_s = entered - exchange.received
-    served.queue_time.observe(call.queued_s)
-    served.running.inc()
+    say_headers(call)
+    leave = await enter(call, served)
     timer: asyncio.TimerHandle | None = None
     try:
         exchange.on_drained = answer.pump
@@ -81,29 +85,46 @@ async def run(call: Call, served: ServedModel, answer: Answer, requests: Sequenc
         timer = asyncio.get_running_loop().call_later(served.limits.request_timeout_s, _too_late, answer)
         call.error = await answer.over
     except asyncio.CancelledError:
-        answer.stop(Cancelled("the server is stopping"))
+        answer.abandon(Cancelled("the server is stopping"))
         raise
     finally:
         if timer is not None:
             timer.cancel()
         exchange.on_close = exchange.on_drained = None
-        served.running.dec()
-        served.gate.leave(time.perf_counter() - entered)
+        leave()
         call.usage = answer.usage
+        call.finish_reason = answer.finish_reason
         if answer.first_at:
             call.ttft_s = answer.first_at - exchange.received
 
 
 def _too_late(answer: Answer) -> None:
-    limit_s = answer.served.limits.request_timeout_s
-    answer.stop(TimedOut(f"the answer was not finished within {limit_s:g} s", "ask for fewer tokens"))
+    answer.stop(too_late(answer.served, "ask for fewer tokens"))
 
 
-async def _enter(call: Call, served: ServedModel) -> None:
+def too_late(served: ServedModel, hint: str) -> TimedOut:
+    return TimedOut(f"the answer was not finished within {served.limits.request_timeout_s:g} s", hint)
+
+
+async def enter(call: Call, served: ServedModel) -> Callable[[], None]:
+    """Wait for a place at the engine, as long as the client does; gives back what gives the place back."""
     if call.exchange.closed:  # while its prompt was read; it would not be told again
         raise Cancelled("the client closed the connection")
-    if served.gate.enter_now():
-        return
+    if not served.gate.enter_now():
+        await _wait(call, served)
+    entered = time.perf_counter()
+    call.queued_s = entered - call.exchange.received
+    served.queue_time.observe(call.queued_s)
+    served.running.inc()
+
+    def leave() -> None:
+        served.running.dec()
+        served.gate.leave(time.perf_counter() - entered)
+
+    return leave
+
+
+async def _wait(call: Call, served: ServedModel) -> None:
     task = asyncio.current_task()
     assert task is not None
     call.exchange.on_close = task.cancel

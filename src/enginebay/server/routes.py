@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from enginebay.errors import NoSuchPlace
+from enginebay.errors import NoSuchPlace, WrongMethod
 from enginebay.server.context import Handler
 from enginebay.server.endpoints import chat, completions, documentation, embeddings, information, responses
 
@@ -14,7 +14,7 @@ class Route(NamedTuple):
     path: str
     handler: Handler
     name: str  # in metrics and logs
-    scope: str | None = "inference"  # what a key must allow; None: open to all
+    scope: str | None = "inference"  # what a key must allow; "any" key will do; None: open to all
     counted: bool = False  # against a key's rate limits
 
 
@@ -25,11 +25,11 @@ ROUTES = (
     Route("POST", "/v1/responses", responses.responses, "responses", counted=True),
     Route("GET", "/v1/models", information.list_models, "models"),
     Route("GET", "/v1/models/{id}", information.show_model, "models"),
-    Route("POST", "/tokenize", information.tokenize, "tokenize"),
-    Route("POST", "/detokenize", information.detokenize, "detokenize"),
+    Route("POST", "/tokenize", information.tokenize, "tokenize", counted=True),
+    Route("POST", "/detokenize", information.detokenize, "detokenize", counted=True),
     Route("GET", "/health/live", information.live, "health", scope=None),
     Route("GET", "/health/ready", information.ready, "health", scope=None),
-    Route("GET", "/metrics", information.metrics, "metrics"),
+    Route("GET", "/metrics", information.metrics, "metrics", scope="any"),
     Route("GET", "/openapi.json", documentation.openapi, "docs", scope=None),
     Route("GET", "/docs", documentation.page, "docs", scope=None),
     Route("GET", "/", documentation.page, "docs", scope=None),
@@ -49,8 +49,8 @@ def find_route(method: str, path: str) -> Route:
     if path.startswith("/v1/models/") and len(path) > len("/v1/models/"):
         if asked == "GET":
             return _MODEL
-        raise NoSuchPlace(f"{method[:20]} is not for models", "use GET")
+        raise WrongMethod(f"{method[:20]} is not for models", "use GET", allowed="GET, HEAD")
     if path in _PATHS:
-        allowed = "GET" if ("GET", path) in _EXACT else "POST"
-        raise NoSuchPlace(f"{path} is not asked with {method[:20]}", f"use {allowed}")
+        allowed = "GET, HEAD" if ("GET", path) in _EXACT else "POST"
+        raise WrongMethod(f"{path} is not asked with {method[:20]}", f"use {allowed}", allowed=allowed)
     raise NoSuchPlace(f"there is nothing at {path[:200]!r}", "/docs lists every endpoint")

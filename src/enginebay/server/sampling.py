@@ -29,6 +29,7 @@ def read_sampling(
     limits: Limits,
     *,
     max_tokens: int | None,
+    max_tokens_param: str = "max_tokens",
     logprobs: int | None = None,
     guided: Guided | None = None,
     vocabulary: int | None = None,
@@ -44,8 +45,10 @@ def read_sampling(
             values[name] = value
     if max_tokens is not None:
         if limits.max_tokens is not None and max_tokens > limits.max_tokens:
-            raise _over("max_tokens", max_tokens, limits.max_tokens)
+            raise _over(max_tokens_param, max_tokens, limits.max_tokens)
         values["max_tokens"] = max_tokens
+    elif limits.max_tokens is not None:
+        values["max_tokens"] = min(values.get("max_tokens") or limits.max_tokens, limits.max_tokens)
     if logprobs is not None:
         values["logprobs"] = logprobs
     if body.stop is not None:
@@ -134,6 +137,8 @@ def _guided(name: str, value: Any, param: str, limits: Limits) -> Guided:
         check_regex(value, limits, param)
         return Guided(regex=value)
     if name == "grammar":
+        if "\0" in value:  # an engine in C would take it for the end
+            raise InvalidRequest(f"{param} has a NUL character", param=param)
         if len(value.encode()) > limits.grammar_bytes:
             raise _over(param, len(value.encode()), limits.grammar_bytes, "bytes")
         return Guided(grammar=value)
@@ -177,6 +182,16 @@ def response_schema(wanted: Mapping[str, Any]) -> Any:
         if not isinstance(described.get(key), (kind, type(None))):
             raise InvalidRequest(f"response_format.json_schema.{key} is not {what}", param="response_format")
     return described["schema"]
+
+
+def check_stream_options(body: Generating) -> None:
+    """What goes along with a stream."""
+    if body.stream_options is None:
+        return
+    if not body.stream:
+        raise InvalidRequest("stream_options is for streams", "set stream to true", param="stream_options")
+    if body.stream_options.include_obfuscation:
+        raise Unsupported("streams are not padded here", "leave it out", param="stream_options.include_obfuscation")
 
 
 def check_bookkeeping(body: Any) -> None:

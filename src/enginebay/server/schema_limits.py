@@ -6,7 +6,8 @@ walk ends as soon as the size is over the limit, so it costs no more than a sche
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -30,6 +31,8 @@ _SAME_VALUE_NAMED = ("dependentSchemas",)
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _OTHER_REFERENCES = ("$dynamicRef", "$recursiveRef")
 
+_TOGETHER = 4
+
 _Schema = dict[str, Any]
 _Place = tuple[Any, str]  # the place above, and the step from there; joined to text only for a message
 
@@ -42,6 +45,17 @@ def check_schema(schema: Any, limits: Limits, param: str) -> None:
         raise InvalidRequest("the schema is not a JSON object", "give a schema such as {}", param=param)
     _check_size(schema, limits, param)
     _Checker(schema, limits, param).check()
+
+
+def check_schemas(schemas: Sequence[Any], limits: Limits, param: str) -> None:
+    """Several schemas of one request: together they may be a few times as large as one."""
+    widened = replace(
+        limits,
+        schema_nodes=_TOGETHER * limits.schema_nodes,
+        schema_bytes=_TOGETHER * limits.schema_bytes,
+        schema_depth=10**9,
+    )
+    _check_size({"allOf": list(schemas)}, widened, param)
 
 
 def _check_size(schema: _Schema, limits: Limits, param: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from enginebay.config.server import Limits
@@ -32,7 +32,7 @@ class ServedModel:
         self.heard_at = float("-inf")  # when the engine last made a token for us
         self.probe: asyncio.Future[str] | None = None  # a question to the engine whether it still answers
         self.gate = Gate(max(1, limits.running // share), limits.queue // share, limits.queue_timeout_s)
-        self.defaults = {name: value for name, value in resident.sampling.items() if self._does(name)}
+        self.defaults = {name: value for name, value in resident.sampling.items() if self.does(name)}
         self.tool_format = _tool_format(client)
         self.markers = self._marker_ids()
         self._call_ids = itertools.count(1)
@@ -53,11 +53,22 @@ class ServedModel:
         """A name for one call of a tool, unlike all others."""
         return f"{self._call_prefix}{next(self._call_ids):04x}"
 
-    def _does(self, parameter: str) -> bool:
-        """Configured defaults that the engine refuses are left out; what a request itself asks for is not."""
+    def does(self, parameter: str) -> bool:
+        """Whether the engine takes this parameter, at its version and with this model."""
         declared = self.client.spec.request.get(parameter)
         refused = declared is None or declared.support is Support.REFUSES
         return not refused and parameter not in self.client.facts.refused
+
+    def marked(self, text: str, token_ids: Sequence[int]) -> str:
+        """The text of some tokens with the markers of tool calls, which engines leave out as special tokens."""
+        markers = self.markers
+        if not markers or not any(token in markers for token in token_ids):
+            return text
+        if len(token_ids) == 1:
+            return markers[token_ids[0]] + text
+        # Where in the text the markers belong, only the tokens tell.
+        raw = self.client.prompts.token_bytes
+        return b"".join(raw(token) for token in token_ids).decode("utf-8", "replace")
 
     def _marker_ids(self) -> dict[int, str]:
         """Special tokens that begin or end a tool call: engines leave them out of the text."""

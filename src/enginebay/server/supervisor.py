@@ -117,8 +117,8 @@ async def _serve_in_children(
             for place, child in enumerate(children):
                 if child.line.closed.done() and not stop.asked.done():
                     await child.close()
-                    await asyncio.sleep(0.5)  # one that cannot live must not keep us busy
-                    with contextlib.suppress(EnginebayError):  # else once more in the next round
+                    await asyncio.wait({stop.asked}, timeout=0.5)  # one that cannot live must not keep us busy
+                    with contextlib.suppress(EnginebayError, OSError, TimeoutError):  # else once more in the next round
                         children[place] = await ServerProcess.start(sock, setup, handlers)
         sock.close()  # with ours open, connections would wait for somebody to accept them
         await asyncio.gather(*(child.drain(setup.config.drain_s) for child in children))

@@ -9,7 +9,7 @@ from enginebay.errors import InvalidRequest
 
 # Fields of the request itself, and names that the functions on the way to the template have taken.
 _RESERVED = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self", "request"}
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self", "request", "large"}
 )
 
 

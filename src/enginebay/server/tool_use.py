@@ -10,7 +10,7 @@ from enginebay.config.server import Limits
 from enginebay.contract import Guided
 from enginebay.errors import InvalidRequest
 from enginebay.server.sampling import guided_json
-from enginebay.server.schema_limits import check_schema
+from enginebay.server.schema_limits import check_schema, check_schemas
 from enginebay.server.served import ServedModel
 from enginebay.text.tools import ToolParser, calls_schema, check_tools, guided_parser
 
@@ -36,6 +36,7 @@ def plan_tools(
     plan = check_tools(tools, choice)
     if not tools:
         return ToolUse()
+    check_schemas([tool["function"].get("parameters") for tool in tools], limits, "tools")
     for number, tool in enumerate(tools):
         parameters = tool["function"].get("parameters")
         if parameters is not None:

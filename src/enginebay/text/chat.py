@@ -170,7 +170,10 @@ def _objects(values: Sequence[Mapping[str, Any]] | None, name: str) -> list[dict
         return None
     if isinstance(values, (str, Mapping)) or not all(isinstance(value, Mapping) for value in values):
         raise InvalidRequest(f"{name} must be a list of objects", param=name)
-    return [dict(deepcopy(value)) for value in values]
+    try:
+        return [dict(deepcopy(value)) for value in values]
+    except RecursionError:
+        raise InvalidRequest(f"{name} is nested too deeply", param=name) from None
 
 
 def _tag_final(chat: list[dict[str, Any]]) -> str:

@@ -55,10 +55,10 @@ def _message(message: Any, number: int, parts: bool) -> dict[str, Any]:
         raise _wrong(f"{where} is not an object", "each message has a role and a content")
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        shown = str(role)[:40]
-        near = get_close_matches(shown, ROLES, n=1)
+        near = get_close_matches(str(role)[:40], ROLES, n=1)
         raise _wrong(
-            f"{where} has the role {shown!r}", f"did you mean {near[0]!r}?" if near else "use system, user or assistant"
+            f"{where} has the role {repr(role)[:60]}",
+            f"did you mean {near[0]!r}?" if near else "use system, user or assistant",
         )
     found = dict(message)
     found["content"] = _content(message.get("content"), where, parts, optional=bool(message.get("tool_calls")))
@@ -105,6 +105,7 @@ def _tool_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}
+            json.dumps(arguments, ensure_ascii=False).encode()  # an escaped half of a character is no text
         except (ValueError, RecursionError) as error:
             raise _wrong(f"{where}.function.arguments is not JSON: {error}") from error
     return {**call, "function": {**function, "arguments": arguments}}

@@ -8,8 +8,6 @@ import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol, cast
 
-# Both before the import. A worker that ends is not news for the terminal. And gRPC's own handlers around fork() crash now
-# and then in a process that has sessions and starts another worker: uvloop forks to start it, and only to run a program.
 from enginebay.contract import Delta, Embedding, Facts, FinishReason, GenerateRequest
 from enginebay.contract.messages import Done
 from enginebay.errors import Cancelled, EnginebayError, EngineFailed, WorkerDied
@@ -117,7 +115,10 @@ class WorkerClient(asyncio.Protocol):
         return list(reply.token_ids)
 
     async def _ask(self, method: str, request: Any, reply: Any) -> Any:
-        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a worker that ends is not news for the terminal
+        # Both before the import. A worker that ends is not news for the terminal. And gRPC's own handlers around fork()
+        # crash now and then in a process that has channels and starts another: uvloop forks, if only to run a program.
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         import grpc.aio
 
         if self._channel is None:
@@ -212,13 +213,12 @@ class WorkerClient(asyncio.Protocol):
         listener = self._listeners.get(number)
         if listener is not None:
             self.cancel(number)
-            with contextlib.suppress(Exception):
-                listener.failed(EngineFailed(f"the answer could not be passed on: {type(error).__name__}: {error}"))
+            _tell_failure(listener, EngineFailed(f"the answer could not be passed on: {type(error).__name__}: {error}"))
 
     def _fail_all(self, error: EnginebayError) -> None:
         listeners, self._listeners = self._listeners, {}
         for listener in listeners.values():
-            listener.failed(error)
+            _tell_failure(listener, error)
 
     def _deliver(self, flush: pb.Flush, touched: dict[int, Listener]) -> None:
         listeners = self._listeners
@@ -270,7 +270,12 @@ class WorkerClient(asyncio.Protocol):
         for failure in flush.failure:
             listener = self._listeners.pop(failure.request, None)
             if listener is not None:
-                listener.failed(wire.received_failure(failure))
+                _tell_failure(listener, wire.received_failure(failure))
+
+
+def _tell_failure(listener: Listener, error: EnginebayError) -> None:
+    with contextlib.suppress(Exception):  # one that fails at failing must not keep the others waiting
+        listener.failed(error)
 
 
 class _Pipe:

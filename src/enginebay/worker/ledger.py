@@ -96,8 +96,6 @@ class Ledger:
         except Exception as error:  # an engine's surprise must not end the session of everybody else
             _log.exception("the engine failed on a request")
             self.error(own, EngineFailed(f"the engine failed on this request: {type(error).__name__}: {error}"))
-        if own not in self._live:  # cancelled before the engine had it
-            self._cancel(own)
         return own
 
     def cancel(self, outbox: Outbox, number: int) -> None:

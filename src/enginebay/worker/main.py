@@ -58,7 +58,10 @@ def _serve(load: Load, directory: Path, control: socket.socket) -> int:
     load_s = time.perf_counter() - started
     server: Any = None
     try:
-        server, health = _open(engine, directory)
+        server, health, sessions = _open(engine, directory)
+        # From here on the parent's closing is the sign to end. A signal to all processes of a service is not:
+        # the server then still has answers to finish.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         _tell(control, facts=wire.facts_json(replace(engine.facts(), load_s=load_s)))
         _wait(control)
     except _Stop:
@@ -66,13 +69,14 @@ def _serve(load: Load, directory: Path, control: socket.socket) -> int:
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if server is not None:
+            sessions.close()
             health.enter_graceful_shutdown()  # whoever asks now is told that no request would be answered
             server.stop(grace=None)
         engine.close()
     return 0
 
 
-def _open(engine: Engine, directory: Path) -> tuple[Any, Any]:
+def _open(engine: Engine, directory: Path) -> tuple[Any, Any, Any]:
     import grpc
 
     from enginebay.worker.ledger import Ledger
@@ -91,8 +95,7 @@ def _open(engine: Engine, directory: Path) -> tuple[Any, Any]:
     health = _add_health_and_reflection(server, SERVICE)
     server.add_insecure_port(f"unix:{directory / 's'}")
     server.start()
-    Sessions(directory / "t", ledger)
-    return server, health
+    return server, health, Sessions(directory / "t", ledger)
 
 
 def _add_health_and_reflection(server: Any, service: str) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from enginebay.contract import FinishReason, TokenLogprobs
 from enginebay.contract.messages import Done
-from enginebay.errors import EnginebayError
+from enginebay.errors import EnginebayError, EngineFailed
 from enginebay.worker import wire
 from enginebay.worker.proto import worker_pb2 as pb
 
@@ -74,7 +74,11 @@ class Outbox:
         if count > _MOST_ROWS:
             count, ends = _MOST_ROWS, 0
         taken = [rows.popleft() for _ in range(count)]
-        message = columns(taken)
+        try:
+            message = columns(taken)
+        except Exception as error:  # an engine put what no message can hold: its requests end here, the engine goes on
+            failed = EngineFailed(f"the engine's output cannot be sent: {type(error).__name__}: {error}")
+            message = pb.Flush(failure=[wire.failure_message(number, failed) for number in {row[0] for row in taken}])
         for _ in range(ends):
             end = self._ends.popleft()
             if isinstance(end, pb.Finish):

@@ -11,7 +11,9 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 from pathlib import Path
+from queue import SimpleQueue
 from typing import BinaryIO, cast
 
 from enginebay.errors import EnginebayError
@@ -28,20 +30,24 @@ class Sessions:
 
     def __init__(self, path: Path, ledger: Ledger) -> None:
         self._ledger = ledger
+        self._closed = False
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(str(path))
         self._listening.listen(64)
         threading.Thread(target=self._accept, name="sessions", daemon=True).start()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed:
             try:
                 connection, _ = self._listening.accept()
-            except OSError:
-                return  # closed
-            _Session(connection, self._ledger)
+            except OSError as error:
+                _log.debug("a session could not be accepted: %s", error)
+                time.sleep(0.1)  # out of file descriptors, perhaps; or closed
+            else:
+                _Session(connection, self._ledger)
 
     def close(self) -> None:
+        self._closed = True
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
@@ -52,6 +58,8 @@ class _Session:
         self._connection = connection
         self._ledger = ledger
         self._sending = threading.Lock()  # held by whoever writes to the socket, across threads when one takes over
+        self._late: SimpleQueue[bytes | None] = SimpleQueue()  # what the kernel did not take at once; None: no more
+        self._pushing: threading.Thread | None = None
         self._outbox = ledger.open(self._send)
         threading.Thread(target=self._listen, name="session", daemon=True).start()
 
@@ -67,6 +75,7 @@ class _Session:
         finally:
             self._ledger.close(self._outbox)
             self._connection.close()
+            self._late.put(None)
 
     def _take(self, ask: pb.Ask) -> None:
         for submit in ask.submit:
@@ -93,8 +102,19 @@ class _Session:
                 if not left:
                     self._sending.release()  # whoever put something meanwhile found us sending: look once more
             if left:
-                threading.Thread(target=self._push, args=(left,), name="slow session", daemon=True).start()
+                self._hand_over(left)
                 return
+
+    def _hand_over(self, data: bytes) -> None:
+        """To a thread that may wait. It stays: each new one would leave a heap of its own behind."""
+        self._late.put(data)
+        if self._pushing is None:
+            self._pushing = threading.Thread(target=self._push_all, name="slow session", daemon=True)
+            self._pushing.start()
+
+    def _push_all(self) -> None:
+        while (data := self._late.get()) is not None:
+            self._push(data)
 
     def _offer(self, data: bytes) -> bytes:
         """Gives back what the kernel did not take."""

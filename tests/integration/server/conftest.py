@@ -9,6 +9,7 @@ import pytest
 
 from tests.contract.adapters import adapter_for
 from tests.contract.profiles import PROFILES
+from tests.integration.server.battered import battered as battered
 from tests.integration.server.serving import Server, serving
 
 ENGINES = ("fake", "llamacpp", "transformers", "vllm")

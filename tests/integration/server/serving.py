@@ -55,8 +55,9 @@ def serving(
     options: Sequence[str] = (),
     environ: dict[str, str] | None = None,
     patience_s: float = 240,
+    exit_code: int = 0,
 ) -> Iterator[Server]:
-    """Runs until the block ends, and must then end by itself with exit code 0."""
+    """Runs until the block ends, and must then end by itself with this exit code."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         command = [sys.executable, "-m", "enginebay.cli.main", "serve", *models, "--port", "0", *options]
@@ -72,7 +73,7 @@ def serving(
         try:
             yield Server(_url(process, log, patience_s), process, log)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0, log.read_text(errors="replace")[-2000:]
+            assert process.wait(60) == exit_code, log.read_text(errors="replace")[-2000:]
         finally:
             if process.poll() is None:
                 process.kill()

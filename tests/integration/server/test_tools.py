@@ -344,7 +344,7 @@ def test_a_response_that_ends_inside_a_call(client: OpenAI) -> None:
     for stream in (False, True):
         given = asked_response("hermes-single", max_output_tokens=60)
         if stream:
-            response: Any = list(client.responses.create(**given, stream=True))[-1].response  # type: ignore[call-overload]
+            response: Any = list(client.responses.create(**given, stream=True))[-1].response
         else:
             response = client.responses.create(**given)
         assert response.status == "incomplete" and response.incomplete_details.reason == "max_output_tokens"

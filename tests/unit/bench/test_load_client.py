@@ -160,7 +160,11 @@ def test_results_of_processes_side_by_side_add_up() -> None:
 
 @pytest.mark.parametrize(
     ("low", "high", "more", "less"),
-    [(1.1, 1.2, "met", "MISSED"), (0.8, 0.9, "MISSED", "met"), (0.9, 1.1, "met by the interval", "met by the interval")],
+    [
+        (1.1, 1.2, "met", "MISSED"),
+        (0.8, 0.9, "MISSED", "met"),
+        (0.9, 1.1, "met by the interval", "met by the interval"),
+    ],
 )
 def test_an_interval_that_spans_the_bar_says_nothing(low: float, high: float, more: str, less: str) -> None:
     assert verdict(low, high, 1.0, wants_more=True) == more

@@ -219,7 +219,7 @@ def test_the_key_comes_from_the_option_or_the_environment(
     command = ["top", "--url", serve(busy("secret")), "--once", "--json", "--interval", "0.1"]
     assert main(command) == 1
     told = capsys.readouterr().err
-    assert "401" in told and "ENGINEBAY_ADMIN_KEY" in told
+    assert "401" in told and "ENGINEBAY_API_KEY" in told
     if variable is None:
         command += ["--key", "secret"]
     else:

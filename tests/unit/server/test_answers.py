@@ -79,6 +79,7 @@ def served(buffer: int = 1000) -> Any:
         inter_token=metrics.inter_token_latency.child("m", "e"),
         limits=SimpleNamespace(stream_buffer_bytes=buffer),
         markers={99: "<tool_call>"},
+        marked=lambda text, ids: "<tool_call>" * (99 in ids) + text,
         heard_at=0.0,
         call_id=lambda: "call_1",
     )
@@ -214,3 +215,13 @@ async def test_whole_answers_of_several_prompts() -> None:
     found = json.loads(connection.writes[0])
     assert [one["message"]["content"] for one in found["choices"]] == ["prompt 1", "other", "prompt 2", "other"]
     assert found["usage"]["completion_tokens"] == 4
+
+
+async def test_what_an_answer_cost_is_known_even_if_nobody_waits_for_its_end() -> None:
+    answer, _, _ = streamed()
+    for text in "abc":
+        answer.token(text, 1)
+    answer.flushed()
+    answer.token("d", 1)
+    answer.cancel()
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (1, 4)

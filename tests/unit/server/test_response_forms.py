@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
@@ -159,7 +158,7 @@ def test_log_probabilities_belong_to_text_alone() -> None:
     def token(text: str) -> TokenLogprobs:
         return TokenLogprobs(ord(text), -1.0)
 
-    reader = Reader(guided_parser([{"type": "function", "function": {"name": "f"}}], "f"), {})
+    reader = Reader(guided_parser([{"type": "function", "function": {"name": "f"}}], "f"), lambda text, _: text)
     read = [pair for char in '{"a":1}!' for pair in reader.read(char, (ord(char),), (token(char),))]
     read += reader.end()
     texts = [(event.text, known) for event, known in read if isinstance(event, Text)]
@@ -167,6 +166,5 @@ def test_log_probabilities_belong_to_text_alone() -> None:
     assert all(not known for event, known in read if not isinstance(event, Text))
 
 
-@pytest.mark.parametrize("markers", [{7: "<call>"}, {}])
-def test_markers_count_only_with_tools(markers: dict[int, str]) -> None:
-    assert Reader(None, markers).read("x", (7,), ()) == [(Text("x"), ())]
+def test_markers_count_only_with_tools() -> None:
+    assert Reader(None, lambda text, _: "<call>" + text).read("x", (7,), ()) == [(Text("x"), ())]

@@ -27,6 +27,7 @@ class Answer:
         self.served = served
         self.over: asyncio.Future[EnginebayError | None] = asyncio.get_running_loop().create_future()
         self.usage = Usage()
+        self.finish_reason = ""  # of the choice that ended last
         self.submitted_at = 0.0
         self.first_at = 0.0
         self._last_at = 0.0
@@ -34,10 +35,13 @@ class Answer:
         self._numbers: list[int] = []
         self._left = 0
         self._fresh = 0  # tokens since the last flush
+        self._made = 0  # tokens before that
+        self._prompt_tokens = 0
 
     def submit(self, client: WorkerClient, requests: Sequence[GenerateRequest]) -> None:
         self._client = client
         self._left = len(requests)
+        self._prompt_tokens = sum(len(request.token_ids or ()) for request in requests)
         self.submitted_at = self._last_at = time.perf_counter()
         self.exchange.on_close = self.cancel
         choices = requests[0].sampling.n
@@ -55,11 +59,22 @@ class Answer:
             self.fail(error)
             self._end(error)
 
+    def abandon(self, error: EnginebayError) -> None:
+        """Whoever waited for `over` was cancelled, and `over` with it."""
+        self.fail(error)
+        self._free()
+
     def _end(self, error: EnginebayError | None) -> None:
         if self.over.done():
             return
         self.over.set_result(error)
-        if error is not None and self._client is not None:
+        if error is not None:
+            self._free()
+
+    def _free(self) -> None:
+        """Take the requests back from the engine. What they had cost until then is counted by us."""
+        self.usage = Usage(self._prompt_tokens, self._made + self._fresh, self.usage.cached_tokens)
+        if self._client is not None:
             for number in self._numbers:
                 self._client.cancel(number)
 
@@ -99,6 +114,7 @@ class Answer:
         if not self._fresh:
             return
         now = time.perf_counter()
+        self._made += self._fresh
         if not self.first_at:
             self.first_at = now
             self.served.ttft.observe(now - self.exchange.received)

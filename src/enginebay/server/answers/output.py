@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,9 +106,9 @@ def part_object(message: Message) -> dict[str, Any]:
 class Reader:
     """Tokens to events: text as it comes, and calls when there are tools."""
 
-    def __init__(self, parser: ToolParser | None, markers: Mapping[int, str]) -> None:
+    def __init__(self, parser: ToolParser | None, marked: Callable[[str, Sequence[int]], str]) -> None:
         self._parser = parser
-        self._markers = markers if parser is not None else {}
+        self._marked = marked  # puts back the markers of calls that the engine leaves out
         self._pending: list[TokenLogprobs] = []  # of text that the parser still holds back
 
     @property
@@ -120,11 +120,8 @@ class Reader:
     ) -> list[tuple[ToolEvent, Sequence[TokenLogprobs]]]:
         if self._parser is None:
             return [(Text(text), logprobs)]
-        for token_id in token_ids:
-            if token_id in self._markers:
-                text = self._markers[token_id] + text
         self._pending += logprobs
-        return self._with_logprobs(self._parser.feed(text))
+        return self._with_logprobs(self._parser.feed(self._marked(text, token_ids)))
 
     def end(self) -> list[tuple[ToolEvent, Sequence[TokenLogprobs]]]:
         return [] if self._parser is None else self._with_logprobs(self._parser.end())

@@ -37,7 +37,7 @@ class WholeResponse(Answer):
         self._fresh += len(delta.token_ids)
         self._take(delta.text, delta.token_ids, delta.logprobs)
         if delta.finish_reason is not None:
-            self._reason = delta.finish_reason.value
+            self._reason = self.finish_reason = delta.finish_reason.value
 
     def _take(self, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
         for event, known in self._reader.read(text, token_ids, logprobs):
@@ -78,7 +78,7 @@ class StreamedResponse(Streaming):
             else:
                 self._piece(delta.text, delta.token_ids, delta.logprobs)
         if delta.finish_reason is not None:
-            self._reason = delta.finish_reason.value
+            self._reason = self.finish_reason = delta.finish_reason.value
 
     def _piece(self, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
         self._ready += [self._events.event(*found) for found in self._reader.read(text, token_ids, logprobs)]

@@ -30,7 +30,6 @@ class Streamed(Streaming):
         self._between = self._after + self._before
         self._texts: list[str] = []  # of choice 0, not yet made into events
         self._plain = choices[0].parser is None and not events.with_logprobs
-        self._markers = {} if choices[0].parser is None else served.markers
 
     # Tokens to events
 
@@ -58,10 +57,7 @@ class Streamed(Streaming):
         if choice.parser is None:
             self._ready.append(self._events.text(index, text, logprobs))
             return
-        for token_id in token_ids:
-            if token_id in self._markers:
-                text = self._markers[token_id] + text
-        self._tool_events(choice, choice.parser.feed(text), logprobs)
+        self._tool_events(choice, choice.parser.feed(self.served.marked(text, token_ids)), logprobs)
 
     def _tool_events(self, choice: Choice, events: Sequence[object], logprobs: Sequence[TokenLogprobs]) -> None:
         if logprobs:
@@ -72,9 +68,8 @@ class Streamed(Streaming):
     def _finish(self, choice: Choice, reason: str) -> None:
         if choice.parser is not None:
             self._tool_events(choice, choice.parser.end(), ())
-        self._ready.append(
-            self._events.finish(choice.index, "tool_calls" if choice.calls and reason == "stop" else reason)
-        )
+        self.finish_reason = "tool_calls" if choice.calls and reason == "stop" else reason
+        self._ready.append(self._events.finish(choice.index, self.finish_reason))
 
     def _shape_texts(self) -> None:
         if self._texts:

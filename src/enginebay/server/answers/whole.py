@@ -24,24 +24,19 @@ class Whole(Answer):
         self._choices = choices
         self._body = body
         self._texts = choices[0].texts
-        self._markers = served.markers if choices[0].parser is not None else {}
+        self._marked = choices[0].parser is not None and bool(served.markers)
 
     def token(self, text: str, token_id: int) -> None:
         self._fresh += 1
-        if token_id in self._markers:
-            text = self._markers[token_id] + text
-        self._texts.append(text)
+        self._texts.append(self.served.marked(text, (token_id,)) if self._marked else text)
 
     def delta(self, delta: Delta) -> None:
         choice = self._choices[delta.choice]
         self._fresh += len(delta.token_ids)
-        for token_id in delta.token_ids:
-            if token_id in self._markers:
-                choice.texts.append(self._markers[token_id])
-        choice.texts.append(delta.text)
+        choice.texts.append(self.served.marked(delta.text, delta.token_ids) if self._marked else delta.text)
         choice.logprobs += delta.logprobs
         if delta.finish_reason is not None:
-            choice.finish_reason = delta.finish_reason.value
+            choice.finish_reason = self.finish_reason = delta.finish_reason.value
 
     def complete(self) -> None:
         for choice in self._choices:
@@ -56,7 +51,7 @@ class Whole(Answer):
         for event in (*choice.parser.feed(text), *choice.parser.end()):
             choice.take(event, self.served.call_id())
         if choice.calls and choice.finish_reason == "stop":
-            choice.finish_reason = "tool_calls"
+            choice.finish_reason = self.finish_reason = "tool_calls"
 
     def fail(self, error: EnginebayError) -> None:
         self.exchange.respond(shown(error).status, error_body(error), headers=error_headers(error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from enginebay.contract import GenerateRequest
+from enginebay.contract import GenerateRequest, Sampling
 from enginebay.errors import InvalidRequest, Unsupported
 from enginebay.server.answers.chat import ChatForm
 from enginebay.server.answers.choice import Choice
@@ -13,7 +13,8 @@ from enginebay.server.answers.whole import Whole
 from enginebay.server.call import Call
 from enginebay.server.context import Context
 from enginebay.server.generating import prepare, run
-from enginebay.server.sampling import check_bookkeeping, read_sampling
+from enginebay.server.sampling import check_bookkeeping, check_stream_options, read_sampling
+from enginebay.server.served import ServedModel
 from enginebay.server.template_options import read_template_options
 from enginebay.server.tool_use import ToolUse, plan_tools
 from enginebay.server.wire.bodies import ChatBody
@@ -23,22 +24,16 @@ from enginebay.server.wire.decode import decode
 async def chat(context: Context, call: Call) -> None:
     body = decode(ChatBody, call.exchange.body)
     served, lora = context.model(call, body.model)
-    limits = served.limits
-    check_chat(body, limits.messages)
     call.stream = bool(body.stream)
     call.prompt = body.messages
-    tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, limits, served)
-    asked = _max_tokens(body)
-    sampling = read_sampling(
-        body, served.defaults, limits,
-        max_tokens=asked, logprobs=_logprobs(body), guided=tools.guided,
-        vocabulary=served.client.prompts.vocabulary_size,
-    )  # fmt: skip
+    tools, sampling = await call.beside(_read, body, served)
+    asked, asked_param = _max_tokens(body)
     request = GenerateRequest(messages=tuple(body.messages), sampling=sampling, lora=lora)
-    options = _template_options(body, tools)
     prepared = await prepare(
-        call, served, request, truncate=body.truncate_prompt_tokens, asked=asked, options=options, notes=tools.notes
-    )
+        call, served, request,
+        truncate=body.truncate_prompt_tokens, asked=asked, asked_param=asked_param,
+        options=_template_options(body, tools), notes=tools.notes,
+    )  # fmt: skip
     choices = [Choice(index, tools.parser()) for index in range(sampling.n)]
     form = ChatForm(
         id=f"chatcmpl-{call.id}",
@@ -56,6 +51,18 @@ async def chat(context: Context, call: Call) -> None:
         else Whole(call.exchange, served, choices, form.body)
     )
     await run(call, served, answer, [prepared])
+
+
+def _read(body: ChatBody, served: ServedModel) -> tuple[ToolUse, Sampling]:
+    limits = served.limits
+    check_chat(body, limits.messages)
+    tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, limits, served)
+    asked, asked_param = _max_tokens(body)
+    return tools, read_sampling(
+        body, served.defaults, limits,
+        max_tokens=asked, max_tokens_param=asked_param, logprobs=_logprobs(body), guided=tools.guided,
+        vocabulary=served.client.prompts.vocabulary_size,
+    )  # fmt: skip
 
 
 def check_chat(body: ChatBody, most_messages: int) -> None:
@@ -78,17 +85,17 @@ def check_chat(body: ChatBody, most_messages: int) -> None:
             "reasoning_effort has no common meaning",
             "give the template's own switch in chat_template_kwargs", param="reasoning_effort",
         )  # fmt: skip
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequest("stream_options is for streams", "set stream to true", param="stream_options")
+    check_stream_options(body)
 
 
-def _max_tokens(body: ChatBody) -> int | None:
+def _max_tokens(body: ChatBody) -> tuple[int | None, str]:
+    """The output length that is asked for, and the field that asks for it."""
     given = {one for one in (body.max_tokens, body.max_completion_tokens) if one is not None}
     if len(given) == 2:
         raise InvalidRequest(
             "max_tokens and max_completion_tokens differ", "give one of them", param="max_completion_tokens"
         )
-    return given.pop() if given else None
+    return given.pop() if given else None, "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
 
 
 def _logprobs(body: ChatBody) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from enginebay.contract import GenerateRequest
+from enginebay.contract import GenerateRequest, Sampling
 from enginebay.errors import InvalidRequest, Unsupported
 from enginebay.server.answers.choice import Choice
 from enginebay.server.answers.completion import CompletionForm
@@ -13,7 +13,7 @@ from enginebay.server.answers.whole import Whole
 from enginebay.server.call import Call
 from enginebay.server.context import Context
 from enginebay.server.generating import prepare, run
-from enginebay.server.sampling import check_bookkeeping, read_sampling
+from enginebay.server.sampling import check_bookkeeping, check_stream_options, read_sampling
 from enginebay.server.served import ServedModel
 from enginebay.server.wire.bodies import CompletionBody
 from enginebay.server.wire.decode import decode
@@ -31,12 +31,10 @@ async def completions(context: Context, call: Call) -> None:
     prompts = read_prompts(body.prompt, limits.prompts, served, "prompt")
     call.stream = bool(body.stream)
     call.prompt = body.prompt
-    fallback = None if "max_tokens" in served.defaults else DEFAULT_MAX_TOKENS
-    sampling = read_sampling(
-        body, served.defaults, limits,
-        max_tokens=body.max_tokens or fallback, logprobs=body.logprobs,
-        vocabulary=served.client.prompts.vocabulary_size,
-    )  # fmt: skip
+    sampling = await call.beside(_read, body, served)
+    sequences = len(prompts) * (sampling.best_of or sampling.n)
+    if sequences > limits.prompts:
+        raise InvalidRequest(f"prompts times n is {sequences}, allowed here is at most {limits.prompts}", param="n")
     requests = [
         GenerateRequest(text=prompt, sampling=sampling, lora=lora)
         if isinstance(prompt, str)
@@ -67,6 +65,17 @@ async def completions(context: Context, call: Call) -> None:
     await run(call, served, answer, prepared)
 
 
+def _read(body: CompletionBody, served: ServedModel) -> Sampling:
+    fallback = None
+    if "max_tokens" not in served.defaults:
+        fallback = min(DEFAULT_MAX_TOKENS, served.limits.max_tokens or DEFAULT_MAX_TOKENS)
+    return read_sampling(
+        body, served.defaults, served.limits,
+        max_tokens=body.max_tokens or fallback, logprobs=body.logprobs,
+        vocabulary=served.client.prompts.vocabulary_size,
+    )  # fmt: skip
+
+
 def _check(body: CompletionBody) -> None:
     check_bookkeeping(body)
     if body.suffix:
@@ -75,8 +84,7 @@ def _check(body: CompletionBody) -> None:
         raise Unsupported(
             "the prompt's own log probabilities are not known", "leave out echo or logprobs", param="echo"
         )
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequest("stream_options is for streams", "set stream to true", param="stream_options")
+    check_stream_options(body)
 
 
 def _echo(prompt: Prompt, served: ServedModel) -> str:

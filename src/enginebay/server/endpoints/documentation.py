@@ -8,12 +8,10 @@ from importlib import resources
 import msgspec
 
 from enginebay.config.server import Limits
-from enginebay.contract import Support
 from enginebay.server.call import Call
 from enginebay.server.context import Context
 from enginebay.server.openapi.document import document
 from enginebay.server.openapi.operations import HTML
-from enginebay.server.served import ServedModel
 
 # The page needs nothing but itself and this server, and nobody may put it into a frame.
 _POLICY = (
@@ -31,15 +29,9 @@ _PAGE_HEADERS = (
 async def openapi(context: Context, call: Call) -> None:
     catalogue = context.catalogue
     names = [entry["id"] for entry in catalogue.listed()]
-    embedders = tuple(name for name in names if _embeds(catalogue.find(name)[0]))
+    embedders = tuple(name for name in names if catalogue.find(name)[0].does("embeddings"))
     generating = tuple(name for name in names if catalogue.find(name)[0].client.resident.task == "generate")
     call.exchange.respond(200, _document(context.config.limits, generating or embedders, embedders))
-
-
-def _embeds(served: ServedModel) -> bool:
-    declared = served.client.spec.request.get("embeddings")
-    refused = declared is None or declared.support is Support.REFUSES
-    return not refused and "embeddings" not in served.client.facts.refused
 
 
 @lru_cache(maxsize=8)

@@ -13,12 +13,13 @@ from typing import Any
 
 import msgspec
 
-from enginebay.contract import Support
+from enginebay.contract import Embedding
 from enginebay.contract.messages import Usage
 from enginebay.errors import Cancelled, ContextOverflow, InvalidRequest, Unsupported
 from enginebay.server.call import Call
 from enginebay.server.context import Context
 from enginebay.server.endpoints.completions import read_prompts
+from enginebay.server.generating import enter, say_headers, too_late
 from enginebay.server.served import ServedModel
 from enginebay.server.wire.bodies import EmbeddingBody
 from enginebay.server.wire.decode import decode
@@ -31,39 +32,48 @@ async def embeddings(context: Context, call: Call) -> None:
     served, _ = context.model(call, body.model)
     _check_capability(served)
     inputs = await _token_ids(call, served, body)
-    await served.gate.enter()
-    entered = time.perf_counter()
-    served.running.inc()
-    try:
-        found = await served.client.client.embed(inputs)
-    finally:
-        served.running.dec()
-        served.gate.leave(time.perf_counter() - entered)
+    say_headers(call)
+    found = await _embedded(call, served, inputs)
+    call.usage = Usage(prompt_tokens=found.prompt_tokens)
     if call.exchange.closed:
         raise Cancelled("the client closed the connection")
-    call.usage = Usage(prompt_tokens=found.prompt_tokens)
-    vectors = [_shortened(vector, body.dimensions) for vector in found.vectors]
+    call.exchange.respond(200, await asyncio.to_thread(_body, body, found))
+
+
+async def _embedded(call: Call, served: ServedModel, inputs: list[tuple[int, ...]]) -> Embedding:
+    """The place is the engine's until it has answered, even if nobody waits any longer."""
+    leave = await enter(call, served)
+    work = asyncio.ensure_future(served.client.client.embed(inputs))
+    work.add_done_callback(lambda _: leave())
+    try:
+        async with asyncio.timeout(served.limits.request_timeout_s):
+            found = await asyncio.shield(work)
+    except TimeoutError:
+        raise too_late(served, "send fewer texts at once") from None
+    served.heard_at = time.monotonic()
+    return found
+
+
+def _body(body: EmbeddingBody, found: Embedding) -> bytes:
     write: Any = as_base64 if body.encoding_format == "base64" else list
-    data = await asyncio.to_thread(
-        lambda: _encode(
-            {
-                "object": "list",
-                "data": [
-                    {"object": "embedding", "index": index, "embedding": write(vector)}
-                    for index, vector in enumerate(vectors)
-                ],
-                "model": body.model,
-                "usage": {"prompt_tokens": found.prompt_tokens, "total_tokens": found.prompt_tokens},
-            }
-        )
+    vectors = [_shortened(vector, body.dimensions) for vector in found.vectors]
+    return _encode(
+        {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": index, "embedding": write(vector)}
+                for index, vector in enumerate(vectors)
+            ],
+            "model": body.model,
+            "usage": {"prompt_tokens": found.prompt_tokens, "total_tokens": found.prompt_tokens},
+        }
     )
-    call.exchange.respond(200, data)
 
 
 def _check_capability(served: ServedModel) -> None:
     declared = served.client.spec.request.get("embeddings")
     why = served.client.facts.refused.get("embeddings")
-    if why is not None or declared is None or declared.support is Support.REFUSES:
+    if not served.does("embeddings"):
         raise Unsupported(
             f"{served.name} gives no embeddings{f': {why}' if why else ''}",
             (declared.detail if declared else "") or "serve an embedding model", param="model",
@@ -75,11 +85,11 @@ async def _token_ids(call: Call, served: ServedModel, body: EmbeddingBody) -> li
     given = read_prompts(body.input, served.limits.inputs, served, "input")
     found = [await prompts.encode(one) if isinstance(one, str) else one for one in given]
     most = served.client.facts.context_length
-    cut = 0
     for place, ids in enumerate(found):
         if body.truncate_prompt_tokens is not None and len(ids) > body.truncate_prompt_tokens:
-            cut += len(ids) - body.truncate_prompt_tokens
-            found[place] = ids = ids[: body.truncate_prompt_tokens]
+            found[place] = kept = _beginning(ids, body.truncate_prompt_tokens, served)
+            call.left_out += len(ids) - len(kept)
+            ids = kept
         if not ids:
             raise InvalidRequest("an input to embed is empty", param="input")
         if len(ids) > most:
@@ -87,9 +97,15 @@ async def _token_ids(call: Call, served: ServedModel, body: EmbeddingBody) -> li
                 f"input {place} has {len(ids)} tokens, and the model's context is {most}",
                 "shorten it, or have it cut with truncate_prompt_tokens", param="input",
             )  # fmt: skip
-    if cut:
-        call.exchange.header("x-enginebay-truncated", f"input: {cut} tokens left out")
     return found
+
+
+def _beginning(ids: tuple[int, ...], count: int, served: ServedModel) -> tuple[int, ...]:
+    """The first tokens, and the special one that ends the text where the model expects one."""
+    tokenizer = served.client.prompts.tokenizer
+    if tokenizer is not None and count > 1 and ids[-1] in tokenizer.special_ids:
+        return (*ids[: count - 1], ids[-1])
+    return ids[:count]
 
 
 def _shortened(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:

@@ -11,6 +11,7 @@ from enginebay.errors import InvalidRequest
 from enginebay.server.call import Call
 from enginebay.server.context import Context
 from enginebay.server.readiness import not_ready
+from enginebay.server.tool_use import plan_tools
 from enginebay.server.wire.bodies import DetokenizeBody, TokenizeBody
 from enginebay.server.wire.decode import decode
 
@@ -34,17 +35,24 @@ async def tokenize(context: Context, call: Call) -> None:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give one of prompt and messages", param="prompt")
     if body.messages is not None:
+        if len(body.messages) > served.limits.messages:
+            raise InvalidRequest(f"messages has {len(body.messages)} entries", param="messages")
+        await call.beside(plan_tools, body.tools, None, None, served.limits, served)
         options = {} if body.add_generation_prompt is None else {"add_generation_prompt": body.add_generation_prompt}
-        text = await prompts.rendered(body.messages, tools=body.tools, **options)
+        text = await prompts.rendered(body.messages, call.large, tools=body.tools, **options)
         ids = await prompts.encode(text, bool(body.add_special_tokens))
     else:
         ids = await prompts.encode(body.prompt or "", body.add_special_tokens is not False)
-    found: dict[str, object] = {
-        "count": len(ids), "max_model_len": served.client.facts.context_length, "tokens": ids
-    }  # fmt: skip
-    if body.return_token_strs:
-        found["token_strs"] = [prompts.token_bytes(one).decode("utf-8", "replace") for one in ids]
-    call.exchange.respond(200, _encode(found))
+
+    def written() -> bytes:
+        found: dict[str, object] = {
+            "count": len(ids), "max_model_len": served.client.facts.context_length, "tokens": ids
+        }  # fmt: skip
+        if body.return_token_strs:
+            found["token_strs"] = [prompts.token_bytes(one).decode("utf-8", "replace") for one in ids]
+        return _encode(found)
+
+    call.exchange.respond(200, await call.beside(written))
 
 
 async def detokenize(context: Context, call: Call) -> None:
@@ -52,7 +60,7 @@ async def detokenize(context: Context, call: Call) -> None:
     served, _ = context.model(call, body.model)
     prompts = served.client.prompts
     known = prompts.vocabulary_size
-    if known is not None and any(one >= known for one in body.tokens):
+    if known is not None and body.tokens and max(body.tokens) >= known:
         raise InvalidRequest(f"tokens has ids outside of 0 to {known - 1}", param="tokens")
     text = await asyncio.to_thread(prompts.decode, body.tokens)
     call.exchange.respond(200, _encode({"prompt": text}))

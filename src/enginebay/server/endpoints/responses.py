@@ -37,7 +37,7 @@ async def responses(context: Context, call: Call) -> None:
     call.stream = bool(body.stream)
     call.prompt = body.input
     try:
-        asked = _read(body, served, lora)
+        asked = await call.beside(_read, body, served, lora)
         prepared = await prepare(
             call, served, asked.request,
             truncate=body.truncate_prompt_tokens, asked=body.max_output_tokens, options=asked.options,
@@ -81,7 +81,7 @@ def _read(body: ResponsesBody, served: ServedModel, lora: str | None) -> _Asked:
 def _answer(call: Call, served: ServedModel, body: ResponsesBody, asked: _Asked) -> Answer:
     form = ResponseForm(f"resp_{call.id}", int(call.started), body.model, echoed(body, asked.sampling))
     output = Output(form.id, served.call_id, served.client.prompts.token_bytes)
-    reader = Reader(asked.tools.parser(), served.markers)
+    reader = Reader(asked.tools.parser(), served.marked)
     if not call.stream:
         return WholeResponse(call.exchange, served, form, output, reader)
     with_logprobs = asked.sampling.logprobs is not None

@@ -12,6 +12,8 @@ from enginebay.server.http.protocol import Connection, sweep
 from enginebay.server.http.settings import Application, HttpSettings
 
 _SWEEP_S = 0.5
+# Of one connection in the kernel, which would take megabytes from us for a client that does not read.
+_UNSENT_BYTES = 128 << 10
 
 
 class Listener:
@@ -46,6 +48,7 @@ class Listener:
         accepted.setblocking(False)
         with contextlib.suppress(OSError):
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         task = self._loop.create_task(self._loop.connect_accepted_socket(self._connection, accepted))
         self._opening.add(task)
         task.add_done_callback(self._opened)
@@ -65,12 +68,14 @@ class Listener:
         self._loop.remove_reader(self._socket.fileno())
 
     def _sweep(self) -> None:
+        self._sweeper = self._loop.call_later(
+            _SWEEP_S, self._sweep
+        )  # first: whatever happens here, there is a next time
         sweep(self.connections, time.monotonic())
         self._settings.common_headers = f"date: {formatdate(usegmt=True)}\r\nserver: enginebay\r\n".encode()
         if self._full and len(self.connections) < self._settings.connections:
             self._full = False
             self._loop.add_reader(self._socket.fileno(), self._accept)
-        self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
 
     def stop_accepting(self) -> None:
         self._full = False

@@ -24,6 +24,10 @@ from enginebay.server.http.exchange import CLIENT_CLOSED, STATUS_LINES, Exchange
 from enginebay.server.http.settings import Application, HttpSettings
 
 _PIPELINED = 8  # requests read ahead of the one being answered
+_NOT_HTTP = "the request is not HTTP/1.1"
+_FRAMING = 8  # times the longest body: so much may be sent for it with sizes of chunks, extensions and trailers
+_PROGRESS_BYTES = 4096  # a client that reads so much until its deadline gets another one
+_SMALL_BODY = 64 << 10  # bytes that anybody may send before we look at who it is
 _LINGER_S = 5.0  # how long a refused client may go on sending: an earlier end would take the refusal from it
 
 
@@ -41,12 +45,14 @@ class Connection(asyncio.Protocol):
         self._reading: Exchange | None = None  # headers complete, body not yet
         self._body: list[bytes] = []
         self._body_bytes = 0
+        self._framed_bytes = 0
         self._lingering = False
         self._target = b""
         self._headers: dict[str, str] = {}
         self._head_bytes = 0
         self._expects_continue = False
         self._closing = False
+        self._unread = 0  # of what was written, when the client was last seen to read
         self.deadline: float | None = time.monotonic() + settings.header_timeout_s
         self.congested = False
         self.peer = ""
@@ -78,44 +84,62 @@ class Connection(asyncio.Protocol):
         return False  # a client that stops sending is gone: what it asked for is cancelled
 
     def data_received(self, data: bytes) -> None:
-        if self._closing:
-            return
+        while data and not self._closing:
+            data = self._read(data)
+
+    def _read(self, data: bytes) -> bytes:
+        """Gives back what is to be read once more."""
         if self._reading is None:
             self._head_bytes += len(data)
+        else:
+            self._framed_bytes += len(data)
+            if self._framed_bytes > _FRAMING * self._settings.body_bytes:
+                self._too_big()
+                return b""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._read_again(data[upgrade.args[0] :])
-            return
+            return self._without_upgrade() + data[upgrade.args[0] :]
         except httptools.HttpParserError:
-            self._refuse(400, "the request is not HTTP/1.1")
-            return
+            self._refuse(400, _NOT_HTTP)
+            return b""
         if self._reading is None and self._head_bytes > self._settings.header_bytes:
             self._too_long()
+        return b""
 
-    def _read_again(self, rest: bytes) -> None:
+    def _without_upgrade(self) -> bytes:
         """The request asks for another protocol as well, and the parser has left its body alone: once more without that."""
         method = self._parser.get_method()
-        if self._closing or method == b"CONNECT":
+        if method == b"CONNECT":
             self._refuse(400, "this is no proxy")
-            return
+            return b""
         lines = [f"{name}: {value}\r\n" for name, value in self._headers.items() if name != "upgrade"]
         head = b"%b %b HTTP/1.1\r\n%b\r\n" % (method, self._target, "".join(lines).encode("latin-1"))
         self._parser = httptools.HttpRequestParser(self)
-        self.data_received(head + rest)
+        return head
 
     def pause_writing(self) -> None:
         self.congested = True
+        self._stall()
+
+    def _stall(self) -> None:
+        """The client has so long to read some of what was written."""
+        self._unread = self.backlog()
         self.deadline = time.monotonic() + self._settings.stall_timeout_s
 
     def resume_writing(self) -> None:
         self.congested = False
-        self.deadline = None if self._exchange is not None else time.monotonic() + self._settings.keep_alive_s
+        self._unread = 0
         if self._exchange is not None:
+            self.deadline = None
             if self._exchange.on_drained is not None:
                 self._exchange.on_drained()
         elif self._ahead:
             self._follow()
+        elif self._closing:
+            self._stall()
+        else:
+            self.deadline = time.monotonic() + self._settings.keep_alive_s
 
     # httptools' side
 
@@ -130,6 +154,8 @@ class Connection(asyncio.Protocol):
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._reading is not None:
+            return  # a trailer: what comes after the body changes nothing
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         self._headers[key] = f"{self._headers[key]},{text}" if key in self._headers else text
         if key == "expect" and text.lower() == "100-continue":
@@ -143,18 +169,28 @@ class Connection(asyncio.Protocol):
             return
         method = self._parser.get_method().decode("ascii")
         exchange = Exchange(self, method, self._target.decode("latin-1"), self._headers)
-        if self._parser.get_http_version() == "1.1":
+        version = self._parser.get_http_version()
+        if version == "1.1":
             exchange.keep_alive = bool(self._parser.should_keep_alive())
-        else:
+        elif version == "1.0":
             exchange.keep_alive = exchange.chunks = False
+        else:
+            self._refuse(400, _NOT_HTTP)
+            return
         self._reading = exchange
         self._body = []
         self._body_bytes = 0
+        self._framed_bytes = 0
         self._head_bytes = 0
         declared = self._headers.get("content-length", "")
         if declared.isdigit() and int(declared) > self._settings.body_bytes:
             self._too_big()
             return
+        if "transfer-encoding" in self._headers or (declared.isdigit() and int(declared) > _SMALL_BODY):
+            unwelcome = self._application.unwelcome(exchange)
+            if unwelcome is not None:
+                self._refuse(*unwelcome)
+                return
         if not self._ready:
             self.deadline = time.monotonic() + self._settings.body_timeout_s
         if self._expects_continue and exchange.chunks and not self._ready:
@@ -242,7 +278,8 @@ class Connection(asyncio.Protocol):
     def _follow(self) -> None:
         """On to the next of the requests that were sent ahead."""
         self._exchange = self._ahead.popleft()
-        self._transport.resume_reading()
+        if len(self._ahead) < _PIPELINED:
+            self._transport.resume_reading()
         asyncio.get_running_loop().call_soon(self._answer, self._exchange)
 
     def common(self) -> bytes:
@@ -259,7 +296,9 @@ class Connection(asyncio.Protocol):
 
     def expire(self) -> None:
         """The deadline has passed."""
-        if self.congested or self._closing or self._exchange is not None:
+        if self._unread - self.backlog() >= _PROGRESS_BYTES:  # slow, but it reads
+            self._stall()
+        elif self.congested or self._closing or self._exchange is not None:
             self.abort()
         elif self._reading is not None:
             self._refuse(408, "the request's body did not arrive in time")
@@ -291,7 +330,7 @@ class Connection(asyncio.Protocol):
         """Once the client has read what was written, for which it has so long."""
         self._closing = True
         self._ahead.clear()
-        self.deadline = time.monotonic() + self._settings.stall_timeout_s
+        self._stall()
         self._transport.close()
 
     def abort(self) -> None:
@@ -310,7 +349,7 @@ class Connection(asyncio.Protocol):
         if self._exchange is not None or self._ahead:  # answers under way must not be mixed with this one
             self._last()
             return
-        if self._transport.is_closing():
+        if self._lingering or self._transport.is_closing():
             return
         body = self._settings.refusal(status, message)
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)

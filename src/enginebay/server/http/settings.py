@@ -30,5 +30,8 @@ class Application(Protocol):
     def answer(self, exchange: Exchange) -> None:
         """Begin to answer; `exchange.respond` or `exchange.end` says when it is done."""
 
+    def unwelcome(self, exchange: Exchange) -> tuple[int, str] | None:
+        """Asked before a large body is read: a status and a message for a client that need not send it."""
+
     def refused(self, status: int) -> None:
         """A request was turned away before it got here."""

@@ -19,7 +19,7 @@ from enginebay.server.openapi.shapes import (
 )
 
 _TEXT_PART = obj({"type": const("text"), "text": STRING})
-_CONTENT = either(STRING, array(_TEXT_PART, minItems=1))
+_CONTENT = either(STRING, array(either(_TEXT_PART, STRING), minItems=1))
 _NAME = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}
 _TOKENS = array({"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, minItems=1)
 _TEXT = {"type": "string", "minLength": 1}
@@ -31,13 +31,18 @@ _FUNCTION_FIELDS = {
     "strict": maybe(BOOLEAN),
 }
 _OPTIONAL = ("description", "parameters", "strict")
-_SCHEMA_FIELDS = {"name": _NAME, "schema": ref("JsonSchema"), "strict": maybe(BOOLEAN), "description": maybe(STRING)}
+_SCHEMA_FIELDS = {
+    "name": maybe(STRING),
+    "schema": ref("JsonSchema"),
+    "strict": maybe(BOOLEAN),
+    "description": maybe(STRING),
+}
 _PLAIN_FORMATS = (obj({"type": const("text")}), obj({"type": const("json_object")}))
 _CHOICES = enum("none", "auto", "required")
 _CALL_FUNCTION = obj({"name": _NAME, "arguments": said(STRING, 'JSON text, such as {"city": "Paris"}')})
 
 _GUIDED_JSON = either(ref("JsonSchema"), said(STRING, "The same as JSON text."))
-_INNER = either(ref("JsonSchema"), BOOLEAN)
+_INNER = either(OBJECT, BOOLEAN)  # again a schema; said once, it stays readable
 _TYPE = enum("string", "number", "integer", "boolean", "object", "array", "null")
 # What is looked at of a JSON schema; other keywords are the engine's to understand.
 _SCHEMA_KEYWORDS = {

@@ -1,0 +1,101 @@
+"""A server on the fake engine that gets all kinds of bad input, and must be as good as new afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from tests.integration.server.raw_http import Answer, is_error, request, until
+from tests.integration.server.serving import Server, serving
+
+CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"
+HELLO = [{"role": "user", "content": "Say hello."}]
+BODY_BYTES = 4 << 20
+LIMITS = {"header_timeout_s": 1.0, "body_timeout_s": 3.0, "body_bytes": BODY_BYTES}
+BODY = json.dumps({"model": "toy", "messages": HELLO, "max_tokens": 4, "ignore_eos": True}).encode()
+GOOD = request("POST", CHAT, BODY)
+LAST = request("GET", "/health/live", headers={"connection": "close"})
+MB = 10**6
+
+
+def stream_request(max_tokens: int) -> bytes:
+    body = {"model": "toy", "messages": HELLO, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+    return request("POST", CHAT, json.dumps(body).encode())
+
+
+@dataclass
+class Battered:
+    server: Server
+    client: httpx.Client
+    resident_bytes: int = 0  # before anything bad was sent
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    def post(self, path: str, body: dict[str, Any] | bytes, headers: dict[str, str] | None = None) -> Answer:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        found = self.client.post(path, content=content, headers={"content-type": "application/json", **(headers or {})})
+        return Answer(found.status_code, dict(found.headers), found.content)
+
+    def refused(self, path: str, body: dict[str, Any] | bytes, param: str | None, status: int = 400) -> dict[str, Any]:
+        """The body is refused with this status, and the answer names the parameter."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        error = is_error(self.post(path, content), status, asked=content.decode(errors="replace"))
+        if status < 500:
+            assert error["param"] == param, error
+        return error
+
+    def answers(self) -> None:
+        """A well-formed request is answered."""
+        answer = self.post(CHAT, {"model": "toy", "messages": HELLO, "max_tokens": 4, "ignore_eos": True})
+        assert answer.status == 200, answer.body
+        assert json.loads(answer.body)["usage"]["completion_tokens"] == 4
+
+    def gauge(self, name: str) -> float:
+        lines = self.client.get("/metrics").text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+    def until_idle(self) -> None:
+        names = ("enginebay_engine_running", "enginebay_requests_running", "enginebay_requests_waiting")
+        until(lambda: not any(map(self.gauge, names)), 20, "an idle engine")
+
+    def is_as_before(self) -> None:
+        """Idle, answering, and no larger than it was."""
+        self.until_idle()
+        self.answers()
+        most = self.resident_bytes * 1.1 + (8 << 20)
+        until(lambda: self.server.resident_bytes() <= most, 10, f"memory back under {most / 2**20:.0f} MiB")
+
+
+@pytest.fixture(scope="session")
+def battered() -> Iterator[Battered]:
+    config: dict[str, object] = {
+        "models": {"toy": {"engine": "fake", "fake": {"step_s": 0.001}}},
+        "server": {"limits": LIMITS, "log_level": "warning"},
+    }
+    with serving(config=config) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        found = Battered(server, client)
+        _warm_up(found)
+        found.resident_bytes = server.resident_bytes()
+        yield found
+        assert "unexpected error" not in server.words(), server.words()[-4000:]
+
+
+def _warm_up(battered: Battered) -> None:
+    """What a server grows to by itself: every endpoint once, and bodies of the largest size."""
+    for _ in range(50):
+        battered.answers()
+    for prompt in ("x" * (BODY_BYTES - 1000), ["x" * 1000] * 100, [1] * 1_000_000):
+        assert battered.post(COMPLETIONS, {"model": "toy", "prompt": prompt, "max_tokens": 4}).status in (200, 400)
+    bias = {str(number): 1 for number in range(100_000)}
+    assert battered.post(CHAT, {"model": "toy", "messages": HELLO, "logit_bias": bias}).status == 400
+    for path, body in ((RESPONSES, {"input": "hi"}), (EMBEDDINGS, {"input": "hi"}), (COMPLETIONS, {"prompt": "hi"})):
+        assert battered.post(path, {"model": "toy", **body}).status == 200
+    for path in ("/openapi.json", "/metrics", "/v1/models", "/docs"):
+        assert battered.client.get(path).status_code == 200

@@ -1,0 +1,236 @@
+"""Who may ask, and how often: keys, their rates, where the server listens, and pages of other sites."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+
+from enginebay.server.keys import create_key
+from tests.integration.server.asking import ask, bearer, config_of
+from tests.integration.server.battered import CHAT, COMPLETIONS
+from tests.integration.server.raw_http import Answer, connect, is_error, read_answer, request
+from tests.integration.server.serving import Server, serving
+
+# Keys and rates
+
+
+class Keys:
+    """A server with keys of every kind."""
+
+    from_variable = "a-key-from-the-environment"
+    admin_from_variable = "an-admin-key-from-the-environment"
+
+    def __init__(self, server: Server, file: Path, texts: dict[str, str]) -> None:
+        self.server, self.file, self.texts = server, file, texts
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keys]:
+    file = tmp_path_factory.mktemp("keys") / "keys.yaml"
+    texts = {
+        "plain": create_key(file, "plain")[0],
+        "admin": create_key(file, "admin", admin=True)[0],
+        "few": create_key(file, "few", requests_per_minute=3)[0],
+        "short": create_key(file, "short", tokens_per_minute=60)[0],
+        "manager": create_key(file, "manager", admin=True)[0],
+    }
+    entries = file.read_text().split("- id:")
+    entries[-1] = entries[-1].replace("- inference\n", "")  # the last one may manage, but not ask
+    file.write_text("- id:".join(entries))
+    environ = {"ENGINEBAY_API_KEY": Keys.from_variable, "ENGINEBAY_ADMIN_KEY": Keys.admin_from_variable}
+    with serving(config=config_of(), options=["--keys-file", str(file)], environ=environ) as server:
+        yield Keys(server, file, texts)
+
+
+def listing(server: Server, headers: dict[str, str]) -> Answer:
+    """Asked byte by byte: a client library refuses to send some of these headers."""
+    with connect(server.port) as sock:
+        sock.sendall(request("GET", "/v1/models", headers=headers))
+        return read_answer(sock)[0]
+
+
+def test_without_the_right_key_nothing_is_answered(keys: Keys) -> None:
+    known = keys.texts["plain"]
+    for headers in (
+        {},
+        {"authorization": ""},
+        {"authorization": "Bearer"},
+        {"authorization": "Bearer "},
+        bearer("wrong"),
+        bearer(known + "x"),
+        bearer(known[:-1]),
+        bearer(known.upper()),
+        {"authorization": known},
+        {"authorization": f"Basic {known}"},
+        bearer("x" * 20_000),
+        bearer("\u00ff"),
+    ):
+        answer = listing(keys.server, headers)
+        error = is_error(answer, 401)
+        assert error["code"] == "invalid_api_key" and answer.headers["www-authenticate"] == "Bearer"
+    for path in (COMPLETIONS, "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize"):
+        is_error(ask(keys.server, path=path), 401)
+    for path in ("/v1/models", "/v1/models/toy", "/metrics"):
+        assert httpx.get(keys.server.url + path).status_code == 401
+    for path in ("/health/live", "/health/ready", "/docs", "/openapi.json"):
+        assert httpx.get(keys.server.url + path).status_code == 200
+
+
+def test_two_keys_in_one_request_are_none(keys: Keys) -> None:
+    twice = request("GET", "/v1/models", headers=bearer(keys.texts["plain"])).replace(
+        b"\r\n\r\n", f"\r\nauthorization: Bearer {keys.texts['plain']}\r\n\r\n".encode()
+    )
+    with connect(keys.server.port) as sock:
+        sock.sendall(twice)
+        is_error(read_answer(sock)[0], 401)
+
+
+def test_the_right_key_is_enough_wherever_it_comes_from(keys: Keys) -> None:
+    for key in (keys.texts["plain"], keys.texts["admin"], Keys.from_variable, Keys.admin_from_variable):
+        assert ask(keys.server, bearer(key)).status == 200
+    assert listing(keys.server, {"authorization": f"bearer   {keys.texts['plain']} "}).status == 200
+    assert keys.server.openai(keys.texts["plain"]).models.retrieve("toy").id == "toy"
+
+
+def test_a_key_without_the_scope_is_refused(keys: Keys) -> None:
+    error = is_error(ask(keys.server, bearer(keys.texts["manager"])), 403)
+    assert error["code"] == "insufficient_scope" and "inference" in error["message"]
+
+
+def test_the_file_and_the_log_hold_no_key(keys: Keys) -> None:
+    ask(keys.server, bearer(keys.texts["plain"]))
+    for text in keys.texts.values():
+        secret = text.rsplit("-", 1)[1]
+        assert secret not in keys.file.read_text() and secret not in keys.server.words()
+    assert keys.file.read_text().count("hash: sha256:") == len(keys.texts)
+
+
+def test_requests_per_minute(keys: Keys) -> None:
+    few = bearer(keys.texts["few"])
+    answers = [ask(keys.server, few) for _ in range(3)]
+    assert [answer.status for answer in answers] == [200] * 3
+    assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["2", "1", "0"]
+    assert answers[0].headers["x-ratelimit-limit-requests"] == "3"
+    refused = ask(keys.server, few)
+    error = is_error(refused, 429)
+    assert error["type"] == "rate_limit_error" and error["code"] == "rate_limit_exceeded"
+    assert 1 <= int(refused.headers["retry-after"]) <= 20
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0" and "x-ratelimit-reset-requests" in refused.headers
+    assert ask(keys.server, bearer(keys.texts["plain"])).status == 200
+    assert httpx.get(f"{keys.server.url}/v1/models", headers=few).status_code == 200  # costs nothing
+
+
+def test_tokens_per_minute(keys: Keys) -> None:
+    """What an answer used is known afterwards only: the one that goes over is answered, the next has to wait."""
+    short = bearer(keys.texts["short"])
+    answer = ask(keys.server, short, max_tokens=100)
+    assert answer.status == 200 and answer.headers["x-ratelimit-limit-tokens"] == "60"
+    refused = ask(keys.server, short)
+    is_error(refused, 429)
+    assert refused.headers["x-ratelimit-remaining-tokens"] == "0"
+    assert int(refused.headers["retry-after"]) >= 40  # over a hundred used, one per second comes back
+
+
+# Where it listens
+
+
+def serve_until_it_ends(*options: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "enginebay.cli.main", "serve", "--engine", "fake", "--port", "0", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **(environ or {})})
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_beyond_this_host_it_needs_a_key(host: str, tmp_path: Path) -> None:
+    ended = serve_until_it_ends("--host", host, environ={"ENGINEBAY_HOME": str(tmp_path)})
+    assert ended.returncode == 2
+    assert "no API key is set" in ended.stderr and "--allow-without-key" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_beyond_this_host_with_a_key_or_by_explicit_wish() -> None:
+    with serving(config=config_of(), options=["--host", "0.0.0.0", "--allow-without-key"]) as server:
+        assert ask(server).status == 200
+        assert ask(server, {"host": "models.example.org"}).status == 200
+    key = {"ENGINEBAY_API_KEY": "a-key-from-the-environment"}
+    with serving(config=config_of(), options=["--host", "0.0.0.0"], environ=key) as server:
+        assert ask(server).status == 401
+        assert ask(server, {**bearer(key["ENGINEBAY_API_KEY"]), "host": "models.example.org"}).status == 200
+
+
+def test_a_port_in_use() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        ended = serve_until_it_ends("--port", port)
+    assert ended.returncode == 2 and f"port {port} is in use" in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_a_port_that_another_took_while_the_model_was_loaded() -> None:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", 0))
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "enginebay.cli.main", "serve", "--engine", "fake", "--port", port]
+        late = subprocess.Popen([*command, "--set", "load_s=3"], stderr=subprocess.PIPE, text=True)
+        time.sleep(2)
+        taken.listen()
+        _, said = late.communicate(timeout=60)
+    assert late.returncode == 2 and f"port {port} is in use" in said and "Traceback" not in said
+
+
+# Web pages
+
+
+@pytest.fixture(scope="module")
+def keyless() -> Iterator[Server]:
+    with serving(config=config_of(cors_origins=["https://app.example.org"])) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://localhost.evil.example", "https://app.example.org.evil"]
+)
+def test_pages_of_other_sites_may_not_ask(keyless: Server, origin: str) -> None:
+    answer = ask(keyless, {"origin": origin})
+    is_error(answer, 403)
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_pages_of_allowed_sites_may_ask(keyless: Server) -> None:
+    origin = {"origin": "https://app.example.org"}
+    answer = ask(keyless, origin)
+    assert answer.status == 200
+    assert answer.headers["access-control-allow-origin"] == "https://app.example.org"
+    assert answer.headers["vary"] == "origin"
+    asked = {**origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    preflight = httpx.options(keyless.url + CHAT, headers=asked)
+    assert preflight.status_code == 204 and not preflight.content
+    assert "POST" in preflight.headers["access-control-allow-methods"]
+    assert "authorization" in preflight.headers["access-control-allow-headers"]
+    wrong = httpx.options(keyless.url + CHAT, headers={**asked, "origin": "https://evil.example"})
+    assert wrong.status_code == 403 and "access-control-allow-origin" not in wrong.headers
+
+
+def test_the_servers_own_page_may_ask(keyless: Server) -> None:
+    assert ask(keyless, {"origin": keyless.url}).status == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "10.0.0.1", "[2001:db8::1]:80"]
+)
+def test_a_name_that_was_made_to_point_here_is_refused(keyless: Server, host: str) -> None:
+    is_error(ask(keyless, {"host": host}), 403, asked=host)
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1", "[::1]:8000", "toy.localhost"])
+def test_names_of_this_host_are_fine(keyless: Server, host: str) -> None:
+    assert ask(keyless, {"host": host}).status == 200

@@ -1,0 +1,213 @@
+"""How much may be asked for: the queue, caps, timeouts, and clients that do not read."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from tests.integration.server.asking import BODY, ask, config_of
+from tests.integration.server.battered import CHAT, EMBEDDINGS, HELLO, Battered
+from tests.integration.server.raw_http import connect, is_error, read_answer, read_to_end, request, until
+from tests.integration.server.serving import serving
+
+# The queue, caps and timeouts
+
+
+@pytest.fixture(scope="module")
+def tight() -> Iterator[Battered]:
+    limits = {
+        "running": 1, "queue": 1, "queue_timeout_s": 1.0, "request_timeout_s": 3.0, "n": 2, "max_tokens": 2000,
+        "keep_alive_s": 0.5, "connections": 20, "stop": 2, "logit_bias": 3, "prompts": 2, "messages": 2, "tools": 1, "body_bytes": 32 << 20,
+    }  # fmt: skip
+    config = config_of({"step_s": 0.01}, limits)
+    with serving(config=config) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        yield Battered(server, client)
+
+
+def test_a_queue_with_an_end(tight: Battered) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        running = threads.submit(ask, tight.server, max_tokens=80)
+        until(lambda: tight.gauge("enginebay_requests_running") == 1)
+        waiting = threads.submit(ask, tight.server, max_tokens=4)
+        until(lambda: tight.gauge("enginebay_requests_waiting") == 1)
+        assert tight.client.get("/health/ready").status_code == 503
+        refused = ask(tight.server)
+        error = is_error(refused, 503)
+        assert error["code"] == "overloaded" and int(refused.headers["retry-after"]) >= 1
+        assert running.result().status == 200 and waiting.result().status == 200
+    assert ask(tight.server).status == 200
+
+
+def test_a_wait_that_is_too_long(tight: Battered) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        running = threads.submit(ask, tight.server, max_tokens=150)
+        until(lambda: tight.gauge("enginebay_requests_running") == 1)
+        began = time.monotonic()
+        refused = ask(tight.server)
+        assert 0.9 < time.monotonic() - began < 3
+        assert "waited 1 s" in is_error(refused, 503)["message"] and "retry-after" in refused.headers
+        assert running.result().status == 200
+
+
+def test_leaving_the_queue_gives_the_place_to_another(tight: Battered) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        running = threads.submit(ask, tight.server, max_tokens=80)
+        until(lambda: tight.gauge("enginebay_requests_running") == 1)
+        for path, body in ((CHAT, BODY), (EMBEDDINGS, {"model": "toy", "input": "hi"})) * 3:
+            with connect(tight.port) as sock:
+                sock.sendall(request("POST", path, json.dumps(body).encode()))
+                until(lambda: tight.gauge("enginebay_requests_waiting") == 1)
+            until(lambda: tight.gauge("enginebay_requests_waiting") == 0)
+        assert running.result().status == 200
+    tight.until_idle()
+    assert ask(tight.server).status == 200
+
+
+def test_an_answer_that_takes_too_long(tight: Battered) -> None:
+    began = time.monotonic()
+    error = is_error(ask(tight.server, max_tokens=2000), 504)
+    assert error["code"] == "timeout" and 2.9 < time.monotonic() - began < 6
+    tight.until_idle()
+
+
+def test_a_stream_that_takes_too_long_says_so(tight: Battered) -> None:
+    answer = ask(tight.server, max_tokens=2000, stream=True)
+    assert answer.status == 200
+    events = [line.removeprefix("data: ") for line in answer.body.decode().split("\n\n") if line]
+    assert json.loads(events[-1])["error"]["code"] == "timeout" and "[DONE]" not in events
+    assert 50 < len(events) < 400
+    tight.until_idle()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 3}, "n"),
+        ({"best_of": 3}, "best_of"),
+        ({"max_tokens": 2001}, "max_tokens"),
+        ({"stop": ["a", "b", "c"]}, "stop"),
+        ({"stop_token_ids": [1, 2, 3]}, "stop_token_ids"),
+        ({"logit_bias": {"1": 1, "2": 1, "3": 1, "4": 1}}, "logit_bias"),
+        ({"logit_bias": {str(number): 1 for number in range(10**6)}}, "logit_bias"),
+        ({"messages": HELLO * 3}, "messages"),
+        ({"tools": [{"type": "function", "function": {"name": name}} for name in "ab"]}, "tools"),
+    ],
+)
+def test_caps_of_the_configuration(tight: Battered, fields: dict[str, Any], param: str) -> None:
+    is_error(ask(tight.server, **fields), 400, param)
+
+
+def test_what_is_not_asked_for_is_capped_too() -> None:
+    config: dict[str, Any] = {"server": {"limits": {"max_tokens": 10}}, "models": {"toy": {"engine": "fake"}}}
+    endless = {"model": "toy", "ignore_eos": True}
+    with serving(config=config) as server:
+        chat = httpx.post(f"{server.url}/v1/chat/completions", json={**endless, "messages": HELLO}).json()
+        text = httpx.post(f"{server.url}/v1/completions", json={**endless, "prompt": "hi"}).json()
+        response = httpx.post(f"{server.url}/v1/responses", json={"model": "toy", "input": "hi"}).json()
+        over = httpx.post(
+            f"{server.url}/v1/chat/completions", json={**endless, "messages": HELLO, "max_completion_tokens": 11}
+        )
+    assert chat["usage"]["completion_tokens"] == text["usage"]["completion_tokens"] == 10
+    assert response["usage"]["output_tokens"] <= 10
+    assert over.status_code == 400 and over.json()["error"]["param"] == "max_completion_tokens"
+
+
+def test_prompts_times_choices_are_capped(tight: Battered) -> None:
+    answer = tight.client.post("/v1/completions", json={"model": BODY["model"], "prompt": ["a", "b"], "n": 2})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "n"
+
+
+def test_an_idle_connection_is_closed(tight: Battered) -> None:
+    with connect(tight.port) as sock:
+        sock.sendall(request("GET", "/health/live"))
+        assert read_answer(sock)[0].status == 200
+        began = time.monotonic()
+        assert read_to_end(sock) == b""
+    assert 0.4 < time.monotonic() - began < 2.5
+
+
+def test_connections_have_a_bound(tight: Battered) -> None:
+    """Those over it wait, and get their turn when another one goes."""
+    clients = [connect(tight.port) for _ in range(30)]
+    try:
+        clients[-1].sendall(request("GET", "/health/live"))
+        clients[-1].settimeout(1)
+        with pytest.raises(TimeoutError):
+            clients[-1].recv(1)
+        clients[-1].settimeout(10)
+        for client in clients[:25]:
+            client.close()
+        assert read_answer(clients[-1])[0].status == 200
+    finally:
+        for client in clients:
+            client.close()
+
+
+# Clients that do not read
+
+
+@pytest.fixture(scope="module")
+def fast() -> Iterator[Battered]:
+    limits = {"stream_buffer_bytes": 64 << 10, "stall_timeout_s": 1.0}
+    config = config_of({"context_length": 10_000_000}, limits)
+    with serving(config=config) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        yield Battered(server, client)
+
+
+def test_a_client_that_does_not_read_holds_neither_engine_nor_memory(fast: Battered) -> None:
+    for _ in range(20):
+        fast.answers()
+    before = fast.server.resident_bytes()
+    body = {**BODY, "max_tokens": 5_000_000, "stream": True, "logprobs": True, "top_logprobs": 5}
+    data = request("POST", CHAT, json.dumps(body).encode())
+    clients = [connect(fast.port, receive_bytes=4096) for _ in range(50)]
+    try:
+        for client in clients:
+            client.sendall(data)
+        most = 0
+        until(lambda: fast.gauge("enginebay_requests_running") > 0)
+        began = time.monotonic()
+        while fast.gauge("enginebay_requests_running") or fast.gauge("enginebay_engine_running"):
+            most = max(most, fast.server.resident_bytes())
+            assert time.monotonic() - began < 40, "somebody who does not read is still being answered"
+            time.sleep(0.1)
+        # 64 KiB here, 64 KiB in the transport and what one step brings, for each of them
+        assert most - before < 50 * (512 << 10), (most - before) >> 20
+        until(lambda: fast.gauge("enginebay_connections") <= 2, 10, "the end of their connections")
+    finally:
+        for client in clients:
+            client.close()
+    fast.answers()
+
+
+def test_answers_that_are_asked_for_and_not_read(fast: Battered) -> None:
+    """One who asks on and on without reading is not read any further, and cut off in the end."""
+    before = fast.server.resident_bytes()
+    asked = request("GET", "/openapi.json") * 100
+    with connect(fast.port, receive_bytes=4096) as sock:
+        sock.settimeout(0.5)
+        sent = 0
+        with pytest.raises(OSError):
+            while sent < 50_000_000:
+                sent += sock.send(asked)
+        most = fast.server.resident_bytes()
+    assert most - before < 20 << 20, (most - before) >> 20
+    until(lambda: fast.gauge("enginebay_connections") <= 2, 10, "the end of the connection")
+
+
+def test_a_slow_reader_who_keeps_up_gets_everything(fast: Battered) -> None:
+    body = {**BODY, "max_tokens": 300, "stream": True}
+    with connect(fast.port, receive_bytes=4096) as sock:
+        sock.sendall(request("POST", CHAT, json.dumps(body).encode()))
+        parts = []
+        for _ in range(40):
+            parts.append(sock.recv(1024))
+            time.sleep(0.01)
+        answer, _ = read_answer(sock, b"".join(parts))
+    assert answer.body.count(b"data: ") == 1 + 300 + 1 + 1 and answer.body.endswith(b"data: [DONE]\n\n")

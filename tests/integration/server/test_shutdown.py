@@ -1,0 +1,241 @@
+"""How it ends: by a signal, by a second one, by the death of its worker. Nothing is cut off early, nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2 as httpx
+import psutil
+import pytest
+
+from tests.integration.server.asking import BODY, ask, config_of
+from tests.integration.server.battered import CHAT
+from tests.integration.server.raw_http import connect, is_error, read_answer, request, tells_nothing, until
+from tests.integration.server.serving import Server, serving
+
+
+def processes(server: Server) -> list[psutil.Process]:
+    """The server's, with all that it has started."""
+    found = psutil.Process(server.process.pid)
+    return [found, *found.children(recursive=True)]
+
+
+def all_gone(found: list[psutil.Process]) -> bool:
+    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in found)
+
+
+def worker_of(server: Server) -> psutil.Process:
+    [worker] = [one for one in processes(server) if any("bootstrap.py" in part for part in one.cmdline())]
+    return worker
+
+
+class Stream:
+    """A stream that another thread reads to its end."""
+
+    def __init__(self, server: Server, **fields: Any) -> None:
+        self.sock = connect(server.port, timeout_s=60)
+        self.sock.sendall(request("POST", CHAT, json.dumps({**BODY, "stream": True, **fields}).encode()))
+        self._first = self.sock.recv(4096)
+        assert self._first.startswith(b"HTTP/1.1 200")
+        self.body: bytes | None = None
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        self.body = read_answer(self.sock, self._first)[0].body
+
+    def events(self) -> list[str]:
+        self._thread.join(60)
+        self.sock.close()
+        assert self.body is not None, "the stream was cut off"
+        return [event.removeprefix("data: ") for event in self.body.decode().split("\n\n") if event]
+
+
+def is_refused(server: Server) -> bool:
+    try:
+        connect(server.port, timeout_s=2).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_signal_lets_answers_finish(workers: int) -> None:
+    config = config_of({"step_s": 0.01}, workers=workers)
+    with serving(config=config) as server:
+        started = processes(server)
+        idle = connect(server.port)
+        idle.sendall(request("GET", "/health/live"))
+        assert read_answer(idle)[0].status == 200
+        streams = [Stream(server, max_tokens=200) for _ in range(4)]
+        with ThreadPoolExecutor(1) as threads:
+            whole = threads.submit(ask, server, max_tokens=200)
+            time.sleep(0.3)
+            server.process.send_signal(signal.SIGTERM)
+            until(lambda: is_refused(server), 1, "the end of new connections")
+            assert idle.recv(1) == b""  # one that waits for a next request is not waited for
+            idle.close()
+            for stream in streams:
+                events = stream.events()
+                assert events[-1] == "[DONE]" and len(events) == 1 + 200 + 1 + 1
+            assert whole.result().status == 200
+        assert server.process.wait(10) == 0
+        until(lambda: all_gone(started), 5, "the end of all processes")
+
+
+def test_a_signal_waits_for_what_is_still_to_be_read() -> None:
+    """The engine is done and the client has not read it all yet: that, too, is an answer under way."""
+    with serving(config=config_of()) as server:
+        with connect(server.port, receive_bytes=4096) as sock:
+            body = {**BODY, "max_tokens": 1500, "stream": True, "stream_options": {"include_usage": True}}
+            sock.sendall(request("POST", CHAT, json.dumps(body).encode()))
+            first = sock.recv(1000)
+            time.sleep(1)
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(1)
+            answer, _ = read_answer(sock, first)
+        assert answer.body.endswith(b"data: [DONE]\n\n") and answer.body.count(b"data: ") == 1 + 1500 + 1 + 1 + 1
+        assert server.process.wait(10) == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_wait_for_answers_has_an_end(workers: int) -> None:
+    """Those that are cut off are told so: a stream by its last event, the others by their status."""
+    limits: dict[str, object] = {"running": workers, "queue": workers}
+    with serving(config=config_of({"step_s": 0.02}, limits, workers=workers, drain_s=1.0)) as server:
+        started = processes(server)
+        stream = Stream(server, max_tokens=3000)
+        asked = []
+        if workers == 1:  # this one waits for its turn
+            asked = [connect(server.port)]
+            asked[0].sendall(request("POST", CHAT, json.dumps(BODY).encode()))
+            time.sleep(0.3)
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        events = stream.events()
+        assert json.loads(events[-1])["error"]["code"] == "cancelled" and "[DONE]" not in events
+        tells_nothing(events[-1])
+        for sock in asked:
+            assert is_error(read_answer(sock)[0], 503)["code"] == "cancelled"
+            sock.close()
+        assert server.process.wait(10) == 0
+        assert 0.9 < time.monotonic() - began < 8
+        until(lambda: all_gone(started), 5, "the end of all processes")
+
+
+@pytest.mark.parametrize(("workers", "second"), [(1, signal.SIGTERM), (2, signal.SIGTERM), (1, signal.SIGINT)])
+def test_a_second_signal_ends_it_at_once(workers: int, second: signal.Signals) -> None:
+    with serving(config=config_of({"step_s": 0.05}, workers=workers), exit_code=130) as server:
+        started = processes(server)
+        with connect(server.port) as sock:
+            sock.sendall(request("POST", CHAT, json.dumps({**BODY, "max_tokens": 3000, "stream": True}).encode()))
+            sock.recv(1000)
+            server.process.send_signal(signal.SIGTERM)
+            until(lambda: is_refused(server), 2, "the end of new connections")
+            began = time.monotonic()
+            server.process.send_signal(second)
+            server.process.wait(5)
+            assert time.monotonic() - began < 1
+        until(lambda: all_gone(started), 8, "the end of all processes")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_outlives_a_server_that_was_killed(workers: int) -> None:
+    with serving(config=config_of(workers=workers), exit_code=-signal.SIGKILL) as server:
+        started = processes(server)
+        assert len(started) > workers
+        server.process.kill()
+        until(lambda: all_gone(started), 8, "the end of all processes")
+
+
+def test_a_signal_while_the_model_is_loaded() -> None:
+    command = [sys.executable, "-m", "enginebay.cli.main", "serve", "--engine", "fake", "--port", "0"]
+    process = subprocess.Popen([*command, "--set", "load_s=60"], stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: psutil.Process(process.pid).children(recursive=True), 20, "the start of a worker")
+        started = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        until(lambda: all_gone(started), 8, "the end of all processes")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_death_of_the_worker() -> None:
+    """Who is being answered is told; who asks next gets a clean refusal, and whoever watches over us sees it."""
+    with serving(config=config_of({"step_s": 0.02})) as server:
+        assert httpx.get(f"{server.url}/health/ready").status_code == 200
+        stream = Stream(server, max_tokens=3000)
+        with ThreadPoolExecutor(1) as threads:
+            whole = threads.submit(ask, server, max_tokens=3000)
+            time.sleep(0.3)
+            worker_of(server).send_signal(signal.SIGKILL)
+            events = stream.events()
+            error = json.loads(events[-1])["error"]
+            assert error["code"] == "engine_unavailable" and "[DONE]" not in events
+            tells_nothing(events[-1])
+            assert is_error(whole.result(), 503)["code"] == "engine_unavailable"
+        for _ in range(3):
+            refused = ask(server)
+            assert is_error(refused, 503)["code"] == "engine_unavailable" and "retry-after" in refused.headers
+        embedding = httpx.post(f"{server.url}/v1/embeddings", json={"model": "toy", "input": "hi"})
+        assert embedding.status_code == 503
+        tells_nothing(embedding.text)
+        ready = httpx.get(f"{server.url}/health/ready")
+        assert ready.status_code == 503 and "toy" in ready.json()["reasons"][0]
+        tells_nothing(ready.text)
+        assert httpx.get(f"{server.url}/health/live").status_code == 200
+        assert httpx.get(f"{server.url}/metrics").status_code == 200
+
+
+def test_an_engine_that_hangs_does_not_hang_us() -> None:
+    limits: dict[str, object] = {"request_timeout_s": 1}
+    with serving(config=config_of({"hang_after_tokens": 5}, limits)) as server:
+        for _ in range(2):
+            is_error(ask(server, max_tokens=100), 504)
+        assert httpx.get(f"{server.url}/health/live").status_code == 200
+
+
+def test_an_engine_that_fails_on_a_request() -> None:
+    with serving(config=config_of({"fail_after_tokens": 3})) as server:
+        error = is_error(ask(server, max_tokens=100), 500)
+        assert error["code"] == "engine_failed" and "told" not in error["message"]
+        streamed = ask(server, max_tokens=100, stream=True)
+        events = [event for event in streamed.body.decode().split("\n\n") if event]
+        assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "engine_failed"
+        assert ask(server, max_tokens=2).status == 200
+
+
+def test_sockets_are_not_inherited() -> None:
+    """A worker that held the listening socket would keep the port after the server's end."""
+    with serving(config=config_of()) as server:
+        port = server.port
+        for one in processes(server)[1:]:
+            open_sockets = one.net_connections("inet") if one.is_running() else []
+            assert not any(found.laddr.port == port for found in open_sockets), one.cmdline()
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_signal_to_all_processes_of_the_service_lets_answers_finish(workers: int) -> None:
+    """As a service manager sends it that does not know who is in charge."""
+    with serving(config=config_of({"step_s": 0.01}, workers=workers)) as server:
+        everybody = processes(server)
+        stream = Stream(server, max_tokens=150)
+        for one in everybody:
+            one.terminate()
+        events = stream.events()
+        assert events[-1] == "[DONE]" and len(events) == 1 + 150 + 1 + 1
+        assert server.process.wait(20) == 0
+    until(lambda: all_gone(everybody), 10, "the end of all processes")

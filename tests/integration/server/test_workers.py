@@ -1,0 +1,158 @@
+"""Several server processes in front of one fleet: they share connections, rates and metrics, and are replaced when they die."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx2 as httpx
+import psutil
+import pytest
+
+from enginebay.server.keys import create_key
+from tests.integration.server.asking import BODY, bearer, config_of
+from tests.integration.server.battered import CHAT
+from tests.integration.server.raw_http import connect, read_answer, request, until
+from tests.integration.server.serving import Server, serving
+
+ALLOWED = 40
+
+
+class Shared:
+    def __init__(self, server: Server, keys: dict[str, str]) -> None:
+        self.server, self.keys = server, keys
+        self.headers = bearer(keys["plain"])
+
+    def children(self) -> list[psutil.Process]:
+        found = psutil.Process(self.server.process.pid).children()
+        return [one for one in found if "enginebay.server.children" in " ".join(one.cmdline())]
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample; those of one name that differ in labels are added up under the bare name as well."""
+        found: dict[str, float] = {}
+        for line in httpx.get(f"{self.server.url}/metrics", headers=self.headers).text.splitlines():
+            if line and not line.startswith("#"):
+                name, value = line.rsplit(" ", 1)
+                bare = name.partition("{")[0]
+                found[name] = float(value)
+                if bare != name:
+                    found[bare] = found.get(bare, 0) + float(value)
+        return found
+
+    def asked(self) -> float:
+        return sum(value for name, value in self.metrics().items() if 'endpoint="chat"' in name)
+
+    def ask(self, key: str) -> int:
+        """On a connection of its own, so that either process may get it."""
+        with connect(self.server.port) as sock:
+            sock.sendall(request("POST", CHAT, json.dumps(BODY).encode(), bearer(self.keys[key])))
+            return read_answer(sock)[0].status
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    file = tmp_path_factory.mktemp("keys") / "keys.yaml"
+    keys = {"plain": create_key(file, "plain")[0], "few": create_key(file, "few", requests_per_minute=ALLOWED)[0]}
+    keys["short"] = create_key(file, "short", tokens_per_minute=60)[0]
+    with serving(config=config_of({"step_s": 0.002}, workers=2), options=["--keys-file", str(file)]) as server:
+        yield Shared(server, keys)
+
+
+def test_both_answer_and_their_metrics_are_one(shared: Shared) -> None:
+    before, asked = shared.asked(), 200
+    busy_s = {one.pid: sum(one.cpu_times()[:2]) for one in shared.children()}
+    assert len(busy_s) == 2
+    with ThreadPoolExecutor(16) as threads:
+        assert set(threads.map(shared.ask, ["plain"] * asked)) == {200}
+    assert shared.asked() - before == asked  # whichever process is asked for them
+    assert all(sum(one.cpu_times()[:2]) > busy_s[one.pid] for one in shared.children())
+    found = shared.metrics()
+    assert found["enginebay_completion_tokens_total"] >= asked * 4
+    assert found["enginebay_requests_running"] == found["enginebay_engine_running"] == 0
+    assert found["enginebay_time_to_first_token_seconds_count"] >= asked
+    of_processes = sum(one.memory_info().rss for one in (psutil.Process(shared.server.process.pid), *shared.children()))
+    assert found["process_resident_memory_bytes"] == pytest.approx(of_processes, rel=0.1)
+
+
+def test_connections_that_stay_are_divided(shared: Shared) -> None:
+    """Each process holds some of them."""
+    clients = [connect(shared.server.port) for _ in range(40)]
+    try:
+        for client in clients:
+            client.sendall(request("GET", "/health/live"))
+            assert read_answer(client)[0].status == 200
+        held = [
+            len([found for found in one.net_connections("inet") if found.status == psutil.CONN_ESTABLISHED])
+            for one in shared.children()
+        ]
+        assert all(held) and sum(held) >= 40, held
+    finally:
+        for client in clients:
+            client.close()
+
+
+def test_a_rate_is_shared(shared: Shared) -> None:
+    """Exactly as many are let through as one process would let through."""
+    began = time.monotonic()
+    with ThreadPoolExecutor(16) as threads:
+        found = list(threads.map(shared.ask, ["few"] * (2 * ALLOWED)))
+    refilled = int((time.monotonic() - began) * ALLOWED / 60)
+    assert ALLOWED <= found.count(200) <= ALLOWED + refilled
+    assert found.count(200) + found.count(429) == len(found)
+    counted = [value for name, value in shared.metrics().items() if name.startswith("enginebay_rate_limited_total{")]
+    assert sum(counted) == found.count(429)
+
+
+def test_tokens_are_charged_wherever_they_were_made(shared: Shared) -> None:
+    assert shared.ask("short") == 200
+    body = {**BODY, "max_tokens": 100}
+    answer = httpx.post(shared.server.url + CHAT, json=body, headers=bearer(shared.keys["short"]), timeout=30)
+    assert answer.status_code == 200
+    until(lambda: shared.ask("short") == 429, 5, "the charge")
+    assert {shared.ask("short") for _ in range(10)} == {429}
+
+
+def test_one_that_dies_is_replaced(shared: Shared) -> None:
+    first, second = shared.children()
+    first.kill()
+    answered = [shared.ask("plain") for _ in range(20)]  # the other one goes on meanwhile
+    assert set(answered) == {200}
+    until(lambda: len(shared.children()) == 2 and first not in shared.children(), 15, "a new process")
+    second.kill()  # so that only the new one is left
+    assert shared.ask("plain") == 200
+    until(lambda: len(shared.children()) == 2 and second not in shared.children(), 15, "another new process")
+    with ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(shared.ask, ["plain"] * 50)) == {200}
+    assert httpx.get(f"{shared.server.url}/health/ready").status_code == 200
+
+
+def test_limits_are_divided() -> None:
+    """One engine, one bound on what it holds at once, however many processes ask it."""
+    limits: dict[str, object] = {"running": 4, "queue": 100}
+    with serving(config=config_of({"step_s": 0.01}, limits, workers=2)) as server:
+
+        def ask(_: int) -> int:
+            return httpx.post(server.url + CHAT, json={**BODY, "max_tokens": 30}, timeout=30).status_code
+
+        most = 0.0
+        with ThreadPoolExecutor(16) as threads:
+            answers = [threads.submit(ask, number) for number in range(32)]
+            while not all(one.done() for one in answers):
+                text = httpx.get(f"{server.url}/metrics").text
+                [line] = [line for line in text.splitlines() if line.startswith("enginebay_engine_running{")]
+                most = max(most, float(line.rsplit(" ", 1)[1]))
+            assert {one.result() for one in answers} == {200}
+        assert 0 < most <= 4
+
+
+def test_the_log_of_all_is_one(tmp_path: Path) -> None:
+    with serving(config=config_of(workers=2, log_level="info"), options=["--log-format", "json"]) as server:
+        for number in range(20):
+            headers = {"x-request-id": f"mine-{number}"}
+            assert httpx.post(server.url + CHAT, json=BODY, headers=headers).status_code == 200
+        until(lambda: server.words().count("mine-") == 20, 5, "all lines")
+        lines = [json.loads(line) for line in server.words().splitlines() if line.startswith("{")]
+        assert {line["request_id"] for line in lines if "request_id" in line} >= {f"mine-{n}" for n in range(20)}

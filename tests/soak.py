@@ -1,0 +1,181 @@
+"""A server at full load for a long time, by clients of all kinds: does it hold on to anything?
+
+    python tests/soak.py --minutes 30
+
+Fails when the memory of the server or its worker grows, when files stay open, when the engine is not idle in the end, or
+when any request failed that should have succeeded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import httpx2 as httpx
+import uvloop
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.integration.server.serving import Server, serving
+from tests.soaking.connection import Broken, Connection
+from tests.soaking.memory import Watched, first_and_last, watched
+from tests.soaking.scenes import MODEL, SCENES, SCRIPTS, SMALL_BUFFER, Counts, Visit
+
+GROWTH = 0.05
+WARM_S, WARM_SHARE = 20.0, 0.1
+LANES = 64
+FRESH = 0.1  # of the visits begin with a new connection
+PATIENCE_S = 60.0  # for one visit
+CONFIG: dict[str, object] = {
+    "models": {MODEL: {"engine": "fake", "tool_format": "hermes", "fake": {"script_by_prompt": SCRIPTS}}},
+    "server": {"log_level": "error"},  # a line for each request would fill the disk; what is wrong is still seen
+}
+
+
+@dataclass
+class Soak:
+    """One run."""
+
+    port: int
+    seed: int
+    counts: Counts = field(default_factory=Counts)
+    problems: Counter[str] = field(default_factory=Counter)
+    over: bool = False
+
+    async def lane(self, number: int) -> None:
+        """One client after the other, until it is over."""
+        random = Random(self.seed * 1000 + number)
+        connection: Connection | None = None
+        scenes, shares = list(SCENES), list(SCENES.values())
+        while not self.over:
+            scene = random.choices(scenes, shares)[0]
+            if connection is not None and (scene in SMALL_BUFFER or random.random() < FRESH):
+                connection.close()
+                connection = None
+            try:
+                connection = connection or await Connection.open(self.port, 4096 if scene in SMALL_BUFFER else None)
+                async with asyncio.timeout(PATIENCE_S):
+                    await scene(Visit(connection, random, self.counts))
+                self.counts.answered += 1
+            except (AssertionError, Broken, OSError, TimeoutError, LookupError) as error:
+                self.problems[f"{scene.__name__}: {type(error).__name__}: {str(error)[:300]}"] += 1
+                connection = _gone(connection)
+            if connection is not None and (scene in SMALL_BUFFER or not connection.usable):
+                connection = _gone(connection)
+        _gone(connection)
+
+
+def _gone(connection: Connection | None) -> None:
+    if connection is not None:
+        connection.close()
+
+
+async def load(server: Server, minutes: float, lanes: int, seed: int) -> tuple[Soak, list[Watched]]:
+    """All lanes for so long, with a look at the processes twice a second."""
+    soak = Soak(server.port, seed)
+    processes = watched(server.process.pid)
+    before = {one.name: one.cpu_s() for one in processes}
+    started = time.monotonic()
+    running = [asyncio.create_task(soak.lane(number)) for number in range(lanes)]
+    said = 0.0
+    while (now_s := time.monotonic() - started) < minutes * 60:
+        await asyncio.sleep(0.5)
+        for one in processes:
+            one.look(now_s)
+        if now_s - said >= 10:
+            said = now_s
+            _say(f"{now_s:6.0f} s  {shown(soak, processes, now_s)}")
+    busy = [f"{one.name} {(one.cpu_s() - before[one.name]) / now_s:.0%}" for one in processes]
+    _say(f"of one core: {', '.join(busy)}, clients {time.process_time() / now_s:.0%}")
+    soak.over = True
+    await asyncio.gather(*running)
+    return soak, processes
+
+
+def shown(soak: Soak, processes: list[Watched], seconds: float) -> str:
+    counts = soak.counts
+    held = ", ".join(f"{one.name} {one.resident[-1][1] / 1e6:.1f} MB" for one in processes)
+    return (
+        f"{counts.answered} visits ({counts.answered / seconds:.0f}/s), {counts.tokens / seconds:.0f} tok/s, "
+        f"{counts.left} left early, {sum(soak.problems.values())} problems, {held}"
+    )
+
+
+async def until_idle(server: Server) -> list[str]:
+    """What still goes on, ten seconds after the last client has gone."""
+    gauges = ("enginebay_engine_running", "enginebay_requests_running", "enginebay_requests_waiting")
+    deadline = time.monotonic() + 10
+    busy = [""]
+    async with httpx.AsyncClient() as client:
+        while busy and time.monotonic() < deadline:
+            await asyncio.sleep(0.2)
+            lines = (await client.get(f"{server.url}/metrics")).text.splitlines()
+            seen = [line for line in lines if line.startswith(gauges)]
+            assert len(seen) == len(gauges), "the metrics are not what they were"
+            busy = [f"not idle in the end: {line}" for line in seen if not line.endswith(" 0")]
+    return busy
+
+
+def verdict(soak: Soak, processes: list[Watched], minutes: float) -> list[str]:
+    """What is wrong, in words."""
+    found = [f"{count} times {problem}" for problem, count in soak.problems.most_common(20)]
+    warm_s = max(WARM_S, WARM_SHARE * minutes * 60)
+    for one in processes:
+        first, last = first_and_last(one.resident, warm_s)
+        growth = last / first - 1
+        _say(f"{one.name}: {first / 1e6:.1f} MB, then {last / 1e6:.1f} MB ({growth:+.1%})")
+        if growth > GROWTH:
+            found.append(f"the {one.name} grew by {growth:.1%}")
+    return found
+
+
+async def soak(minutes: float, lanes: int, seed: int) -> list[str]:
+    with serving(config=CONFIG) as server:
+        start = len(server.words())
+        await _warm(server)
+        files = {one.process.pid: one.files() for one in watched(server.process.pid)}
+        result, processes = await load(server, minutes, lanes, seed)
+        problems = await until_idle(server)
+        problems += verdict(result, processes, minutes)
+        for one in processes:
+            if one.files() > files[one.process.pid] + 2:
+                problems.append(f"the {one.name} has {one.files()} files open, and had {files[one.process.pid]}")
+        if said := server.words()[start:].strip():
+            problems.append(f"the server's log: {said[:2000]}")
+    return problems
+
+
+async def _warm(server: Server) -> None:
+    """One visit of each kind, so that whatever is opened once is open."""
+    for scene in SCENES:
+        connection = await Connection.open(server.port)
+        await scene(Visit(connection, Random(0), Counts()))
+        connection.close()
+    await until_idle(server)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--lanes", type=int, default=LANES, help="clients at once")
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    problems = uvloop.run(soak(asked.minutes, asked.lanes, asked.seed))
+    for problem in problems:
+        _say(f"PROBLEM {problem}")
+    _say("not passed" if problems else "passed")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""How a connection ends: by its deadlines, its limits, its client or us."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+
+import pytest
+
+from tests.unit.server.http.client import GET, OLD, Client, ok, post, turn, wait
+
+# Deadlines
+
+
+async def test_a_closed_client_that_reads_the_rest_later_keeps_its_deadline() -> None:
+    client = Client(room=0).send(OLD)
+    client.app.asked[0].respond(200, b"x" * 1000)
+    client.transport.drain()
+    wait(client, 39)
+    assert not client.transport.aborted
+    wait(client, 41)
+    assert client.transport.aborted
+
+
+async def test_deadlines_of_each_state() -> None:
+    silent = Client()
+    wait(silent, 9)
+    assert not silent.transport.closed
+    wait(silent, 11)
+    assert silent.transport.closed and silent.got == b""
+
+    headers = Client().send(GET[:10])
+    wait(headers, 11)
+    assert headers.statuses() == [408] and headers.transport.ended and headers.app.refusals == [408]
+
+    body = Client().send(post(b"12345")[:-1])
+    wait(body, 19)
+    assert not body.got
+    wait(body, 21)
+    assert body.statuses() == [408]
+
+    answering = Client().send(GET)
+    wait(answering, 10**6)
+    assert not answering.transport.closed
+
+    idle = Client(ok).send(GET)
+    wait(idle, 29)
+    assert not idle.transport.closed
+    wait(idle, 31)
+    assert idle.transport.closed and not idle.transport.aborted
+
+    stalled = Client(room=0).send(GET)
+    stalled.app.asked[0].respond(200, b"x" * 1000)
+    wait(stalled, 39)
+    assert not stalled.transport.closed
+    wait(stalled, 41)
+    assert stalled.transport.aborted
+
+
+async def test_a_refused_client_may_linger_and_is_not_heard() -> None:
+    client = Client().send(post(b"x" * 2000))
+    assert client.statuses() == [413] and client.transport.ended and not client.transport.closed
+    client.send(b"x" * 10_000, GET)
+    assert client.app.asked == [] and client.statuses() == [413]
+    wait(client, 6)
+    assert client.transport.aborted
+
+
+async def test_a_closed_client_that_does_not_read_the_rest_is_cut_off() -> None:
+    client = Client(room=0).send(OLD)
+    client.app.asked[0].respond(200, b"x")  # small: it does not count as congested
+    assert client.transport.closed and not client.transport.aborted
+    wait(client, 41)
+    assert client.transport.aborted
+
+
+# Limits
+
+
+@pytest.mark.parametrize("pieces", [1, 7, 100])
+async def test_headers_over_the_limit(pieces: int) -> None:
+    data = GET.replace(b"host: x", b"host: x\r\nx-long: " + b"x" * 600)
+    size = len(data) // pieces + 1
+    client = Client(ok).send(*(data[start : start + size] for start in range(0, len(data), size)))
+    assert client.statuses() == [431] and client.app.asked == []
+
+
+async def test_a_large_body_in_one_piece_is_no_large_header() -> None:
+    client = Client(ok).send(post(b"x" * 900))
+    assert client.statuses() == [200]
+
+
+async def test_headers_without_end_behind_a_request() -> None:
+    client = Client().send(GET, b"GET / HTTP/1.1\r\n", *(b"x-a: " + b"x" * 100 + b"\r\n" for _ in range(20)))
+    client.app.asked[0].respond(200, b"")
+    assert client.statuses() == [200] and client.transport.closed
+
+
+async def test_strangers_need_not_send_their_body() -> None:
+    large = b"POST / HTTP/1.1\r\nhost: x\r\nx-stranger: 1\r\ntransfer-encoding: chunked\r\n\r\n"
+    client = Client(ok).send(large)
+    assert client.statuses() == [401] and client.app.asked == []
+    assert Client(ok).send(post(b"small", "x-stranger: 1\r\n")).statuses() == [200]  # the application says it itself
+
+
+async def test_any_number_of_upgrades_in_one_piece() -> None:
+    one = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+    client = Client(ok).send(one * 8)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert client.statuses() == [200] * 8
+
+
+async def test_a_body_over_the_limit() -> None:
+    chunked = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    client = Client().send(chunked, *(b"64\r\n" + b"x" * 100 + b"\r\n" for _ in range(20)))
+    assert client.statuses() == [413] and client.app.asked == []
+    trailers = Client().send(chunked, b"1\r\nx\r\n0\r\n", *(b"x: " + b"x" * 500 + b"\r\n" for _ in range(30)))
+    assert trailers.statuses() == [413]
+    extensions = Client().send(chunked, *(b"1;" + b"x" * 500 + b"\r\nx\r\n" for _ in range(30)))
+    assert extensions.statuses() == [413]
+
+
+async def test_continue_is_said_once_and_only_when_the_body_is_wanted() -> None:
+    head, _, body = post(b"12345", "expect: 100-continue\r\n").partition(b"\r\n\r\n")
+    client = Client(ok).send(head + b"\r\n\r\n")
+    assert client.got == b"HTTP/1.1 100 Continue\r\n\r\n"
+    client.send(body)
+    assert client.statuses() == [100, 200]
+    assert Client().send(head.replace(b": 5", b": 5000") + b"\r\n\r\n").statuses() == [413]
+    assert Client().send(head.replace(b"HTTP/1.1", b"HTTP/1.0") + b"\r\n\r\n").got == b""
+
+
+# Ends
+
+
+async def test_a_client_that_goes_away() -> None:
+    client = Client().send(GET + GET)
+    closed = []
+    [exchange] = client.app.asked
+    exchange.on_close = lambda: closed.append(True)
+    assert client.connection.eof_received() is False
+    client.connection.connection_lost(None)
+    assert closed == [True] and exchange.closed and exchange.status == 499 and client.all == set()
+    exchange.start(200, "text/plain")
+    exchange.write(b"x")
+    exchange.end(b"x")
+    exchange.respond(200, b"x")
+    await turn()
+    assert client.got == b"" and len(client.app.asked) == 1
+
+
+async def test_a_client_that_goes_away_between_two_answers() -> None:
+    client = Client().send(GET + GET)
+    client.app.asked[0].respond(200, b"")
+    client.connection.connection_lost(None)  # the second one was about to be answered
+    await turn()
+    assert len(client.app.asked) == 1
+
+
+async def test_a_lost_connection_leaves_no_circle() -> None:
+    """Memory comes back at once, not when the garbage collector gets to it."""
+    gc.collect()
+    gc.disable()
+    try:
+        for data in (GET, GET + GET, post(b"12345")[:-1], b"GET"):
+            client = Client().send(data)
+            gone = weakref.ref(client.connection)
+            client.connection.connection_lost(None)
+            client.transport.protocol = None
+            client.app.asked.clear()
+            del client
+            await turn()
+            assert gone() is None
+    finally:
+        gc.enable()
+
+
+async def test_shut_lets_the_answer_finish() -> None:
+    idle = Client()
+    idle.connection.shut()
+    assert idle.transport.closed
+    busy = Client().send(GET + GET)
+    busy.connection.shut()
+    assert not busy.transport.closed and busy.connection.busy
+    busy.app.asked[0].respond(200, b"")
+    await turn()
+    assert busy.statuses() == [200] and busy.transport.closed and len(busy.app.asked) == 1
+    assert b"connection: close" in busy.got
+
+
+async def test_what_is_not_yet_read_counts_as_busy() -> None:
+    client = Client(lambda exchange: exchange.respond(200, b"x" * 50), room=0).send(GET)
+    assert client.connection.busy
+    client.transport.room = 10**6
+    assert not client.connection.busy
+
+
+async def test_an_upgrade_is_declined_and_the_body_read() -> None:
+    data = post(b"12345", "connection: upgrade\r\nupgrade: h2c\r\n")
+    for size in range(1, len(data) + 1):
+        client = Client(ok).send(*(data[start : start + size] for start in range(0, len(data), size)))
+        [exchange] = client.app.asked
+        assert exchange.body == b"12345" and "upgrade" not in exchange.headers
+        assert client.send(GET).statuses() == [200, 200]
+    assert Client(ok).send(b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n" + GET).statuses() == [400]

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from enginebay.server.served import ServedModel
+
+BEGIN, END = 900, 901
+
+
+def _marked(text: str, ids: list[int]) -> str:
+    names = {BEGIN: "<tool_call>", END: "</tool_call>"}
+    prompts = SimpleNamespace(token_bytes=lambda token: names.get(token, chr(token % 256)).encode())
+    model: Any = SimpleNamespace(markers=names, client=SimpleNamespace(prompts=prompts))
+    return ServedModel.marked(model, text, ids)
+
+
+def test_text_without_markers_is_left_alone() -> None:
+    assert _marked("abc", [97, 98, 99]) == "abc"
+
+
+def test_a_marker_alone() -> None:
+    assert _marked("", [BEGIN]) == "<tool_call>"
+
+
+def test_markers_keep_their_places_among_several_tokens() -> None:
+    assert _marked("ab", [97, END, BEGIN, 98]) == "a</tool_call><tool_call>b"

@@ -1,0 +1,47 @@
+"""What a client can put into a chat that a template could not stand: it is refused before."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from enginebay.errors import InvalidRequest
+from enginebay.text.chat import ChatRenderer
+
+RENDERER = ChatRenderer({"default": "{% for message in messages %}{{ message | tojson }}{% endfor %}"}, {})
+
+
+def nested(depth: int) -> Any:
+    found: Any = 1
+    for _ in range(depth):
+        found = {"a": found}
+    return found
+
+
+@pytest.mark.parametrize("field", ["tools", "documents"])
+def test_objects_that_are_too_deep(field: str) -> None:
+    with pytest.raises(InvalidRequest, match="nested too deeply") as refused:
+        RENDERER.render([{"role": "user", "content": "hi"}], **{field: [nested(900)]})
+    assert refused.value.param == field
+
+
+@pytest.mark.parametrize("arguments", ['{"a": "\\ud800"}', '{"\\udfff": 1}', "[" * 100_000, "{", "NaN}"])
+def test_arguments_of_a_call_that_are_no_text(arguments: str) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    with pytest.raises(InvalidRequest, match="is not JSON") as refused:
+        RENDERER.render([{"role": "assistant", "tool_calls": [call]}])
+    assert refused.value.param == "messages"
+
+
+def test_a_whole_character_written_in_two_halves() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": "\\ud83d\\ude00"}'}}
+    text = RENDERER.render([{"role": "assistant", "tool_calls": [call]}])
+    assert json.loads(text)["tool_calls"][0]["function"]["arguments"] == {"a": "\U0001f600"}
+
+
+def test_a_role_as_long_as_a_book_is_named_shortly() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        RENDERER.render([{"role": "x" * 10**6, "content": "hi"}])
+    assert len(refused.value.message) < 200
