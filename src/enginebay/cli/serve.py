@@ -73,7 +73,7 @@ def _serve(config: Config, models: list[str], engine: str | None, settings: dict
     from enginebay.server.listening import bind, url_of
     from enginebay.server.supervisor import serve as run
 
-    progress = Progress()
+    progress = Progress(after_s=0.0)
     keyring = Keyring.load(config.server.keys_file, os.environ)
     show_warnings([*keyring.warnings, *map(str, config.warnings)])
     sock = bind(config.server, keyring)

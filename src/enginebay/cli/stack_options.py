@@ -24,7 +24,9 @@ Engine = Annotated[
 ]
 ConfigFile = Annotated[
     Path | None,
-    typer.Option("--config", "-c", help="A YAML file (default: enginebay.yaml here, then in ENGINEBAY_HOME)"),
+    typer.Option(
+        "--config", "-c", help="A YAML file (default: enginebay.yaml here, else config.yaml in ENGINEBAY_HOME)"
+    ),
 ]
 Set = Annotated[
     list[str] | None, typer.Option("--set", help="An engine setting for this run, like --set context_length=2048")

@@ -60,6 +60,11 @@ class Prompts:
         return found.get(TOOL_USE) or found.get(DEFAULT)
 
     @property
+    def shows_tools(self) -> bool:
+        """Whether the chat template has a place for tools. An engine without weights has nobody to show them to."""
+        return self._plain or "tools" in (self.template or "")
+
+    @property
     def vocabulary_size(self) -> int | None:
         """How many token ids there are, where it is known."""
         if self._bytes:

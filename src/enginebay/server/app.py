@@ -93,7 +93,7 @@ class App:
         duration_s = time.perf_counter() - exchange.received
         status = CLIENT_CLOSED if isinstance(call.error, Cancelled) and exchange.closed else exchange.status
         metrics = self.context.metrics
-        labels = served.labels if served is not None else ("", "")
+        labels = served.labels if served is not None else ("(none)", "(none)")  # refused before a model was known
         metrics.requests.child(*labels, call.endpoint, str(status)).inc()
         if call.error is not None:
             metrics.errors.child(*labels, call.error.kind).inc()

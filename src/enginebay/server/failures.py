@@ -64,7 +64,7 @@ def error_object(error: EnginebayError) -> dict[str, object]:
     message = row.said or shortened(error.message)
     hint = _AGAIN if row.said else error.hint
     return {
-        "message": f"{message}. {hint[:1].upper()}{hint[1:]}." if hint else message,
+        "message": f"{message}. {hint[:1].upper()}{hint[1:]}{'' if hint.endswith('?') else '.'}" if hint else message,
         "type": row.type,
         "param": error.param,
         "code": row.code,

@@ -80,7 +80,9 @@ async def _serve_here(
     ready()
     try:
         await stop.asked
+        instance.log.event("stopping", drain_s=setup.config.drain_s, note="once more ends at once")
         await instance.drain()
+        instance.log.event("stopped")
     finally:
         await instance.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,16 @@ class ToolUse:
     guided: Guided | None = None  # a tool must be called: the output is held to it
     parser: Callable[[], ToolParser | None] = lambda: None
     notes: Mapping[str, str] = field(default_factory=dict)  # what of the request is not carried out to the letter
+    preface: str = ""  # tells the model of its tools, where its template does not
+
+    def told(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+        """The messages, with the preface in a system message."""
+        if not self.preface:
+            return tuple(messages)
+        first = messages[0]
+        if first.get("role") in ("system", "developer") and isinstance(first.get("content"), str):
+            return ({**first, "content": f"{first['content']}\n\n{self.preface}"}, *messages[1:])
+        return ({"role": "system", "content": self.preface}, *messages)
 
 
 def plan_tools(
@@ -43,15 +54,21 @@ def plan_tools(
             check_schema(parameters, limits, f"tools[{number}].function.parameters")
     if plan.mode == "none":
         return ToolUse()
+    preface = "" if served.client.prompts.shows_tools else _preface(tools)
+    notes = {"tools": "shown in a system message, for the chat template has no place for them"} if preface else {}
+    shown = None if preface else tools
     if plan.mode == "auto":
-        notes = _free_notes(tools, parallel)
-        return ToolUse(shown=tools, parser=lambda: served.tool_format.parser(tools), notes=notes)
+        notes |= _free_notes(tools, parallel)
+        return ToolUse(shown, None, lambda: served.tool_format.parser(tools), notes, preface)
     schema = calls_schema(tools, plan.name, parallel is not False)
-    return ToolUse(
-        shown=tools,
-        guided=guided_json(schema, "tools", limits),
-        parser=lambda: guided_parser(tools, plan.name),
-    )
+    guided = guided_json(schema, "tools", limits)
+    return ToolUse(shown, guided, lambda: guided_parser(tools, plan.name), notes, preface)
+
+
+def _preface(tools: Sequence[Mapping[str, Any]]) -> str:
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    call = '{"name": "the function\'s name", "arguments": {"an argument": "its value"}}'
+    return f"You can call these functions:\n{listed}\nTo call one, answer with nothing but JSON such as {call}."
 
 
 def _free_notes(tools: Sequence[Mapping[str, Any]], parallel: bool | None) -> dict[str, str]:

@@ -28,7 +28,7 @@ async def chat(context: Context, call: Call) -> None:
     call.prompt = body.messages
     tools, sampling = await call.beside(_read, body, served)
     asked, asked_param = _max_tokens(body)
-    request = GenerateRequest(messages=tuple(body.messages), sampling=sampling, lora=lora)
+    request = GenerateRequest(messages=tools.told(body.messages), sampling=sampling, lora=lora)
     prepared = await prepare(
         call, served, request,
         truncate=body.truncate_prompt_tokens, asked=asked, asked_param=asked_param,

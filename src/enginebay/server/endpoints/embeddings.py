@@ -71,12 +71,10 @@ def _body(body: EmbeddingBody, found: Embedding) -> bytes:
 
 
 def _check_capability(served: ServedModel) -> None:
-    declared = served.client.spec.request.get("embeddings")
-    why = served.client.facts.refused.get("embeddings")
     if not served.does("embeddings"):
         raise Unsupported(
-            f"{served.name} gives no embeddings{f': {why}' if why else ''}",
-            (declared.detail if declared else "") or "serve an embedding model", param="model",
+            f"{served.name} gives no embeddings",
+            "give the model task: embed in the configuration, or serve an embedding model such as minilm", param="model",
         )  # fmt: skip
 
 

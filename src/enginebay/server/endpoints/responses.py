@@ -74,7 +74,7 @@ def _read(body: ResponsesBody, served: ServedModel, lora: str | None) -> _Asked:
         max_tokens=body.max_output_tokens, logprobs=read_logprobs(body), guided=tools.guided,
         vocabulary=served.client.prompts.vocabulary_size,
     )  # fmt: skip
-    request = GenerateRequest(messages=tuple(messages), sampling=sampling, lora=lora)
+    request = GenerateRequest(messages=tools.told(messages), sampling=sampling, lora=lora)
     return _Asked(request, tools, read_template_options(body.chat_template_kwargs, tools=tools.shown))
 
 

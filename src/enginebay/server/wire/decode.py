@@ -51,5 +51,11 @@ def _explained(kind: type[Any], said: str) -> InvalidRequest:
     return InvalidRequest(f"{path[:200] or 'the body'}: {_readable(what)}", param=path[:200] or None)
 
 
+_WORDS = {"float": "number", "int": "whole number", "str": "text", "bool": "true or false", "array": "list"}
+
+
 def _readable(said: str) -> str:
-    return said[:1].lower() + said[1:].replace("`", "")
+    """msgspec speaks of Python's types; clients know JSON's."""
+    if not said.startswith("JSON"):
+        said = said[:1].lower() + said[1:]
+    return re.sub(r"`([^`]*)`", lambda found: re.sub(r"\w+", lambda word: _WORDS.get(word[0], word[0]), found[1]), said)
