@@ -16,6 +16,7 @@ from enginebay.server.control import Handler, Line
 from enginebay.server.instance import Instance, Setup
 from enginebay.server.keys import Key
 from enginebay.server.rates import Verdict
+from enginebay.worker.client import import_grpc
 
 _START_S = 60.0
 _END_S = 3.0
@@ -95,6 +96,7 @@ async def _run(listening: socket.socket, control: socket.socket) -> None:
     clients: list[ModelClient] = []
 
     async def start(setup: Setup) -> None:
+        await asyncio.to_thread(import_grpc)
         for resident in setup.residents:
             clients.append(await ModelClient.connect(resident))
         instance = Instance(listening, setup, clients, _SharedRates(line), _scrape)

@@ -22,6 +22,7 @@ from enginebay.server.metrics import Metrics, merge
 from enginebay.server.rates import Rates, Verdict
 from enginebay.server.signals import Stop
 from enginebay.server.worker_metrics import observe_workers
+from enginebay.worker.client import import_grpc
 
 Say = Callable[[str], None]
 
@@ -57,6 +58,7 @@ async def serve(
                 await asyncio.gather(opening, return_exceptions=True)
                 return
             workers.append(await opening)
+        await asyncio.to_thread(import_grpc)
         setup = Setup(config.server, tuple(worker.resident for worker in workers), keyring, config.server.workers)
         listen(sock)
         if config.server.workers == 1:

@@ -36,6 +36,17 @@ class Listener(Protocol):
     def failed(self, error: EnginebayError) -> None: ...
 
 
+def import_grpc() -> Any:
+    """Takes a third of a second: whoever must not stop for it calls this in a thread beforehand."""
+    # Both before the import. A worker that ends is not news for the terminal. And gRPC's own handlers around fork()
+    # crash now and then in a process that has channels and starts another: uvloop forks, if only to run a program.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    import grpc.aio
+
+    return grpc
+
+
 class WorkerClient(asyncio.Protocol):
     """One session with one worker: tokens over a socket, questions over gRPC."""
 
@@ -115,12 +126,7 @@ class WorkerClient(asyncio.Protocol):
         return list(reply.token_ids)
 
     async def _ask(self, method: str, request: Any, reply: Any) -> Any:
-        # Both before the import. A worker that ends is not news for the terminal. And gRPC's own handlers around fork()
-        # crash now and then in a process that has channels and starts another: uvloop forks, if only to run a program.
-        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-        import grpc.aio
-
+        grpc = import_grpc()
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(self._address, options=_OPTIONS)
         call = self._channel.unary_unary(
