@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,9 +72,11 @@ def _serve(config: Config, models: list[str], engine: str | None, settings: dict
     from enginebay.fleet.plan import make_plan
     from enginebay.server.keys import Keyring
     from enginebay.server.listening import bind, url_of
+    from enginebay.server.log_lines import json_line
     from enginebay.server.supervisor import serve as run
 
-    progress = Progress(after_s=0.0)
+    as_json = config.server.log_format == "json"
+    progress = Progress(after_s=float("inf") if as_json else 0.0)
     keyring = Keyring.load(config.server.keys_file, os.environ)
     show_warnings([*keyring.warnings, *map(str, config.warnings)])
     sock = bind(config.server, keyring)
@@ -89,8 +92,15 @@ def _serve(config: Config, models: list[str], engine: str | None, settings: dict
         for worker in workers:
             show_warnings([line for line in (*worker.plan.warnings, *worker.facts.warnings) if line not in known])
             facts = worker.facts
-            note(f"{worker.plan.model} on {facts.kind} {facts.version}, loaded in {facts.load_s:.1f} s")
-        note(f"serving at {url_of(sock)} (documentation: {url_of(sock)}/docs)")
+            said = f"{worker.plan.model} on {facts.kind} {facts.version}, loaded in {facts.load_s:.1f} s"
+            announce(
+                said, "loaded", model=worker.plan.model, engine=f"{facts.kind} {facts.version}", load_s=facts.load_s
+            )
+        announce(f"serving at {url_of(sock)} (documentation: {url_of(sock)}/docs)", "serving", url=url_of(sock))
+
+    def announce(text: str, event: str, **fields: Any) -> None:
+        """For a person, or as one more line of a log for machines."""
+        note(json_line(time.time(), "info", event, fields) if as_json else text)
 
     uvloop.run(run(config, plans, keyring, sock, progress.say, ready))
     sys.stderr.flush()

@@ -61,7 +61,7 @@ class Progress:
     def __init__(self, after_s: float = 1.0) -> None:
         self._started = time.monotonic()
         self._after_s = after_s
-        self._line = sys.stderr.isatty()
+        self._line = sys.stderr.isatty() and after_s != float("inf")
 
     def say(self, text: str) -> None:
         if self._line:

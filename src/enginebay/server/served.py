@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from enginebay.config.server import Limits
@@ -16,6 +17,8 @@ from enginebay.fleet.model_client import ModelClient
 from enginebay.server.admission import Gate
 from enginebay.server.metrics import Metrics
 from enginebay.text.tools import FORMATS, ToolFormat, detect_format
+
+_PATH = re.compile(r"(?<![\w:/.])~?/[^\s,;:'\"]+")  # of a file; not the slash in "tokens/s", nor an address
 
 
 class ServedModel:
@@ -142,11 +145,11 @@ class Catalogue:
                 "memory_bytes": facts.memory_bytes,
                 "load_s": facts.load_s,
                 "capabilities": capabilities,
-                "settings": _without_paths(shown_settings),
+                "settings": without_paths(shown_settings),
                 "sampling_defaults": model.defaults,
                 "tool_format": model.tool_format.name,
                 "adapters": list(resident.loras),
-                "warnings": list(facts.warnings),
+                "warnings": without_paths(facts.warnings),
             },
         }
 
@@ -157,10 +160,12 @@ def _tool_format(client: ModelClient) -> ToolFormat:
     return FORMATS[detect_format(client.prompts.template) if named == "auto" else named]
 
 
-def _without_paths(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings may name files of this host: those stay here."""
-
-    def shown(value: Any) -> Any:
-        return "(a path)" if isinstance(value, str) and value.startswith(("/", "~")) else value
-
-    return {name: {key: shown(value) for key, value in pair.items()} for name, pair in settings.items()}
+def without_paths(value: Any) -> Any:
+    """Settings and warnings may name files of this host: those stay here."""
+    if isinstance(value, str):
+        return _PATH.sub("(a path)", value)
+    if isinstance(value, Mapping):
+        return {name: without_paths(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_paths(one) for one in value]
+    return value

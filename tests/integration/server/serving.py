@@ -18,7 +18,7 @@ import psutil
 import yaml
 from openai import AsyncOpenAI, OpenAI
 
-_URL = re.compile(r"serving at (http://\S+)")
+_URL = re.compile(r"serving at (http://\S+)|\"event\":\"serving\",\"url\":\"(http://[^\"]+)\"")
 
 
 @dataclass
@@ -85,7 +85,7 @@ def _url(process: subprocess.Popen[bytes], log: Path, patience_s: float) -> str:
     while time.monotonic() < deadline:
         found = _URL.search(log.read_text(errors="replace"))
         if found:
-            return found[1]
+            return found[1] or found[2]
         if process.poll() is not None:
             break
         time.sleep(0.05)

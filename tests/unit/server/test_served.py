@@ -3,7 +3,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from enginebay.server.served import ServedModel
+from enginebay.server.served import ServedModel, without_paths
 
 BEGIN, END = 900, 901
 
@@ -25,3 +25,10 @@ def test_a_marker_alone() -> None:
 
 def test_markers_keep_their_places_among_several_tokens() -> None:
     assert _marked("ab", [97, END, BEGIN, 98]) == "a</tool_call><tool_call>b"
+
+
+def test_paths_of_this_host_are_not_shown() -> None:
+    found = without_paths(
+        {"a": "/srv/models/x.gguf", "b": ["~/x", {"c": "see /etc/x: it is 5 tokens/s"}], "d": 3, "e": "a/b"}
+    )
+    assert found == {"a": "(a path)", "b": ["(a path)", {"c": "see (a path): it is 5 tokens/s"}], "d": 3, "e": "a/b"}
