@@ -57,10 +57,8 @@ class Outbox:
             self._send()
 
     def close(self) -> None:
-        """The session is over: nobody takes any more."""
+        """The session is over: nobody is told any more. What is still here goes with us; another thread may be taking it."""
         self._send = lambda: None
-        self._rows.clear()
-        self._ends.clear()
 
     def take(self) -> pb.Flush | None:
         """All that there is, up to a bound; None when there is nothing."""

@@ -23,6 +23,7 @@ class Served:
     engine: str
     server: Server
     long: str  # a prompt whose answer goes on for at least 64 tokens
+    certain: str  # one whose answer is beyond doubt, however the engine computes it
 
 
 @pytest.fixture(scope="session", params=ENGINES)
@@ -52,7 +53,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         for model in config["models"].values():  # type: ignore[attr-defined]
             del model["source"]
     with serving(config=config) as server:
-        yield Served(profile.kind, server, profile.long)
+        yield Served(profile.kind, server, profile.long, profile.certain)
 
 
 def _nested(settings: object) -> dict[str, object]:

