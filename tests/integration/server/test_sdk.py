@@ -327,7 +327,8 @@ def test_responses(served: Served) -> None:
             kinds.append(event.type)
             if event.type == "response.output_text.delta":
                 text += event.delta
-        final = events.get_final_response()
+            last = event
+    final = last.response  # type: ignore[union-attr]
     assert text and text == final.output_text
     assert final.usage is not None and final.usage.output_tokens <= 16
     assert kinds[0] == "response.created" and kinds[-1] in ("response.completed", "response.incomplete")
