@@ -86,7 +86,10 @@ def served(buffer: int = 1000) -> Any:
 
 
 def form(choices: int = 1, logprobs: bool = False, usage: bool = False) -> ChatForm:
-    return ChatForm("id", 1, "m", "e", choices, logprobs, usage, lambda token: bytes((token,)))
+    return ChatForm(
+        id="id", created=1, model="m", fingerprint="e", choices=choices, with_logprobs=logprobs, include_usage=usage,
+        token_bytes=lambda token: bytes((token,)),
+    )  # fmt: skip
 
 
 def streamed(choices: Sequence[Choice] = (), buffer: int = 1000, **options: bool) -> tuple[Any, Connection, Session]:

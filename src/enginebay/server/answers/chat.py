@@ -4,46 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import msgspec
+from typing import Any, ClassVar
 
 from enginebay.contract import TokenLogprobs
-from enginebay.contract.messages import Usage
-from enginebay.server.answers.choice import Choice, usage_object
-from enginebay.server.answers.logprobs import TokenBytes, chat_logprobs
+from enginebay.server.answers.choice import Choice
+from enginebay.server.answers.form import Form
+from enginebay.server.answers.logprobs import chat_logprobs
 from enginebay.text.tools import CallArguments, CallStart
 
-_encode = msgspec.json.Encoder().encode
 
-
-@dataclass(slots=True)
-class ChatForm:
+@dataclass(slots=True, kw_only=True)
+class ChatForm(Form):
     """Writes one chat answer, in events or whole."""
 
-    id: str
-    created: int
-    model: str
-    fingerprint: str
+    whole: ClassVar[str] = "chat.completion"
+    chunk: ClassVar[bytes] = b"chat.completion.chunk"
+
     choices: int
-    with_logprobs: bool
-    include_usage: bool
-    token_bytes: TokenBytes
 
     # Whole
-
-    def body(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        return _encode(
-            {
-                "id": self.id,
-                "object": "chat.completion",
-                "created": self.created,
-                "model": self.model,
-                "choices": [self._choice(choice) for choice in choices],
-                "usage": usage_object(usage),
-                "system_fingerprint": self.fingerprint,
-            }
-        )
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
         text = choice.text
@@ -61,20 +40,11 @@ class ChatForm:
 
     # Streamed
 
-    def _head(self) -> bytes:
-        return b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,"system_fingerprint":%b,' % (
-            _encode(self.id), self.created, _encode(self.model), _encode(self.fingerprint)
-        )  # fmt: skip
-
-    def _tail(self) -> bytes:
-        return b"]" + (b',"usage":null' if self.include_usage else b"") + b"}\n\n"
-
     def _event(self, index: int, delta: Any, finish: str | None = None, logprobs: Any = None) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return self._head() + b'"choices":[' + _encode(choice) + self._tail()
+        return self._chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish})
 
     def around(self, index: int) -> tuple[bytes, bytes]:
-        before = self._head() + b'"choices":[{"index":%d,"delta":{"content":' % index
+        before = self._head() + b'{"index":%d,"delta":{"content":' % index
         return before, b'},"logprobs":null,"finish_reason":null}' + self._tail()
 
     def opening(self) -> bytes:
@@ -99,9 +69,3 @@ class ChatForm:
 
     def finish(self, index: int, reason: str) -> bytes:
         return self._event(index, {}, reason)
-
-    def closing(self, usage: Usage) -> bytes:
-        counts = b""
-        if self.include_usage:
-            counts = self._head() + b'"choices":[],"usage":' + _encode(usage_object(usage)) + b"}\n\n"
-        return counts + b"data: [DONE]\n\n"

@@ -4,46 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import msgspec
+from typing import Any, ClassVar
 
 from enginebay.contract import TokenLogprobs
-from enginebay.contract.messages import Usage
-from enginebay.server.answers.choice import Choice, usage_object
-from enginebay.server.answers.logprobs import TokenBytes, completion_logprobs
-
-_encode = msgspec.json.Encoder().encode
+from enginebay.server.answers.choice import Choice
+from enginebay.server.answers.form import Form
+from enginebay.server.answers.logprobs import completion_logprobs
 
 
-@dataclass(slots=True)
-class CompletionForm:
+@dataclass(slots=True, kw_only=True)
+class CompletionForm(Form):
     """Writes one answer, in events or whole. `echoes` holds the text each choice begins with."""
 
-    id: str
-    created: int
-    model: str
-    fingerprint: str
+    whole: ClassVar[str] = "text_completion"
+    chunk: ClassVar[bytes] = b"text_completion"
+
     echoes: Sequence[str]
-    with_logprobs: bool
-    include_usage: bool
-    token_bytes: TokenBytes
     _written: dict[int, int] = field(default_factory=dict)  # characters of each choice so far
 
     # Whole
-
-    def body(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        return _encode(
-            {
-                "id": self.id,
-                "object": "text_completion",
-                "created": self.created,
-                "model": self.model,
-                "choices": [self._choice(choice) for choice in choices],
-                "usage": usage_object(usage),
-                "system_fingerprint": self.fingerprint,
-            }
-        )
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
         echo = self.echoes[choice.index]
@@ -57,20 +36,11 @@ class CompletionForm:
 
     # Streamed
 
-    def _head(self) -> bytes:
-        return b'data: {"id":%b,"object":"text_completion","created":%d,"model":%b,"system_fingerprint":%b,' % (
-            _encode(self.id), self.created, _encode(self.model), _encode(self.fingerprint)
-        )  # fmt: skip
-
-    def _tail(self) -> bytes:
-        return b"]" + (b',"usage":null' if self.include_usage else b"") + b"}\n\n"
-
     def _event(self, index: int, text: str, finish: str | None = None, logprobs: Any = None) -> bytes:
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
-        return self._head() + b'"choices":[' + _encode(choice) + self._tail()
+        return self._chunk({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish})
 
     def around(self, index: int) -> tuple[bytes, bytes]:
-        before = self._head() + b'"choices":[{"index":%d,"text":' % index
+        before = self._head() + b'{"index":%d,"text":' % index
         return before, b',"logprobs":null,"finish_reason":null}' + self._tail()
 
     def opening(self) -> bytes:
@@ -89,9 +59,3 @@ class CompletionForm:
 
     def finish(self, index: int, reason: str) -> bytes:
         return self._event(index, "", reason)
-
-    def closing(self, usage: Usage) -> bytes:
-        counts = b""
-        if self.include_usage:
-            counts = self._head() + b'"choices":[],"usage":' + _encode(usage_object(usage)) + b"}\n\n"
-        return counts + b"data: [DONE]\n\n"
