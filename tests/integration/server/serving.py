@@ -35,6 +35,7 @@ class Server:
         return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=120, **options)  # type: ignore[arg-type]
 
     def async_openai(self, key: str = "none") -> AsyncOpenAI:
+        """To be closed: one that outlives its event loop takes the sockets of later ones from their loop when collected."""
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=120)
 
     def resident_bytes(self) -> int:

@@ -338,34 +338,30 @@ def test_responses(served: Served) -> None:
     assert isinstance(parsed.output_parsed, Person)
 
 
-async def test_many_at_once(served: Served, request: pytest.FixtureRequest) -> None:
-    if served.engine == "vllm":  # an open bug, seen about once in ten runs
-        request.applymarker(pytest.mark.xfail(reason="now and then one of many requests is not answered", strict=False))
-    client = served.server.async_openai()
+async def test_many_at_once(served: Served) -> None:
+    async with served.server.async_openai() as client:
 
-    async def one(number: int) -> str:
-        answer = await client.chat.completions.create(
-            model="text", messages=[{"role": "user", "content": f"Number {number}."}], max_tokens=8,
-            extra_body={"ignore_eos": True},
-        )  # fmt: skip
-        assert answer.usage is not None and answer.usage.completion_tokens == 8
-        return answer.choices[0].message.content or ""
+        async def one(number: int) -> str:
+            answer = await client.chat.completions.create(
+                model="text", messages=[{"role": "user", "content": f"Number {number}."}], max_tokens=8,
+                extra_body={"ignore_eos": True},
+            )  # fmt: skip
+            assert answer.usage is not None and answer.usage.completion_tokens == 8
+            return answer.choices[0].message.content or ""
 
-    assert all(await asyncio.gather(*(one(number) for number in range(16))))
+        assert all(await asyncio.gather(*(one(number) for number in range(16))))
 
 
-async def test_leaving_a_stream_frees_the_engine(served: Served, request: pytest.FixtureRequest) -> None:
-    if served.engine == "vllm":  # may be the same open bug as above
-        request.applymarker(pytest.mark.xfail(reason="now and then one of many requests is not answered", strict=False))
-    client = served.server.async_openai()
-    stream = await client.chat.completions.create(
-        model="text", messages=HELLO, max_tokens=400, stream=True, extra_body={"ignore_eos": True}
-    )
-    async for chunk in stream:
-        if chunk.choices and chunk.choices[0].delta.content:
-            break
-    await stream.close()
-    await _until_idle(served)
+async def test_leaving_a_stream_frees_the_engine(served: Served) -> None:
+    async with served.server.async_openai() as client:
+        stream = await client.chat.completions.create(
+            model="text", messages=HELLO, max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+        )
+        async for chunk in stream:
+            if chunk.choices and chunk.choices[0].delta.content:
+                break
+        await stream.close()
+        await _until_idle(served)
 
 
 async def _until_idle(served: Served) -> None:
