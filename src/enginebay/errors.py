@@ -18,8 +18,11 @@ EnginebayError                   has `message` (what is wrong) and `hint` (what 
 ├── TimedOut                     the answer took longer than the server allows
 ├── EngineMissing                the engine's library is not installed
 ├── LoadFailed                   the worker could not load the model
-│   └── OutOfMemory              ... because memory ran out
+│   ├── OutOfMemory              ... because memory ran out
+│   └── UnknownArchitecture      ... because the engine does not know what it is
 ├── WorkerDied                   the worker process ended while it was needed
+│   └── CrashLoop                ... again and again, so that it is not started for now
+├── Draining                     the worker takes no more requests; another one may
 ├── EngineFailed                 the engine failed on a request it should have served
 ├── ModelInvalid                 the model's files are corrupt, unsafe or of the wrong kind
 ├── FetchFailed                  a model or package could not be fetched or stored
@@ -128,8 +131,20 @@ class OutOfMemory(LoadFailed):
     kind = "out_of_memory"
 
 
+class UnknownArchitecture(LoadFailed):
+    kind = "unknown_architecture"
+
+
 class WorkerDied(EnginebayError):
     kind = "worker_died"
+
+
+class CrashLoop(WorkerDied):
+    kind = "crash_loop"
+
+
+class Draining(EnginebayError):
+    kind = "draining"
 
 
 class EngineFailed(EnginebayError):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +17,12 @@ from enginebay.cli.stack_options import ConfigFile, Engine, Offline, Progress, S
 from enginebay.config.load import load_config
 from enginebay.config.model import Config
 from enginebay.config.sources import assignment_flags
+
+if TYPE_CHECKING:
+    from enginebay.fleet.place import Place
+    from enginebay.fleet.plan import Say
+    from enginebay.server.keys import Keyring
+    from enginebay.server.wanted import Wanted
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -61,46 +69,92 @@ def serve(
         "server.log_format": log_format,
         "server.log_level": log_level,
     }
-    found = load_config(config, flags=flags, strict=strict)
-    _serve(found, models or [], engine, assignment_flags(set_ or []), strict)
+    asked = Asked(config, flags, models or [], engine, assignment_flags(set_ or []), strict)
+    _serve(asked)
 
 
-def _serve(config: Config, models: list[str], engine: str | None, settings: dict[str, Any], strict: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The command line, to be read once more when the configuration has changed."""
+
+    config: Path | None
+    flags: dict[str, Any]
+    models: list[str]
+    engine: str | None
+    settings: dict[str, Any]
+    strict: bool
+
+
+def _serve(asked: Asked) -> None:
     import uvloop
 
-    from enginebay.fleet.model_worker import ModelWorker
-    from enginebay.fleet.plan import make_plan
-    from enginebay.server.keys import Keyring
     from enginebay.server.listening import bind, url_of
     from enginebay.server.log_lines import json_line
-    from enginebay.server.supervisor import serve as run
 
+    config = load_config(asked.config, flags=asked.flags, strict=asked.strict)
+    keyring = _keyring(config)
     as_json = config.server.log_format == "json"
     progress = Progress(after_s=float("inf") if as_json else 0.0)
-    keyring = Keyring.load(config.server.keys_file, os.environ)
     show_warnings([*keyring.warnings, *map(str, config.warnings)])
     sock = bind(config.server, keyring)
-    names: list[str | None] = [*(models or config.models)] or [None]
-    plans = [
-        make_plan(name, engine=engine, config=config, settings=settings, strict=strict, say=progress.say)
-        for name in dict.fromkeys(names)
-    ]
+    wanted = _wanted(asked, config, keyring, progress.say)
 
-    def ready(workers: list[ModelWorker]) -> None:
+    def ready(places: list[Place]) -> None:
         progress.clear()
         known = list(map(str, config.warnings))
-        for worker in workers:
-            show_warnings([line for line in (*worker.plan.warnings, *worker.facts.warnings) if line not in known])
-            facts = worker.facts
-            said = f"{worker.plan.model} on {facts.kind} {facts.version}, loaded in {facts.load_s:.1f} s"
-            announce(
-                said, "loaded", model=worker.plan.model, engine=f"{facts.kind} {facts.version}", load_s=facts.load_s
-            )
+        for place in places:
+            _announce_model(place, known, announce)
         announce(f"serving at {url_of(sock)} (documentation: {url_of(sock)}/docs)", "serving", url=url_of(sock))
 
     def announce(text: str, event: str, **fields: Any) -> None:
         """For a person, or as one more line of a log for machines."""
         note(json_line(time.time(), "info", event, fields) if as_json else text)
 
-    uvloop.run(run(config, plans, keyring, sock, progress.say, ready))
+    def read_again() -> Wanted:
+        found = load_config(asked.config, flags=asked.flags, strict=asked.strict)
+        return _wanted(asked, found, _keyring(found), lambda _: None)
+
+    async def run() -> None:
+        from enginebay.server.supervisor import Supervisor
+
+        await Supervisor(wanted, sock, progress.say, ready, read_again).serve()
+
+    uvloop.run(run())
     sys.stderr.flush()
+
+
+def _keyring(config: Config) -> Keyring:
+    from enginebay.server.keys import Keyring
+
+    return Keyring.load(config.server.keys_file, os.environ)
+
+
+def _wanted(asked: Asked, config: Config, keyring: Keyring, say: Say) -> Wanted:
+    from enginebay.fleet.variants import make_variants
+    from enginebay.server.wanted import Wanted
+
+    names: list[str | None] = [*(asked.models or config.models)] or [None]
+    variants = make_variants(
+        config, names, engine=asked.engine, settings=asked.settings, strict=asked.strict, say=say
+    )  # fmt: skip
+    return Wanted(config, tuple(variants), keyring)
+
+
+def _announce_model(place: Place, known: list[str], announce: Callable[..., None]) -> None:
+    from enginebay.fleet.outlook import told
+
+    plan, facts = place.variant.plan, place.facts
+    if plan is None:
+        assert place.variant.error is not None
+        show_warnings([f"{place.name}: {place.variant.error.message}"])
+        return
+    facts_warnings = facts.warnings if facts is not None else ()
+    show_warnings([line for line in (*plan.warnings, *facts_warnings) if line not in known])
+    if facts is None or not place.ready:
+        if place.variant.first:
+            announce(f"{place.name} on {plan.spec.kind} is {told(place)}, and loaded when it is asked for", "offered",
+                     model=place.name, engine=plan.spec.kind)  # fmt: skip
+        return
+    engine = f"{facts.kind} {facts.version}"
+    said = f"{place.name} on {engine}, loaded in {facts.load_s:.1f} s"
+    announce(said, "loaded", model=place.name, engine=engine, load_s=facts.load_s)

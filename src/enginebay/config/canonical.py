@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from enginebay.config.keys import EXPERIMENT, MODEL, ROOT, ROOT_ALIASES, TO_SAMPLING, UNIVERSAL, Vocabulary
+from enginebay.config.keys import EXPERIMENT, MODEL, ROOT, ROOT_ALIASES, SECTIONS, TO_SAMPLING, UNIVERSAL, Vocabulary
 from enginebay.config.tree import Entry, Problems, section
 
 _EXPERIMENT_TOPS = tuple(dict.fromkeys(name.split(".")[0] for name in EXPERIMENT))
@@ -45,9 +45,9 @@ def _place(root: dict[str, Entry], key: str, entry: Entry, words: Vocabulary, pr
                 _into(root, "sampling", str(name), child, problems)
     elif key in _EXPERIMENT_TOPS:
         _into(root, "experiment", key, entry, problems)
-    elif key == "server":
+    elif key in SECTIONS:
         if _is_section(entry, problems):
-            _add(root, "server", section(entry), problems)
+            _add(root, key, section(entry), problems)
     elif key == "models":
         if _is_section(entry, problems):
             _add(root, "models", _models(section(entry), words, problems), problems)

@@ -7,9 +7,11 @@ from dataclasses import fields, replace
 from difflib import get_close_matches
 from typing import Any
 
-from enginebay.config.server import SERVER, server_value
+from enginebay.config.declared import DeclaredSection
+from enginebay.config.fleet import FLEET, SLEEP, SLEEP_TYPE, sleep_value
+from enginebay.config.server import SERVER
 from enginebay.config.tree import Entry, Problems
-from enginebay.config.values import Misfit, fit
+from enginebay.config.values import Misfit, fit, listed
 from enginebay.contract import RANGES, EngineSpec, Sampling, Setting, Support
 
 AUTO = "auto"
@@ -21,6 +23,8 @@ ROOT: dict[str, Setting] = {
 }
 
 ROOT_ALIASES = {"backend": "engine", "model_name": "model"}
+
+SECTIONS: dict[str, DeclaredSection[Any]] = {one.name: one for one in (SERVER, FLEET)}
 
 # Settings that mean the same on every engine and may stand at the top level. Each engine declares them in its spec.
 UNIVERSAL = ("fp_precision", "quantization", "batching", "sharding")
@@ -41,6 +45,9 @@ EXPERIMENT: dict[str, Setting] = {
 # The names of the table in `enginebay.text.tools.formats`, which is not needed to read a config (a test compares them).
 TOOL_FORMATS = (AUTO, "hermes", "llama3", "mistral", "qwen", "json")
 
+# What may send a request to the next engine of a model's `fallback`.
+TRIGGERS = ("unavailable", "architecture", "load", "queue", "context", "capability")
+
 MODEL: dict[str, Setting] = {
     "source": Setting("str", "where its files come from: hf:org/name@revision, pypi:..., file:PATH"),
     "engine": Setting("str", "auto, or the engine that runs it"),
@@ -49,9 +56,44 @@ MODEL: dict[str, Setting] = {
     "tool_format": Setting(
         "str", "how it writes tool calls; auto goes by its chat template", choices=TOOL_FORMATS, default=AUTO
     ),
+    "pinned": Setting("bool", "never unloaded to make room, nor when idle", default=False),
+    "load": Setting(
+        "str", "when it is loaded: as the server starts, or on first use", choices=("start", "use"), default="start"
+    ),
+    "idle_s": Setting("float", "unloaded when nobody asked for it so long; unset: as fleet.idle_s", minimum=1),
+    "memory_bytes": Setting("int", "RAM it needs; unset: predicted, then measured", minimum=1),
+    "sleep": Setting(SLEEP_TYPE, "how it is put to sleep; unset: as fleet.sleep", choices=SLEEP),
+    "fallback": Setting("list|str", "engines to try in turn when its own cannot answer", default=[]),
+    "fallback_on": Setting("list|str", "what makes a request fall back", default=list(TRIGGERS)),
+    "may_leave_host": Setting(
+        "bool", "its prompts may be sent to another host; a remote engine needs it", default=False
+    ),
+    "smaller_on_out_of_memory": Setting(
+        "bool", "when memory does not suffice to load it, try once with smaller settings", default=False
+    ),
 }
 
 TRUST = "trust_remote_code"
+
+
+def model_value(name: str, value: Any) -> Any:
+    """The value as `ModelConfig` holds it, engines as they were written. Raises `Misfit`."""
+    if name == "sleep":
+        return sleep_value(value)
+    if name == "fallback":
+        return listed(value)
+    if name == "fallback_on" and value is not None:
+        return tuple(dict.fromkeys(_trigger(item) for item in listed(value)))
+    return value
+
+
+def _trigger(item: Any) -> str:
+    if item in TRIGGERS:
+        return str(item)
+    near = get_close_matches(str(item), TRIGGERS, n=1)
+    raise Misfit(
+        f"has {str(item)[:60]!r}, " + (f"did you mean {near[0]}?" if near else f"known: {', '.join(TRIGGERS)}")
+    )
 
 
 def _sampling_type(annotation: str) -> str:
@@ -118,15 +160,35 @@ class Vocabulary:
     def kind(self, name: str) -> str | None:
         return self.kinds.get(name)
 
+    def known_kind(self, name: Any, entry: Entry, problems: Problems, *others: str) -> str | None:
+        """The kind behind an engine's name or alias; reported when there is none. `others` may stand there too."""
+        kind = self.kinds.get(name) if isinstance(name, str) else None
+        if kind is None:
+            near = get_close_matches(str(name), [*others, *self.kinds], n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join([*others, *self.specs])}"
+            problems.add(entry, f"there is no engine called {name!r}; {hint}")
+        return kind
+
+    def known_kinds(self, entry: Entry, problems: Problems) -> Entry:
+        """A list of engines as kinds, each once; whatever else is in it is reported and left out."""
+        found: dict[str, None] = {}
+        for name in entry.value or ():
+            kind = self.known_kind(name, entry, problems)
+            if kind in found:
+                problems.add(entry, f"names {kind} twice")
+            elif kind is not None:
+                found[kind] = None
+        return entry if entry.value is None else replace(entry, value=tuple(found))
+
     def top_level(self) -> list[str]:
-        names = [*ROOT, *ROOT_ALIASES, "models", "server", "inference", "sampling", "decoder", *TO_SAMPLING]
+        names = [*ROOT, *ROOT_ALIASES, "models", *SECTIONS, "inference", "sampling", "decoder", *TO_SAMPLING]
         return [*names, *UNIVERSAL, *dict.fromkeys(name.split(".")[0] for name in EXPERIMENT), *self.kinds]
 
     def places(self) -> list[str]:
         """Every known key with its full dotted place."""
         found = [*self.top_level(), *EXPERIMENT, *self.universal]
         found += [f"sampling.{name}" for name in SAMPLING]
-        found += [f"server.{name}" for name in SERVER]
+        found += [f"{section.name}.{name}" for section in SECTIONS.values() for name in section.settings]
         for kind, spec in self.specs.items():
             found += [f"{kind}.{name}" for name in (*spec.settings, *spec.retired)]
         return list(dict.fromkeys(found))
@@ -169,9 +231,14 @@ def checked_sampling(name: str, entry: Entry, problems: Problems) -> Entry | Non
     return _converted(name, SAMPLING[name], sampling_value, entry, problems)
 
 
-def checked_server(name: str, entry: Entry, problems: Problems) -> Entry | None:
-    """The entry as a key of `server:`; None, and a problem, when it does not fit."""
-    return _converted(name, SERVER[name], server_value, entry, problems)
+def checked_in(section: DeclaredSection[Any], name: str, entry: Entry, problems: Problems) -> Entry | None:
+    """The entry as a key of a declared section; None, and a problem, when it does not fit."""
+    return _converted(name, section.settings[name], section.convert, entry, problems)
+
+
+def checked_model(name: str, entry: Entry, problems: Problems) -> Entry | None:
+    """The entry as a key of a model; None, and a problem, when it does not fit."""
+    return _converted(name, MODEL[name], model_value, entry, problems)
 
 
 def _converted(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from enginebay.config.canonical import canonical
+from enginebay.config.chains import engine_problems
 from enginebay.config.engine_block import Block, inapplicable, read_block, read_universal, walk
 from enginebay.config.keys import (
     AUTO,
@@ -18,13 +18,14 @@ from enginebay.config.keys import (
     MODEL,
     ROOT,
     SAMPLING,
+    SECTIONS,
     Vocabulary,
     checked,
+    checked_in,
+    checked_model,
     checked_sampling,
-    checked_server,
 )
 from enginebay.config.model import Config, ConfigWarning, Experiment, ModelConfig
-from enginebay.config.server import SERVER, ServerConfig
 from enginebay.config.sources import environment_layer, file_layer, find_file, flag_layer
 from enginebay.config.tree import Entry, Problem, Problems, merge
 from enginebay.contract import EngineSpec, Sampling, Setting
@@ -121,11 +122,11 @@ class _Builder:
         self.file = file
 
     def build(self, root: Mapping[str, Entry]) -> Config:
-        entries = self.plain_keys(root, ROOT)
+        entries = self.plain_keys(root, ROOT, lambda name, entry: checked(ROOT[name], entry, self.problems))
         experiment = self.experiment(root.get("experiment", Entry({})))
         sampling = self.sampling(root.get("sampling", Entry({})))
         models = {name: self.model(name, entry) for name, entry in root.get("models", Entry({})).children()}
-        server = self.server(root.get("server", Entry({})))
+        sections = {name: self.section(name, root.get(name, Entry({}))) for name in SECTIONS}
         blocks = self.blocks(root)
         universal = read_universal(root, self.words, self.problems)
         values = {name: entry.value for name, entry in entries.items() if entry.value is not None}
@@ -134,22 +135,25 @@ class _Builder:
             models=MappingProxyType(models),
             sampling=MappingProxyType(_set_values(sampling)),
             experiment=Experiment.of(experiment),
-            server=ServerConfig.of(server),
+            **{name: section.build(sections[name]) for name, section in SECTIONS.items()},
             path=self.file,
             specs=MappingProxyType(dict(self.words.specs)),
             entries=MappingProxyType({**entries, **experiment}),
             universal=MappingProxyType(universal),
-            server_entries=MappingProxyType(server),
+            section_entries=MappingProxyType(sections),
             sampling_entries=MappingProxyType(sampling),
             blocks=MappingProxyType(blocks),
         )
         self.check_universal(config)
+        self.problems.found += engine_problems(config)
         return config
 
-    def plain_keys(self, section: Mapping[str, Entry], table: Mapping[str, Setting]) -> dict[str, Entry]:
+    def plain_keys(
+        self, section: Mapping[str, Entry], table: Iterable[str], check: Callable[[str, Entry], Entry | None]
+    ) -> dict[str, Entry]:
         found: dict[str, Entry] = {}
-        for name, setting in table.items():
-            value = checked(setting, section[name], self.problems) if name in section else None
+        for name in table:
+            value = check(name, section[name]) if name in section else None
             if value is not None:
                 found[name] = self.engine_name(value) if name == "engine" else value
         return found
@@ -158,12 +162,7 @@ class _Builder:
         """The kind behind a name or alias; reported when there is none."""
         if entry.value in (None, AUTO):
             return entry
-        kind = self.words.kind(entry.value)
-        if kind is None:
-            near = get_close_matches(entry.value, [AUTO, *self.words.kinds], n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join([AUTO, *self.words.specs])}"
-            self.problems.add(entry, f"there is no engine called {entry.value!r}; {hint}")
-        return replace(entry, value=kind)
+        return replace(entry, value=self.words.known_kind(entry.value, entry, self.problems, AUTO))
 
     def experiment(self, section: Entry) -> dict[str, Entry]:
         found: dict[str, Entry] = {}
@@ -180,19 +179,22 @@ class _Builder:
                 found.update({full: value} if value else {})
         return found
 
-    def server(self, section: Entry) -> dict[str, Entry]:
-        found: dict[str, Entry] = {}
+    def section(self, section: str, given: Entry) -> dict[str, Entry]:
+        """The keys of `server:` or `fleet:` by dotted name."""
+        declared, found = SECTIONS[section], dict[str, Entry]()
 
         def take(name: str, entry: Entry) -> bool:
-            if name not in SERVER:
+            if name not in declared.settings:
                 return False
-            value = checked_server(name, entry, self.problems)
+            value = checked_in(declared, name, entry, self.problems)
             if value is not None:
-                is_path = name == "keys_file" and value.value is not None
+                is_path = name in declared.paths and value.value is not None
                 found[name] = replace(value, value=self.beside_file(value.value, value)) if is_path else value
             return True
 
-        walk(section, "", list(SERVER), take, self.words, self.problems)
+        walk(given, "", list(declared.settings), take, self.words, self.problems)
+        if "standby" in found:
+            found["standby"] = self.words.known_kinds(found["standby"], self.problems)
         return found
 
     def sampling(self, section: Entry) -> dict[str, Entry]:
@@ -222,7 +224,9 @@ class _Builder:
 
     def model(self, name: str, entry: Entry) -> ModelConfig:
         keys: dict[str, Entry] = dict(entry.children())
-        plain = self.plain_keys(keys, MODEL)
+        plain = self.plain_keys(keys, MODEL, lambda name, found: checked_model(name, found, self.problems))
+        if "fallback" in plain:
+            plain["fallback"] = self.words.known_kinds(plain["fallback"], self.problems)
         if plain.get("source") is not None and plain["source"].value is not None:
             plain["source"] = replace(plain["source"], value=self.source(plain["source"]))
         sampling = self.sampling(keys.get("sampling", Entry({})))

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.config.engine_block import Block, inapplicable, refused_sampling
-from enginebay.config.keys import AUTO
+from enginebay.config.fleet import FleetConfig
+from enginebay.config.keys import AUTO, TRIGGERS
 from enginebay.config.server import ServerConfig
 from enginebay.config.tree import DEFAULT, Entry, Origin, Problem, overlay
 from enginebay.config.values import Misfit, fit
@@ -71,6 +72,15 @@ class ModelConfig:
     task: str = "generate"
     tool_format: str = AUTO
     trust_remote_code: bool | None = None
+    pinned: bool = False
+    load: str = "start"  # or "use"
+    idle_s: float | None = None  # None: as the fleet's; `Config.idle_s_for` has the one in force
+    memory_bytes: int | None = None
+    sleep: str | int | None = None  # None: as the fleet's; `Config.sleep_for` has the one in force
+    fallback: tuple[str, ...] = ()  # kinds; `Config.fallback_for` leaves out the engine it runs on anyway
+    fallback_on: tuple[str, ...] = TRIGGERS
+    may_leave_host: bool = False
+    smaller_on_out_of_memory: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
     loras: Mapping[str, str] = field(default_factory=dict)
     entries: Mapping[str, Entry] = field(default_factory=dict, repr=False)
@@ -89,21 +99,52 @@ class Config:
     sampling: Mapping[str, Any] = field(default_factory=dict)  # set values only, as `Sampling` takes them
     experiment: Experiment = field(default_factory=Experiment)
     server: ServerConfig = field(default_factory=ServerConfig)
+    fleet: FleetConfig = field(default_factory=FleetConfig)
     warnings: tuple[ConfigWarning, ...] = ()
     path: Path | None = None
     specs: Mapping[str, EngineSpec] = field(default_factory=dict, repr=False)
     entries: Mapping[str, Entry] = field(default_factory=dict, repr=False)  # engine, model, offline, experiment keys
     universal: Mapping[str, Entry] = field(default_factory=dict, repr=False)
-    server_entries: Mapping[str, Entry] = field(default_factory=dict, repr=False)
+    section_entries: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict, repr=False)  # server, fleet
     sampling_entries: Mapping[str, Entry] = field(default_factory=dict, repr=False)
     blocks: Mapping[str, Block] = field(default_factory=dict, repr=False)
 
     def engine_for(self, model: str | None = None) -> str:
         """The engine this model asks for: a kind, or "auto". A flag beats what the file says of the model."""
-        top = self.entries.get("engine", Entry(AUTO))
-        own = self._model(model).entries.get("engine")
-        chosen = overlay({"engine": top}, {"engine": own} if own and own.value is not None else {})["engine"]
-        return str(chosen.value or AUTO)
+        return str(self.engine_entry(model).value or AUTO)
+
+    def engine_entry(self, model: str | None = None) -> Entry:
+        """What `engine_for` goes by, with where it was set."""
+        return self._in_force("engine", self.entries, model)
+
+    def fallback_for(self, model: str, kind: str | None = None) -> tuple[str, ...]:
+        """The engines to try in turn after `kind`, the one that the model runs on (unset: the one it asks for)."""
+        kind = kind or self.engine_for(model)
+        return tuple(one for one in self._model(model).fallback if one != kind)
+
+    def idle_s_for(self, model: str) -> float | None:
+        """After how long without a request this model is unloaded; None: never."""
+        found = self._in_force("idle_s", self.section_entries.get("fleet", {}), model).value
+        return None if found is None else float(found)
+
+    def sleep_for(self, model: str) -> str | int:
+        """How this model is put to sleep: "auto", "off", 1 or 2."""
+        found: str | int | None = self._in_force("sleep", self.section_entries.get("fleet", {}), model).value
+        return FleetConfig().sleep if found is None else found
+
+    def check_leaving(self, kind: str, model: str) -> None:
+        """Raises `ConfigError` when this engine would send the model's prompts to another host and must not."""
+        reason = self.leaving(self._spec(kind).kind, model)
+        if reason:
+            raise ConfigError(f"{model}: {reason}", "or run it on an engine of this host")
+
+    def leaving(self, kind: str, model: str) -> str:
+        """Why this model must not run on this engine: it is on another host; empty when it may."""
+        spec = self.specs.get(kind)
+        if spec is None or not spec.remote or self._model(model).may_leave_host:
+            return ""
+        allowing = f"models.{model}.may_leave_host: true"
+        return f"{kind} would send this model's prompts to another host; set {allowing} if they may leave it"
 
     def settings_for(self, kind: str, model: str | None = None) -> dict[str, Any]:
         """Load settings by dotted name: universal keys, the engine's block, the model's block for this engine.
@@ -172,14 +213,14 @@ class Config:
         return not named or model in named
 
     def origin(self, key: str) -> Origin:
-        """Where a top-level, sampling, server or universal value came from; `kind.setting` for an engine's."""
+        """Where a top-level, sampling, server, fleet or universal value came from; `kind.setting` for an engine's."""
         if key in self.entries or key in self.universal:
             return (self.entries.get(key) or self.universal[key]).origin
         group, _, name = key.partition(".")
         if group == "sampling":
             return self.sampling_entries.get(name, Entry(None)).origin
-        if group == "server":
-            return self.server_entries.get(name, Entry(None)).origin
+        if group in self.section_entries:
+            return self.section_entries[group].get(name, Entry(None)).origin
         block = self.blocks.get(group, Block())
         return (block.settings.get(name) or block.sampling.get(name) or Entry(None, DEFAULT)).origin
 
@@ -193,6 +234,12 @@ class Config:
         general = self.blocks.get(spec.kind, Block()).sampling
         own = chosen.blocks.get(spec.kind, Block()).sampling
         return overlay(self.sampling_entries, general, chosen.sampling_entries, own)
+
+    def _in_force(self, key: str, general: Mapping[str, Entry], model: str | None) -> Entry:
+        """Of what is said in general and of the model: the later source, and at equal sources the model's own."""
+        own = self._model(model).entries.get(key)
+        layers = {key: general.get(key, Entry(None))}, {key: own} if own and own.value is not None else {}
+        return overlay(*layers)[key]
 
     def _model(self, name: str | None) -> ModelConfig:
         return self.models.get(name or "", ModelConfig(name or ""))

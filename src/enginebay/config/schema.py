@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from enginebay.config.engine_block import gone
+from enginebay.config.fleet import FLEET
 from enginebay.config.keys import (
     EXPERIMENT,
     MODEL,
     ROOT,
     ROOT_ALIASES,
     SAMPLING,
+    SECTIONS,
     TO_SAMPLING,
+    TRIGGERS,
     TRUST,
     Vocabulary,
 )
@@ -37,7 +40,8 @@ def json_schema(specs: Mapping[str, EngineSpec]) -> Schema:
         "$defs": {
             "inference": {**_object(top), "description": "The same keys as at the top level"},
             "sampling": _nested(SAMPLING),
-            "server": _nested(SERVER),
+            "server": _nested(SERVER.settings),
+            "fleet": _nested(FLEET.settings, {"standby": _list_of(words.kinds, FLEET.settings["standby"])}),
             "model": _model(words),
             **{f"engine_{kind}": _engine(spec) for kind, spec in specs.items()},
         },
@@ -53,7 +57,7 @@ def _top_level(words: Vocabulary) -> dict[str, Schema]:
     # engines may differ in what they take at the top level: any of their values is allowed here
     shared = _nested({name: _widest(declared) for name, declared in words.universal.items()})["properties"]
     experiment = _nested(EXPERIMENT)["properties"]
-    named: dict[str, Schema] = {"models": models, "server": {"$ref": "#/$defs/server"}}
+    named: dict[str, Schema] = {"models": models, **{name: {"$ref": f"#/$defs/{name}"} for name in SECTIONS}}
     return {**plain, **aliases, **moved, **sampling, **named, **shared, **experiment, **_blocks(words)}
 
 
@@ -79,8 +83,16 @@ def _engine_name(words: Vocabulary) -> Schema:
     return {"enum": ["auto", *words.kinds, None], "default": "auto", "description": ROOT["engine"].help}
 
 
+def _list_of(names: Iterable[str], setting: Setting) -> Schema:
+    """A list of these names; text with commas in it is left to the loader."""
+    return {**_setting(setting), "items": {"enum": [*names]}}
+
+
 def _model(words: Vocabulary) -> Schema:
-    plain = {name: _engine_name(words) if name == "engine" else _setting(one) for name, one in MODEL.items()}
+    plain = {name: _setting(one) for name, one in MODEL.items()}
+    plain["engine"] = _engine_name(words)
+    plain["fallback"] = _list_of(words.kinds, MODEL["fallback"])
+    plain["fallback_on"] = _list_of(TRIGGERS, MODEL["fallback_on"])
     loras: Schema = {
         "type": ["object", "null"],
         "additionalProperties": {"type": "string"},

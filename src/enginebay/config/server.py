@@ -1,34 +1,18 @@
-"""The `server:` block: where it listens, who may ask, and how much of everything one request may take.
-
-Each field carries its own minimum and help, so that the checks, the JSON schema and `bay config show` follow from it.
-"""
+"""The `server:` block: where it listens, who may ask, and how much of everything one request may take."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from enginebay.config.tree import Entry
-from enginebay.config.values import Misfit
-from enginebay.contract import Setting
-
-VARIABLE_PREFIX = "ENGINEBAY_SERVER_"
-LIMITS = "limits"
-
-# A Kubernetes service called `enginebay-server` puts these into every pod of its namespace; they are not meant for us.
-_FROM_KUBERNETES = re.compile(r"SERVICE_(HOST|PORT)(_.*)?|PORT_\d+_(TCP|UDP|SCTP)(_.*)?")
-
-
-def _key(default: Any, help: str, **declared: Any) -> Any:
-    return field(default=default, metadata={"help": help, **declared})
+from enginebay.config.declared import DeclaredSection, key
+from enginebay.config.values import Misfit, listed
 
 
 def _limit(default: Any, minimum: float, help: str, maximum: float | None = None) -> Any:
-    return _key(default, help, minimum=minimum, maximum=maximum)
+    return key(default, help, minimum=minimum, maximum=maximum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,43 +54,19 @@ class Limits:
 class ServerConfig:
     """How `bay serve` runs."""
 
-    host: str = _key("127.0.0.1", "address to listen on; anything but this host alone needs a key")
-    port: int = _key(8000, "port to listen on; 0: any free one", minimum=0, maximum=65535)
-    workers: int = _key(1, "server processes that share the fleet", minimum=1, maximum=64)
-    keys_file: Path | None = _key(  # noqa: RUF009  (it is `field` under another name)
+    host: str = key("127.0.0.1", "address to listen on; anything but this host alone needs a key")
+    port: int = key(8000, "port to listen on; 0: any free one", minimum=0, maximum=65535)
+    workers: int = key(1, "server processes that share the fleet", minimum=1, maximum=64)
+    keys_file: Path | None = key(  # noqa: RUF009  (it is `field` under another name)
         None, "file of API keys; unset: keys.yaml in ENGINEBAY_HOME, if it is there"
     )
-    allow_without_key: bool = _key(False, "listen beyond this host with no key at all")
-    drain_s: float = _key(30.0, "how long running answers may take to finish after SIGTERM", minimum=0)
-    log_format: str = _key("text", "how a log line is written", choices=("text", "json"))
-    log_level: str = _key("info", "the least that is logged", choices=("debug", "info", "warning", "error"))
-    log_prompts: bool = _key(False, "write prompts into the log")
-    cors_origins: tuple[str, ...] = _key((), "web origins whose pages may call the API; * for all")
+    allow_without_key: bool = key(False, "listen beyond this host with no key at all")
+    drain_s: float = key(30.0, "how long running answers may take to finish after SIGTERM", minimum=0)
+    log_format: str = key("text", "how a log line is written", choices=("text", "json"))
+    log_level: str = key("info", "the least that is logged", choices=("debug", "info", "warning", "error"))
+    log_prompts: bool = key(False, "write prompts into the log")
+    cors_origins: tuple[str, ...] = key((), "web origins whose pages may call the API; * for all")
     limits: Limits = field(default_factory=Limits)
-
-    @classmethod
-    def of(cls, entries: Mapping[str, Entry]) -> ServerConfig:
-        """Built from checked entries by dotted name; null and what is missing stay at their defaults."""
-        given = {name: entry.value for name, entry in entries.items() if entry.value is not None}
-        nested = f"{LIMITS}."
-        limits = {name.removeprefix(nested): value for name, value in given.items() if name.startswith(nested)}
-        plain = {name: value for name, value in given.items() if not name.startswith(nested)}
-        if "keys_file" in plain:
-            plain["keys_file"] = Path(plain["keys_file"])
-        return cls(**plain, limits=Limits(**limits))
-
-
-def _setting(declared: Field[Any]) -> Setting:
-    of_paths_and_lists = {"Path": "str", "tuple[str, ...]": "list|str"}
-    annotation = str(declared.type).split(" | ")[0]
-    default = list(declared.default) if isinstance(declared.default, tuple) else declared.default
-    return Setting(of_paths_and_lists.get(annotation, annotation), default=default, **declared.metadata)
-
-
-SERVER: dict[str, Setting] = {
-    **{one.name: _setting(one) for one in fields(ServerConfig) if one.name != LIMITS},
-    **{f"{LIMITS}.{one.name}": _setting(one) for one in fields(Limits)},
-}
 
 
 def server_value(name: str, value: Any) -> Any:
@@ -114,8 +74,7 @@ def server_value(name: str, value: Any) -> Any:
     if name in ("host", "keys_file") and value is not None and not value.strip():
         raise Misfit("is empty, expected " + ("an address" if name == "host" else "the path of a file"))
     if name == "cors_origins" and value is not None:
-        items = value.split(",") if isinstance(value, str) else value
-        return tuple(_origin(item) for item in items if item != "")
+        return tuple(_origin(item) for item in listed(value))
     return value
 
 
@@ -132,17 +91,4 @@ def _origin(item: Any) -> str:
     raise Misfit(f"has {str(item)[:60]!r}, expected origins such as https://app.example.org, in small letters, or *")
 
 
-def variable_path(variable: str, text: str) -> list[str] | None:
-    """The key that an `ENGINEBAY_SERVER_...` variable sets; None when it is not one of ours."""
-    rest = variable.removeprefix(VARIABLE_PREFIX)
-    if rest == variable or _FROM_KUBERNETES.fullmatch(rest) or (rest == "PORT" and "://" in text):
-        return None
-    name = rest.lower()
-    nested = name.removeprefix(f"{LIMITS}_")
-    return ["server", name] if nested == name else ["server", LIMITS, nested]
-
-
-def takes_text(path: list[str]) -> bool:
-    """Is a variable for this key taken as it stands, rather than read as YAML?"""
-    setting = SERVER.get(".".join(path[1:])) if path[0] == "server" else None
-    return setting is not None and "str" in setting.type.split("|")
+SERVER = DeclaredSection("server", ServerConfig, server_value)

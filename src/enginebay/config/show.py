@@ -10,9 +10,8 @@ from typing import Any
 import yaml
 
 from enginebay.config.engine_block import Block
-from enginebay.config.keys import EXPERIMENT, MODEL, ROOT, TRUST
+from enginebay.config.keys import EXPERIMENT, MODEL, ROOT, SECTIONS, TRUST
 from enginebay.config.model import Config, ModelConfig
-from enginebay.config.server import SERVER
 from enginebay.config.tree import Entry
 from enginebay.contract import EngineSpec
 
@@ -32,7 +31,8 @@ def effective_tree(config: Config) -> Tree:
             continue
         defaults = _defaults(spec, config) if kind == config.engine else {}
         _nest(tree, {f"{kind}.{name}": entry for name, entry in {**defaults, **_block(block or Block())}.items()})
-    _nest(tree, {f"server.{name}": entry for name, entry in _server(config).items()})
+    for section in SECTIONS:
+        _nest(tree, {f"{section}.{name}": entry for name, entry in _declared(section, config).items()})
     if config.models:
         tree["models"] = {name: _model(model) for name, model in config.models.items()}
     _nest(tree, {name: config.entries[name] for name in EXPERIMENT if name in config.entries})
@@ -65,11 +65,12 @@ def _defaults(spec: EngineSpec, config: Config) -> dict[str, Entry]:
     }
 
 
-def _server(config: Config) -> dict[str, Entry]:
-    """All that the server goes by: each key with a value, set or not."""
-    given = {name: entry for name, entry in config.server_entries.items() if entry.value is not None}
-    defaults = {name: Entry(setting.default) for name, setting in SERVER.items() if setting.default is not None}
-    return {name: given.get(name) or defaults[name] for name in SERVER if name in given or name in defaults}
+def _declared(section: str, config: Config) -> dict[str, Entry]:
+    """All that the server or the fleet goes by: each key with a value, set or not."""
+    table, entries = SECTIONS[section].settings, config.section_entries.get(section, {})
+    given = {name: entry for name, entry in entries.items() if entry.value is not None}
+    defaults = {name: Entry(setting.default) for name, setting in table.items() if setting.default is not None}
+    return {name: given.get(name) or defaults[name] for name in table if name in given or name in defaults}
 
 
 def _block(block: Block) -> dict[str, Entry]:

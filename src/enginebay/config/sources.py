@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from enginebay.config.server import takes_text, variable_path
+from enginebay.config.keys import SECTIONS
 from enginebay.config.tree import Entry, Origin, Problem, Problems
 from enginebay.config.yaml_file import read_file, read_value
 from enginebay.errors import ConfigError
@@ -56,7 +56,7 @@ def environment_layer(environ: Mapping[str, str], problems: Problems) -> Entry:
             continue
         # a name is never read as YAML
         short = not variable.startswith(NESTED_PREFIX)
-        names_something = short and (path in (["engine"], ["model"]) or takes_text(path))
+        names_something = short and (path in (["engine"], ["model"]) or _takes_text(path))
         entry = Entry(text) if names_something else read_value(text, origin, place, problems)
         if entry is not None:
             _put(root, path, Entry(entry.value, origin, place, text), problems)
@@ -68,7 +68,13 @@ def _variable_path(variable: str, text: str) -> list[str] | None:
         return [SHORT_VARIABLES[variable]]
     if variable.startswith(NESTED_PREFIX):
         return variable.removeprefix(NESTED_PREFIX).lower().split("__")
-    return variable_path(variable, text)
+    paths = (section.variable_path(variable, text) for section in SECTIONS.values())
+    return next((path for path in paths if path is not None), None)
+
+
+def _takes_text(path: list[str]) -> bool:
+    section = SECTIONS.get(path[0])
+    return section is not None and section.takes_text(".".join(path[1:]))
 
 
 def flag_layer(flags: Mapping[str, Any], problems: Problems) -> Entry:

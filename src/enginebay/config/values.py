@@ -36,6 +36,15 @@ def fit(setting: Setting, entry: Entry) -> Any:
     return value
 
 
+def listed(value: Any) -> Any:
+    """A list, or text with commas between its items, as a tuple; nothing is no item, null stays null."""
+    if value is None:
+        return None
+    items = value.split(",") if isinstance(value, str) else value
+    stripped = (item.strip() if isinstance(item, str) else item for item in items)
+    return tuple(item for item in stripped if item != "")
+
+
 def _as_type(types: list[str], entry: Entry) -> Any:
     value = entry.plain()
     if isinstance(value, bool):

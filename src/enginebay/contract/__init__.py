@@ -1,6 +1,6 @@
 """The engine contract: frozen data and two interfaces, with no third-party imports."""
 
-from enginebay.contract.engine import Engine, Sink, TellsStats
+from enginebay.contract.engine import Engine, Sink, Sleeps, TakesAdapters, TellsStats
 from enginebay.contract.messages import (
     Delta,
     Done,
@@ -55,8 +55,10 @@ __all__ = [
     "Sampling",
     "Setting",
     "Sink",
+    "Sleeps",
     "Stats",
     "Support",
+    "TakesAdapters",
     "TellsStats",
     "Timing",
     "TokenLogprobs",

@@ -33,6 +33,9 @@ class Sink(Protocol):
         self, number: int, reason: FinishReason, choice: int = 0, stop_reason: str | int | None = None
     ) -> None: ...
 
+    def usage(self, number: int, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> None:
+        """Before the last `finish`, from engines whose tokens have no ids here: their own count is the one that holds."""
+
     def error(self, number: int, error: EnginebayError) -> None: ...
 
     def flush(self) -> None: ...
@@ -70,9 +73,34 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+# What an engine may have beyond `Engine`.
+
+
+@runtime_checkable
+class Sleeps(Protocol):
+    """Frees device memory and gets it back. Called while no request runs, by one thread at a time; may take seconds.
+
+    Level 1 keeps the weights in RAM, level 2 discards them and reads them again; `Facts.sleep_levels` says which there
+    are. A worker whose engine has none is kept as it is.
+    """
+
+    def sleep(self, level: int) -> None: ...
+
+    def wake(self) -> None: ...
+
+
+@runtime_checkable
+class TakesAdapters(Protocol):
+    """Adapters come and go while requests run. Raises `InvalidRequest` for one that does not fit."""
+
+    def add_lora(self, name: str, path: str) -> None: ...
+
+    def remove_lora(self, name: str) -> None: ...
+
+
 @runtime_checkable
 class TellsStats(Protocol):
-    """What an engine may have beyond `Engine`."""
+    """Numbers about its own work."""
 
     def stats(self) -> Stats:
         """Asked about every second, from any thread and while the engine works: cheap, and never waits for a step."""

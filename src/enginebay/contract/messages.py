@@ -19,13 +19,18 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One request. Exactly one of the three prompts; engines themselves only ever see `token_ids`."""
+    """One request. Exactly one of the three prompts.
+
+    Engines only ever see `token_ids`, except those whose spec says `renders`: they get what came, and in `extras` what
+    else belongs to a chat (tools, tool_choice, parallel_tool_calls).
+    """
 
     token_ids: tuple[int, ...] | None = None
     text: str | None = None
     messages: tuple[Mapping[str, Any], ...] | None = None
     sampling: Sampling = field(default_factory=Sampling)
     lora: str | None = None
+    extras: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         given = [name for name in ("token_ids", "text", "messages") if getattr(self, name) is not None]
@@ -132,3 +137,7 @@ class Facts:
         default_factory=dict
     )  # request parameter -> why not, with this model and version
     load_s: float = 0.0
+    sleep_levels: Sequence[int] = ()  # of `Sleeps`, as this platform and these settings allow
+    phases: Mapping[str, float] = field(
+        default_factory=dict
+    )  # seconds of import, load, compile, capture; as far as known

@@ -109,6 +109,9 @@ class EngineSpec:
     recipes: tuple[Recipe, ...] = ()
     aliases: tuple[str, ...] = ()  # accepted in user configs only
     byte_tokens: bool = False  # tokens are the bytes of the text: no vocabulary is needed
+    renders: bool = False  # gets messages and texts as they came: chat template and tokenizer are its own
+    remote: bool = False  # what it is asked leaves this host
+    smaller: tuple[str, ...] = ()  # whole-number settings to halve when memory does not suffice
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -129,8 +132,8 @@ class EngineSpec:
             Recipe(r["when"], r["version"], tuple(tuple(step) for step in r["steps"]), tuple(r["drop"]))
             for r in known["recipes"]
         )
-        for name in ("distributions", "formats", "aliases"):
-            known[name] = tuple(known[name])
+        for name in ("distributions", "formats", "aliases", "smaller"):
+            known[name] = tuple(known.get(name, ()))
         return cls(**known)
 
 

@@ -25,6 +25,7 @@ BUILT_IN: dict[str, str] = {
     "transformers": "enginebay.engines.transformers.spec:SPEC",
     "vllm": "enginebay.engines.vllm.spec:SPEC",
     "fake": "enginebay.engines.fake.spec:SPEC",
+    "openai": "enginebay.engines.openai.spec:SPEC",
 }
 
 

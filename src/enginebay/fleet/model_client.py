@@ -39,6 +39,7 @@ class ModelClient:
         self.spec = resident.spec
         self.facts = resident.facts
         self.client = client
+        self.loras = resident.loras  # adapters come and go
         self.prompts = prompts
 
     @classmethod
@@ -60,8 +61,8 @@ class ModelClient:
     def negotiate(self, request: GenerateRequest) -> dict[str, str]:
         """Which parameters are translated into what. Raises for those the engine cannot do."""
         translated = negotiate(self.spec.kind, self.spec.request, request, self.facts.refused)
-        if request.lora is not None and request.lora not in self.resident.loras:
-            known = ", ".join(self.resident.loras) or "none"
+        if request.lora is not None and request.lora not in self.loras:
+            known = ", ".join(self.loras) or "none"
             raise InvalidRequest(
                 f"there is no adapter {request.lora!r}", f"configured for this model: {known}", param="lora"
             )

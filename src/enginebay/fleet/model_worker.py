@@ -18,9 +18,20 @@ class ModelWorker(ModelClient):
     process: WorkerProcess
 
     @classmethod
-    async def open(cls, plan: Plan, sampling: Mapping[str, Any] = MappingProxyType({})) -> Self:
-        """Start the worker and load its model. Raises what the engine said when it cannot."""
-        process = await WorkerProcess.start(plan.launch)
+    async def open(
+        cls,
+        plan: Plan,
+        sampling: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        spare: WorkerProcess | None = None,
+        timeout_s: float = 600.0,
+    ) -> Self:
+        """Start the worker, or take a spare one, and load its model. Raises what the engine said when it cannot."""
+        if spare is None:
+            process = await WorkerProcess.start(plan.launch, timeout_s)
+        else:
+            process = spare
+            await process.assign(plan.launch, timeout_s)
         try:
             worker = await cls.connect(_resident(plan, process, sampling), process.death)
         except BaseException:
@@ -33,6 +44,11 @@ class ModelWorker(ModelClient):
     async def close(self) -> None:
         await super().close()
         await self.process.close()
+
+    async def kill(self) -> None:
+        """At once: it is dead, or not to be trusted."""
+        await super().close()
+        await self.process.close(grace_s=0)
 
     async def __aenter__(self) -> Self:
         return self

@@ -34,6 +34,8 @@ class Plan:
     source: Path | None  # the model's files as stored, for the tokenizer and the chat template
     launch: Launch
     tool_format: str = "auto"  # how the model writes tool calls, if the configuration says so
+    version: str = ""  # of the installed engine
+    devices: tuple[str, ...] = ("cpu",)  # that the installed library can use
 
 
 @operation()
@@ -59,6 +61,7 @@ def make_plan(
     if asked != "auto":
         environments.find(asked, version or None)  # a missing engine is told before anything is fetched for it
     stored, decision = _model_and_engine(name, configured, asked, config, say)
+    config.check_leaving(decision.kind, name)
     environment = environments.find(decision.kind, version or None)
     spec = effective(environment.spec, environment.probe)
     given = check_settings(spec, settings or {})
@@ -88,7 +91,10 @@ def make_plan(
         environment=environment.variables,
     )
     source = stored.path if stored else None
-    return Plan(name, spec, tuple(decision.reasons), warnings, source, launch, configured.tool_format)
+    return Plan(
+        name, spec, tuple(decision.reasons), warnings, source, launch, configured.tool_format,
+        environment.version, tuple(environment.probe.devices),
+    )  # fmt: skip
 
 
 def _model_and_engine(

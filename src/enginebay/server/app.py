@@ -17,6 +17,7 @@ from enginebay.server.failures import error_body, error_headers, shown
 from enginebay.server.http.exchange import CLIENT_CLOSED, Exchange
 from enginebay.server.keys import Keyring
 from enginebay.server.logs import RequestRecord
+from enginebay.server.retrying import once_more
 from enginebay.server.routes import Route, find_route
 from enginebay.server.tracing import Tracer, request_attributes, response_attributes, span_name
 
@@ -28,9 +29,9 @@ class App:
 
     def __init__(self, context: Context, keyring: Keyring, tracer: Tracer, *, keyless: bool) -> None:
         self.context = context
-        self._keyring = keyring
+        self.keyring = keyring
         self._tracer = tracer
-        self._keyless = keyless  # on loopback without keys: whoever can reach us may ask, save for web pages
+        self.keyless = keyless  # on loopback without keys: whoever can reach us may ask, save for web pages
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ids = itertools.count(1)
@@ -43,7 +44,7 @@ class App:
 
     def unwelcome(self, exchange: Exchange) -> tuple[int, str] | None:
         try:
-            authenticate(self._keyring, exchange.headers, "any")
+            authenticate(self.keyring, exchange.headers, "any")
         except EnginebayError as error:
             return shown(error).status, error.message
         return None
@@ -54,7 +55,7 @@ class App:
     async def _answer(self, exchange: Exchange) -> None:
         call = Call(exchange, "unknown", f"{self._id_prefix}{next(self._ids):06x}")
         try:
-            check_origin(exchange, self.context.config.cors_origins, self._keyless)
+            check_origin(exchange, self.context.config.cors_origins, self.keyless)
             if exchange.method == "OPTIONS" and "access-control-request-method" in exchange.headers:
                 _preflight(exchange)
                 return
@@ -76,12 +77,29 @@ class App:
             self._record(call)
 
     async def _routed(self, call: Call, route: Route) -> None:
-        await admit(self.context, self._keyring, call, route)
-        await route.handler(self.context, call)
+        await admit(self.context, self.keyring, call, route)
+        mark = call.exchange.mark()
+        while True:
+            try:
+                await route.handler(self.context, call)
+                return
+            except EnginebayError as error:
+                if not once_more(call, error):
+                    raise call.first_error or error from None
+                self._count_retry(call, error)
+            call.again(mark)
+
+    def _count_retry(self, call: Call, error: EnginebayError) -> None:
+        if call.fallback and error is call.first_error:
+            self.context.metrics.fallbacks.child(*call.labels).inc()
+        else:
+            self.context.metrics.retries.child(*call.labels, error.kind).inc()
 
     def _fail(self, call: Call, error: EnginebayError) -> None:
         call.error = error.with_traceback(None)  # its frames hold the call, and the call would hold them
-        if call.exchange.started:
+        if call.told and not call.exchange.closed:
+            call.exchange.end(b"data: %b\n\n" % error_body(error))
+        elif call.exchange.started:
             call.exchange.abort()  # nothing sensible can follow half an answer
         else:
             call.exchange.respond(shown(error).status, error_body(error), headers=error_headers(error))
@@ -93,7 +111,7 @@ class App:
         duration_s = time.perf_counter() - exchange.received
         status = CLIENT_CLOSED if isinstance(call.error, Cancelled) and exchange.closed else exchange.status
         metrics = self.context.metrics
-        labels = served.labels if served is not None else ("(none)", "(none)")  # refused before a model was known
+        labels = call.labels
         metrics.requests.child(*labels, call.endpoint, str(status)).inc()
         if call.error is not None:
             metrics.errors.child(*labels, call.error.kind).inc()
@@ -110,7 +128,7 @@ class App:
             self._log(call, status, duration_s, trace_id)
 
     def _log(self, call: Call, status: int, duration_s: float, trace_id: str) -> None:
-        served, usage, error = call.served, call.usage, call.error
+        usage, error = call.usage, call.error
         counted = usage.prompt_tokens or usage.completion_tokens
         self.context.log.request(
             RequestRecord(
@@ -119,7 +137,8 @@ class App:
                 status=status,
                 duration_s=duration_s,
                 model=call.model,
-                engine=served.labels[1] if served is not None else "",
+                engine=call.labels[1] if call.offer is not None else "",
+                fallback=call.fallback,
                 prompt_tokens=usage.prompt_tokens if counted else None,
                 completion_tokens=usage.completion_tokens if counted else None,
                 cached_tokens=usage.cached_tokens if counted else None,

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from enginebay.fleet.model_client import ModelClient
+from enginebay.fleet.model_client import Resident
+from enginebay.fleet.outlook import Outlook
 from enginebay.server.control import Handler, Line
 from enginebay.server.instance import Instance, Setup
 from enginebay.server.keys import Key
@@ -91,17 +92,35 @@ class _SharedRates:
         self._line.tell("charge", key, tokens)
 
 
+class _SharedFleet:
+    """The supervisor's fleet, over the line to it. Implements `offers.FleetPort`."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    async def want(self, name: str, patience_s: float | None = None, broken: str = "") -> Resident:
+        found: Resident = await self._line.call("want", name, patience_s, broken)
+        return found
+
+    async def look_ahead(self, name: str) -> Outlook:
+        found: Outlook = await self._line.call("look_ahead", name)
+        return found
+
+    async def order(self, command: str, arguments: dict[str, Any]) -> Any:
+        return await self._line.call("order", command, arguments)
+
+
 async def _run(listening: socket.socket, control: socket.socket) -> None:
     instances: list[Instance] = []
-    clients: list[ModelClient] = []
 
     async def start(setup: Setup) -> None:
         await asyncio.to_thread(import_grpc)
-        for resident in setup.residents:
-            clients.append(await ModelClient.connect(resident))
-        instance = Instance(listening, setup, clients, _SharedRates(line), _scrape)
-        instance.start()
+        instance = Instance(listening, setup, _SharedFleet(line), _SharedRates(line), _scrape)
+        await instance.start()
         instances.append(instance)
+
+    async def configure(setup: Setup) -> None:
+        await instances[0].configure(setup)
 
     async def _scrape(_: Instance) -> bytes:
         found: bytes = await line.call("scrape")
@@ -113,12 +132,10 @@ async def _run(listening: socket.socket, control: socket.socket) -> None:
     async def drain() -> None:
         await instances[0].drain()
 
-    line = await Line.open(control, {"start": start, "snapshot": snapshot, "drain": drain})
+    line = await Line.open(control, {"start": start, "configure": configure, "snapshot": snapshot, "drain": drain})
     await line.closed
     for instance in instances:
         await instance.close()
-    for client in clients:
-        await client.close()
 
 
 def main() -> None:

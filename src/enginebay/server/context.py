@@ -11,8 +11,10 @@ from enginebay.server.call import Call
 from enginebay.server.keys import Key
 from enginebay.server.logs import Log
 from enginebay.server.metrics import Metrics
+from enginebay.server.offers import Catalogue, FleetPort
 from enginebay.server.rates import Verdict
-from enginebay.server.served import Catalogue, ServedModel
+from enginebay.server.served import ServedModel
+from enginebay.server.waiting import wait_for
 
 
 class RateLimits(Protocol):
@@ -31,13 +33,30 @@ class Context:
     log: Log
     rates: RateLimits
     scrape: Callable[[], Awaitable[bytes]]  # the metrics of all server processes, as text
+    fleet: FleetPort
+    max_wait_s: float  # for a model that is not loaded
     draining: bool = False
 
-    def model(self, call: Call, name: str) -> tuple[ServedModel, str | None]:
-        """The model a request names, noted for the log and the response's headers."""
-        served, lora = self.catalogue.find(name)
-        call.served, call.lora, call.model = served, lora, name
-        call.exchange.header_line(served.engine_header)
+    async def model(self, call: Call, name: str, *, stream: bool = False) -> tuple[ServedModel, str | None]:
+        """The model a request names, loaded, and noted for the log and the response's headers.
+
+        Streams that wait for it are told so meanwhile.
+        """
+        offer, lora = self.catalogue.find(name)
+        session = offer.sessions[call.variant]
+        call.offer, call.lora, call.model, call.labels = offer, lora, name, (offer.name, session.kind)
+        served = session.live
+        if served is None:
+            served = await wait_for(
+                call, session, self.fleet, self.max_wait_s, stream, self.config.limits, self.metrics
+            )
+        call.served = served
+        if call.told:
+            call.comment(f"x-enginebay-engine: {served.engine}")
+        else:
+            call.exchange.header_line(served.engine_header)
+        if call.fallback:
+            call.say("x-enginebay-fallback", call.fallback)
         return served, lora
 
 

@@ -28,8 +28,8 @@ class Line:
         self._writer = writer
         self._handlers = handlers
         self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._next = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._next = self._untold = 0
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by the other end's numbers; below 0 what nobody waits for
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listener = asyncio.create_task(self._listen())
 
@@ -48,6 +48,9 @@ class Line:
         self._send((number, method, args))
         try:
             return await answer
+        except asyncio.CancelledError:
+            self._send((number, "", ()))  # the other end need not go on
+            raise
         finally:
             self._waiting.pop(number, None)
 
@@ -67,10 +70,10 @@ class Line:
                 number, method, value = pickle.loads(await self._reader.readexactly(length))
                 if method is None:
                     self._answered(number, value)
-                else:
-                    task = asyncio.create_task(self._handle(number, method, value))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+                elif method:
+                    self._begin(number, method, value)
+                elif number in self._tasks:
+                    self._tasks[number].cancel()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -79,6 +82,12 @@ class Line:
             for answer in self._waiting.values():
                 if not answer.done():
                     answer.set_exception(WorkerDied("the server's other process has gone"))
+
+    def _begin(self, number: int, method: str, args: tuple[Any, ...]) -> None:
+        self._untold -= 1
+        key = number or self._untold
+        task = self._tasks[key] = asyncio.create_task(self._handle(number, method, args))
+        task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
     def _answered(self, number: int, value: Any) -> None:
         answer = self._waiting.get(number)
@@ -99,5 +108,7 @@ class Line:
 
     async def close(self) -> None:
         self._listener.cancel()
-        await asyncio.gather(self._listener, *self._tasks, return_exceptions=True)
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(self._listener, *self._tasks.values(), return_exceptions=True)
         self._writer.close()

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from enginebay.contract import GenerateRequest
-from enginebay.errors import Cancelled, ContextOverflow, InvalidRequest, TimedOut
+from enginebay.errors import Cancelled, ContextOverflow, InvalidRequest, TimedOut, Unsupported
 from enginebay.server.answers.answer import Answer
 from enginebay.server.call import Call
 from enginebay.server.served import ServedModel
@@ -34,6 +34,12 @@ async def prepare(
     """
     call.sampling = request.sampling
     call.translated |= {**served.client.negotiate(request), **notes}
+    if served.client.spec.renders:
+        if truncate is not None:
+            raise Unsupported(
+                f"{served.labels[1]} counts tokens elsewhere", "leave it out", param="truncate_prompt_tokens"
+            )
+        return request
     ids = await served.client.prompts.token_ids(request, large=call.large, **options)
     param = "messages" if request.messages is not None else "prompt"
     if not ids:
@@ -83,7 +89,10 @@ async def run(call: Call, served: ServedModel, answer: Answer, requests: Sequenc
         exchange.on_drained = answer.pump
         answer.submit(served.client.client, requests)
         timer = asyncio.get_running_loop().call_later(served.limits.request_timeout_s, _too_late, answer)
-        call.error = await answer.over
+        error = await answer.over
+        if error is not None and answer.untouched:
+            raise error
+        call.error = error
     except asyncio.CancelledError:
         answer.abandon(Cancelled("the server is stopping"))
         raise

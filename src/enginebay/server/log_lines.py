@@ -36,6 +36,7 @@ class RequestRecord:
     duration_s: float
     model: str = ""
     engine: str = ""
+    fallback: str = ""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None

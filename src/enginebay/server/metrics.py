@@ -28,6 +28,8 @@ _QUEUE_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 _INTER_TOKEN_S = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)  # fmt: skip
 _DURATION_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0)
 
+_SWITCH_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0)
+
 
 class Number:
     """The value of a counter or gauge for one set of labels. Keep it: finding it costs more than using it."""
@@ -160,6 +162,10 @@ class Metrics:
         )
         self.completion_tokens = Counter("enginebay_completion_tokens_total", "Tokens generated.", _MODEL)
         self.rate_limited = Counter("enginebay_rate_limited_total", "Requests refused by a key's rate limit.", ("key",))
+        self.retries = Counter(
+            "enginebay_retries_total", "Requests sent to another worker, by what the first one met.", (*_MODEL, "kind")
+        )
+        self.fallbacks = Counter("enginebay_fallbacks_total", "Requests sent on to the engine named here.", _MODEL)
         self.rejected = Counter("enginebay_rejected_total", "Requests refused before an engine saw them.", ("reason",))
 
         self.queue_time = Histogram(
@@ -188,6 +194,21 @@ class Metrics:
         self.worker_memory = Gauge(
             "enginebay_worker_memory_bytes", "Resident memory of the worker's processes.", _MODEL, "max"
         )
+
+        self.switch_time = Histogram(
+            "enginebay_switch_seconds", "From the start of a switch until the model was ready.", (*_MODEL, "came_from"),
+            _SWITCH_S,
+        )  # fmt: skip
+        self.switch_phase = Counter(
+            "enginebay_switch_phase_seconds_total", "Time spent in each phase of switches.", (*_MODEL, "phase")
+        )
+        self.switches_missed = Counter(
+            "enginebay_switch_slo_missed_total", "Switches that took longer than switch_slo_s.", _MODEL
+        )
+        self.worker_deaths = Counter(
+            "enginebay_worker_deaths_total", "Workers that died, by cause.", (*_MODEL, "cause")
+        )
+        self.model_awake = Gauge("enginebay_model_awake", "1 while requests can be sent to it.", _MODEL, "max")
 
         self.process_memory = Gauge("process_resident_memory_bytes", "Resident memory of the server's processes.")
         self.process_start = Gauge("process_start_time_seconds", "Start, in seconds since 1970.", merge="max")

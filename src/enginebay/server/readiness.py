@@ -6,37 +6,61 @@ import asyncio
 import time
 
 from enginebay.contract import GenerateRequest, Sampling
-from enginebay.errors import EnginebayError
+from enginebay.errors import Draining, EnginebayError
 from enginebay.server.context import Context
+from enginebay.server.offers import Offer, Session
 from enginebay.server.served import ServedModel
 
 _PROOF_S = 30.0  # so long a token is proof
 _PATIENCE_S = 10.0
+_FAILING = "failing"  # of `fleet.outlook`
 
 
 async def not_ready(context: Context) -> list[str]:
     """Why a request might not be answered; empty when it would be."""
     if context.draining:
         return ["the server is stopping"]
-    models = list(context.catalogue.models.values())
-    if not models:
-        return ["no model is loaded"]
-    found = await asyncio.gather(*map(_problem, models))
-    return [f"{model.name}: {problem}" for model, problem in zip(models, found, strict=True) if problem]
+    offers = list(context.catalogue.offers.values())
+    if not offers:
+        return ["there is no model"]
+    found = await asyncio.gather(*(_problem(context, offer) for offer in offers))
+    return [f"{offer.name}: {problem}" for offer, problem in zip(offers, found, strict=True) if problem]
 
 
-async def _problem(model: ServedModel) -> str:
-    if model.gate.full:
+async def _problem(context: Context, offer: Offer) -> str:
+    """Of a model: one engine of its chain that answers will do."""
+    first = ""
+    for session in offer.sessions:
+        problem = await _of_session(context, session)
+        if not problem:
+            return ""
+        first = first or problem
+    return first
+
+
+async def _of_session(context: Context, session: Session) -> str:
+    if session.gate.full:
         return "its queue is full"
-    if time.monotonic() - model.heard_at < _PROOF_S and not model.client.client.broken:
+    served = session.live
+    if served is None:
+        return await _outlook(context, session)
+    if time.monotonic() - served.heard_at < _PROOF_S:
         return ""
-    if model.probe is None or model.probe.done():  # however many ask, the engine is asked once
-        model.probe = asyncio.ensure_future(_probe(model))
+    if served.probe is None or served.probe.done():  # however many ask, the engine is asked once
+        served.probe = asyncio.ensure_future(_probe(served))
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            return await asyncio.shield(model.probe)
+            return await asyncio.shield(served.probe)
     except TimeoutError:
         return f"its engine did not answer within {_PATIENCE_S:g} s"
+
+
+async def _outlook(context: Context, session: Session) -> str:
+    """Of one that is not loaded: a request would have it loaded, unless that has failed."""
+    ahead = await context.fleet.look_ahead(session.name)
+    if ahead.state == _FAILING:
+        return "its worker does not stay alive"
+    return f"{ahead}" if ahead.seconds > context.max_wait_s else ""
 
 
 async def _probe(model: ServedModel) -> str:
@@ -46,10 +70,13 @@ async def _probe(model: ServedModel) -> str:
         async with asyncio.timeout(_PATIENCE_S):
             if client.resident.task == "embed":
                 await client.client.embed([[1]])
-            else:
+            elif not client.spec.renders:
                 request = GenerateRequest(token_ids=(1,), sampling=Sampling(max_tokens=1, temperature=0.0))
                 async for _ in client.client.generate(request):
                     pass
+    except Draining:
+        model.refused = True  # the next to ask looks for its successor
+        return ""
     except EnginebayError as error:
         return f"its engine failed ({error.kind})"
     except TimeoutError:

@@ -1,10 +1,11 @@
-"""The first signal asks the server to finish, the second ends it."""
+"""The first signal asks the server to finish, the second ends it; SIGHUP has it read its configuration anew."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 
 
 class Stop:
@@ -18,6 +19,9 @@ class Stop:
         self.asked: asyncio.Future[None] = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
+
+    def on_hangup(self, call: Callable[[], object]) -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, call)
 
     def _signalled(self) -> None:
         if self.asked.done():

@@ -1,26 +1,32 @@
-"""Owns the workers and the listening socket, and serves: in this process, or in several that share both."""
+"""Owns the fleet and the listening socket, and serves: in this process, or in several that share both."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from enginebay.config.model import Config
 from enginebay.errors import EnginebayError
-from enginebay.fleet.model_worker import ModelWorker
-from enginebay.fleet.plan import Plan
+from enginebay.fleet.fleet import Fleet
+from enginebay.fleet.host import read_host
+from enginebay.fleet.measured import Measured
+from enginebay.fleet.outlook import Outlook
+from enginebay.fleet.place import Place
+from enginebay.fleet.variants import offerings
 from enginebay.server import exposition
 from enginebay.server.children import ServerProcess
 from enginebay.server.control import Handler
-from enginebay.server.instance import Instance, Setup
-from enginebay.server.keys import Key, Keyring
+from enginebay.server.fleet_events import FleetEvents
+from enginebay.server.instance import Instance, Setup, make_log
+from enginebay.server.keys import Key
 from enginebay.server.listening import listen
 from enginebay.server.metrics import Metrics, merge
+from enginebay.server.orders import Orders
 from enginebay.server.rates import Rates, Verdict
 from enginebay.server.signals import Stop
+from enginebay.server.wanted import Wanted
 from enginebay.server.worker_metrics import observe_workers
 from enginebay.worker.client import import_grpc
 
@@ -40,91 +46,175 @@ class LocalRates:
         self._rates.charge(key, tokens)
 
 
-async def serve(
-    config: Config, plans: Sequence[Plan], keyring: Keyring, sock: socket.socket, say: Say, ready: Callable[[list[ModelWorker]], None]
-) -> None:  # fmt: skip
-    """Load the models, then serve until a signal. `ready` is called once requests are answered."""
-    stop = Stop()
-    workers: list[ModelWorker] = []
-    try:
-        for plan in plans:
-            say(f"loading {plan.model} on {plan.spec.kind}")
-            sampling = config.sampling_for(plan.spec.kind, plan.model)
-            opening = asyncio.ensure_future(ModelWorker.open(plan, sampling))
-            waited: set[asyncio.Future[Any]] = {opening, stop.asked}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if stop.asked.done():
-                opening.cancel()
-                await asyncio.gather(opening, return_exceptions=True)
+class Supervisor:
+    """Implements `offers.FleetPort` for this process; server processes reach it over their lines."""
+
+    def __init__(
+        self, wanted: Wanted, sock: socket.socket, say: Say, ready: Callable[[list[Place]], None],
+        read_again: Callable[[], Wanted],
+    ) -> None:  # fmt: skip
+        config = wanted.config
+        self.wanted = wanted
+        self._sock = sock
+        self._say = say
+        self._ready = ready
+        self._metrics = Metrics()
+        self._log = make_log(config.server)
+        self._events = FleetEvents(self._log, self._metrics)
+        self.fleet = Fleet(wanted.variants, config.fleet, read_host(), Measured.load(), self._events)
+        self._orders = Orders(self.fleet, wanted, self._take_in, read_again)
+        self._stop = Stop()
+        self._instance: Instance | None = None
+        self._children: list[ServerProcess] = []
+
+    # The fleet, for server processes
+
+    async def want(self, name: str, patience_s: float | None = None, broken: str = "") -> Any:
+        return await self.fleet.want(name, patience_s, broken)
+
+    async def look_ahead(self, name: str) -> Outlook:
+        return self.fleet.outlook(name)
+
+    async def order(self, command: str, arguments: dict[str, Any]) -> Any:
+        return await self._orders.carry_out(command, arguments)
+
+    # Serving
+
+    async def serve(self) -> None:
+        """Load what is to be loaded at the start, then serve until a signal."""
+        try:
+            if not await self._load():
                 return
-            workers.append(await opening)
-        await asyncio.to_thread(import_grpc)
-        setup = Setup(config.server, tuple(worker.resident for worker in workers), keyring, config.server.workers)
-        listen(sock)
-        if config.server.workers == 1:
-            await _serve_here(sock, setup, workers, stop, lambda: ready(workers))
-        else:
-            await _serve_in_children(sock, setup, workers, stop, lambda: ready(workers))
-    finally:
-        sock.close()
-        await asyncio.gather(*(worker.close() for worker in workers))
+            await asyncio.to_thread(import_grpc)
+            listen(self._sock)
+            self._stop.on_hangup(lambda: asyncio.ensure_future(self._hang_up()))
+            if self.wanted.config.server.workers == 1:
+                await self._serve_here()
+            else:
+                await self._serve_in_children()
+        finally:
+            self._sock.close()
+            await self._orders.close()
+            await self.fleet.close()
 
+    async def _load(self) -> bool:
+        """False: a signal came first."""
+        for variant in sorted(self.wanted.variants, key=lambda one: not one.settings.pinned):
+            if not variant.first or variant.plan is None or variant.settings.load != "start":
+                continue
+            if not self.fleet.fits(variant.name) and any(place.ready for place in self.fleet.places.values()):
+                self._say(f"{variant.name} does not fit beside the others: it is loaded when it is asked for")
+                continue
+            self._say(f"loading {variant.model} on {variant.kind}")
+            loading = asyncio.ensure_future(self.fleet.want(variant.name, float("inf")))
+            waited: set[asyncio.Future[Any]] = {loading, self._stop.asked}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if self._stop.asked.done():
+                loading.cancel()
+                await asyncio.gather(loading, return_exceptions=True)
+                return False
+            if loading.exception() is None or not self.wanted.config.fallback_for(variant.model, variant.kind):
+                await loading
+        return True
 
-async def _serve_here(
-    sock: socket.socket, setup: Setup, workers: Sequence[ModelWorker], stop: Stop, ready: Callable[[], None]
-) -> None:
-    async def scrape(instance: Instance) -> bytes:
-        await observe_workers(instance.metrics, workers)
-        return exposition.render(instance.snapshot())
+    def _setup(self) -> Setup:
+        config = self.wanted.config
+        places = self.fleet.places.values()
+        return Setup(
+            config.server,
+            offerings([place.variant for place in places]),
+            self.wanted.keyring,
+            config.fleet.max_wait_s,
+            config.server.workers,
+            {place.name: place.worker.resident for place in places if place.ready and place.worker is not None},
+        )
 
-    instance = Instance(sock, setup, workers, LocalRates(), scrape)
-    instance.start()
-    ready()
-    try:
-        await stop.asked
-        instance.log.event("stopping", drain_s=setup.config.drain_s, note="once more ends at once")
-        await instance.drain()
-        instance.log.event("stopped")
-    finally:
-        await instance.close()
+    def _serving(self) -> None:
+        self._ready(list(self.fleet.places.values()))
+        self._events.serving = True
 
+    async def _observe(self) -> None:
+        self._events.observe(self.fleet.places.values())
+        await observe_workers(
+            self._metrics, [place.worker for place in self.fleet.places.values() if place.worker is not None]
+        )
 
-async def _serve_in_children(
-    sock: socket.socket, setup: Setup, workers: Sequence[ModelWorker], stop: Stop, ready: Callable[[], None]
-) -> None:
-    """Server processes share the socket; rates and metrics come together here."""
-    rates = Rates()
-    own = Metrics()
-    children: list[ServerProcess] = []
+    async def _serve_here(self) -> None:
+        async def scrape(instance: Instance) -> bytes:
+            await self._observe()
+            return exposition.render(instance.snapshot())
 
-    async def take(key: Key) -> Verdict:
-        return rates.take(key)
+        instance = Instance(self._sock, self._setup(), self, LocalRates(), scrape, self._metrics, self._log)
+        self._instance = instance
+        await instance.start()
+        self._serving()
+        try:
+            await self._stop.asked
+            drain_s = self.wanted.config.server.drain_s
+            instance.log.event("stopping", drain_s=drain_s, note="once more ends at once")
+            await instance.drain()
+            instance.log.event("stopped")
+        finally:
+            await instance.close()
 
-    async def charge(key: Key, tokens: int) -> None:
-        rates.charge(key, tokens)
+    async def _serve_in_children(self) -> None:
+        """Server processes share the socket; rates and metrics come together here."""
+        handlers, children, stop = self._handlers(Rates()), self._children, self._stop
+        try:
+            for _ in range(self.wanted.config.server.workers):
+                children.append(await ServerProcess.start(self._sock, self._setup(), handlers))
+            self._serving()
+            while not stop.asked.done():
+                await asyncio.wait(
+                    {stop.asked, *(child.line.closed for child in children)}, return_when=asyncio.FIRST_COMPLETED
+                )
+                for place, child in enumerate(children):
+                    if child.line.closed.done() and not stop.asked.done():
+                        await child.close()
+                        await asyncio.wait({stop.asked}, timeout=0.5)  # one that cannot live must not keep us busy
+                        with contextlib.suppress(EnginebayError, OSError, TimeoutError):  # else in the next round
+                            children[place] = await ServerProcess.start(self._sock, self._setup(), handlers)
+            self._sock.close()  # with ours open, connections would wait for somebody to accept them
+            drain_s = self.wanted.config.server.drain_s
+            await asyncio.gather(*(child.drain(drain_s) for child in children))
+        finally:
+            await asyncio.gather(*(child.close() for child in children))
 
-    async def scrape() -> bytes:
-        await observe_workers(own, workers)
-        found = await asyncio.gather(*(child.line.call("snapshot") for child in children), return_exceptions=True)
-        snapshots: list[Any] = [one for one in found if not isinstance(one, BaseException)]
-        return exposition.render(merge([own.snapshot(), *snapshots]))
+    def _handlers(self, rates: Rates) -> dict[str, Handler]:
+        async def take(key: Key) -> Verdict:
+            return rates.take(key)
 
-    handlers: dict[str, Handler] = {"take": take, "charge": charge, "scrape": scrape}
-    try:
-        for _ in range(setup.config.workers):
-            children.append(await ServerProcess.start(sock, setup, handlers))
-        ready()
-        while not stop.asked.done():
-            await asyncio.wait(
-                {stop.asked, *(child.line.closed for child in children)}, return_when=asyncio.FIRST_COMPLETED
-            )
-            for place, child in enumerate(children):
-                if child.line.closed.done() and not stop.asked.done():
-                    await child.close()
-                    await asyncio.wait({stop.asked}, timeout=0.5)  # one that cannot live must not keep us busy
-                    with contextlib.suppress(EnginebayError, OSError, TimeoutError):  # else once more in the next round
-                        children[place] = await ServerProcess.start(sock, setup, handlers)
-        sock.close()  # with ours open, connections would wait for somebody to accept them
-        await asyncio.gather(*(child.drain(setup.config.drain_s) for child in children))
-    finally:
-        await asyncio.gather(*(child.close() for child in children))
+        async def charge(key: Key, tokens: int) -> None:
+            rates.charge(key, tokens)
+
+        async def scrape() -> bytes:
+            await self._observe()
+            calls = (child.line.call("snapshot") for child in self._children)
+            found = await asyncio.gather(*calls, return_exceptions=True)
+            snapshots: list[Any] = [one for one in found if not isinstance(one, BaseException)]
+            return exposition.render(merge([self._metrics.snapshot(), *snapshots]))
+
+        return {
+            "take": take, "charge": charge, "scrape": scrape,
+            "want": self.want, "look_ahead": self.look_ahead, "order": self.order,
+        }  # fmt: skip
+
+    # Changes while it serves
+
+    async def _take_in(self, wanted: Wanted | None = None) -> None:
+        """Tell server processes what has changed: the configuration, or the models and adapters that there are."""
+        if wanted is not None:
+            self.wanted = wanted
+            self.fleet.config = wanted.config.fleet
+        setup = self._setup()
+        if self._instance is not None:
+            await self._instance.configure(setup)
+        calls = (child.line.call("configure", setup) for child in self._children if not child.line.closed.done())
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _hang_up(self) -> None:
+        try:
+            found = await self.order("reload", {})
+            self._log.event("configuration taken in", **found)
+        except EnginebayError as error:
+            self._log.event("the configuration stays as it was", level="error", error=str(error))

@@ -23,6 +23,7 @@ class ToolUse:
     parser: Callable[[], ToolParser | None] = lambda: None
     notes: Mapping[str, str] = field(default_factory=dict)  # what of the request is not carried out to the letter
     preface: str = ""  # tells the model of its tools, where its template does not
+    extras: Mapping[str, Any] = field(default_factory=dict)  # for engines that see to tools themselves
 
     def told(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
         """The messages, with the preface in a system message."""
@@ -52,6 +53,10 @@ def plan_tools(
         parameters = tool["function"].get("parameters")
         if parameters is not None:
             check_schema(parameters, limits, f"tools[{number}].function.parameters")
+    if served.client.spec.renders:
+        given = {"tools": list(tools), "tool_choice": choice, "parallel_tool_calls": parallel}
+        extras = {name: value for name, value in given.items() if value is not None}
+        return ToolUse(tools, None, lambda: served.tool_format.parser(tools), extras=extras)
     if plan.mode == "none":
         return ToolUse()
     preface = "" if served.client.prompts.shows_tools else _preface(tools)

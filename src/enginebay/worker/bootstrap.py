@@ -32,7 +32,7 @@ adopt()  # at import, so that processes spawned by an engine, which import this 
 
 if __name__ == "__main__":
     command, arguments = sys.argv[1], sys.argv[2:]
-    if command == "serve":
+    if command in ("serve", "standby"):
         from enginebay.worker.main import main
     elif command == "probe":
         from enginebay.worker.probe_main import main

@@ -66,6 +66,15 @@ class WorkerClient(asyncio.Protocol):
         self._tasks = {self._loop.create_task(self._connect())}
 
     @property
+    def _session_path(self) -> str:
+        return os.path.join(os.path.dirname(self._address.removeprefix("unix:")), "t")
+
+    @property
+    def idle(self) -> bool:
+        """No request of ours runs."""
+        return not self._listeners
+
+    @property
     def broken(self) -> bool:
         """The worker has gone, or speaks nonsense: nothing more will come of this session."""
         return self._broken is not None
@@ -105,6 +114,11 @@ class WorkerClient(asyncio.Protocol):
         finally:
             self.cancel(number)
 
+    async def knock(self) -> None:
+        """Whether the worker still takes sessions. Raises `OSError` when it does not."""
+        _, writer = await asyncio.open_unix_connection(self._session_path)
+        writer.close()
+
     # Questions
 
     async def facts(self) -> Facts:
@@ -124,6 +138,29 @@ class WorkerClient(asyncio.Protocol):
         request = pb.TokenizeRequest(text=text, add_special=add_special)
         reply: pb.TokenizeReply = await self._ask("Tokenize", request, pb.TokenizeReply)
         return list(reply.token_ids)
+
+    async def drain(self, patience_s: float) -> int:
+        """Close the worker's door and wait so long for what runs; gives back how many are left."""
+        reply: pb.DrainReply = await self._ask("Drain", pb.DrainRequest(patience_s=patience_s), pb.DrainReply)
+        return int(reply.running)
+
+    async def open(self) -> None:
+        await self._ask("Open", pb.OpenRequest(), pb.OpenReply)
+
+    async def sleep(self, level: int) -> int:
+        """Of a drained worker. Gives back the bytes it still takes."""
+        reply: pb.SleepReply = await self._ask("Sleep", pb.SleepRequest(level=level), pb.SleepReply)
+        return int(reply.memory_bytes)
+
+    async def wake(self) -> int:
+        reply: pb.WakeReply = await self._ask("Wake", pb.WakeRequest(), pb.WakeReply)
+        return int(reply.memory_bytes)
+
+    async def add_lora(self, name: str, path: str) -> None:
+        await self._ask("AddLora", pb.AddLoraRequest(name=name, path=path), pb.AddLoraReply)
+
+    async def remove_lora(self, name: str) -> None:
+        await self._ask("RemoveLora", pb.RemoveLoraRequest(name=name), pb.RemoveLoraReply)
 
     async def _ask(self, method: str, request: Any, reply: Any) -> Any:
         grpc = import_grpc()
@@ -161,9 +198,8 @@ class WorkerClient(asyncio.Protocol):
     # The session
 
     async def _connect(self) -> None:
-        path = os.path.join(os.path.dirname(self._address.removeprefix("unix:")), "t")
         try:
-            await self._loop.create_unix_connection(lambda: self, path)
+            await self._loop.create_unix_connection(lambda: self, self._session_path)
         except OSError:
             await self._lost()
 

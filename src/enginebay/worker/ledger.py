@@ -12,6 +12,7 @@ from enginebay.contract import Engine, FinishReason, GenerateRequest, TokenLogpr
 from enginebay.contract.messages import Done, Timing, Usage
 from enginebay.errors import EnginebayError, EngineFailed
 from enginebay.worker.best_of import BestOf
+from enginebay.worker.door import Door
 from enginebay.worker.outbox import Outbox
 
 _log = logging.getLogger(__name__)
@@ -54,6 +55,9 @@ class Ledger:
         self._next = 0
         self._lock = threading.Lock()  # guards numbering and the sessions, never the token path
         self._asking = threading.Lock()  # engines are told of requests and cancels by one thread at a time
+        self.door = Door()
+        self.first_token_s: float | None = None  # of the first request that got one, since this was last unset
+        self.moved_at = 0.0  # when the engine last put something, on the monotonic clock
         self.flushes = 0
         self.tokens = 0
 
@@ -80,6 +84,12 @@ class Ledger:
         with self._lock:
             self._next += 1
             own = self._next
+        try:
+            self.door.enter()
+        except EnginebayError as error:
+            outbox.failure(number, error)
+            outbox.wake()
+            return own
         live = _Live(number, outbox, request)
         self._live[own] = live
         outbox.own[number] = own
@@ -103,6 +113,7 @@ class Ledger:
         own = outbox.own.pop(number, None)
         if own is not None and self._live.pop(own, None) is not None:
             self._cancel(own)
+            self.door.leave()
 
     def _cancel(self, own: int) -> None:
         try:
@@ -130,8 +141,10 @@ class Ledger:
         live = self._live.get(number)
         if live is None:
             return
-        if not live.tokens:
+        if not live.first:
             live.first = time.perf_counter()
+            if self.first_token_s is None:
+                self.first_token_s = live.first - live.started
         live.tokens += len(token_ids)
         row = (live.number, text, token_ids, choice, logprobs)
         if live.best_of is None:
@@ -157,9 +170,16 @@ class Ledger:
             live.outbox.own.pop(live.number, None)
             live.outbox.failure(live.number, error)
             live.outbox.wake()
+            self.door.leave()
+
+    def usage(self, number: int, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> None:
+        live = self._live.get(number)
+        if live is not None:
+            live.prompt_tokens, live.tokens, live.cached_tokens = prompt_tokens, completion_tokens, cached_tokens
 
     def flush(self) -> None:
         self.flushes += 1
+        self.moved_at = time.monotonic()
         for outbox in self._outboxes:
             outbox.wake()
 
@@ -174,3 +194,4 @@ class Ledger:
         usage = Usage(live.prompt_tokens, live.tokens, live.cached_tokens)
         timing = Timing((live.first or now) - live.started, now - live.started)
         live.outbox.done(live.number, Done(usage, timing))
+        self.door.leave()

@@ -1,9 +1,10 @@
 """The worker process: load one engine, then serve it until the parent lets go.
 
-    started ──load──▶ ready ──SIGTERM or parent gone──▶ closing ──▶ exit 0
+    started ──import──▶ (standby ──assigned──▶) load ──▶ ready ──SIGTERM or parent gone──▶ closing ──▶ exit 0
        └──────────────── load failed ─────────────────────────────▶ exit 1, the reason sent to the parent
 
-The engine is made in the main thread before any other thread exists, since some engines fork.
+The engine is made in the main thread before any other thread exists, since some engines fork. A standby has imported
+its engine's library and waits for a model: it has one thread and has touched no device.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from enginebay.contract import Engine, Load
 from enginebay.errors import EnginebayError, LoadFailed, OutOfMemory
 from enginebay.worker import guard, wire
 
-_THREADS = 8  # for questions; an embedding holds one for as long as it takes
+_THREADS = 64  # for questions; an embedding or a drain holds one for as long as it takes
 
 
 class _Stop(BaseException):
@@ -34,24 +35,63 @@ class _Stop(BaseException):
 
 def main(arguments: list[str]) -> int:
     directory = Path(arguments[0])
-    load = wire.received_load((directory / "load.json").read_text())
     if int(os.environ.get("RANK", "0")) > 0:  # only a launcher sets it: see process.py
-        return _follow(load, directory)
+        return _follow(_load(directory), directory)
     os.environ["ENGINEBAY_WORKER_DIR"] = str(directory)  # private, and removed after any death
     control = _connect(directory)
     guard.start(_connect(directory), str(directory))
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends the worker in order
     try:
-        return _serve(load, directory, control)
+        if len(arguments) > 1 and not _stand_by(arguments[1], control):
+            return 0
+        return _serve(_load(directory), directory, control)
     except _Stop:
         return 0
+
+
+def _load(directory: Path) -> Load:
+    return wire.received_load((directory / "load.json").read_text())
+
+
+def _stand_by(engine: str, control: socket.socket) -> bool:
+    """Import the engine's library and wait for a model. False: there will be none."""
+    import_s = _import(engine)
+    control.sendall(json.dumps({"import_s": import_s}).encode() + b"\n")
+    log = b""
+    while not log.endswith(b"\n"):
+        piece = control.recv(4096)
+        if not piece:
+            return False
+        log += piece
+    _write_to(log.decode().strip())
+    return True
+
+
+def _write_to(path: str) -> None:
+    """From now on this process writes to the model's log."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _import(engine: str) -> float:
+    """Everything heavy that loading needs; gives back how long it took."""
+    started = time.perf_counter()
+    warm = getattr(_engine_class(engine), "warm", None)
+    if warm is not None:
+        warm()
+    return time.perf_counter() - started
 
 
 def _serve(load: Load, directory: Path, control: socket.socket) -> int:
     started = time.perf_counter()
     try:
-        engine = _engine_class(load)(load)
+        import_s = _import(load.engine)
+        engine = _engine_class(load.engine)(load)
     except Exception as error:
         _tell(control, failure=_load_failure(load, error))
         return 1
@@ -62,7 +102,9 @@ def _serve(load: Load, directory: Path, control: socket.socket) -> int:
         # From here on the parent's closing is the sign to end. A signal to all processes of a service is not:
         # the server then still has answers to finish.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        _tell(control, facts=wire.facts_json(replace(engine.facts(), load_s=load_s)))
+        facts = engine.facts()
+        phases = {"load": load_s - import_s, **facts.phases, "import": import_s}
+        _tell(control, facts=wire.facts_json(replace(facts, load_s=load_s, phases=phases)))
         _wait(control)
     except _Stop:
         pass
@@ -112,13 +154,13 @@ def _add_health_and_reflection(server: Any, service: str) -> Any:
 def _follow(load: Load, directory: Path) -> int:
     """Another rank of a distributed launch: computes what rank 0 says, until it says nothing more."""
     guard.start(_connect(directory), "")  # a launcher gives each rank a session of its own, so each has its own guard
-    engine: Any = _engine_class(load)(load)
+    engine: Any = _engine_class(load.engine)(load)
     engine.follow()
     return 0
 
 
-def _engine_class(load: Load) -> Any:
-    module, _, name = load.engine.partition(":")
+def _engine_class(engine: str) -> Any:
+    module, _, name = engine.partition(":")
     return getattr(import_module(module), name)
 
 

@@ -11,10 +11,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from enginebay.contract import Facts, LaunchMode, Load
 from enginebay.errors import EnginebayError, LoadFailed, OutOfMemory, WorkerDied, from_kind
@@ -25,6 +25,7 @@ _OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER_
 # Of a launcher that we may run under ourselves: a worker must not take itself for one of its ranks.
 _OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 _HIDDEN = frozenset((*_OF_OUR_PYTHON, *_OF_LAUNCHERS))
+_GUARDS_S = 1.0  # for the guards' connections, which were made before the worker spoke
 _CLOSE_S = 5.0  # by then its requests are cancelled and only tidying up is left
 
 
@@ -63,8 +64,10 @@ class WorkerProcess:
         self.directory = directory
         self.address = f"unix:{directory / 's'}"
         self.facts: Facts | None = None
+        self.import_s = 0.0  # of a standby, spent before it was needed
         self._process: asyncio.subprocess.Process | None = None
         self._connections: list[socket.socket] = []
+        self._control: socket.socket | None = None  # the one on which the worker itself speaks
         self._log_start = 0  # earlier workers wrote to the same log: their words are not ours
 
     @classmethod
@@ -73,16 +76,54 @@ class WorkerProcess:
 
         Raises LoadFailed, OutOfMemory or whatever error the engine gave; then nothing is left behind.
         """
-        _sweep(launch.runtime_dir)
-        directory = launch.runtime_dir / f"w{os.getpid():x}-{secrets.token_hex(4)}"
-        directory.mkdir(mode=0o700)
-        worker = cls(launch, directory)
+        worker = cls._new(launch)
         try:
-            await worker._start(timeout_s)
+            (worker.directory / "load.json").write_text(wire.load_json(launch.load))
+            worker._loaded(await worker._spawn(command(launch, worker.directory), timeout_s))
         except BaseException:
             await asyncio.shield(worker.close(grace_s=0))
             raise
         return worker
+
+    @classmethod
+    async def stand_by(cls, launch: Launch, timeout_s: float = 600.0) -> WorkerProcess:
+        """Start a worker that has imported its engine's library and has no model yet; `launch` says which engine."""
+        worker = cls._new(launch)
+        serve = [str(Path(bootstrap.__file__)), "standby", str(worker.directory), launch.load.engine]
+        try:
+            said = await worker._spawn([str(launch.python), *serve], timeout_s)
+            if "import_s" not in said:
+                raise _as_error(said, launch)
+        except BaseException:
+            await asyncio.shield(worker.close(grace_s=0))
+            raise
+        worker.import_s = float(said["import_s"])
+        return worker
+
+    async def assign(self, launch: Launch, timeout_s: float = 600.0) -> None:
+        """Have a standby load a model. Raises as `start` does, and nothing is left behind then either."""
+        assert self._control is not None
+        self.launch = launch
+        try:
+            (self.directory / "load.json").write_text(wire.load_json(launch.load))
+            self._open_log().close()
+            answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+            hearing = asyncio.create_task(self._hear(self._control, answer))
+            try:
+                await asyncio.get_running_loop().sock_sendall(self._control, f"{launch.log}\n".encode())
+                self._loaded(await self._said(answer, timeout_s))
+            finally:
+                hearing.cancel()
+        except BaseException:
+            await asyncio.shield(self.close(grace_s=0))
+            raise
+
+    @classmethod
+    def _new(cls, launch: Launch) -> WorkerProcess:
+        _sweep(launch.runtime_dir)
+        directory = launch.runtime_dir / f"w{os.getpid():x}-{secrets.token_hex(4)}"
+        directory.mkdir(mode=0o700)
+        return cls(launch, directory)
 
     @property
     def pid(self) -> int:
@@ -93,76 +134,88 @@ class WorkerProcess:
     def returncode(self) -> int | None:
         return None if self._process is None else self._process.returncode
 
-    async def _start(self, timeout_s: float) -> None:
-        (self.directory / "load.json").write_text(wire.load_json(self.launch.load))
-        self.launch.log.parent.mkdir(parents=True, exist_ok=True)
+    def _open_log(self) -> BinaryIO:
+        load, path = self.launch.load, self.launch.log
+        path.parent.mkdir(parents=True, exist_ok=True)
+        log = path.open("ab")
+        self._log_start = log.seek(0, os.SEEK_END)
+        log.write(f"--- {time.strftime('%Y-%m-%dT%H:%M:%S')} {load.kind} {load.model}\n".encode())
+        log.flush()
+        return log
+
+    async def _spawn(self, arguments: Sequence[str], timeout_s: float) -> dict[str, Any]:
+        """Start the process; gives back the first thing it says."""
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(self.directory / "c"))
         listener.listen(2 * self.launch.processes)
         listener.setblocking(False)
-        with listener, self.launch.log.open("ab") as log:
-            self._log_start = log.seek(0, os.SEEK_END)
-            log.write(
-                f"--- {time.strftime('%Y-%m-%dT%H:%M:%S')} {self.launch.load.kind} {self.launch.load.model}\n".encode()
-            )
-            log.flush()
+        with listener, self._open_log() as log:
             self._process = await asyncio.create_subprocess_exec(
-                *command(self.launch, self.directory),
+                *arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
                 env={**_clean_environment(), **(self.launch.environment or {})},
             )
+            answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+            listening = asyncio.create_task(self._listen(listener, answer))
             try:
-                answer = await asyncio.wait_for(self._answer(listener), timeout_s)
-            except TimeoutError:
-                raise LoadFailed(
-                    f"{self.launch.load.kind} did not load {self.launch.load.model} within {timeout_s:.0f} s",
-                    self.last_words(),
-                ) from None
-        if "facts" not in answer:
-            error = from_kind(answer["kind"], answer["message"], answer["hint"], answer["param"])
-            error.hint = error.hint or f"its log: {self.launch.log}"
-            raise error
-        self.facts = wire.received_facts(answer["facts"])
-
-    async def _answer(self, listener: socket.socket) -> dict[str, str]:
-        """The worker's word that it is ready or why not; an error when it dies without one."""
-        assert self._process is not None
-        speaking = asyncio.create_task(self._listen(listener))
-        ending = asyncio.create_task(self._process.wait())
-        try:
-            await asyncio.wait({speaking, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if speaking.done() and (said := speaking.result()):
+                said = await self._said(answer, timeout_s)
+                await asyncio.wait({listening}, timeout=_GUARDS_S)
                 return said
-            await ending
-            raise self.death_while_loading()
+            finally:
+                listening.cancel()
+                await asyncio.gather(listening, return_exceptions=True)
+
+    async def _said(self, answer: asyncio.Future[dict[str, Any]], timeout_s: float) -> dict[str, Any]:
+        """The worker's word that it is ready or why not; an error when it dies without one, or takes too long."""
+        assert self._process is not None
+        ending = asyncio.create_task(self._process.wait())
+        waited: set[asyncio.Future[Any]] = {answer, ending}
+        try:
+            await asyncio.wait(waited, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+            if ending.done():
+                raise self.death_while_loading()
+            load = self.launch.load
+            raise LoadFailed(f"{load.kind} did not load {load.model} within {timeout_s:.0f} s", self.last_words())
         finally:
-            speaking.cancel()
             ending.cancel()
 
-    async def _listen(self, listener: socket.socket) -> dict[str, str]:
+    def _loaded(self, answer: Mapping[str, Any]) -> None:
+        if "facts" not in answer:
+            raise _as_error(answer, self.launch)
+        self.facts = wire.received_facts(answer["facts"])
+
+    async def _listen(self, listener: socket.socket, answer: asyncio.Future[dict[str, Any]]) -> None:
+        """Accept the worker's own connection, its guard's, and the guards' of its other ranks: the first is the one that speaks."""
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[dict[str, str]] = loop.create_future()
-        tasks = []
+        tasks: set[asyncio.Task[None]] = set()
         try:
-            # The worker's own connection, its guard's, and the guards' of its other ranks: the first is the one that speaks.
             for _ in range(1 + self.launch.processes):
-                accepting = asyncio.create_task(loop.sock_accept(listener))
-                waited: set[asyncio.Future[Any]] = {accepting, answer}
-                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-                if not accepting.done():
-                    accepting.cancel()
-                    break
-                connection, _ = accepting.result()
+                connection, _ = await loop.sock_accept(listener)
                 connection.setblocking(False)
                 self._connections.append(connection)
-                tasks.append(asyncio.create_task(_hear(connection, answer)))
-            return await answer
+                tasks.add(asyncio.create_task(self._hear(connection, answer)))
+            await answer
         finally:
             for task in tasks:
                 task.cancel()
+
+    async def _hear(self, connection: socket.socket, answer: asyncio.Future[dict[str, Any]]) -> None:
+        """Wait for a line on one connection. Guards never speak; a speaker that goes away says nothing."""
+        loop = asyncio.get_running_loop()
+        heard = b""
+        while not heard.endswith(b"\n"):
+            piece = await loop.sock_recv(connection, 1 << 20)
+            if not piece:
+                return
+            heard += piece
+        self._control = connection
+        if not answer.done():
+            answer.set_result(json.loads(heard))
 
     def death_while_loading(self) -> EnginebayError:
         load = self.launch.load
@@ -220,17 +273,10 @@ class WorkerProcess:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-async def _hear(connection: socket.socket, answer: asyncio.Future[dict[str, str]]) -> None:
-    """Wait for a line on one connection. Guards never speak; a speaker that goes away says nothing."""
-    loop = asyncio.get_running_loop()
-    heard = b""
-    while not heard.endswith(b"\n"):
-        piece = await loop.sock_recv(connection, 1 << 20)
-        if not piece:
-            return
-        heard += piece
-    if not answer.done():
-        answer.set_result(json.loads(heard))
+def _as_error(said: Mapping[str, Any], launch: Launch) -> EnginebayError:
+    error = from_kind(said["kind"], said["message"], said["hint"], said["param"])
+    error.hint = error.hint or f"its log: {launch.log}"
+    return error
 
 
 def _sweep(runtime_dir: Path) -> None:

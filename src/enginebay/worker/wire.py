@@ -9,7 +9,7 @@ from typing import Any
 
 from enginebay.contract import Facts, FinishReason, GenerateRequest, Guided, Load, Sampling, TokenLogprobs
 from enginebay.contract.messages import Done, Timing, Usage
-from enginebay.errors import EnginebayError, from_kind
+from enginebay.errors import EnginebayError, Overloaded, from_kind
 from enginebay.worker.proto import worker_pb2 as pb
 
 _REPEATED = ("stop", "stop_token_ids")
@@ -17,19 +17,29 @@ _SINGLE = tuple(one.name for one in fields(Sampling) if one.name not in (*_REPEA
 
 
 def submit_message(number: int, request: GenerateRequest) -> pb.Submit:
-    """A request with token ids, ready to send."""
-    return pb.Submit(
+    """A request, ready to send."""
+    message = pb.Submit(
         number=number,
         token_ids=request.token_ids or (),
         sampling=_sampling_message(request.sampling),
         lora=request.lora or "",
     )
+    if request.token_ids is None:
+        message.text = request.text or ""
+        message.messages = json.dumps(request.messages) if request.messages is not None else ""
+        message.extras = json.dumps(request.extras) if request.extras else ""
+    return message
 
 
 def submitted_request(message: pb.Submit) -> GenerateRequest:
     """The request a worker received."""
     return GenerateRequest(
-        token_ids=tuple(message.token_ids), sampling=_sampling(message.sampling), lora=message.lora or None
+        token_ids=tuple(message.token_ids) or None,
+        text=message.text or None,
+        messages=tuple(json.loads(message.messages)) if message.messages else None,
+        sampling=_sampling(message.sampling),
+        lora=message.lora or None,
+        extras=json.loads(message.extras) if message.extras else {},
     )
 
 
@@ -118,11 +128,18 @@ def received_done(message: pb.Done) -> Done:
 
 
 def failure_message(request: int, error: EnginebayError) -> pb.Failure:
-    return pb.Failure(request=request, kind=error.kind, message=error.message, hint=error.hint, param=error.param or "")
+    later = error.retry_after_s if isinstance(error, Overloaded) else 0.0
+    return pb.Failure(
+        request=request, kind=error.kind, message=error.message, hint=error.hint, param=error.param or "",
+        retry_after_s=later,
+    )  # fmt: skip
 
 
 def received_failure(message: pb.Failure) -> EnginebayError:
-    return from_kind(message.kind, message.message, message.hint, message.param or None)
+    error = from_kind(message.kind, message.message, message.hint, message.param or None)
+    if isinstance(error, Overloaded) and message.retry_after_s:
+        error.retry_after_s = message.retry_after_s
+    return error
 
 
 def facts_json(facts: Facts) -> str:
@@ -130,7 +147,8 @@ def facts_json(facts: Facts) -> str:
 
 
 def received_facts(text: str) -> Facts:
-    return Facts(**json.loads(text))
+    found = json.loads(text)
+    return Facts(**{**found, "sleep_levels": tuple(found.get("sleep_levels", ()))})
 
 
 def load_json(load: Load) -> str:

@@ -63,6 +63,12 @@ def specs() -> Mapping[str, EngineSpec]:
 
 
 @pytest.fixture
+def far_too() -> Mapping[str, EngineSpec]:
+    """The two small engines, and one on another host."""
+    return {**SPECS, "far": _spec("far", {}, aliases=("away",), remote=True)}
+
+
+@pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
     """`load(text, environ=..., flags=..., strict=...)` with the two small engines."""
     monkeypatch.chdir(tmp_path)

@@ -37,8 +37,8 @@ def test_the_defaults_are_safe(load: Any) -> None:
 
 
 def test_every_key_has_help_and_a_default_of_its_own_type() -> None:
-    assert len(SERVER) == len(fields(ServerConfig)) - 1 + len(fields(Limits))
-    for name, setting in SERVER.items():
+    assert len(SERVER.settings) == len(fields(ServerConfig)) - 1 + len(fields(Limits))
+    for name, setting in SERVER.settings.items():
         assert setting.help, name
         if name.startswith("limits."):
             assert setting.minimum is not None, name

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from enginebay.contract import Delta, FinishReason, GenerateRequest, Sampling, TokenLogprobs
 from enginebay.contract.messages import Done, Timing, Usage
 from enginebay.errors import EngineFailed
@@ -164,14 +162,19 @@ async def test_a_client_that_leaves_frees_the_engine() -> None:
     assert not connection.writes
 
 
-@pytest.mark.parametrize("tokens", [0, 1])
-async def test_an_error_has_a_status_until_the_first_token(tokens: int) -> None:
+async def test_an_error_before_the_first_token_is_left_to_whoever_may_try_again() -> None:
     answer, connection, _ = streamed()
-    for _ in range(tokens):
-        answer.token("a", 1)
-        answer.flushed()
+    error = EngineFailed("exploded")
+    answer.failed(error)
+    assert not connection.writes and answer.untouched and answer.over.result() is error
+
+
+async def test_an_error_after_the_first_token_is_an_event() -> None:
+    answer, connection, _ = streamed()
+    answer.token("a", 1)
+    answer.flushed()
     answer.failed(EngineFailed("/a/path exploded"))
-    assert connection.status == (200 if tokens else 500)
+    assert connection.status == 200 and not answer.untouched
     assert "path" not in b"".join(connection.writes).decode()
     assert b'"error"' in connection.writes[-1] and connection.ended
 

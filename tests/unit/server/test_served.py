@@ -3,7 +3,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from enginebay.server.served import ServedModel, without_paths
+from enginebay.server.model_cards import without_paths
+from enginebay.server.served import ServedModel
 
 BEGIN, END = 900, 901
 

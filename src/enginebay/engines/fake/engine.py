@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from enginebay import __version__
@@ -18,7 +19,7 @@ from enginebay.contract import Embedding, Facts, FinishReason, GenerateRequest, 
 from enginebay.engines.fake.babble import EOS, Sampler
 from enginebay.engines.fake.instances import instance
 from enginebay.engines.fake.spec import SPEC
-from enginebay.errors import ContextOverflow, EngineFailed, LoadFailed, OutOfMemory
+from enginebay.errors import ContextOverflow, EngineFailed, InvalidRequest, LoadFailed, OutOfMemory
 from enginebay.text.incremental import StopScanner
 
 Piece = tuple[str, tuple[int, ...]]  # text and token ids of one event
@@ -115,6 +116,7 @@ class FakeEngine:
         self._closed = False
         self._tokens = 0
         self._steps = 0
+        self._loras = set(load.loras)
         time.sleep(self._settings["load_s"])
         self._fail_load(self._settings["fail_load"])
 
@@ -128,6 +130,12 @@ class FakeEngine:
             os.kill(os.getpid(), signal.SIGSEGV)
         if how == "hang":
             time.sleep(3600)
+        limit, length = self._settings["oom_above"], self._settings["context_length"]
+        if limit is not None and length > limit:
+            raise OutOfMemory(
+                f"not enough memory to load {self._load.model} with a context of {length} tokens",
+                f"lower context_length to {limit}",
+            )
 
     @classmethod
     def probe(cls) -> Probe:
@@ -143,10 +151,31 @@ class FakeEngine:
             model=self._load.model,
             context_length=self._settings["context_length"],
             max_batch=self._settings["max_batch"],
-            memory_bytes=0,
+            memory_bytes=self._settings["memory_bytes"],
             asked=dict(self._load.settings),
             effective=self._settings,
+            sleep_levels=(1, 2),
         )
+
+    def sleep(self, level: int) -> None:
+        if level not in (1, 2):
+            raise InvalidRequest(f"the fake engine has no sleep level {level}", "it has 1 and 2", param="level")
+        time.sleep(self._settings["sleep_s"])
+
+    def wake(self) -> None:
+        time.sleep(self._settings["wake_s"])
+        if self._settings["wake_fails"]:
+            raise EngineFailed("the fake engine did not wake, as it was told")
+
+    def add_lora(self, name: str, path: str) -> None:
+        if not Path(path).exists():
+            raise InvalidRequest(f"adapter {name}: {path} does not exist", "give the adapter's path", param="lora")
+        self._loras.add(name)
+
+    def remove_lora(self, name: str) -> None:
+        if name not in self._loras:
+            raise InvalidRequest(f"{self._load.model} has no adapter {name}", param="lora")
+        self._loras.discard(name)
 
     def submit(self, number: int, request: GenerateRequest) -> None:
         prompt = request.token_ids or ()

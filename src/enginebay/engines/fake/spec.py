@@ -59,5 +59,11 @@ SPEC = EngineSpec(
         "crash_after_tokens": Setting("int", "Kill the worker after that many tokens in all", minimum=1),
         "hang_after_tokens": Setting("int", "Stop stepping after that many tokens in all", minimum=1),
         "fail_after_tokens": Setting("int", "Fail each request after that many of its tokens", minimum=1),
+        "memory_bytes": Setting("int", "The memory it says it takes", default=0, minimum=0),
+        "oom_above": Setting("int", "Loading runs out of memory when context_length is above this", minimum=1),
+        "sleep_s": Setting("float", "How long falling asleep takes", default=0.0, minimum=0),
+        "wake_s": Setting("float", "How long waking takes", default=0.0, minimum=0),
+        "wake_fails": Setting("bool", "Fail when woken", default=False),
     },
+    smaller=("context_length",),
 )

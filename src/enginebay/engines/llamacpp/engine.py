@@ -53,6 +53,11 @@ class LlamaCppEngine:
             notes=(library.get_system_info().strip(" |"),),
         )
 
+    @classmethod
+    def warm(cls) -> None:
+        """Import the library; it looks for devices when a model is loaded."""
+        import_library()
+
     def start(self, sink: Sink) -> None:
         self._sink = sink
         self._driver = Driver(self._library, sink, bool(self._load.settings.get("prompt_cache", True)))

@@ -57,4 +57,5 @@ SPEC = EngineSpec(
     settings=SETTINGS,
     recipes=(Recipe("any", "2026.10.11549", (("xllamacpp=={version}", *_GRPC),)),),
     aliases=("llama.cpp", "llama-cpp"),
+    smaller=("context_length", "max_batch"),
 )

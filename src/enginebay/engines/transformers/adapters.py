@@ -2,29 +2,80 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from enginebay.errors import LoadFailed
+from enginebay.errors import InvalidRequest, LoadFailed
 
 NO_ADAPTER = None
+_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 class Adapters:
-    """All adapters of a model stay loaded; at most one is in use, for the whole of a forward pass."""
+    """All adapters of a model stay loaded; at most one is in use, for the whole of a forward pass.
+
+    An adapter that is withdrawn is gone for new requests, and is deleted when those that use it have ended.
+    Whatever touches the model runs in the thread that steps it; `names`, `knows` and `withdraw` in any.
+    """
 
     def __init__(self, model: Any, paths: Mapping[str, str]) -> None:
         self._model = model
-        self.names = frozenset(paths)
-        self._numbers = {name: f"adapter_{i}" for i, name in enumerate(sorted(paths))}  # peft takes no dots in names
+        self._keys = (f"adapter_{i}" for i in itertools.count())  # peft takes no dots in names
+        self._loaded: dict[str, tuple[str, str]] = {}  # name -> peft's name, path
         self._current: str | None = NO_ADAPTER
+        self.names: frozenset[str] = frozenset()
         for name, path in paths.items():
-            try:
-                model.load_adapter(path, adapter_name=self._numbers[name])
-            except (OSError, ValueError, RuntimeError, KeyError) as error:
-                raise LoadFailed(f"LoRA adapter {name} cannot be loaded: {str(error).splitlines()[0]}", path) from None
-        if paths:
-            model.disable_adapters()
+            self.load(name, path)
+
+    def knows(self, name: str) -> bool:
+        return name in self._loaded
+
+    def load(self, name: str, path: str) -> None:
+        """Raises `LoadFailed` when it does not fit, and leaves the model as it was."""
+        missing = [file for file in _FILES if not (Path(path) / file).is_file()]
+        if missing:
+            raise LoadFailed(f"LoRA adapter {name} has no {missing[0]}: {path}", "give a PEFT adapter directory")
+        key = next(self._keys)
+        try:
+            self._model.load_adapter(path, adapter_name=key)
+        except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+            with contextlib.suppress(Exception):  # how far it came is not known
+                self._model.delete_adapter(key)
+            raise LoadFailed(f"LoRA adapter {name} cannot be loaded: {_first_line(error)}", path) from None
+        finally:
+            self._turn_off()
+        self._loaded[name] = (key, path)
+        self.names |= {name}
+
+    def add(self, name: str, path: str) -> None:
+        """While the model runs. Raises `InvalidRequest`."""
+        if name in self.names:
+            if self._loaded[name][1] == path:
+                return
+            raise InvalidRequest(
+                f"adapter {name} is loaded from {self._loaded[name][1]}", "remove it first, or use another name",
+                param="lora",
+            )  # fmt: skip
+        if self.knows(name):
+            raise InvalidRequest(f"requests still use the old adapter {name}", "try again later", param="lora")
+        try:
+            self.load(name, path)
+        except LoadFailed as error:
+            raise InvalidRequest(error.message, error.hint, param="lora") from None
+
+    def withdraw(self, name: str) -> None:
+        if name not in self.names:
+            known = ", ".join(sorted(self.names)) or "none"
+            raise InvalidRequest(f"no LoRA adapter named {name}", f"loaded: {known}", param="lora")
+        self.names -= {name}
+
+    def delete(self, name: str) -> None:
+        self.use(NO_ADAPTER)
+        key, _ = self._loaded.pop(name)
+        self._model.delete_adapter(key)
 
     def use(self, name: str | None) -> None:
         if name == self._current:
@@ -33,5 +84,15 @@ class Adapters:
             self._model.disable_adapters()
         else:
             self._model.enable_adapters()
-            self._model.set_adapter(self._numbers[name])
+            self._model.set_adapter(self._loaded[name][0])
         self._current = name
+
+    def _turn_off(self) -> None:
+        """What was just loaded is on, even where all others are off."""
+        with contextlib.suppress(ValueError):  # there is none at all
+            self._model.disable_adapters()
+        self._current = NO_ADAPTER
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

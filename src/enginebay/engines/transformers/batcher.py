@@ -67,6 +67,10 @@ class Batcher:
         """Requests of the batch that runs now. Any thread may ask."""
         return {row.number for row in tuple(self._running)}
 
+    def loras(self) -> set[str | None]:
+        """Adapters of the requests that are held."""
+        return {row.lora for row in (*self._waiting, *self._running, *(row for rows in self._searches for row in rows))}
+
     def advance(self) -> bool:
         """Run one batch or one search to its end; false when none is ready."""
         if self._searches:

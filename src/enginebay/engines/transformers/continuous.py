@@ -39,6 +39,10 @@ class Continuous:
         """Requests that are in every step now. Any thread may ask."""
         return {row.number for row in tuple(self._schedule.running)}
 
+    def loras(self) -> set[str | None]:
+        """Adapters of the requests that are held."""
+        return {row.lora for row in (*self._schedule.waiting, *self._schedule.running)}
+
     def used_ratio(self) -> float:
         return self._schedule.used_ratio()
 

@@ -8,7 +8,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -20,24 +20,26 @@ import torch
 import transformers
 
 from enginebay.contract import Embedding, Facts, GenerateRequest, Load, Probe, Sink, Stats
-from enginebay.engines.transformers import measure
+from enginebay.engines.transformers import measure, warm
 from enginebay.engines.transformers.assembly import Parts, assemble
 from enginebay.engines.transformers.batcher import Batcher
 from enginebay.engines.transformers.continuous import Continuous
 from enginebay.engines.transformers.following import follow
 from enginebay.engines.transformers.guided import Constraint, GuidedCompiler
+from enginebay.engines.transformers.jobs import Job, Jobs
 from enginebay.engines.transformers.loading import out_of_memory
 from enginebay.engines.transformers.options import read_options, with_defaults
 from enginebay.engines.transformers.outlet import Outlet
 from enginebay.engines.transformers.parallel import Closing
 from enginebay.engines.transformers.requests import check
 from enginebay.engines.transformers.row import Row
-from enginebay.errors import EnginebayError, EngineFailed, OutOfMemory, RequestError, Unsupported
+from enginebay.engines.transformers.sleeping import Weights, sleep_levels
+from enginebay.errors import EnginebayError, EngineFailed, InvalidRequest, OutOfMemory, RequestError, Unsupported
 
 _BROKEN_EXIT_CODE = 70
 _LAST_WORDS_S = 1.0  # the last errors leave the process first
 
-_Work = list[Row] | int | None  # rows to start, a request to cancel, or nothing: wake up
+_Work = list[Row] | int | Job | None  # rows to start, a request to cancel, a job to do, or nothing: wake up
 
 
 class TransformersEngine:
@@ -49,6 +51,10 @@ class TransformersEngine:
         self._options = read_options(load.settings)
         self._parts: Parts = assemble(load, self._options)
         self._load_s = time.monotonic() - started
+        self._levels = self._sleep_levels()
+        self._weights = Weights(self._parts.loaded.model)
+        self._asleep = False
+        self._jobs = Jobs()
         self._inbox: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self._keys = itertools.count()
         self._seeds = random.Random(self._options.seed)
@@ -70,6 +76,11 @@ class TransformersEngine:
             devices=measure.devices(),
             refused=measure.refused(),
         )
+
+    @classmethod
+    def warm(cls) -> None:
+        """Import all that a load will need; this module has imported torch and transformers. Touches no device."""
+        warm.import_all()
 
     def start(self, sink: Sink) -> None:
         self._outlet = outlet = Outlet(sink)
@@ -103,6 +114,8 @@ class TransformersEngine:
             warnings=parts.warnings,
             refused=parts.refused,
             load_s=self._load_s,
+            sleep_levels=self._levels,
+            phases={"load": self._load_s},
         )
 
     def submit(self, number: int, request: GenerateRequest) -> None:
@@ -147,12 +160,79 @@ class TransformersEngine:
         waiting = self._outlet.numbers() - batcher.computing() - continuous.computing()
         return Stats(batcher.steps + continuous.steps, continuous.used_ratio(), len(waiting))
 
+    def sleep(self, level: int) -> None:
+        """The KV cache needs no thought: rows that have ended have left it."""
+        if level not in self._levels:
+            known = ", ".join(map(str, self._levels)) or "none"
+            raise InvalidRequest(f"there is no sleep level {level} here", f"levels: {known}", param="level")
+        if not self._asleep:
+            self._do_between_steps(self._weights.leave, "go to sleep")
+            self._asleep = True
+
+    def wake(self) -> None:
+        if self._asleep:
+            self._do_between_steps(self._weights.come_back, "wake")
+            self._asleep = False
+
+    def add_lora(self, name: str, path: str) -> None:
+        self._check_adaptable()
+        self._do_between_steps(lambda: self._parts.adapters.add(name, path), f"load adapter {name}")
+
+    def remove_lora(self, name: str) -> None:
+        """New requests no longer find it; it is deleted when those that use it have ended."""
+        self._check_adaptable()
+        self._parts.adapters.withdraw(name)
+        job = Job(lambda: self._parts.adapters.delete(name), after=name)
+        if self._thread is None:
+            job.do()
+        else:
+            self._inbox.put(job)
+
     def close(self) -> None:
         self._closing = True
         self._compiling.shutdown(wait=False, cancel_futures=True)
         self._inbox.put(None)
         if self._thread is not None:
             self._thread.join(timeout=30)
+
+    def _sleep_levels(self) -> tuple[int, ...]:
+        parts, options = self._parts, self._options
+        return sleep_levels(
+            parts.loaded.model,
+            alone=parts.peers.alone,
+            quantized=parts.loaded.quantization is not None,
+            compiled=options.compile_mode is not None,
+            draft=options.draft_model is not None,
+        )
+
+    def _check_adaptable(self) -> None:
+        if not self._parts.peers.alone:
+            raise InvalidRequest(
+                f"{self._load.model} runs in several processes, which take adapters only when they load",
+                "list the adapter under the model's loras",
+                param="lora",
+            )
+        if "lora" in self._parts.refused:
+            raise InvalidRequest("adapters need a library that is not there", self._parts.refused["lora"], param="lora")
+        if self._asleep:
+            raise InvalidRequest(f"{self._load.model} is asleep", "wake it before its adapters change", param="lora")
+
+    def _do_between_steps(self, do: Callable[[], None], what: str) -> None:
+        """In the step thread, while this one waits; here, where there is none."""
+        job = Job(do)
+        try:
+            if self._thread is None:
+                do()
+            else:
+                self._inbox.put(job)
+                job.done.result()
+        except EnginebayError:
+            raise
+        except Exception as error:
+            if out_of_memory(error):
+                raise OutOfMemory(f"memory ran out: {self._load.model} could not {what}") from error
+            line = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise EngineFailed(f"{self._load.model} could not {what}: {line}") from error
 
     def _submit_guided(self, number: int, request: GenerateRequest, seed: int) -> None:
         """On the compiling thread: a large schema must not hold up everyone's next token."""
@@ -196,6 +276,9 @@ class TransformersEngine:
             except Exception as error:
                 self._fail(error)
                 busy = False
+            self._jobs.run(self._adapters_in_use)
+        self._take(block=False)
+        self._jobs.give_up(EngineFailed("the engine has stopped", "load the model again"))
         self._parts.peers.send(Closing())
         self._parts.peers.close()
 
@@ -205,6 +288,10 @@ class TransformersEngine:
         searched = self._batcher.advance()
         stepped = self._continuous is not None and self._continuous.advance()
         return searched or stepped
+
+    def _adapters_in_use(self) -> set[str | None]:
+        assert self._batcher is not None
+        return self._batcher.loras() | (set() if self._continuous is None else self._continuous.loras())
 
     def _between(self) -> None:
         """Inside generate(), after each of its steps: others go on meanwhile."""
@@ -226,6 +313,8 @@ class TransformersEngine:
             block = False
             if isinstance(work, int):
                 self._drop(work)
+            elif isinstance(work, Job):
+                self._jobs.add(work)
             elif work is not None:
                 self._add(work)
 
@@ -233,6 +322,9 @@ class TransformersEngine:
         assert self._batcher is not None and self._outlet is not None
         first = rows[0]
         if not self._outlet.is_open(first.number):
+            return
+        if first.lora is not None and not self._parts.adapters.knows(first.lora):
+            self._outlet.fail(first.number, InvalidRequest(f"adapter {first.lora} was removed", param="lora"))
             return
         if (first.sampling.num_beams or 1) > 1:
             self._batcher.add_search(rows)

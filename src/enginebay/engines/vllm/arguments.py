@@ -15,6 +15,7 @@ from enginebay.errors import ConfigError
 
 _GIB = 1024**3
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the adapter ranks that vLLM has kernels for
+_SLOTS = 4  # adapters in one batch, where nobody says
 _KV_GIB = 4.0
 _CPU_BLOCK = 32  # the attention kernels of a CPU take multiples of this
 
@@ -31,6 +32,7 @@ class Host:
     bf16: bool = True  # bfloat16 in hardware
     avx512: bool = True
     kv_from_environment: bool = False  # VLLM_CPU_KVCACHE_SPACE is set
+    can_sleep: bool = False  # vLLM can free and restore this device's memory
 
 
 @dataclass(slots=True)
@@ -217,6 +219,16 @@ def _quantization(draft: Plan, host: Host, given: Mapping[str, Any], config: Map
         draft.arguments.setdefault("quantization", "bitsandbytes")
 
 
+def _sleep(draft: Plan, host: Host, given: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    asked = given.get("sleep_mode", "auto")
+    if asked is False:
+        return
+    if host.can_sleep and "enable_sleep_mode" in host.arguments:
+        draft.arguments["enable_sleep_mode"] = True
+    elif asked is True:
+        _warn(draft, "sleep_mode", f"vllm {host.version} cannot free memory of this {host.device} device")
+
+
 def _files(draft: Plan, host: Host, given: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     form = given.get("load_format")
     if form == "gguf":
@@ -279,11 +291,12 @@ def _lora(draft: Plan, host: Host, given: Mapping[str, Any], ranks: Mapping[str,
         raise ConfigError(
             f"vllm.lora.max_rank is {wanted}, vLLM allows up to {_RANKS[-1]}", "use an adapter of a lower rank"
         )
-    slots = int(given.get("lora.max_loras", max(1, min(len(ranks), 4))))
+    to_come = _SLOTS if given.get("lora.enabled") else 1  # adapters may be added while it runs
+    slots = int(given.get("lora.max_loras", max(to_come, min(len(ranks), _SLOTS))))
     if host.device == "cpu":
         # vLLM's CPU kernels give a request without an adapter the last slot when others in the batch have one:
         # with a slot to spare that one is empty, and the request computes the plain model.
-        slots = max(slots, len(ranks) + 1)
+        slots = max(slots, len(ranks)) + 1
     draft.arguments.update(enable_lora=True, max_loras=slots, max_lora_rank=rank)
 
 
@@ -319,6 +332,7 @@ _DECISIONS: tuple[_Decide, ...] = (
     _quantization,
     _rope,
     _speculative,
+    _sleep,
 )
 
 # Names that are decided above or by the engine itself; every other one passes straight through.
@@ -327,6 +341,6 @@ _SPECIAL = frozenset(
     for name in SETTINGS
     if name.split(".")[0] in ("speculative", "lora", "batching", "sharding", "quantization")
     or name in ("attention.backend", "attention.flash_version", "rope_scaling", "rope_theta", "dtype", "fp_precision")
-    or name
-    in ("cpu_kvcache_space_gib", "cpu_threads_bind", "start_method", "stepwise", "logprobs", "logit_bias", "extra")
+    or name in ("cpu_kvcache_space_gib", "cpu_threads_bind", "start_method", "stepwise", "sleep_mode")
+    or name in ("logprobs", "logit_bias", "extra")
 )

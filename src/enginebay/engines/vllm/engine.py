@@ -16,13 +16,14 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from enginebay.contract import Embedding, Facts, GenerateRequest, Load, Probe, Sampling, Sink, Stats
-from enginebay.engines import cores
-from enginebay.engines.vllm import launch, library, memory, model_files, stepwise
+from enginebay.engines.vllm import answers, launch, library, memory, model_files, stepwise
+from enginebay.engines.vllm.adapters import Adapters
 from enginebay.engines.vllm.arguments import plan
 from enginebay.engines.vllm.failures import first_line, is_death, load_error, one_line, request_error
 from enginebay.engines.vllm.generate import Generate
 from enginebay.engines.vllm.outputs import Stream
 from enginebay.engines.vllm.sampling import arguments, structured
+from enginebay.engines.vllm.sleeping import Sleeper, sleep_levels
 from enginebay.engines.vllm.step_stats import StepStats
 from enginebay.errors import (
     ContextOverflow,
@@ -36,6 +37,9 @@ from enginebay.errors import (
 
 _DEATH_EXIT_CODE = 70
 _DEATH_DELAY_S = 1.0  # the last errors leave the process first
+_SAMPLE = "The capital of France is"  # its answer is compared before and after a sleep that drops the weights
+_SAMPLE_TOKENS = 8
+_FORGET_POLL_S = 0.05
 _SPECULATING = "vLLM cannot combine it with speculative decoding; load the model without speculative"
 
 
@@ -51,9 +55,7 @@ class VllmEngine:
     """One model on vLLM. Needs its main thread to be the only one while it is made."""
 
     def __init__(self, load: Load) -> None:
-        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # telemetry
-        os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "65536")  # a step in one piece
-        cores.let_threads_sleep()
+        library.set_environment()
         config_json = model_files.check(load.path, load.settings.get("load_format"))
         model_files.check_draft(load.settings)
         ranks = model_files.lora_ranks(load.loras)
@@ -66,7 +68,9 @@ class VllmEngine:
         self._stats.attach(self._llm)
         self._config = self._llm.vllm_config
         self._context = int(self._config.model_config.max_model_len)
-        self._loras = {name: self._lora_request(number, name) for number, name in enumerate(load.loras, start=1)}
+        self._adapters = Adapters(load.model, load.loras, *self._room_for_adapters())
+        self._adapting = threading.Lock()
+        self._sleeper = Sleeper(self._llm, sleep_levels(self._plan.arguments), self._sample)
         self._live: dict[int, Stream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -80,6 +84,15 @@ class VllmEngine:
     @classmethod
     def probe(cls) -> Probe:
         return library.probe()
+
+    @classmethod
+    def warm(cls) -> None:
+        """Import all that a load will need, so that a load in this process, or in one forked from it, need not.
+
+        Touches no device and starts no thread: the engine process can still be forked.
+        """
+        library.set_environment()
+        library.import_all()
 
     def start(self, sink: Sink) -> None:
         self._sink = sink
@@ -98,6 +111,8 @@ class VllmEngine:
             effective={**library.effective(self._config), "stepwise": self._stepwise},
             warnings=tuple(self._plan.warnings),
             refused=self._refused(),
+            sleep_levels=self._sleeper.levels,
+            phases=self._notes.phases(),
         )
 
     def submit(self, number: int, request: GenerateRequest) -> None:
@@ -109,8 +124,8 @@ class VllmEngine:
         prompt = list(request.token_ids or ())
         self._check_length(len(prompt), 1)
         params = self._params(sampling, len(prompt))
-        stream = Stream(number, self._sink, self._live, self._fail, sampling.logprobs)
-        lora = self._lora(request.lora)
+        lora = self._adapters.find(request.lora)
+        stream = Stream(number, self._sink, self._live, self._fail, sampling.logprobs, lora)
         self._live[number] = stream
         self._post(self._begin(stream, prompt, params, lora))
 
@@ -124,7 +139,7 @@ class VllmEngine:
             raise Unsupported(f"{self._load.model} was loaded to generate, not to embed", "load it with task: embed")
         for one in inputs:
             self._check_length(len(one), 0)
-        vectors: list[tuple[float, ...]] = self._call(self._encode([list(one) for one in inputs]))
+        vectors: list[tuple[float, ...]] = self._call(answers.vectors(self._llm, [list(one) for one in inputs]))
         return Embedding(tuple(vectors), sum(len(one) for one in inputs))
 
     def tokenize(self, text: str, add_special: bool) -> list[int]:
@@ -135,6 +150,26 @@ class VllmEngine:
 
     def stats(self) -> Stats:
         return self._stats.read()
+
+    def sleep(self, level: int) -> None:
+        self._manage(self._fall_asleep(level), "go to sleep")
+
+    def wake(self) -> None:
+        self._manage(self._sleeper.wake(), "wake")
+
+    def add_lora(self, name: str, path: str) -> None:
+        with self._adapting:
+            self._check_awake()
+            request = self._adapters.checked(name, path)
+            if request is not None:
+                self._manage(self._fit(name, request), f"load adapter {name}")
+                self._adapters.put(name, request)
+
+    def remove_lora(self, name: str) -> None:
+        """New requests no longer find it; vLLM forgets it when those that use it have ended."""
+        with self._adapting:
+            self._check_awake()
+            self._post(self._forget(self._adapters.drop(name)))
 
     def close(self) -> None:
         self._closing = True
@@ -164,40 +199,33 @@ class VllmEngine:
         known = library.architectures()
         return load_error(kind, text, self._load.model, library.version(), self._architectures, known)
 
+    def _room_for_adapters(self) -> tuple[int, int | None]:
+        """Highest rank, and how many; on a CPU the last slot must stay empty (see arguments.py)."""
+        config = self._config.lora_config
+        if config is None:
+            return 0, None
+        return int(config.max_lora_rank), int(config.max_loras) - 1 if library.device() == "cpu" else None
+
     def _try_out(self) -> None:
         """One token on a CPU, where vLLM computes nothing while loading: a missing kernel shows now."""
         if library.device() != "cpu":
             return
+        embeds = self._load.task == "embed"
+        work = answers.vectors(self._llm, [[1]]) if embeds else answers.greedy(self._llm, [1], 1)
         try:
-            asyncio.run_coroutine_threadsafe(self._first_token(), self._loop).result()
+            asyncio.run_coroutine_threadsafe(work, self._loop).result()
         except Exception as error:
             self.close()
             raise self._load_error(*(self._notes.first() or (type(error).__name__, str(error)))) from error
 
-    async def _first_token(self) -> None:
-        if self._load.task == "embed":
-            await self._encode([[1]])
-            return
-        from vllm import SamplingParams
-        from vllm.inputs import tokens_input
-
-        params = SamplingParams(temperature=0.0, max_tokens=1)
-        async for _ in self._llm.generate(tokens_input([1]), params, "first-token"):
-            pass
-
-    def _lora_request(self, number: int, name: str) -> Any:
-        from vllm.lora.request import LoRARequest
-
-        return LoRARequest(name, number, self._load.loras[name])
-
     def _add_loras(self) -> None:
         """A broken adapter fails the load rather than its first request."""
-        for name, lora in self._loras.items():
+        for name, lora in self._adapters.all().items():
             try:
-                asyncio.run_coroutine_threadsafe(self._llm.add_lora(lora), self._loop).result()
+                asyncio.run_coroutine_threadsafe(self._fit(name, lora), self._loop).result()
             except Exception as error:
                 self.close()
-                raise LoadFailed(f"adapter {name} does not fit {self._load.model}: {first_line(error)}") from error
+                raise LoadFailed(first_line(error)) from error
 
     # In the caller's thread
 
@@ -230,24 +258,14 @@ class VllmEngine:
         except Exception as error:
             raise request_error(error) from error
 
-    def _lora(self, name: str | None) -> Any:
-        if name is None:
-            return None
-        if name not in self._loras:
-            known = ", ".join(self._loras) or "none"
-            raise InvalidRequest(
-                f"{self._load.model} has no adapter {name!r}", f"known adapters: {known}", param="lora"
-            )
-        return self._loras[name]
-
     def _refused(self) -> dict[str, str]:
         refused: dict[str, str] = {}
         if self._config.speculative_config is not None:
             refused.update(min_p=_SPECULATING, logit_bias=_SPECULATING)
         if self._load.task != "embed":
             refused["embeddings"] = "load the model with task: embed"
-        if not self._loras:
-            refused["lora"] = "the model was loaded without adapters; list them under its loras"
+        if not self._adapters.enabled:
+            refused["lora"] = "the model was loaded without adapters; list them under its loras, or set lora.enabled"
         return refused
 
     def _post(self, work: Coroutine[Any, Any, None]) -> None:
@@ -259,7 +277,52 @@ class VllmEngine:
         except Exception as error:
             raise request_error(error) from error
 
+    def _manage(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        try:
+            asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        except EnginebayError:
+            raise
+        except Exception as error:
+            if is_death(error):
+                raise WorkerDied(self._death(), "the worker's log has more") from error
+            raise EngineFailed(f"vLLM failed to {what}: {type(error).__name__}: {first_line(error)}") from error
+
+    def _check_awake(self) -> None:
+        if self._sleeper.level:
+            raise InvalidRequest(f"{self._load.model} is asleep", "wake it before its adapters change", param="lora")
+
     # In the loop's thread
+
+    async def _fall_asleep(self, level: int) -> None:
+        while self._adapters.leaving:
+            await asyncio.sleep(_FORGET_POLL_S)
+        await self._sleeper.sleep(level)
+
+    async def _sample(self) -> Sequence[float]:
+        """The same answer, or the same vector, as long as the weights are the same."""
+        ids = self.tokenize(_SAMPLE, add_special=True)[: max(1, self._context - _SAMPLE_TOKENS)]
+        if self._load.task == "embed":
+            return (await answers.vectors(self._llm, [ids]))[0]
+        return await answers.greedy(self._llm, ids, min(_SAMPLE_TOKENS, self._context - len(ids)))
+
+    async def _fit(self, name: str, request: Any) -> None:
+        """Load an adapter into vLLM, which says here whether it fits."""
+        try:
+            await self._llm.add_lora(request)
+        except Exception as error:
+            if is_death(error):
+                raise
+            raise InvalidRequest(
+                f"adapter {name} does not fit {self._load.model}: {first_line(error)}", param="lora"
+            ) from error
+
+    async def _forget(self, lora: Any) -> None:
+        while any(stream.lora is lora for stream in tuple(self._live.values())):
+            await asyncio.sleep(_FORGET_POLL_S)
+        try:
+            await self._llm.remove_lora(lora.lora_int_id)
+        finally:
+            self._adapters.gone(lora)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -293,20 +356,6 @@ class VllmEngine:
                 await self._runner.add(stream, request)
         except Exception as error:
             self._fail(stream.number, error)
-
-    async def _encode(self, inputs: list[list[int]]) -> list[tuple[float, ...]]:
-        from vllm import PoolingParams
-        from vllm.inputs import tokens_input
-
-        async def one(index: int, ids: list[int]) -> tuple[float, ...]:
-            found: Any = None
-            async for output in self._llm.encode(
-                tokens_input(ids), PoolingParams(task="embed"), f"embed-{id(inputs)}-{index}"
-            ):
-                found = output.outputs.data
-            return tuple(found.float().flatten().tolist())
-
-        return list(await asyncio.gather(*(one(index, ids) for index, ids in enumerate(inputs))))
 
     def _fail(self, number: int, error: BaseException) -> None:
         if self._live.pop(number, None) is None:

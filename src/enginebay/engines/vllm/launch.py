@@ -16,6 +16,7 @@ from typing import Any
 
 from enginebay.engines.cores import physical_cores
 from enginebay.engines.vllm.arguments import Plan
+from enginebay.engines.vllm.phases import phases, tells
 
 _METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _PR_SET_PDEATHSIG = 1
@@ -107,10 +108,10 @@ def _cpu_environment(config: Any, plan: Plan, method: str) -> dict[str, str]:
 
 
 class ErrorNotes:
-    """Exceptions that vLLM logs, in whichever forked process, where this one can read them.
+    """What vLLM logs of exceptions and of times taken, in whichever forked process, where this one can read it.
 
     Taken by the record factory, since vLLM sets its log handlers anew while it starts. The file has no name, so that
-    nothing is left behind; a process that was spawned does not know it, and its errors are only in the log.
+    nothing is left behind; a process that was spawned does not know it, and what it says is only in the log.
     """
 
     def __init__(self) -> None:
@@ -123,9 +124,7 @@ class ErrorNotes:
 
         def note_and_make(*args: Any, **kwargs: Any) -> logging.LogRecord:
             record = make(*args, **kwargs)
-            error = record.exc_info[1] if record.exc_info else None
-            if error is not None and record.levelno >= logging.ERROR:
-                os.write(self._file.fileno(), json.dumps([type(error).__name__, str(error)[:2000]]).encode() + b"\n")
+            self._note(record)
             return record
 
         os.ftruncate(self._file.fileno(), 0)
@@ -138,10 +137,32 @@ class ErrorNotes:
 
     def first(self) -> tuple[str, str] | None:
         """Class name and message of the first exception."""
-        with contextlib.suppress(ValueError, IndexError):
-            kind, text = json.loads(os.pread(self._file.fileno(), 100_000, 0).splitlines()[0])
-            return str(kind), str(text)
-        return None
+        return next(((kind, text) for _, kind, text in self._notes() if kind), None)
+
+    def phases(self) -> dict[str, float]:
+        """Seconds that parts of the load took, as far as they were told."""
+        return phases((process, text) for process, kind, text in self._notes() if not kind)
+
+    def _note(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and record.levelno >= logging.ERROR:
+            self._write(type(error).__name__, str(error)[:2000])
+        elif record.levelno == logging.INFO and record.name.startswith("vllm"):
+            with contextlib.suppress(Exception):  # a line that cannot be put together is its writer's concern
+                line = record.getMessage()
+                if tells(line):
+                    self._write("", line[:500])
+
+    def _write(self, kind: str, text: str) -> None:
+        os.write(self._file.fileno(), json.dumps([os.getpid(), kind, text]).encode() + b"\n")
+
+    def _notes(self) -> list[tuple[int, str, str]]:
+        found: list[tuple[int, str, str]] = []
+        for line in os.pread(self._file.fileno(), 100_000, 0).splitlines():
+            with contextlib.suppress(ValueError):  # the last one may be cut
+                process, kind, text = json.loads(line)
+                found.append((int(process), str(kind), str(text)))
+        return found
 
 
 @contextlib.contextmanager

@@ -2,18 +2,56 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import Any, get_args
 
 from enginebay.contract import Probe
-from enginebay.engines.cores import has_avx512, has_bf16
+from enginebay.engines.cores import has_avx512, has_bf16, let_threads_sleep
 from enginebay.engines.memory_limits import free_bytes
 from enginebay.engines.vllm.arguments import Host
 from enginebay.engines.vllm.spec import SPEC
 
 _NAMED = ("torch", "transformers", "xgrammar", "tokenizers")
+
+# What vLLM imports while it loads a model, in this process and in the ones it forks. Not every version has all.
+_LOADED = (
+    "vllm.engine.arg_utils",
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.core.sched.scheduler",
+    "vllm.v1.core.sched.async_scheduler",
+    "vllm.renderers.hf",
+    "vllm.distributed.elastic_ep.elastic_execute",
+    "vllm.model_executor.layers.quantization.online.base",
+    "vllm.model_executor.model_loader.default_loader",
+    "vllm.model_executor.models.registry",
+    "vllm.model_executor.models.llama",
+    "vllm.lora.request",
+    "xgrammar",
+)
+_LOADED_ON = {
+    "cpu": ("vllm.v1.worker.cpu_worker", "vllm.v1.attention.backends.cpu_attn"),
+    "cuda": ("vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu.model_runner", "vllm.v1.attention.backends.flash_attn"),
+}
+
+
+def set_environment() -> None:
+    """Before vLLM and torch are imported."""
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # telemetry
+    os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "65536")  # a step in one piece
+    let_threads_sleep()
+
+
+def import_all() -> None:
+    """What a load would import, now. What this version does not have, or cannot import here, is left to the load."""
+    for name in (*_LOADED, *_LOADED_ON.get(device(), ())):
+        with contextlib.suppress(ImportError):
+            import_module(name)
 
 
 def version() -> str:
@@ -73,7 +111,17 @@ def host() -> Host:
         bf16=has_bf16(),
         avx512=has_avx512(),
         kv_from_environment=bool(os.environ.get("VLLM_CPU_KVCACHE_SPACE")),
+        can_sleep=can_sleep(),
     )
+
+
+def can_sleep() -> bool:
+    """Only on CUDA: other platforms that vLLM lists have not been tried."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cuda() or not current_platform.is_sleep_mode_available():
+        return False
+    return bool(getattr(current_platform, "is_cumem_allocator_available", lambda: True)())
 
 
 def probe() -> Probe:
@@ -121,6 +169,7 @@ def effective(config: Any) -> dict[str, Any]:
         "distributed_backend": str(parallel.distributed_executor_backend),
         "disable_custom_all_reduce": parallel.disable_custom_all_reduce,
         "lora.enabled": config.lora_config is not None,
+        "sleep_mode": bool(getattr(model, "enable_sleep_mode", False)),
         "attention.backend": _attention(config),
     }
     found.update(_memory(cache), **_speculative(config.speculative_config), **_lora(config.lora_config))

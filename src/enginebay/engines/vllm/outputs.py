@@ -19,7 +19,7 @@ _REASONS = {
 class Stream:
     """Where the outputs of one request go: what vLLM calls a queue, of which it only uses `put`."""
 
-    __slots__ = ("failed", "live", "logprobs", "number", "sink", "started", "ticket")
+    __slots__ = ("failed", "live", "logprobs", "lora", "number", "sink", "started", "ticket")
 
     def __init__(
         self,
@@ -28,12 +28,14 @@ class Stream:
         live: dict[int, Stream],
         failed: Callable[[int, BaseException], None],
         logprobs: int | None,
+        lora: Any = None,
     ) -> None:
         self.number = number
         self.sink = sink
         self.live = live
         self.failed = failed
         self.logprobs = logprobs
+        self.lora = lora
         self.started = False
         self.ticket: str | None = None  # the name vLLM gave the request
 

@@ -41,6 +41,14 @@ _MEMORY = {
         native="block_size",
     ),
     "max_model_len": Setting("int", "Context length", minimum=1, native="max_model_len"),
+    "sleep_mode": Setting(
+        "bool|str",
+        "Make GPU memory that can be freed while the model sleeps; auto: yes on CUDA",
+        translates("enable_sleep_mode"),
+        choices=("auto", True, False),
+        default="auto",
+        native="enable_sleep_mode",
+    ),
 }
 
 _EXECUTION = {
@@ -162,7 +170,10 @@ _MODEL = {
         "int", "GPUs of the draft model", translates("speculative_config"), minimum=1, native="speculative_config"
     ),
     "lora.enabled": Setting(
-        "bool", "Adapters; implied when the model lists any", translates("enable_lora"), native="enable_lora"
+        "bool",
+        "Adapters, also some that are added later; implied when the model lists any",
+        translates("enable_lora"),
+        native="enable_lora",
     ),
     "lora.max_loras": Setting("int", "Adapters in one batch", translates("max_loras"), minimum=1, native="max_loras"),
     "lora.max_rank": Setting(

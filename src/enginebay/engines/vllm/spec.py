@@ -66,4 +66,5 @@ SPEC = EngineSpec(
         ),
         Recipe(when="cuda", version="0.26.0", steps=(("vllm=={version}", *_GRPC),)),
     ),
+    smaller=("max_model_len", "max_num_seqs"),
 )

@@ -10,6 +10,7 @@ from dataclasses import replace
 from enginebay.contract import Delta, GenerateRequest
 from enginebay.contract.messages import Done, Usage
 from enginebay.errors import Cancelled, EnginebayError
+from enginebay.server.failures import error_body, error_headers, shown
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.served import ServedModel
 from enginebay.worker.client import WorkerClient
@@ -19,7 +20,8 @@ class Answer:
     """Listens to the engine for one HTTP request, which may be several requests to the engine: one for each prompt.
 
     Subclasses say what is done with tokens (`token`, `delta`), with all that one flush brought (`pump`), at the end
-    (`complete`) and with an error (`fail`). `over` is done when there is nothing more to come, with the error if any.
+    (`complete`) and with an error (`fail`, once something was sent). `over` is done when there is nothing more to come,
+    with the error if any. While it is `untouched` an error is for whoever runs it: there may be another try.
     """
 
     def __init__(self, exchange: Exchange, served: ServedModel) -> None:
@@ -56,12 +58,16 @@ class Answer:
     def stop(self, error: EnginebayError) -> None:
         """End it from our side, and say why."""
         if not self.over.done():
-            self.fail(error)
+            if not self.untouched:
+                self.fail(error)
             self._end(error)
 
     def abandon(self, error: EnginebayError) -> None:
         """Whoever waited for `over` was cancelled, and `over` with it."""
-        self.fail(error)
+        if self.untouched and not self.exchange.started:
+            self.exchange.respond(shown(error).status, error_body(error), headers=error_headers(error))
+        else:
+            self.fail(error)
         self._free()
 
     def _end(self, error: EnginebayError | None) -> None:
@@ -111,14 +117,14 @@ class Answer:
 
     def _tick(self) -> None:
         """Time what has come since the last flush."""
-        if not self._fresh:
+        if not self._fresh and self.first_at:
             return
         now = time.perf_counter()
         self._made += self._fresh
         if not self.first_at:
             self.first_at = now
             self.served.ttft.observe(now - self.exchange.received)
-            self._fresh -= 1
+            self._fresh = max(0, self._fresh - 1)  # text from elsewhere comes without tokens
         if self._fresh:
             self.served.inter_token.observe((now - self._last_at) / self._fresh, self._fresh)
         self.served.heard_at = time.monotonic()
@@ -127,6 +133,11 @@ class Answer:
 
     # What subclasses do
 
+    @property
+    def untouched(self) -> bool:
+        """Nothing of it was sent to the client: true of whole answers until they are complete."""
+        return True
+
     def pump(self) -> None:
         """Send what is ready, as far as the client reads it."""
 
@@ -134,7 +145,8 @@ class Answer:
         raise NotImplementedError
 
     def fail(self, error: EnginebayError) -> None:
-        raise NotImplementedError
+        """Say so in an answer that is half sent."""
+        raise AssertionError("a whole answer is never half sent")
 
 
 class _Part:

@@ -12,7 +12,6 @@ from enginebay.server.answers.answer import Answer
 from enginebay.server.answers.output import Output, Reader
 from enginebay.server.answers.response import ResponseEvents, ResponseForm
 from enginebay.server.answers.streaming import Streaming
-from enginebay.server.failures import error_body, error_headers, shown
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.served import ServedModel
 
@@ -47,9 +46,6 @@ class WholeResponse(Answer):
         for event, known in self._reader.end():
             self._output.take(event, known)
         self.exchange.respond(200, _encode(self._form.finished(self._output, self.usage, self._reason)))
-
-    def fail(self, error: EnginebayError) -> None:
-        self.exchange.respond(shown(error).status, error_body(error), headers=error_headers(error))
 
 
 class StreamedResponse(Streaming):

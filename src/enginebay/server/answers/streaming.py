@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from enginebay.errors import EnginebayError, TimedOut
 from enginebay.server.answers.answer import Answer
-from enginebay.server.failures import error_body, error_headers, shown
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.served import ServedModel
 
@@ -14,6 +13,7 @@ class Streaming(Answer):
 
     def __init__(self, exchange: Exchange, served: ServedModel) -> None:
         super().__init__(exchange, served)
+        self._opened = False
         self._ready: list[bytes] = []  # events not yet written
         self._held = self._held_bytes = 0  # how many of them, and how large, wait for a slow client
 
@@ -34,6 +34,10 @@ class Streaming(Answer):
         raise NotImplementedError
 
     # To the socket
+
+    @property
+    def untouched(self) -> bool:
+        return not self._opened
 
     def pump(self) -> None:
         self._shape_texts()
@@ -57,9 +61,12 @@ class Streaming(Answer):
             self.exchange.abort()
 
     def _start(self) -> None:
-        if not self.exchange.started:
+        if self._opened:
+            return
+        self._opened = True
+        if not self.exchange.started:  # it has, if the client was told of a wait
             self.exchange.start(200, "text/event-stream; charset=utf-8", {"cache-control": "no-cache"})
-            self.exchange.write(self._opening())
+        self.exchange.write(self._opening())
 
     def complete(self) -> None:
         self._shape_texts()
@@ -68,8 +75,5 @@ class Streaming(Answer):
         self._ready = []
 
     def fail(self, error: EnginebayError) -> None:
-        if not self.exchange.started:
-            self.exchange.respond(shown(error).status, error_body(error), headers=error_headers(error))
-            return
         self._shape_texts()
         self.exchange.end(b"".join((*self._ready, self._failure(error))))

@@ -6,10 +6,8 @@ from collections.abc import Callable, Sequence
 
 from enginebay.contract import Delta
 from enginebay.contract.messages import Usage
-from enginebay.errors import EnginebayError
 from enginebay.server.answers.answer import Answer
 from enginebay.server.answers.choice import Choice
-from enginebay.server.failures import error_body, error_headers, shown
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.served import ServedModel
 
@@ -52,6 +50,3 @@ class Whole(Answer):
             choice.take(event, self.served.call_id())
         if choice.calls and choice.finish_reason == "stop":
             choice.finish_reason = self.finish_reason = "tool_calls"
-
-    def fail(self, error: EnginebayError) -> None:
-        self.exchange.respond(shown(error).status, error_body(error), headers=error_headers(error))

@@ -23,12 +23,14 @@ from enginebay.server.wire.decode import decode
 
 async def chat(context: Context, call: Call) -> None:
     body = decode(ChatBody, call.exchange.body)
-    served, lora = context.model(call, body.model)
+    served, lora = await context.model(call, body.model, stream=bool(body.stream))
     call.stream = bool(body.stream)
     call.prompt = body.messages
     tools, sampling = await call.beside(_read, body, served)
     asked, asked_param = _max_tokens(body)
-    request = GenerateRequest(messages=tools.told(body.messages), sampling=sampling, lora=lora)
+    request = GenerateRequest(
+        messages=tools.told(body.messages), sampling=sampling, lora=lora, extras=_extras(body, tools, served)
+    )
     prepared = await prepare(
         call, served, request,
         truncate=body.truncate_prompt_tokens, asked=asked, asked_param=asked_param,
@@ -102,6 +104,16 @@ def _logprobs(body: ChatBody) -> int | None:
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs", "set logprobs to true", param="top_logprobs")
     return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _extras(body: ChatBody, tools: ToolUse, served: ServedModel) -> dict[str, Any]:
+    """What an engine with a template of its own needs to know of the chat."""
+    if not served.client.spec.renders:
+        return {}
+    asked = {"documents": body.documents, "chat_template_kwargs": body.chat_template_kwargs}
+    if body.continue_final_message or body.add_generation_prompt is False:
+        raise Unsupported("the chat is rendered elsewhere", "leave it out", param="continue_final_message")
+    return {**tools.extras, **{name: value for name, value in asked.items() if value}}
 
 
 def _template_options(body: ChatBody, tools: ToolUse) -> dict[str, Any]:

@@ -25,7 +25,7 @@ Prompt = str | tuple[int, ...]
 
 async def completions(context: Context, call: Call) -> None:
     body = decode(CompletionBody, call.exchange.body)
-    served, lora = context.model(call, body.model)
+    served, lora = await context.model(call, body.model, stream=bool(body.stream))
     limits = served.limits
     _check(body)
     prompts = read_prompts(body.prompt, limits.prompts, served, "prompt")

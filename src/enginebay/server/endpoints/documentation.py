@@ -10,6 +10,7 @@ import msgspec
 from enginebay.config.server import Limits
 from enginebay.server.call import Call
 from enginebay.server.context import Context
+from enginebay.server.offers import Offer
 from enginebay.server.openapi.document import document
 from enginebay.server.openapi.operations import HTML
 
@@ -27,11 +28,15 @@ _PAGE_HEADERS = (
 
 
 async def openapi(context: Context, call: Call) -> None:
-    catalogue = context.catalogue
-    names = [entry["id"] for entry in catalogue.listed()]
-    embedders = tuple(name for name in names if catalogue.find(name)[0].does("embeddings"))
-    generating = tuple(name for name in names if catalogue.find(name)[0].client.resident.task == "generate")
+    offers = {name: context.catalogue.find(name)[0] for name in context.catalogue.names}
+    embedders = tuple(name for name, offer in offers.items() if _embeds(offer))
+    generating = tuple(name for name, offer in offers.items() if offer.offering.task == "generate")
     call.exchange.respond(200, _document(context.config.limits, generating or embedders, embedders))
+
+
+def _embeds(offer: Offer) -> bool:
+    served = offer.first.served
+    return offer.offering.task == "embed" if served is None else served.does("embeddings")
 
 
 @lru_cache(maxsize=8)

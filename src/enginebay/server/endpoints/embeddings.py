@@ -29,7 +29,7 @@ _encode = msgspec.json.Encoder().encode
 
 async def embeddings(context: Context, call: Call) -> None:
     body = decode(EmbeddingBody, call.exchange.body)
-    served, _ = context.model(call, body.model)
+    served, _ = await context.model(call, body.model)
     _check_capability(served)
     inputs = await _token_ids(call, served, body)
     say_headers(call)

@@ -7,10 +7,13 @@ from urllib.parse import unquote
 
 import msgspec
 
-from enginebay.errors import InvalidRequest
+from enginebay.errors import InvalidRequest, Unsupported
+from enginebay.fleet.prompts import Prompts
 from enginebay.server.call import Call
 from enginebay.server.context import Context
+from enginebay.server.model_cards import described, listed
 from enginebay.server.readiness import not_ready
+from enginebay.server.served import ServedModel
 from enginebay.server.tool_use import plan_tools
 from enginebay.server.wire.bodies import DetokenizeBody, TokenizeBody
 from enginebay.server.wire.decode import decode
@@ -19,19 +22,21 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def list_models(context: Context, call: Call) -> None:
-    call.exchange.respond(200, _encode({"object": "list", "data": context.catalogue.listed()}))
+    call.exchange.respond(200, _encode({"object": "list", "data": listed(context.catalogue)}))
 
 
 async def show_model(context: Context, call: Call) -> None:
     name = unquote(call.exchange.path.removeprefix("/v1/models/"), errors="replace")
-    context.model(call, name)
-    call.exchange.respond(200, _encode(context.catalogue.described(name)))
+    offer, _ = context.catalogue.find(name)
+    call.offer, call.model, call.labels = offer, name, (offer.name, offer.first.kind)
+    ahead = await context.fleet.look_ahead(offer.first.name)
+    call.exchange.respond(200, _encode(described(context.catalogue, name, ahead)))
 
 
 async def tokenize(context: Context, call: Call) -> None:
     body = decode(TokenizeBody, call.exchange.body)
-    served, _ = context.model(call, body.model)
-    prompts = served.client.prompts
+    served, _ = await context.model(call, body.model)
+    prompts = _prompts(served)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give one of prompt and messages", param="prompt")
     if body.messages is not None:
@@ -57,13 +62,19 @@ async def tokenize(context: Context, call: Call) -> None:
 
 async def detokenize(context: Context, call: Call) -> None:
     body = decode(DetokenizeBody, call.exchange.body)
-    served, _ = context.model(call, body.model)
-    prompts = served.client.prompts
+    served, _ = await context.model(call, body.model)
+    prompts = _prompts(served)
     known = prompts.vocabulary_size
     if known is not None and body.tokens and max(body.tokens) >= known:
         raise InvalidRequest(f"tokens has ids outside of 0 to {known - 1}", param="tokens")
     text = await asyncio.to_thread(prompts.decode, body.tokens)
     call.exchange.respond(200, _encode({"prompt": text}))
+
+
+def _prompts(served: ServedModel) -> Prompts:
+    if served.client.spec.renders:
+        raise Unsupported(f"{served.name} is tokenized elsewhere", "ask that server", param="model")
+    return served.client.prompts
 
 
 async def live(context: Context, call: Call) -> None:
@@ -73,7 +84,7 @@ async def live(context: Context, call: Call) -> None:
 async def ready(context: Context, call: Call) -> None:
     reasons = await not_ready(context)
     status = 200 if not reasons else 503
-    found = {"status": "ready" if not reasons else "not ready", "models": list(context.catalogue.models)}
+    found = {"status": "ready" if not reasons else "not ready", "models": list(context.catalogue.offers)}
     call.exchange.respond(status, _encode({**found, "reasons": reasons} if reasons else found))
 
 

@@ -33,7 +33,7 @@ from enginebay.server.wire.decode import decode
 
 async def responses(context: Context, call: Call) -> None:
     body = decode(ResponsesBody, call.exchange.body)
-    served, lora = context.model(call, body.model)
+    served, lora = await context.model(call, body.model, stream=bool(body.stream))
     call.stream = bool(body.stream)
     call.prompt = body.input
     try:
@@ -74,7 +74,7 @@ def _read(body: ResponsesBody, served: ServedModel, lora: str | None) -> _Asked:
         max_tokens=body.max_output_tokens, logprobs=read_logprobs(body), guided=tools.guided,
         vocabulary=served.client.prompts.vocabulary_size,
     )  # fmt: skip
-    request = GenerateRequest(messages=tools.told(messages), sampling=sampling, lora=lora)
+    request = GenerateRequest(messages=tools.told(messages), sampling=sampling, lora=lora, extras=tools.extras)
     return _Asked(request, tools, read_template_options(body.chat_template_kwargs, tools=tools.shown))
 
 

@@ -74,6 +74,13 @@ class Exchange:
         """A header of the response to come, whoever writes it."""
         self._head.append(f"{name}: {value}\r\n".encode("latin-1", "replace"))
 
+    def mark(self) -> int:
+        return len(self._head)
+
+    def rewind(self, mark: int) -> None:
+        """Forget the headers that were added since."""
+        del self._head[mark:]
+
     def header_line(self, line: bytes) -> None:
         """The same, written out beforehand."""
         self._head.append(line)

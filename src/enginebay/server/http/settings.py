@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -22,6 +22,12 @@ class HttpSettings:
     write_buffer_bytes: int
     refusal: Callable[[int, str], bytes]  # the body of an answer that no application code gets to see
     common_headers: bytes = b""
+
+    def update(self, other: HttpSettings) -> None:
+        """For connections that are open as well, from their next request on."""
+        for one in fields(self):
+            if one.name != "common_headers":
+                setattr(self, one.name, getattr(other, one.name))
 
 
 class Application(Protocol):

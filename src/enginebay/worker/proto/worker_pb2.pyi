@@ -40,9 +40,18 @@ class Submit(google.protobuf.message.Message):
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     SAMPLING_FIELD_NUMBER: builtins.int
     LORA_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    MESSAGES_FIELD_NUMBER: builtins.int
+    EXTRAS_FIELD_NUMBER: builtins.int
     number: builtins.int
     """chosen by the client, unique within its session"""
     lora: builtins.str
+    text: builtins.str
+    """Instead of token_ids, for engines that render chats themselves."""
+    messages: builtins.str
+    """JSON"""
+    extras: builtins.str
+    """JSON: what else belongs to the chat"""
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
@@ -54,9 +63,12 @@ class Submit(google.protobuf.message.Message):
         token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         sampling: global___Sampling | None = ...,
         lora: builtins.str = ...,
+        text: builtins.str = ...,
+        messages: builtins.str = ...,
+        extras: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["lora", b"lora", "number", b"number", "sampling", b"sampling", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["extras", b"extras", "lora", b"lora", "messages", b"messages", "number", b"number", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]) -> None: ...
 
 global___Submit = Submit
 
@@ -396,11 +408,13 @@ class Failure(google.protobuf.message.Message):
     MESSAGE_FIELD_NUMBER: builtins.int
     HINT_FIELD_NUMBER: builtins.int
     PARAM_FIELD_NUMBER: builtins.int
+    RETRY_AFTER_S_FIELD_NUMBER: builtins.int
     request: builtins.int
     kind: builtins.str
     message: builtins.str
     hint: builtins.str
     param: builtins.str
+    retry_after_s: builtins.float
     def __init__(
         self,
         *,
@@ -409,8 +423,9 @@ class Failure(google.protobuf.message.Message):
         message: builtins.str = ...,
         hint: builtins.str = ...,
         param: builtins.str = ...,
+        retry_after_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["hint", b"hint", "kind", b"kind", "message", b"message", "param", b"param", "request", b"request"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["hint", b"hint", "kind", b"kind", "message", b"message", "param", b"param", "request", b"request", "retry_after_s", b"retry_after_s"]) -> None: ...
 
 global___Failure = Failure
 
@@ -460,6 +475,11 @@ class StateReply(google.protobuf.message.Message):
     STEPS_FIELD_NUMBER: builtins.int
     KV_USED_RATIO_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
+    REQUESTS_FIELD_NUMBER: builtins.int
+    IDLE_S_FIELD_NUMBER: builtins.int
+    OPEN_FIELD_NUMBER: builtins.int
+    QUIET_S_FIELD_NUMBER: builtins.int
+    FIRST_TOKEN_S_FIELD_NUMBER: builtins.int
     running: builtins.int
     """requests the engine holds"""
     flushes: builtins.int
@@ -473,6 +493,16 @@ class StateReply(google.protobuf.message.Message):
     """share of the KV cache that running requests take"""
     waiting: builtins.int
     """requests held and not yet computed"""
+    requests: builtins.int
+    """accepted since the start, embeddings among them"""
+    idle_s: builtins.float
+    """since the last one ended; 0 while any runs"""
+    open: builtins.bool
+    """takes new requests"""
+    quiet_s: builtins.float
+    """since the engine last put anything, while requests run; else 0"""
+    first_token_s: builtins.float
+    """of the first request since it was loaded or woken"""
     def __init__(
         self,
         *,
@@ -483,9 +513,16 @@ class StateReply(google.protobuf.message.Message):
         steps: builtins.int | None = ...,
         kv_used_ratio: builtins.float | None = ...,
         waiting: builtins.int | None = ...,
+        requests: builtins.int = ...,
+        idle_s: builtins.float = ...,
+        open: builtins.bool = ...,
+        quiet_s: builtins.float = ...,
+        first_token_s: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_kv_used_ratio", b"_kv_used_ratio", "_steps", b"_steps", "_waiting", b"_waiting", "kv_used_ratio", b"kv_used_ratio", "steps", b"steps", "waiting", b"waiting"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_kv_used_ratio", b"_kv_used_ratio", "_steps", b"_steps", "_waiting", b"_waiting", "flushes", b"flushes", "kv_used_ratio", b"kv_used_ratio", "memory_bytes", b"memory_bytes", "running", b"running", "steps", b"steps", "tokens", b"tokens", "waiting", b"waiting"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_first_token_s", b"_first_token_s", "_kv_used_ratio", b"_kv_used_ratio", "_steps", b"_steps", "_waiting", b"_waiting", "first_token_s", b"first_token_s", "kv_used_ratio", b"kv_used_ratio", "steps", b"steps", "waiting", b"waiting"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_first_token_s", b"_first_token_s", "_kv_used_ratio", b"_kv_used_ratio", "_steps", b"_steps", "_waiting", b"_waiting", "first_token_s", b"first_token_s", "flushes", b"flushes", "idle_s", b"idle_s", "kv_used_ratio", b"kv_used_ratio", "memory_bytes", b"memory_bytes", "open", b"open", "quiet_s", b"quiet_s", "requests", b"requests", "running", b"running", "steps", b"steps", "tokens", b"tokens", "waiting", b"waiting"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_first_token_s", b"_first_token_s"]) -> typing.Literal["first_token_s"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_kv_used_ratio", b"_kv_used_ratio"]) -> typing.Literal["kv_used_ratio"] | None: ...
     @typing.overload
@@ -494,6 +531,167 @@ class StateReply(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_waiting", b"_waiting"]) -> typing.Literal["waiting"] | None: ...
 
 global___StateReply = StateReply
+
+@typing.final
+class DrainRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PATIENCE_S_FIELD_NUMBER: builtins.int
+    patience_s: builtins.float
+    """longest wait for what runs; 0: close the door and answer at once"""
+    def __init__(
+        self,
+        *,
+        patience_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["patience_s", b"patience_s"]) -> None: ...
+
+global___DrainRequest = DrainRequest
+
+@typing.final
+class DrainReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUNNING_FIELD_NUMBER: builtins.int
+    running: builtins.int
+    """0: nothing is left, and nothing will come"""
+    def __init__(
+        self,
+        *,
+        running: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["running", b"running"]) -> None: ...
+
+global___DrainReply = DrainReply
+
+@typing.final
+class OpenRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___OpenRequest = OpenRequest
+
+@typing.final
+class OpenReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___OpenReply = OpenReply
+
+@typing.final
+class SleepRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: builtins.int
+    level: builtins.int
+    """0: nothing but the door; else as the engine's `sleep`"""
+    def __init__(
+        self,
+        *,
+        level: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["level", b"level"]) -> None: ...
+
+global___SleepRequest = SleepRequest
+
+@typing.final
+class SleepReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    memory_bytes: builtins.int
+    def __init__(
+        self,
+        *,
+        memory_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["memory_bytes", b"memory_bytes"]) -> None: ...
+
+global___SleepReply = SleepReply
+
+@typing.final
+class WakeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___WakeRequest = WakeRequest
+
+@typing.final
+class WakeReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    memory_bytes: builtins.int
+    def __init__(
+        self,
+        *,
+        memory_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["memory_bytes", b"memory_bytes"]) -> None: ...
+
+global___WakeReply = WakeReply
+
+@typing.final
+class AddLoraRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    PATH_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    path: builtins.str
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        path: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "path", b"path"]) -> None: ...
+
+global___AddLoraRequest = AddLoraRequest
+
+@typing.final
+class AddLoraReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___AddLoraReply = AddLoraReply
+
+@typing.final
+class RemoveLoraRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+
+global___RemoveLoraRequest = RemoveLoraRequest
+
+@typing.final
+class RemoveLoraReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___RemoveLoraReply = RemoveLoraReply
 
 @typing.final
 class EmbedRequest(google.protobuf.message.Message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -257,6 +258,23 @@ def test_adapters_imply_lora_and_size_it() -> None:
 
 def test_a_cpu_keeps_an_adapter_slot_empty() -> None:
     assert decide({"lora.max_loras": 1}, CPU, ranks={"a": 8, "b": 8}).arguments["max_loras"] == 3
+
+
+def test_room_for_adapters_that_come_later() -> None:
+    assert decide({"lora.enabled": True}).arguments["max_loras"] == 4
+    assert decide({"lora.enabled": True}, CPU).arguments["max_loras"] == 5
+    assert decide({"lora.enabled": True, "lora.max_loras": 2}, CPU).arguments["max_loras"] == 3
+
+
+def test_memory_that_can_sleep_where_the_device_allows_it() -> None:
+    able = replace(CUDA, can_sleep=True)
+    assert decide({}, able).arguments["enable_sleep_mode"] is True
+    assert decide({"sleep_mode": "auto"}, able).arguments["enable_sleep_mode"] is True
+    assert "enable_sleep_mode" not in decide({"sleep_mode": False}, able).arguments
+    for unable in (CPU, replace(able, arguments=NATIVE - {"enable_sleep_mode"})):
+        assert "enable_sleep_mode" not in decide({}, unable).arguments
+        assert not decide({}, unable).warnings
+        assert decide({"sleep_mode": True}, unable).warnings
 
 
 def test_rope_scaling_keeps_the_models_base() -> None:

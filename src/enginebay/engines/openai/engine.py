@@ -1,0 +1,176 @@
+"""A remote server as an engine: one thread with an event loop, however many answers stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from enginebay import __version__
+from enginebay.contract import Embedding, Facts, GenerateRequest, Load, Probe, Sink, Stats
+from enginebay.engines.openai.asking import Client
+from enginebay.engines.openai.body import BodyMaker
+from enginebay.engines.openai.catalogue import Listed, look_up
+from enginebay.engines.openai.remote import read_remote, settings_of
+from enginebay.engines.openai.spec import EXTRA_PARAMETERS, EXTRAS, SPEC
+from enginebay.errors import EnginebayError, EngineFailed, LoadFailed, Unsupported
+
+_log = logging.getLogger(__name__)
+_CLOSE_S = 5.0
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """A request that the engine has taken and not ended."""
+
+    number: int
+    path: str
+    body: bytes
+    choices: int
+    prompt_tokens: int
+    task: asyncio.Task[None] | None = None
+
+
+class OpenAIEngine:
+    """Implements `contract.Engine`; nothing is computed here."""
+
+    def __init__(self, load: Load) -> None:
+        if load.task != "generate":
+            raise LoadFailed("the engine openai only generates", f"for task: {load.task} use an engine of this host")
+        if load.loras:
+            raise LoadFailed("the engine openai takes no adapters", SPEC.request["lora"].detail)
+        self._load = load
+        self._settings = settings_of(load)
+        self._remote = read_remote(load)
+        found = asyncio.run(look_up(self._remote)) if self._settings["verify"] else Listed()
+        self._context_length: int = self._settings["context_length"] or found.context_length
+        self._warnings = (*self._remote.warnings, *found.warnings)
+        self._bodies = BodyMaker(
+            self._remote.model,
+            self._context_length,
+            self._settings["extras"],
+            self._settings["neutral"],
+            self._settings["max_tokens_name"],
+        )
+        self._thread: threading.Thread | None = None
+        self._held: dict[int, _Call] = {}
+        self._waiting: deque[_Call] = deque()  # this and what follows belong to the loop's thread
+        self._running: set[_Call] = set()
+
+    @classmethod
+    def probe(cls) -> Probe:
+        return Probe(version=__version__)
+
+    def start(self, sink: Sink) -> None:
+        self._sink = sink
+        self._client = Client(self._remote)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="remote", daemon=True)
+        self._thread.start()
+
+    def facts(self) -> Facts:
+        effective = {**self._settings, "model": self._remote.model, "context_length": self._context_length or None}
+        return Facts(
+            kind=self._load.kind,
+            version=__version__,
+            model=self._load.model,
+            context_length=self._context_length,
+            max_batch=self._settings["max_batch"],
+            memory_bytes=0,
+            asked=dict(self._load.settings),
+            effective=effective,
+            warnings=self._warnings,
+            refused={} if self._settings["extras"] else dict.fromkeys(EXTRA_PARAMETERS, EXTRAS),
+        )
+
+    # Called by the worker's threads
+
+    def submit(self, number: int, request: GenerateRequest) -> None:
+        path, body = self._bodies.make(request)
+        call = _Call(number, path, body, request.sampling.n, len(request.token_ids or ()))
+        self._held[number] = call
+        self._loop.call_soon_threadsafe(self._arrived, call)
+
+    def cancel(self, number: int) -> None:
+        call = self._held.pop(number, None)
+        if call is not None:
+            self._loop.call_soon_threadsafe(self._drop, call)
+
+    def embed(self, inputs: Sequence[Sequence[int]]) -> Embedding:
+        raise Unsupported("openai does not support embeddings", SPEC.request["embeddings"].detail, param="embeddings")
+
+    def tokenize(self, text: str, add_special: bool) -> list[int]:
+        raise Unsupported("the tokenizer of a remote model is not known here", "ask the remote server")
+
+    def running(self) -> int:
+        return len(self._held)
+
+    def stats(self) -> Stats:
+        return Stats(waiting=len(self._waiting))
+
+    def close(self) -> None:
+        if self._thread is None:
+            return
+        done = asyncio.run_coroutine_threadsafe(self._end_all(), self._loop)
+        try:
+            done.result(_CLOSE_S)
+        except TimeoutError:
+            _log.warning("connections to %s could not be closed in time", self._remote.place)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    # In the loop's thread
+
+    def _arrived(self, call: _Call) -> None:
+        if self._held.get(call.number) is call:  # else cancelled on its way
+            self._waiting.append(call)
+            self._start_what_fits()
+
+    def _drop(self, call: _Call) -> None:
+        if call.task is not None:
+            call.task.cancel()
+        elif call in self._waiting:
+            self._waiting.remove(call)
+
+    def _start_what_fits(self) -> None:
+        while self._waiting and len(self._running) < self._settings["max_batch"]:
+            call = self._waiting.popleft()
+            self._running.add(call)
+            call.task = self._loop.create_task(self._serve(call))
+            call.task.add_done_callback(self._ended(call))
+
+    def _ended(self, call: _Call) -> Callable[[asyncio.Task[None]], None]:
+        def ended(_: asyncio.Task[None]) -> None:
+            self._running.discard(call)
+            self._start_what_fits()
+
+        return ended
+
+    async def _serve(self, call: _Call) -> None:
+        problem: EnginebayError | None = None
+        try:
+            await self._client.generate(call.number, call.path, call.body, call.choices, call.prompt_tokens, self._sink)
+        except EnginebayError as error:
+            problem = error
+        except Exception as error:  # one request's surprise must not end the others
+            _log.exception("a request failed in an unforeseen way")
+            problem = EngineFailed(f"the request to {self._remote.place} failed: {type(error).__name__}")
+        finally:
+            self._held.pop(call.number, None)
+        if problem is not None:
+            self._sink.error(call.number, problem)
+            self._sink.flush()
+
+    async def _end_all(self) -> None:
+        self._waiting.clear()
+        self._held.clear()
+        tasks = [call.task for call in self._running if call.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._client.close()

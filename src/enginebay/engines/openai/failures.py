@@ -1,0 +1,133 @@
+"""From what a server answered instead of tokens to our errors. Pure; the key is in none of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from enginebay.engines.openai.remote import Remote
+from enginebay.errors import (
+    ContextOverflow,
+    EnginebayError,
+    EngineFailed,
+    InvalidRequest,
+    Overloaded,
+    TimedOut,
+)
+
+RETRIED = frozenset((429, 502, 503, 504))
+_LONGEST = 500
+_OVERFLOW = re.compile(
+    r"context.?(length|window|size)|maximum.{0,20}context|max_model_len|too many (input )?tokens"
+    r"|(prompt|input).{0,40}(too long|longer than)|`inputs` tokens \+ `max_new_tokens`",
+    re.IGNORECASE,
+)
+
+
+def plain(text: str) -> str:
+    """Without halves of characters, which no message could carry."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
+    """How long the server wants to be left alone; None when it does not say."""
+    value = headers.get("retry-after", "").strip()
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", value):
+        return float(value)
+    try:
+        moment = parsedate_to_datetime(value)
+    except (ValueError, TypeError):
+        return None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - (now or datetime.now(UTC))).total_seconds())
+
+
+def of_status(remote: Remote, status: int, headers: Mapping[str, str], body: bytes) -> EnginebayError:
+    """The error for an answer other than 200."""
+    told = _Told(remote, _read(body))
+    place = remote.place
+    if status in (401, 403):  # its own words may repeat parts of the key
+        hint = "check what openai.key_env or openai.key_file names" if remote.key else "set openai.key_env"
+        what = "refuses our key" if remote.key else "wants a key"
+        return EngineFailed(f"the remote server {place} {what} (HTTP {status})", hint)
+    if 300 <= status < 400:
+        return EngineFailed(
+            f"{place} redirects to another address, which is not followed (HTTP {status})",
+            "set openai.url to the address it redirects to",
+        )
+    if status in (400, 413, 422):
+        return told.as_request_error()
+    if status == 404:
+        return EngineFailed(
+            f"{place} knows no such path or model (HTTP 404){told.behind}", "check openai.url and openai.model"
+        )
+    if status in (429, 503):
+        wait = retry_after_s(headers)
+        return Overloaded(
+            f"{place} takes no more requests now (HTTP {status}){told.behind}",
+            "try again later",
+            retry_after_s=1.0 if wait is None else wait,
+        )
+    if status in (408, 504):
+        return TimedOut(f"{place} did not answer in time (HTTP {status}){told.behind}")
+    return EngineFailed(f"{place} failed (HTTP {status}){told.behind}")
+
+
+def of_event(remote: Remote, error: Any) -> EnginebayError:
+    """The error for one that came in the stream, where the status could not say it any more."""
+    told = _Told(remote, error)
+    if told.code in ("400", "422", "invalid_request_error", "BadRequestError") or told.overflows:
+        return told.as_request_error()
+    return EngineFailed(f"{remote.place} failed on this request{told.behind}")
+
+
+class _Told:
+    """What a server says about an error, in any of the usual shapes."""
+
+    def __init__(self, remote: Remote, error: Any) -> None:
+        inner = error.get("error", error) if isinstance(error, Mapping) else error
+        fields: Mapping[str, Any] = inner if isinstance(inner, Mapping) else {"message": inner}
+        said = next((fields[name] for name in ("message", "detail", "error", "title") if fields.get(name)), "")
+        said = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
+        self._place = remote.place
+        self.message = _line(remote, said)
+        self.code = str(fields.get("code") or fields.get("type") or "")
+        param = fields.get("param")
+        self.param = _line(remote, param)[:64] if isinstance(param, str) and param else None
+        self.overflows = self.code == "context_length_exceeded" or bool(_OVERFLOW.search(self.message))
+
+    @property
+    def behind(self) -> str:
+        return f": {self.message}" if self.message else ""
+
+    def as_request_error(self) -> EnginebayError:
+        message = f"{self._place} refuses the request{self.behind}"
+        if self.overflows:
+            return ContextOverflow(message, "shorten the prompt or max_tokens", param=self.param)
+        return InvalidRequest(message, param=self.param)
+
+
+def _read(body: bytes) -> Any:
+    text = body.decode("utf-8", "replace").strip()
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return "" if text.startswith("<") else text  # the page of some proxy says nothing
+
+
+def _line(remote: Remote, text: str) -> str:
+    """One short line of printable characters, without the key."""
+    if remote.key:
+        text = text.replace(remote.key, "***")
+    line = " ".join("".join(char if char.isprintable() else " " for char in plain(text)).split())
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"

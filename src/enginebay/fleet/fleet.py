@@ -1,0 +1,394 @@
+"""All workers of this host: who is loaded, who waits, who leaves, and what happens when one dies.
+
+Decisions are `residency.decide` and `supervision`; this file carries them out. One event loop owns it.
+
+    cold ──raise──▶ awake ──lower──▶ asleep ──raise──▶ awake          a worker that dies leaves its place cold,
+      ▲                │                │                             and is raised again after a while
+      └─────lower──────┴────lower───────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from enginebay.config.fleet import FleetConfig
+from enginebay.errors import CrashLoop, EnginebayError, Overloaded, UnknownModel, WorkerDied
+from enginebay.fleet import supervision
+from enginebay.fleet.host import HostFacts
+from enginebay.fleet.measured import Measured
+from enginebay.fleet.model_client import Resident
+from enginebay.fleet.model_worker import ModelWorker
+from enginebay.fleet.moves import Mover, Phases, Raised, StillBusy
+from enginebay.fleet.outlook import Outlook, told
+from enginebay.fleet.place import Place
+from enginebay.fleet.residency import Action, Bytes, Close, Depth, Holding, Move, Open, Refuse, Rules, decide, outlook
+from enginebay.fleet.residency_state import Account, extra
+from enginebay.fleet.room import Room
+from enginebay.fleet.standby import Standbys
+from enginebay.fleet.supervision import Died, RestartPolicy
+from enginebay.fleet.switches import Switch, Switches, in_order
+from enginebay.fleet.variants import Variant
+from enginebay.fleet.waiters import Waiters
+from enginebay.fleet.watch import Watch
+
+_TICK_S = 1.0
+
+Event = Callable[..., None]  # (what, level=..., **fields)
+
+
+class Fleet:
+    """`want` a variant to have it awake. `close` ends everything."""
+
+    def __init__(
+        self, variants: Iterable[Variant], config: FleetConfig, host: HostFacts, measured: Measured, event: Event
+    ) -> None:
+        self.config = config
+        self.event = event
+        self.measured = measured
+        self.switches = Switches()
+        self.standbys = Standbys(config.standby, event)
+        self.room = Room(config, host, measured)
+        self.places = {variant.name: self.room.place(variant) for variant in variants}
+        self.mover = Mover(self.standbys, config.load_timeout_s, event)
+        self._watch = Watch(config, self._fell_silent)
+        self._waiters = Waiters()
+        self._freed: list[tuple[str, Phases]] = []  # who has left since somebody was last raised
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._turn = asyncio.Event()
+        self._closing = False
+        self._governor = asyncio.create_task(self._govern())
+
+    # What is asked of it
+
+    async def want(self, name: str, patience_s: float | None = None, broken: str = "") -> Resident:
+        """The variant's worker, awake and open, after at most so long.
+
+        `broken`: the address of a worker that whoever asks could not reach. Raises `Overloaded` when it takes too
+        long or too many wait already, `CrashLoop` or what loading said when it cannot be had.
+        """
+        place = self.place(name)
+        if broken and place.worker is not None and place.worker.resident.address == broken:
+            await self._watch.reach(place)
+        if place.ready:
+            assert place.worker is not None
+            return place.worker.resident
+        self._refuse_in_trouble(place)
+        if len(self._waiters) >= self.config.queue:
+            raise Overloaded(
+                f"{len(self._waiters)} requests already wait for models to be loaded", "try again later",
+                retry_after_s=self.outlook(name).seconds,
+            )  # fmt: skip
+        number, future = self._waiters.add(name, self.config.max_wait_s if patience_s is None else patience_s)
+        self._turn.set()
+        try:
+            return await future
+        finally:
+            self._waiters.remove(number)
+
+    def outlook(self, name: str) -> Outlook:
+        """What whoever waits for it is told."""
+        place = self.place(name)
+        if place.ready:
+            return Outlook(name, "awake", 0.0, 0)
+        seconds = outlook(time.monotonic(), self.room.memory, self._holdings(), self._waiters.all(), self._rules, name)
+        return Outlook(name, told(place), seconds, self._waiters.count(name))
+
+    def place(self, name: str) -> Place:
+        found = self.places.get(name)
+        if found is None:
+            raise UnknownModel(f"there is no model {name!r}", f"there are: {', '.join(self.places)}", param="model")
+        return found
+
+    def fits(self, name: str) -> bool:
+        """Whether it could be loaded without anybody leaving."""
+        return self._account().fits_now(extra(self.place(name).holding(), Depth.AWAKE))
+
+    def has_room_for(self, needed: Bytes) -> bool:
+        return self._account().fits_now(needed)
+
+    def _account(self) -> Account:
+        return Account(self.room.memory, self._holdings(), self._rules)
+
+    def waiting(self, name: str) -> int:
+        return self._waiters.count(name)
+
+    def forgive(self, place: Place) -> None:
+        """Somebody has seen to it: the next try is now."""
+        place.deaths.clear()
+        place.trouble, place.not_before = None, 0.0
+        self._turn.set()
+
+    async def lower(self, place: Place, to: Depth, patience_s: float | None = None) -> None:
+        """By order rather than by plan. Raises `Overloaded` when requests run on for too long."""
+        if place.moving:
+            raise Overloaded(f"{place.name} is {told(place)}", "try again in a moment")
+        if place.depth is Depth.COLD or place.depth is to:
+            return
+        place.leave_for(to)
+        if not await self._lower(place, self.config.max_wait_s if patience_s is None else patience_s):
+            raise Overloaded(f"requests to {place.name} still run", "try again later")
+
+    def replace_worker(self, place: Place, raised: Raised, variant: Variant) -> ModelWorker | None:
+        """Another worker takes the place; gives back the one that had it, which may still have requests."""
+        old = place.worker
+        self.become(place, variant)
+        self._seated(place, raised)
+        return old
+
+    def become(self, place: Place, variant: Variant) -> None:
+        """What is loaded here the next time."""
+        fresh = self.room.place(variant)
+        for name in ("variant", "key", "awake", "asleep", "need", "idle_s", "raise_s", "min_residency_s"):
+            setattr(place, name, getattr(fresh, name))
+        place.shrunk = False
+
+    def wish(self, name: str) -> None:
+        """Have it loaded although nobody asks for it yet."""
+        self._waiters.wish(name, self.config.max_wait_s)
+        self._turn.set()
+
+    async def close(self) -> None:
+        self._closing = True
+        self._governor.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(self._governor, *self._tasks, return_exceptions=True)
+        for name in self.places:
+            self._waiters.fail(name, WorkerDied("the server is stopping"))
+        workers = [place.worker for place in self.places.values() if place.worker is not None]
+        await asyncio.gather(self.standbys.close(), *(worker.close() for worker in workers), return_exceptions=True)
+        self.measured.save()
+
+    # Governing
+
+    @property
+    def _rules(self) -> Rules:
+        return Rules(max_awake=self.config.max_awake)
+
+    def _holdings(self) -> list[Holding]:
+        return [place.holding() for place in self.places.values()]
+
+    async def _govern(self) -> None:
+        """Look at everything whenever something has happened, and once a second."""
+        looked_at = 0.0
+        while True:
+            try:
+                async with asyncio.timeout(_TICK_S):
+                    await self._turn.wait()
+            except TimeoutError:
+                pass
+            self._turn.clear()
+            if time.monotonic() - looked_at >= _TICK_S:
+                looked_at = time.monotonic()
+                self._start(self._look())
+            self._plan()
+
+    async def _look(self) -> None:
+        for place in self.places.values():
+            if place.worker is not None and not place.moving:
+                self._start(self._watch.look(place, self._first_token))
+                self.room.note_memory(place)
+                place.oom_kills = supervision.oom_kills()
+        if not any(place.moving for place in self.places.values()):
+            self.room.read_memory(self.places.values())
+            self.standbys.keep([place.variant.plan for place in self.places.values() if place.variant.plan is not None])
+
+    def _plan(self) -> None:
+        now = time.monotonic()
+        for action in decide(now, self.room.memory, self._holdings(), self._waiters.all(), self._rules):
+            self._carry_out(action)
+
+    def _carry_out(self, action: Action) -> None:
+        if isinstance(action, Refuse):
+            self._refuse(action)
+            return
+        place = self.places[action.name]
+        if isinstance(action, Move):
+            place.leave_for(action.to)
+            self._start(self._raise(place) if action.to is Depth.AWAKE else self._lower(place, self.config.max_wait_s))
+        elif isinstance(action, Close):
+            place.closed = True
+            self._start(self._shut(place))
+        elif isinstance(action, Open):
+            place.closed = False
+            self._start(self._unshut(place))
+
+    def _refuse(self, refusal: Refuse) -> None:
+        if refusal.reason == "memory":
+            error = Overloaded("the model does not fit into the memory there is", "see `bay ps`", retry_after_s=60.0)
+        else:
+            error = Overloaded(
+                "the request waited for its model as long as it may, and it is not loaded yet", "try again later",
+                retry_after_s=refusal.retry_after_s,
+            )  # fmt: skip
+        self._waiters.refuse(refusal.id, error)
+
+    def _refuse_in_trouble(self, place: Place) -> None:
+        if place.trouble is not None:
+            if time.monotonic() < place.not_before:
+                raise place.trouble
+            place.trouble = None  # one more try
+
+    def _start(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.event("the fleet failed at something", level="error", error=repr(error))
+
+    # Carrying out
+
+    async def _shut(self, place: Place) -> None:
+        if place.worker is not None:
+            place.running = await place.worker.client.drain(0.0)
+            self._turn.set()
+
+    async def _unshut(self, place: Place) -> None:
+        if place.worker is not None:
+            await place.worker.client.open()
+            self._awake(place)
+
+    def _awake(self, place: Place) -> None:
+        if place.ready and place.worker is not None:
+            self._waiters.satisfy(place.name, place.worker.resident)
+        self._turn.set()
+
+    async def _raise(self, place: Place) -> None:
+        place.oom_kills = supervision.oom_kills()
+        try:
+            raised = await self.mover.raised(place)
+        except EnginebayError as error:
+            self._could_not(place, error)
+            return
+        self._seated(place, raised)
+
+    def _seated(self, place: Place, raised: Raised) -> None:
+        if raised.worker is not place.worker:
+            self._start(self._attend(place, raised.worker))
+        place.seat(raised.worker)
+        self.room.settle(place, raised)
+        freed, self._freed = self._freed, []
+        phases = dict(raised.phases)
+        for _, spent in freed:
+            for phase, seconds in spent.items():
+                phases[phase] = phases.get(phase, 0.0) + seconds
+        switch = Switch(
+            time.time() - sum(phases.values()), place.name, place.variant.kind, raised.how,
+            tuple(name for name, _ in freed if name != place.name), in_order(phases), self.config.switch_slo_s,
+        )  # fmt: skip
+        place.switch = switch
+        self.switches.add(switch)
+        self.event("model ready", **_said(switch))
+        warning = switch.warning()
+        if warning is not None:
+            self.event(warning, level="warning", model=place.name)
+        self._awake(place)
+
+    def _first_token(self, place: Place, seconds: float) -> None:
+        if place.switch is not None and "first_token" not in place.switch.phases:
+            place.switch = self.switches.add_phase(place.switch, "first_token", seconds)
+
+    async def _lower(self, place: Place, patience_s: float) -> bool:
+        to = place.depth
+        try:
+            spent = await self.mover.lowered(place, to, patience_s)
+        except StillBusy:
+            place.stay()
+            self._awake(place)
+            return False
+        except EnginebayError as error:  # it could not sleep: what is left of it is not to be trusted
+            self.event("a model could not be put to sleep", level="warning", model=place.name, error=error.message)
+            spent = {}
+            if place.worker is not None:
+                await place.worker.close()
+            to = Depth.COLD
+        if to is Depth.COLD:
+            place.vacate()
+        else:
+            place.moving, place.closed, place.idle_since = False, False, time.monotonic()
+            self.measured.note_seconds(place.key, "sleep", spent.get("free", 0.0))
+        self._freed.append((place.name, spent))
+        self.event("model lowered", model=place.name, to=to.value, seconds=round(sum(spent.values()), 3))
+        self._turn.set()
+        return True
+
+    # When things go wrong
+
+    async def _attend(self, place: Place, worker: ModelWorker) -> None:
+        """Until the worker's process ends, by whatever death."""
+        await worker.process.wait()
+        if place.worker is worker and not self._closing and not (place.moving and place.depth is Depth.COLD):
+            await self._died(place, worker, None)
+
+    async def _fell_silent(self, place: Place, why: str) -> None:
+        """The watch has found it hung or out of reach."""
+        worker = place.worker
+        if worker is not None:
+            await self._died(place, worker, why)
+
+    async def _died(self, place: Place, worker: ModelWorker, killed_because: str | None) -> None:
+        if place.worker is not worker:
+            return  # somebody else has seen to it
+        lived_s = time.monotonic() - place.awake_since
+        place.vacate()
+        self._turn.set()
+        if killed_because is not None:
+            await asyncio.shield(worker.kill())
+        words = worker.process.last_words()
+        death = supervision.classify(
+            worker.process.returncode, killed_because=killed_because, oom_before=place.oom_kills,
+            oom_after=supervision.oom_kills(),
+        )  # fmt: skip
+        self._mourn(place, death.cause, death.detail, words, lived_s)
+        await asyncio.shield(worker.kill())
+        if place.trouble is None:
+            self._waiters.wish(place.name, self.config.max_wait_s)
+            self._turn.set()
+
+    def _could_not(self, place: Place, error: EnginebayError) -> None:
+        """It was to be raised. What it was asked for cannot wait for another try: that may never succeed."""
+        worker, place.worker = place.worker, None
+        place.vacate()
+        death = supervision.classify(
+            worker.process.returncode if worker is not None else None, loading=True, error=error,
+            oom_before=place.oom_kills, oom_after=supervision.oom_kills(),
+        )  # fmt: skip
+        if worker is not None:
+            self._start(worker.kill())
+        self._mourn(place, death.cause, death.detail, error.hint, 0.0)
+        self._waiters.fail(place.name, place.trouble or error)
+        self._turn.set()
+
+    def _mourn(self, place: Place, cause: str, detail: str, words: str, lived_s: float) -> None:
+        now = time.monotonic()
+        place.deaths.append(Died(now, lived_s))
+        del place.deaths[:-50]
+        place.last_failure = f"{cause}: {detail}"
+        rules = self.config
+        policy = RestartPolicy(rules.restarts, rules.restart_window_s, rules.backoff_s, rules.backoff_max_s)
+        then = supervision.next_restart(now, place.deaths, policy)
+        looping = isinstance(then, supervision.CrashLoop)
+        place.not_before = then.until if isinstance(then, supervision.CrashLoop) else then.at
+        if looping:
+            place.trouble = CrashLoop(
+                f"{place.name} died {len(place.deaths)} times, last of {cause}: {detail}",
+                f"it is tried again in {place.not_before - now:.0f} s, or with: bay load {place.name}",
+            )
+            self._waiters.fail(place.name, place.trouble)
+        self.event(
+            "worker died", level="error", model=place.name, engine=place.variant.kind, cause=cause, detail=detail,
+            restart_in_s=round(place.not_before - now, 1), crash_loop=looping or None, last_words=words,
+        )  # fmt: skip
+
+
+def _said(switch: Switch) -> dict[str, Any]:
+    replaced = ", ".join(switch.replaced) or None
+    phases = {f"{name}_s": round(seconds, 3) for name, seconds in switch.phases.items()}
+    fields = {"model": switch.model, "engine": switch.engine, "came_from": switch.kind_of, "replaced": replaced}
+    return {**fields, "seconds": round(switch.total_s, 3), "missed": not switch.met or None, **phases}

@@ -1,0 +1,127 @@
+"""Raising a variant and lowering it: what is done to its worker, timed by phase."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from enginebay.contract import Facts
+from enginebay.errors import EnginebayError, EngineFailed, OutOfMemory
+from enginebay.fleet import needs
+from enginebay.fleet.model_worker import ModelWorker
+from enginebay.fleet.place import Place
+from enginebay.fleet.plan import Plan
+from enginebay.fleet.residency import Depth
+from enginebay.fleet.smaller import smaller
+from enginebay.fleet.standby import Standbys
+
+Event = Callable[..., None]
+Phases = dict[str, float]
+
+
+class StillBusy(Exception):
+    """Requests went on running for longer than we could wait for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    worker: ModelWorker
+    how: str  # cold, standby or asleep
+    phases: Phases
+
+
+class Mover:
+    def __init__(self, standbys: Standbys, load_timeout_s: float, event: Event) -> None:
+        self._standbys = standbys
+        self._load_timeout_s = load_timeout_s
+        self._event = event
+
+    async def raised(self, place: Place) -> Raised:
+        """The variant's worker, awake. Raises what kept it from being so."""
+        if place.worker is not None:
+            started = time.perf_counter()
+            await place.worker.client.wake()
+            return Raised(place.worker, "asleep", {"load": time.perf_counter() - started})
+        plan = place.variant.plan
+        if plan is None:
+            assert place.variant.error is not None
+            raise place.variant.error
+        try:
+            return await self.opened(plan, place.variant.sampling)
+        except OutOfMemory as error:
+            return await self.opened(self._smaller(place, plan, error), place.variant.sampling)
+
+    async def opened(self, plan: Plan, sampling: Mapping[str, Any]) -> Raised:
+        """A new worker, beside the one that may be there."""
+        spare = self._standbys.take(plan.launch)
+        started = time.perf_counter()
+        worker = await ModelWorker.open(plan, sampling, spare=spare, timeout_s=self._load_timeout_s)
+        phases = phases_of(worker.facts, time.perf_counter() - started)
+        return Raised(worker, "cold" if spare is None else "standby", phases)
+
+    def _smaller(self, place: Place, plan: Plan, error: OutOfMemory) -> Plan:
+        """The plan with smaller settings, once, where the configuration allows it."""
+        if place.shrunk or not place.variant.settings.smaller_on_out_of_memory:
+            raise error
+        load = plan.launch.load
+        sizes = needs.sizes(place.need) if place.need is not None else {}
+        chosen = {name: value for name, value in sizes.items() if name in plan.spec.smaller}
+        settings = smaller(plan.spec, {**chosen, **load.settings}, None)
+        if settings is None:
+            raise error
+        place.shrunk = True
+        changed = {name: value for name, value in settings.items() if load.settings.get(name) != value}
+        self._event("loading with smaller settings", level="warning", model=place.name, settings=changed)
+        return replace(plan, launch=replace(plan.launch, load=replace(load, settings=settings)))
+
+    async def lowered(self, place: Place, to: Depth, patience_s: float) -> Phases:
+        """Drain, then sleep or end. Raises `StillBusy` with the door open again; a worker that is gone is no error."""
+        worker = place.worker
+        if worker is None:
+            return {}
+        started = time.perf_counter()
+        await drain(worker, patience_s)
+        drained = time.perf_counter()
+        if to is Depth.ASLEEP:
+            place.memory_bytes = await worker.client.sleep(place.sleep_level)
+        else:
+            await worker.close()
+        return {"drain": drained - started, "free": time.perf_counter() - drained}
+
+
+async def drain(worker: ModelWorker, patience_s: float, *, reopen: bool = True) -> None:
+    """Until nothing runs, with the door closed. A worker that cannot be asked has nothing that runs.
+
+    Raises `StillBusy` when that takes too long, with the door open again if it is to be.
+    """
+    try:
+        left = await worker.client.drain(patience_s)
+    except EnginebayError:
+        return
+    if left:
+        if reopen:
+            await worker.client.open()
+        raise StillBusy(f"{left} requests still run after {patience_s:g} s")
+
+
+async def check_answers(worker: ModelWorker) -> None:
+    """One token, or one vector: what is loaded also works."""
+    from enginebay.contract import GenerateRequest, Sampling
+
+    if worker.resident.task == "embed":
+        await worker.client.embed([[1]])
+        return
+    request = GenerateRequest(token_ids=(1,), sampling=Sampling(max_tokens=1, temperature=0.0))
+    if worker.spec.renders:
+        request = GenerateRequest(text="a", sampling=request.sampling)
+    events = [event async for event in worker.client.generate(request)]
+    if not events:
+        raise EngineFailed("the new worker answered nothing")
+
+
+def phases_of(facts: Facts, total_s: float) -> Phases:
+    """What the worker tells of its loading; what it does not account for is loading too."""
+    known = {name: seconds for name, seconds in facts.phases.items() if name != "load" and seconds > 0}
+    return {**known, "load": max(0.0, total_s - sum(known.values()))}

@@ -1,0 +1,104 @@
+"""One variant in the fleet: where it is, and what is known of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from enginebay.contract import Facts
+from enginebay.errors import EnginebayError
+from enginebay.fleet.model_worker import ModelWorker
+from enginebay.fleet.needs import NeedFacts
+from enginebay.fleet.residency import Bytes, Depth, Holding
+from enginebay.fleet.supervision import Died
+from enginebay.fleet.switches import Switch
+from enginebay.fleet.variants import Variant
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """Changed by the fleet's event loop alone."""
+
+    variant: Variant
+    key: str  # under which measurements are kept
+    awake: Bytes
+    asleep: Bytes | None  # None: it is never put to sleep
+    need: NeedFacts | None = None  # what the prediction was made from
+    sleep_level: int = 0  # 0: the worker is kept as it is
+    depth: Depth = Depth.COLD
+    moving: bool = False
+    came_from: Depth | None = None  # while it moves
+    closed: bool = False  # its door, by us
+    worker: ModelWorker | None = None
+    facts: Facts | None = None  # of the last worker
+    running: int = 0
+    requests: int = 0
+    memory_bytes: int = 0
+    awake_since: float = 0.0
+    idle_since: float = 0.0
+    answered_at: float = 0.0  # when the worker last said anything
+    min_residency_s: float = 0.0
+    raise_s: dict[Depth, float] = field(default_factory=dict)  # expected, from each depth
+    idle_s: float | None = None
+    not_before: float = 0.0  # no new try before, after a failure
+    deaths: list[Died] = field(default_factory=list)
+    oom_kills: int | None = None  # the host's count when its worker was started
+    trouble: EnginebayError | None = None  # why it is not started for now
+    last_failure: str = ""  # in words, for whoever looks
+    switch: Switch | None = None  # the last time it was raised
+    shrunk: bool = False  # runs with smaller settings than asked for, since memory did not suffice
+
+    @property
+    def name(self) -> str:
+        return self.variant.name
+
+    @property
+    def remote(self) -> bool:
+        """What it computes is computed elsewhere, at a pace that is not ours to judge."""
+        return self.variant.plan is not None and self.variant.plan.spec.remote
+
+    @property
+    def ready(self) -> bool:
+        """Requests can be sent to it now."""
+        return self.depth is Depth.AWAKE and not self.moving and not self.closed and self.worker is not None
+
+    def holding(self) -> Holding:
+        return Holding(
+            name=self.name,
+            depth=self.depth,
+            moving=self.moving,
+            came_from=self.came_from,
+            awake=self.awake,
+            asleep=self.asleep,
+            pinned=self.variant.settings.pinned,
+            running=self.running,
+            closed=self.closed,
+            awake_since=self.awake_since,
+            idle_since=self.idle_since,
+            idle_s=self.idle_s,
+            min_residency_s=self.min_residency_s,
+            raise_s=self.raise_s.get(self.depth, self.raise_s.get(Depth.COLD, 0.0)),
+            not_before=self.not_before,
+        )
+
+    def leave_for(self, depth: Depth) -> None:
+        self.came_from, self.depth, self.moving = self.depth, depth, True
+
+    def stay(self) -> None:
+        """The move is called off."""
+        assert self.came_from is not None
+        self.depth, self.moving, self.closed = self.came_from, False, False
+
+    def seat(self, worker: ModelWorker) -> None:
+        """A loaded worker takes this place."""
+        now = time.monotonic()
+        self.worker, self.facts = worker, worker.facts
+        self.depth, self.moving, self.closed = Depth.AWAKE, False, False
+        self.running = self.requests = 0
+        self.memory_bytes = worker.facts.memory_bytes
+        self.awake_since = self.idle_since = self.answered_at = now
+
+    def vacate(self) -> None:
+        self.worker = None
+        self.depth, self.moving, self.closed = Depth.COLD, False, False
+        self.running = self.memory_bytes = 0

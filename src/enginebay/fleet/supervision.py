@@ -1,0 +1,193 @@
+"""Why a worker died, when it may be started again, and whether it hangs. All but `oom_kills` is pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from enginebay.errors import EnginebayError, EngineFailed, LoadFailed, OutOfMemory, WorkerDied
+
+Cause = Literal["crash", "hang", "out_of_memory", "failed_load", "stopped"]
+
+HANG = "hang"  # as the reason for which we killed a worker
+_RESET_SHARE = 10  # a worker that lived longer than one in so many parts of the window was well
+_MOST_DOUBLINGS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    cause: Cause
+    detail: str  # for the log, after "the worker died: "
+
+
+def classify(
+    returncode: int | None,
+    *,
+    killed_because: str | None = None,
+    loading: bool = False,
+    error: EnginebayError | None = None,
+    oom_before: int | None = None,
+    oom_after: int | None = None,
+) -> Death:
+    """What ended a worker.
+
+    `killed_because`: why we did it ourselves (`HANG`, or any other reason), None if we did not. `error`: what it said
+    or what was made of its silence. The two counts are of `oom_kills`, at its start and now.
+    """
+    if killed_because == HANG:
+        return Death("hang", "it made no step while requests ran, and was killed")
+    if killed_because is not None:
+        return Death("stopped", killed_because)
+    if isinstance(error, OutOfMemory):
+        return Death("out_of_memory", error.message)
+    how = ending(returncode)
+    if _killed_for_memory(returncode, loading, error, oom_before, oom_after):
+        counted = oom_before is not None and oom_after is not None
+        why = "the system killed a process for want of memory" if counted else "most likely for want of memory"
+        return Death("out_of_memory", f"{how}; {why}")
+    if loading and error is not None:
+        return Death("failed_load", error.message)
+    return Death("crash", f"{how} while loading" if loading else how)
+
+
+def _killed_for_memory(
+    returncode: int | None, loading: bool, error: EnginebayError | None, before: int | None, after: int | None
+) -> bool:
+    killed = returncode == -signal.SIGKILL
+    if before is None or after is None:
+        return loading and killed
+    # The one that was killed may be a child of the worker: then the worker itself ends with an error.
+    vague = error is None or type(error) in (LoadFailed, EngineFailed, WorkerDied)
+    failed = returncode is None or returncode > 0
+    return after > before and (killed or (failed and vague))
+
+
+def ending(returncode: int | None) -> str:
+    """An exit status in words."""
+    if returncode is None:
+        return "its connection broke"
+    if returncode >= 0:
+        return f"it ended with exit code {returncode}"
+    try:
+        return f"killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"killed by signal {-returncode}"
+
+
+def oom_kills(root: Path = Path("/")) -> int | None:
+    """How many processes of this one's control group were killed for want of memory; None where that is not told."""
+    for folder, name in _counters(root):
+        try:
+            lines = (folder / name).read_text(encoding="ascii", errors="replace").splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            key, _, value = line.partition(" ")
+            if key == "oom_kill" and value.strip().isdigit():
+                return int(value)
+    return None
+
+
+def _counters(root: Path) -> Iterator[tuple[Path, str]]:
+    """Files that may hold the count: of the process's own group, then of the top, which in a container is its own."""
+    mounted = root / "sys/fs/cgroup"
+    places = ((mounted / "memory", "memory.oom_control"), (mounted, "memory.events"))
+    try:
+        groups = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        groups = []
+    for line in groups:
+        number, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        inner = PurePosixPath("/", group).relative_to("/")
+        if "memory" in controllers.split(","):
+            yield places[0][0] / inner, places[0][1]
+        elif number == "0" and not controllers:
+            yield places[1][0] / inner, places[1][1]
+    yield from reversed(places)
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """One death in a variant's history."""
+
+    at: float
+    lived_s: float = 0.0  # ready to answer; 0 if it never was
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """The configuration's rules."""
+
+    restarts: int = 5
+    restart_window_s: float = 600.0
+    backoff_s: float = 1.0
+    backoff_max_s: float = 60.0
+
+    def was_well(self, death: Died) -> bool:
+        return death.lived_s > self.restart_window_s / _RESET_SHARE
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    at: float  # never before now
+
+
+@dataclass(frozen=True, slots=True)
+class CrashLoop:
+    since: float  # its first death
+    until: float  # when one more try is allowed
+
+
+def next_restart(now: float, deaths: Sequence[Died], rules: RestartPolicy) -> Restart | CrashLoop:
+    """When to start a worker again after these deaths, oldest first; those that we wanted are not among them."""
+    if not deaths:
+        return Restart(now)
+    last = deaths[-1].at
+    since = _loop_since(deaths, rules)
+    if since is None:
+        return Restart(max(now, last + backoff(deaths, rules)))
+    until = last + rules.restart_window_s
+    return CrashLoop(since, until) if now < until else Restart(now)
+
+
+def backoff(deaths: Sequence[Died], rules: RestartPolicy) -> float:
+    """Doubles with each death in a row. A worker that was well for a while begins a new row."""
+    in_row = 0
+    for death in reversed(deaths):
+        if death.at <= deaths[-1].at - rules.restart_window_s:
+            break
+        in_row += 1
+        if rules.was_well(death):
+            break
+    doublings = min(max(0, in_row - 1), _MOST_DOUBLINGS)
+    return min(rules.backoff_max_s, rules.backoff_s * 2.0**doublings)
+
+
+def _loop_since(deaths: Sequence[Died], rules: RestartPolicy) -> float | None:
+    """The first death of the crash loop that the last death belongs to.
+
+    Too many within the window make one. The one try after it does not end it, unless that worker was well.
+    """
+    since: float | None = None
+    first = 0  # of those within the window before `death`
+    for number, death in enumerate(deaths):
+        while deaths[first].at <= death.at - rules.restart_window_s:
+            first += 1
+        if number - first + 1 > rules.restarts:
+            since = deaths[first].at if since is None else since
+        elif rules.was_well(death):
+            since = None
+    return since
+
+
+def hung(now: float, running: int, quiet_s: float, hang_s: float, heard_at: float | None = None) -> bool:
+    """Whether a worker stands still: no step for too long while requests run, or no answer at all.
+
+    `running` and `quiet_s` are what it said last, at `heard_at`: a stopped process says nothing more.
+    """
+    silent_s = 0.0 if heard_at is None else max(0.0, now - heard_at)
+    return silent_s > hang_s or (running > 0 and quiet_s + silent_s > hang_s)

@@ -1,0 +1,142 @@
+"""The record of switches: which model came, what it replaced, and how long each phase took. Data only."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+PHASES = ("drain", "free", "import", "load", "compile", "capture", "first_token")
+_KEPT = 200
+
+# What helps when a phase is the slow one.
+_ADVICE = {
+    "drain": "requests of the replaced model were still running, and none is cut off",
+    "free": "the replaced worker was slow to give its memory back",
+    "import": "list the engine under fleet.standby, so that its library is imported beforehand",
+    "load": "keep the model asleep (sleep: 1) or pinned, or use a smaller or quantised copy",
+    "compile": "compiled code is kept for the next time; enforce_eager goes without",
+    "capture": "enforce_eager goes without CUDA graphs",
+    "first_token": "the first prompt was long, or others were answered before it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One model made ready for requests."""
+
+    at: float  # when it was asked for, unix time
+    model: str
+    engine: str
+    kind_of: str  # where it came from: cold, standby, asleep
+    replaced: tuple[str, ...] = ()
+    phases: Mapping[str, float] = field(default_factory=dict)  # seconds, by the names in PHASES
+    slo_s: float = 60.0
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.phases.values())
+
+    @property
+    def met(self) -> bool:
+        return self.total_s <= self.slo_s
+
+    def slowest(self) -> tuple[str, float]:
+        """The phase that took longest, and how long; ("", 0.0) when none is known."""
+        return max(self.phases.items(), key=lambda item: item[1], default=("", 0.0))
+
+    def with_phase(self, name: str, seconds: float) -> Switch:
+        return replace(self, phases=in_order({**self.phases, name: seconds}))
+
+    def warning(self) -> str | None:
+        """One line for a missed objective, naming the slow phase; None when it was met."""
+        if self.met:
+            return None
+        phase, seconds = self.slowest()
+        instead = f", in place of {', '.join(self.replaced)}" if self.replaced else ""
+        advice = _ADVICE.get(phase)
+        return (
+            f"switching to {self.model} on {self.engine} ({self.kind_of}{instead}) took {self.total_s:.1f} s, "
+            f"more than switch_slo_s {self.slo_s:g}: {phase} took {seconds:.1f} s" + (f"; {advice}" if advice else "")
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        phase, seconds = self.slowest()
+        return {
+            "at": round(self.at, 3),
+            "model": self.model,
+            "engine": self.engine,
+            "from": self.kind_of,
+            "replaced": list(self.replaced),
+            "phases": {name: round(taken, 4) for name, taken in in_order(self.phases).items()},
+            "total_s": round(self.total_s, 4),
+            "slo_s": self.slo_s,
+            "met": self.met,
+            "slowest": {"phase": phase, "seconds": round(seconds, 4)} if phase else None,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Switch:
+        """What `to_json` told; that which follows from the rest is worked out again."""
+        return cls(
+            at=data["at"],
+            model=data["model"],
+            engine=data["engine"],
+            kind_of=data["from"],
+            replaced=tuple(data["replaced"]),
+            phases=in_order(data["phases"]),
+            slo_s=data["slo_s"],
+        )
+
+
+def in_order(phases: Mapping[str, float]) -> dict[str, float]:
+    """As they follow each other; names that are not known come last."""
+    known = {name: phases[name] for name in PHASES if name in phases}
+    return {**known, **{name: taken for name, taken in phases.items() if name not in known}}
+
+
+class Switches:
+    """The last ones, oldest first."""
+
+    def __init__(self, kept: int = _KEPT) -> None:
+        self._all: deque[Switch] = deque(maxlen=kept)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Switch]:
+        return iter(tuple(self._all))
+
+    @property
+    def last(self) -> Switch | None:
+        return self._all[-1] if self._all else None
+
+    def add(self, switch: Switch) -> None:
+        self._all.append(switch)
+
+    def add_phase(self, switch: Switch, name: str, seconds: float) -> Switch:
+        """What became known later (the first token comes after the switch): the record as it is now."""
+        grown = switch.with_phase(name, seconds)
+        for place, known in enumerate(self._all):
+            if known is switch:
+                self._all[place] = grown
+                break
+        return grown
+
+    def means(self) -> dict[str, float]:
+        """Mean seconds of a switch, by where the model came from."""
+        totals: dict[str, list[float]] = {}
+        for switch in self._all:
+            totals.setdefault(switch.kind_of, []).append(switch.total_s)
+        return {kind: sum(taken) / len(taken) for kind, taken in totals.items()}
+
+    def missed(self) -> int:
+        return sum(not switch.met for switch in self._all)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "switches": [switch.to_json() for switch in self._all],
+            "mean_s": {kind: round(mean, 4) for kind, mean in self.means().items()},
+            "missed": self.missed(),
+        }

@@ -1,0 +1,63 @@
+"""Requests that wait for a model to be awake."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+
+from enginebay.errors import EnginebayError
+from enginebay.fleet.model_client import Resident
+from enginebay.fleet.residency import Waiting
+
+
+class Waiters:
+    """In the order of their arrival. A wait without a future is our own wish that a model comes back."""
+
+    def __init__(self) -> None:
+        self._waits: dict[int, tuple[Waiting, asyncio.Future[Resident] | None]] = {}
+        self._ids = itertools.count(1)
+
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    def all(self) -> list[Waiting]:
+        return [waiting for waiting, _ in self._waits.values()]
+
+    def count(self, name: str) -> int:
+        return sum(1 for waiting, future in self._waits.values() if waiting.model == name and future is not None)
+
+    def add(self, name: str, patience_s: float) -> tuple[int, asyncio.Future[Resident]]:
+        now = time.monotonic()
+        number = next(self._ids)
+        future: asyncio.Future[Resident] = asyncio.get_running_loop().create_future()
+        self._waits[number] = (Waiting(number, name, now, now + patience_s), future)
+        return number, future
+
+    def wish(self, name: str, patience_s: float) -> None:
+        """Have it raised although nobody waits for it yet."""
+        now = time.monotonic()
+        if not any(waiting.model == name and future is None for waiting, future in self._waits.values()):
+            number = next(self._ids)
+            self._waits[number] = (Waiting(number, name, now, now + patience_s), None)
+
+    def remove(self, number: int) -> None:
+        self._waits.pop(number, None)
+
+    def refuse(self, number: int, error: EnginebayError) -> None:
+        _, future = self._waits.pop(number, (None, None))
+        if future is not None and not future.done():
+            future.set_exception(error)
+
+    def satisfy(self, name: str, resident: Resident) -> None:
+        for future in self._taken(name):
+            future.set_result(resident)
+
+    def fail(self, name: str, error: EnginebayError) -> None:
+        for future in self._taken(name):
+            future.set_exception(error)
+
+    def _taken(self, name: str) -> list[asyncio.Future[Resident]]:
+        numbers = [number for number, (waiting, _) in self._waits.items() if waiting.model == name]
+        futures = [self._waits.pop(number)[1] for number in numbers]
+        return [future for future in futures if future is not None and not future.done()]

@@ -1,0 +1,41 @@
+"""What happens in the fleet, written into the log and the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from enginebay.fleet.place import Place
+from enginebay.server.logs import Log
+from enginebay.server.metrics import Metrics
+
+
+class FleetEvents:
+    """Called by the fleet for each thing that happens. Before the server is up, only troubles are logged."""
+
+    def __init__(self, log: Log, metrics: Metrics) -> None:
+        self._log = log
+        self._metrics = metrics
+        self.serving = False
+
+    def __call__(self, what: str, /, *, level: str = "info", **fields: Any) -> None:
+        if self.serving or level != "info":
+            self._log.event(what, level=level, **{name: value for name, value in fields.items() if value is not None})
+        if what == "model ready":
+            self._switched(fields)
+        elif what == "worker died":
+            self._metrics.worker_deaths.child(fields["model"], fields["engine"], fields["cause"]).inc()
+
+    def _switched(self, fields: dict[str, Any]) -> None:
+        labels = (fields["model"], fields["engine"])
+        self._metrics.switch_time.child(*labels, fields["came_from"]).observe(fields["seconds"])
+        for name, seconds in fields.items():
+            if name.endswith("_s"):
+                self._metrics.switch_phase.child(*labels, name.removesuffix("_s")).inc(seconds)
+        if fields.get("missed"):
+            self._metrics.switches_missed.child(*labels).inc()
+
+    def observe(self, places: Iterable[Place]) -> None:
+        """When somebody asks for the metrics."""
+        for place in places:
+            self._metrics.model_awake.child(place.variant.model, place.variant.kind).set(int(place.ready))

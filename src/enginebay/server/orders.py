@@ -1,0 +1,215 @@
+"""What an administrator may ask of the fleet: look, load, unload, switch, change adapters, reload, upgrade an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from enginebay.errors import ConfigError, InvalidRequest, Unsupported
+from enginebay.fleet.changes import Changes
+from enginebay.fleet.fleet import Fleet
+from enginebay.fleet.logs import last_lines
+from enginebay.fleet.outlook import told
+from enginebay.fleet.place import Place
+from enginebay.fleet.residency import Depth
+from enginebay.fleet.variants import Variant
+from enginebay.server.wanted import Wanted
+from enginebay.worker.client import WorkerClient
+
+# What only a new start can change.
+_FIXED = ("host", "port", "workers", "log_format", "log_level", "log_prompts")
+
+
+class Orders:
+    def __init__(
+        self,
+        fleet: Fleet,
+        wanted: Wanted,
+        take_in: Callable[..., Awaitable[None]],
+        read_again: Callable[[], Wanted],
+    ) -> None:
+        self._fleet = fleet
+        self._changes = Changes(fleet)
+        self._take_in = take_in
+        self._read_again = read_again
+        self._one_at_a_time = asyncio.Lock()
+        self._wanted = wanted  # the last that was taken in
+
+    async def carry_out(self, command: str, arguments: dict[str, Any]) -> Any:
+        known: dict[str, Callable[..., Awaitable[Any]]] = {
+            "ps": self._ps, "load": self._load, "unload": self._unload, "switch": self._switch,
+            "switches": self._switches, "logs": self._logs, "reload": self._reload, "add_lora": self._add_lora,
+            "remove_lora": self._remove_lora, "upgrade": self._upgrade,
+        }  # fmt: skip
+        return await known[command](**arguments)
+
+    async def close(self) -> None:
+        await self._changes.close()
+
+    async def _ps(self) -> dict[str, Any]:
+        models = [self._row(place) for place in self._fleet.places.values()]
+        return {
+            "models": models,
+            "standby": self._fleet.standbys.waiting(),
+            "memory_bytes": self._fleet.room.memory,
+        }
+
+    def _row(self, place: Place) -> dict[str, Any]:
+        now = time.monotonic()
+        plan, worker = place.variant.plan, place.worker
+        awake = place.depth is Depth.AWAKE and not place.moving
+        return {
+            "name": place.name,
+            "model": place.variant.model,
+            "engine": place.variant.kind,
+            "version": place.facts.version if place.facts is not None else plan.version if plan is not None else None,
+            "state": "unavailable" if plan is None else told(place),
+            "pid": worker.process.pid if worker is not None else None,
+            "pinned": place.variant.settings.pinned,
+            "running": place.running,
+            "waiting": self._fleet.waiting(place.name),
+            "memory_bytes": place.memory_bytes or None,
+            "needs_bytes": dict(place.awake),
+            "awake_s": round(now - place.awake_since, 1) if awake else None,
+            "idle_s": round(now - place.idle_since, 1) if worker is not None and not place.running else None,
+            "adapters": list(plan.launch.load.loras) if plan is not None else [],
+            "smaller_settings": place.shrunk or None,
+            "last_failure": place.variant.error.message if place.variant.error else place.last_failure or None,
+            "last_switch": place.switch.to_json() if place.switch is not None else None,
+        }
+
+    async def _load(self, model: str) -> dict[str, Any]:
+        place = self._fleet.place(model)
+        self._fleet.forgive(place)
+        await self._fleet.want(model)
+        return self._row(place)
+
+    async def _unload(self, model: str) -> dict[str, Any]:
+        place = self._fleet.place(model)
+        await self._fleet.lower(place, Depth.COLD)
+        return self._row(place)
+
+    async def _switch(self, from_: str, to: str) -> dict[str, Any]:
+        """The one leaves, to sleep if it can, and the other comes."""
+        leaving, coming = self._fleet.place(from_), self._fleet.place(to)
+        if leaving is coming:
+            raise InvalidRequest("both models are the same", param="to")
+        if leaving.ready:
+            await self._fleet.lower(leaving, Depth.ASLEEP if self._can_stay(leaving, coming) else Depth.COLD)
+        self._fleet.forgive(coming)
+        await self._fleet.want(to)
+        return self._row(coming)
+
+    def _can_stay(self, leaving: Place, coming: Place) -> bool:
+        """Whether both fit, the one asleep and the other awake."""
+        if leaving.asleep is None:
+            return False
+        asleep = leaving.asleep
+        return coming.ready or all(
+            asleep.get(pool, 0) + need <= self._fleet.room.memory.get(pool, 0) for pool, need in coming.awake.items()
+        )
+
+    async def _switches(self) -> dict[str, Any]:
+        return self._fleet.switches.to_json()
+
+    async def _logs(self, model: str, lines: int = 100) -> dict[str, Any]:
+        place = self._fleet.place(model)
+        if place.variant.plan is None:
+            raise InvalidRequest(f"{model} has no log: it was never started", param="model")
+        return {"lines": await asyncio.to_thread(last_lines, place.variant.plan.launch.log, lines)}
+
+    # Changes
+
+    async def _reload(self) -> dict[str, Any]:
+        """All of the configuration, or nothing of it."""
+        async with self._one_at_a_time:
+            wanted = await asyncio.to_thread(self._read_again)
+            fixed = _fixed_changes(self._wanted, wanted)
+            if fixed:
+                raise ConfigError(
+                    f"{', '.join(fixed)} cannot change while the server runs", "start the server again for that"
+                )
+            done = await self._changes.to(wanted.variants)
+            self._wanted = wanted
+            await self._take_in(wanted)
+            return done
+
+    async def _add_lora(self, model: str, name: str, path: str) -> dict[str, Any]:
+        async with self._one_at_a_time:
+            place = self._fleet.place(model)
+            taken = [other for other in self._fleet.places.values() if name in (other.name, *_loras(other))]
+            if taken:
+                raise InvalidRequest(f"the name {name} is taken by {taken[0].name}", param="name")
+            await self._with_loras(place, {**_loras(place), name: path}, lambda client: client.add_lora(name, path))
+            return self._row(place)
+
+    async def _remove_lora(self, model: str, name: str) -> dict[str, Any]:
+        async with self._one_at_a_time:
+            place = self._fleet.place(model)
+            if name not in _loras(place):
+                raise InvalidRequest(f"{model} has no adapter {name}", f"it has: {', '.join(_loras(place)) or 'none'}")
+            left = {known: path for known, path in _loras(place).items() if known != name}
+            await self._with_loras(place, left, lambda client: client.remove_lora(name))
+            return self._row(place)
+
+    async def _with_loras(
+        self, place: Place, loras: dict[str, str], at_run_time: Callable[[WorkerClient], Awaitable[None]]
+    ) -> None:
+        """In the running worker where its engine can; else in a new one, which takes over when it answers."""
+        variant = _with_load(place.variant, loras=loras)
+        variant = replace(variant, settings=replace(variant.settings, loras=loras))
+        try:
+            if not place.ready or place.worker is None:
+                raise Unsupported("it is not loaded")
+            await at_run_time(place.worker.client)
+            place.variant = variant
+        except Unsupported:
+            await self._changes.replaced(place, variant)
+        await self._take_in()
+
+    async def _upgrade(self, engine: str) -> dict[str, Any]:
+        """Models of this engine go over to another version of it, each when the new worker answers."""
+        kind, _, version = engine.partition("==")
+        async with self._one_at_a_time:
+            from enginebay.fleet import environments
+
+            found = await asyncio.to_thread(environments.find, kind, version or None)
+            moved = []
+            for place in [one for one in self._fleet.places.values() if one.variant.kind == found.kind]:
+                if place.variant.plan is not None and place.variant.plan.launch.python != found.python:
+                    await self._changes.replaced(place, _on_environment(place.variant, found))
+                    moved.append(place.name)
+            await self._take_in()
+            return {"engine": found.kind, "version": found.version, "models": moved}
+
+
+def _loras(place: Place) -> dict[str, str]:
+    return dict(place.variant.plan.launch.load.loras) if place.variant.plan is not None else {}
+
+
+def _with_load(variant: Variant, **fields: Any) -> Variant:
+    plan = variant.plan
+    if plan is None:
+        assert variant.error is not None
+        raise variant.error
+    load = replace(plan.launch.load, **fields)
+    return replace(variant, plan=replace(plan, launch=replace(plan.launch, load=load)))
+
+
+def _on_environment(variant: Variant, environment: Any) -> Variant:
+    from enginebay.engines.effective import effective
+
+    plan = variant.plan
+    assert plan is not None
+    launch = replace(plan.launch, python=environment.python, environment=environment.variables)
+    spec = effective(environment.spec, environment.probe)
+    return replace(variant, plan=replace(plan, launch=launch, spec=spec, version=environment.version))
+
+
+def _fixed_changes(before: Wanted, after: Wanted) -> list[str]:
+    """Keys of `server:` that differ and cannot be taken in."""
+    ours, theirs = before.config.server, after.config.server
+    return [f"server.{name}" for name in _FIXED if getattr(ours, name) != getattr(theirs, name)]

@@ -1,0 +1,183 @@
+"""Addresses, keys, lists of models, and what a server's refusals become."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginebay.contract import Load
+from enginebay.engines.openai.catalogue import listed
+from enginebay.engines.openai.failures import of_event, of_status, plain, retry_after_s
+from enginebay.engines.openai.remote import Remote, read_remote
+from enginebay.errors import (
+    ConfigError,
+    ContextOverflow,
+    EnginebayError,
+    EngineFailed,
+    InvalidRequest,
+    LoadFailed,
+    Overloaded,
+    TimedOut,
+)
+from tests.unit.engines.openai.scripted import KEY, MODEL
+
+REMOTE = Remote(True, "api.example.com", 443, "/v1", MODEL, KEY)
+
+
+def _remote(environ: dict[str, str] | None = None, **settings: Any) -> Remote:
+    return read_remote(Load("openai", "", MODEL, "", settings), environ or {})
+
+
+# Addresses and keys
+
+
+def test_an_address_is_taken_apart() -> None:
+    found = _remote(url="https://API.example.com/some where/v1/")
+    assert (found.secure, found.host, found.port, found.base) == (True, "api.example.com", 443, "/some%20where/v1")
+    assert found.place == "api.example.com" and found.model == MODEL
+    assert b"POST /some%20where/v1/chat/completions HTTP/1.1\r\nHost: api.example.com\r\n" in found.post(
+        "/chat/completions", b"{}"
+    )
+    assert _remote(url="http://[::1]:8000/v1").place == "[::1]:8000"
+    assert _remote(url="http://h", model="theirs").model == "theirs"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [None, "", "api.example.com/v1", "ftp://x/v1", "file:///etc/passwd", "http://", "http://x:port/v1",
+     "https://me:hunter2@x/v1", "https://x/v1?key=hunter2", "https://x/v1#hunter2", "http://[::1", "http://a b/v1"],
+)  # fmt: skip
+def test_a_wrong_address_is_refused_without_repeating_it(url: str | None) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _remote(url=url)
+    assert "hunter2" not in str(caught.value) and caught.value.hint
+
+
+def test_a_key_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text(f"{KEY}\n")
+    for found in (_remote({"K": KEY}, url="http://h", key_env="K"), _remote(url="http://h", key_file=str(file))):
+        assert found.key == KEY
+        assert f"Authorization: Bearer {KEY}\r\n".encode() in found.get("/models")
+        assert KEY not in repr(found)
+        assert "unencrypted" in found.warnings[0]
+    assert b"Authorization" not in _remote(url="http://h").get("/models")
+    assert not _remote({"K": KEY}, url="http://localhost:1", key_env="K").warnings
+
+
+def test_a_key_that_cannot_be_had_is_told_without_showing_it(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.write_text(f"{KEY}\nX-Evil: 1\n")
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe")
+    for settings in (
+        {"key_env": "K"},
+        {"key_file": str(tmp_path / "none")},
+        {"key_file": str(tmp_path)},
+        {"key_file": str(wrong)},
+        {"key_file": str(binary)},
+        {"key_env": "K", "key_file": str(wrong)},
+    ):
+        with pytest.raises(ConfigError) as caught:
+            _remote(url="http://h", **settings)
+        assert KEY not in str(caught.value)
+
+
+# Models
+
+
+def test_the_context_is_taken_from_the_list() -> None:
+    for name in ("max_model_len", "context_length", "context_window"):
+        body = json.dumps({"data": [{"id": "other", name: 1}, {"id": MODEL, name: 512}]}).encode()
+        assert listed(REMOTE, body).context_length == 512
+    assert listed(REMOTE, json.dumps({"data": [{"id": MODEL, "max_model_len": None}]}).encode()).context_length == 0
+
+
+def test_a_model_that_is_not_listed_is_told_with_some_that_are() -> None:
+    names = [f"model-{place}" for place in range(20)] + ["far-away-2"]
+    with pytest.raises(LoadFailed) as caught:
+        listed(REMOTE, json.dumps({"data": [{"id": name} for name in names]}).encode())
+    assert "'far-away'; it has far-away-2, " in caught.value.message and "16 more" in caught.value.message
+    assert "openai.model" in caught.value.hint and "openai.verify" in caught.value.hint
+
+
+def test_a_server_that_lists_nothing_is_given_the_benefit_of_the_doubt() -> None:
+    assert "not known" in listed(REMOTE, b'{"data": []}').warnings[0]
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[", b'{"data": 5}', b'"text"', b"null"])
+def test_what_is_no_list_of_models_is_told(body: bytes) -> None:
+    with pytest.raises(LoadFailed, match="no list of models"):
+        listed(REMOTE, body)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error", "words"),
+    [
+        (400, {"error": {"message": "top_p is odd", "param": "top_p"}}, InvalidRequest, "top_p is odd"),
+        (422, {"detail": "Unexpected fields"}, InvalidRequest, "Unexpected fields"),
+        (400, {"error": {"message": "no", "code": "context_length_exceeded"}}, ContextOverflow, "no"),
+        (
+            400,
+            {"error": {"message": "This model's maximum context length is 512 tokens. However, ..."}},
+            ContextOverflow,
+            "512",
+        ),
+        (422, {"error": "`inputs` tokens + `max_new_tokens` must be <= 5", "error_type": "v"}, ContextOverflow, "<= 5"),
+        (413, b"<html>nginx</html>", InvalidRequest, "refuses the request"),
+        (401, {"error": {"message": f"Incorrect API key: {KEY}"}}, EngineFailed, "refuses our key"),
+        (403, b"", EngineFailed, "refuses our key"),
+        (404, {"error": {"message": "no such model"}}, EngineFailed, "no such model"),
+        (429, {"error": {"message": f"slow down {KEY}"}}, Overloaded, r"slow down \*\*\*"),
+        (503, b"busy", Overloaded, "busy"),
+        (504, b"", TimedOut, "504"),
+        (500, b"\xff\x00oops\n\nmore", EngineFailed, "oops more"),
+        (301, b"", EngineFailed, "redirects"),
+        (500, ["odd", {"a": 1}], EngineFailed, "odd"),
+    ],
+)
+def test_a_refusal_becomes_the_right_error(status: int, body: Any, error: type[EnginebayError], words: str) -> None:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    found = of_status(REMOTE, status, {}, data)
+    assert type(found) is error
+    with pytest.raises(error, match=words):
+        raise found
+    assert "api.example.com" in found.message and KEY not in str(found) and "\n" not in found.message
+
+
+def test_a_server_without_a_key_of_ours_wants_one() -> None:
+    found = of_status(Remote(True, "h", 443, "", MODEL), 401, {}, b"")
+    assert "wants a key" in found.message and "openai.key_env" in found.hint
+
+
+def test_errors_in_a_stream() -> None:
+    assert isinstance(of_event(REMOTE, {"error": {"message": "bad", "code": 400}}), InvalidRequest)
+    assert isinstance(of_event(REMOTE, {"error": {"message": "the prompt is too long"}}), ContextOverflow)
+    assert of_event(REMOTE, {"error": f"boom {KEY}"}).message.endswith("boom ***")
+
+
+def test_the_parameter_a_server_names_is_kept() -> None:
+    assert of_status(REMOTE, 400, {}, b'{"error": {"message": "m", "param": "top_p"}}').param == "top_p"
+
+
+def test_retry_after() -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    assert retry_after_s({"retry-after": "7"}) == 7
+    assert retry_after_s({"retry-after": "Thu, 01 Jan 2026 00:00:30 GMT"}, now) == 30
+    assert retry_after_s({"retry-after": "Wed, 31 Dec 2025 00:00:30 GMT"}, now) == 0
+    assert retry_after_s({"retry-after": "soon"}) is None
+    assert retry_after_s({}) is None
+    found = of_status(REMOTE, 429, {"retry-after": "7"}, b"")
+    assert isinstance(found, Overloaded) and found.retry_after_s == 7
+
+
+def test_halves_of_characters_are_replaced() -> None:
+    assert plain("a\ud83db") == "a\ufffdb"
+    assert plain("\U0001f600é") == "\U0001f600é"

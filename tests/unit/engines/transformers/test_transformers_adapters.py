@@ -1,0 +1,105 @@
+"""Adapters by name, on a model that only remembers what peft was told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from enginebay.engines.transformers.adapters import Adapters
+from enginebay.errors import InvalidRequest, LoadFailed
+
+
+class Model:
+    """The library's model with peft, as far as adapters go: what is loaded, and what is on."""
+
+    def __init__(self, broken: str = "") -> None:
+        self.loaded: list[str] = []
+        self.on: str | None = None
+        self.broken = broken
+
+    def load_adapter(self, path: str, adapter_name: str) -> None:
+        self.loaded.append(adapter_name)
+        self.on = adapter_name  # as peft does
+        if self.broken and path.endswith(self.broken):
+            raise RuntimeError("size mismatch\nmore")
+
+    def delete_adapter(self, name: str) -> None:
+        self.loaded.remove(name)
+
+    def disable_adapters(self) -> None:
+        if not self.loaded:
+            raise ValueError("No adapter loaded.")
+        self.on = None
+
+    def enable_adapters(self) -> None:
+        self.on = self.on or "some"
+
+    def set_adapter(self, name: str) -> None:
+        self.on = name
+
+
+def folder(path: Path) -> str:
+    path.mkdir()
+    (path / "adapter_config.json").touch()
+    (path / "adapter_model.safetensors").touch()
+    return str(path)
+
+
+def test_what_comes_at_run_time_is_off_until_it_is_used(tmp_path: Path) -> None:
+    model, path = Model(), folder(tmp_path / "a")
+    adapters = Adapters(model, {"a": path})
+    adapters.use("a")
+    adapters.add("b", folder(tmp_path / "b"))
+    assert model.on is None
+    adapters.use("a")
+    assert model.on == model.loaded[0]
+    adapters.use("b")
+    assert model.on == model.loaded[1]
+    adapters.use(None)
+    assert model.on is None
+
+
+def test_a_withdrawn_adapter_stays_until_it_is_deleted(tmp_path: Path) -> None:
+    model, path = Model(), folder(tmp_path / "a")
+    adapters = Adapters(model, {"a": path})
+    adapters.use("a")
+    adapters.withdraw("a")
+    assert adapters.names == frozenset()
+    assert adapters.knows("a")
+    with pytest.raises(InvalidRequest, match="still use"):
+        adapters.add("a", path)
+    with pytest.raises(InvalidRequest, match="no LoRA adapter"):
+        adapters.withdraw("a")
+    adapters.delete("a")
+    assert (model.loaded, model.on) == ([], None)
+    adapters.add("a", path)
+    assert adapters.names == {"a"}
+
+
+def test_the_same_again_is_nothing_and_another_path_is_refused(tmp_path: Path) -> None:
+    model, path = Model(), folder(tmp_path / "a")
+    adapters = Adapters(model, {"a": path})
+    adapters.add("a", path)
+    assert len(model.loaded) == 1
+    with pytest.raises(InvalidRequest, match="is loaded from"):
+        adapters.add("a", folder(tmp_path / "b"))
+
+
+def test_one_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
+    model = Model(broken="b")
+    adapters = Adapters(model, {"a": folder(tmp_path / "a")})
+    with pytest.raises(InvalidRequest, match=r"b cannot be loaded: size mismatch\n"):
+        adapters.add("b", folder(tmp_path / "b"))
+    assert (len(model.loaded), model.on, adapters.names) == (1, None, {"a"})
+    with pytest.raises(InvalidRequest, match=r"has no adapter_config\.json"):
+        adapters.add("c", str(tmp_path))
+    with pytest.raises(LoadFailed, match="cannot be loaded"):
+        Adapters(Model(broken="b"), {"b": str(tmp_path / "b")})
+
+
+def test_pickled_adapters_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").touch()
+    (tmp_path / "adapter_model.bin").touch()
+    with pytest.raises(LoadFailed, match=r"no adapter_model\.safetensors"):
+        Adapters(Model(), {"a": str(tmp_path)})

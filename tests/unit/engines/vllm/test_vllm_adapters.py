@@ -1,0 +1,86 @@
+"""Adapters that come and go, without vLLM."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from enginebay.engines.vllm.adapters import Adapters
+from enginebay.errors import InvalidRequest
+
+
+class Request:
+    def __init__(self, lora_name: str, lora_int_id: int, lora_path: str) -> None:
+        self.lora_name, self.lora_int_id, self.lora_path = lora_name, lora_int_id, lora_path
+
+
+@pytest.fixture(autouse=True)
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(LoRARequest=Request)
+    monkeypatch.setitem(sys.modules, "vllm.lora.request", found)  # type: ignore[arg-type]
+
+
+def adapter(folder: Path, rank: int = 8, file: str = "adapter_model.safetensors") -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
+    (folder / file).touch()
+    return str(folder)
+
+
+def test_an_old_name_gets_a_number_and_a_name_of_its_own(tmp_path: Path) -> None:
+    path = adapter(tmp_path / "a")
+    adapters = Adapters("m", {"a": path}, 16)
+    first = adapters.find("a")
+    adapters.drop("a")
+    again = adapters.checked("a", path)
+    adapters.put("a", again)
+    assert adapters.find("a") is again
+    assert (first.lora_int_id, again.lora_int_id) == (1, 2)
+    assert first.lora_name != again.lora_name  # by which vLLM finds cached prefixes
+
+
+def test_the_same_again_is_nothing_and_another_path_is_refused(tmp_path: Path) -> None:
+    path = adapter(tmp_path / "a")
+    adapters = Adapters("m", {"a": path}, 16)
+    assert adapters.checked("a", path) is None
+    with pytest.raises(InvalidRequest, match="is loaded from"):
+        adapters.checked("a", adapter(tmp_path / "b"))
+
+
+def test_a_model_without_room_says_which_setting(tmp_path: Path) -> None:
+    adapters = Adapters("m", {}, 0)
+    with pytest.raises(InvalidRequest) as caught:
+        adapters.checked("a", adapter(tmp_path / "a"))
+    assert "lora.enabled" in caught.value.hint
+
+
+def test_what_does_not_fit(tmp_path: Path) -> None:
+    adapters = Adapters("m", {}, 16)
+    with pytest.raises(InvalidRequest) as caught:
+        adapters.checked("a", adapter(tmp_path / "a", rank=32))
+    assert "lora.max_rank: 32" in caught.value.hint
+    with pytest.raises(InvalidRequest, match="pickle"):
+        adapters.checked("b", adapter(tmp_path / "b", file="adapter_model.bin"))
+    with pytest.raises(InvalidRequest, match="no directory"):
+        adapters.checked("c", str(tmp_path / "nowhere"))
+
+
+def test_room_is_taken_until_the_last_request_has_ended(tmp_path: Path) -> None:
+    path = adapter(tmp_path / "a")
+    adapters = Adapters("m", {"a": path, "b": path}, 16, room=2)
+    with pytest.raises(InvalidRequest, match="room for 2"):
+        adapters.checked("c", path)
+    left = adapters.drop("a")
+    with pytest.raises(InvalidRequest, match="no adapter 'a'"):
+        adapters.find("a")
+    assert adapters.leaving
+    with pytest.raises(InvalidRequest, match="room for 2"):
+        adapters.checked("c", path)
+    adapters.gone(left)
+    assert not adapters.leaving
+    assert adapters.checked("c", path).lora_int_id == 3
+    assert adapters.find(None) is None
