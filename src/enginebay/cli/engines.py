@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from enginebay.cli.admin_client import DEFAULT_URL, Json, Key, NoServer, Url, order
 from enginebay.cli.output import emit_json, note, table
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="List, install, remove and explain engines.",
 )
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable output")]
 
 
 @app.command("list")
@@ -88,6 +88,12 @@ def install(
     ] = None,
 ) -> None:
     """Build an engine's environment with pip, in place only when all of it is proven."""
+    _install(engine, device, recreate, package, python)
+
+
+def _install(
+    engine: str, device: str | None = None, recreate: bool = False, package: bool = False, python: str | None = None
+) -> Environment:
     from enginebay.cli.install_progress import progress
     from enginebay.errors import UsageError
     from enginebay.fleet.environments.build import Order
@@ -100,6 +106,29 @@ def install(
     with progress(f"installing {engine}") as report:
         made = build(Order(engine, chosen, recreate, package, python or sys.executable), report)
     note(f"{made.kind} {made.version} is installed in {made.path}")
+    return made
+
+
+@app.command()
+def upgrade(
+    engine: Annotated[str, typer.Argument(metavar="KIND==VERSION", help="An engine, and the version to go over to")],
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    json: Json = False,
+) -> None:
+    """Install a version beside the old one, and move a running server's models over to it without a failed request."""
+    made = _install(engine)
+    wanted = f"{made.kind}=={made.version}"
+    try:
+        found = order(url, key, "engines/upgrade", {"engine": wanted}, f"moving models over to {wanted}")
+    except NoServer as missing:
+        note(f"{missing.message}; nothing is to be moved over")
+        found = {"engine": made.kind, "version": made.version, "models": []}
+    else:
+        moved = ", ".join(found["models"])
+        note(f"moved over: {moved}" if moved else f"no model of the server runs on another version of {made.kind}")
+    if json:
+        emit_json(found)
 
 
 @app.command()

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from enginebay.cli.admin_client import DEFAULT_URL, Key, Url, base_url, fetch
 from enginebay.cli.output import emit_json
 from enginebay.cli.output import table as print_table
-from enginebay.errors import EnginebayError, UsageError
+from enginebay.errors import EnginebayError
 
 if TYPE_CHECKING:
     from enginebay.cli.top_rows import Row, Summary
@@ -26,20 +27,12 @@ app = typer.Typer(
     help="Watch a server's models live.",
 )
 _TIMEOUT_S = 5.0
-_LARGEST_ANSWER = 64 * 1024 * 1024
 
 
 @app.command()
 def top(
-    url: Annotated[str, typer.Option(help="The server")] = "http://127.0.0.1:8000",
-    key: Annotated[
-        str | None,
-        typer.Option(
-            help="An API key, if the server asks for one",
-            envvar=["ENGINEBAY_ADMIN_KEY", "ENGINEBAY_API_KEY"],
-            show_envvar=True,
-        ),
-    ] = None,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
     interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between looks")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Show one interval and end")] = False,
     json: Annotated[bool, typer.Option("--json", help="Machine-readable output: one document per interval")] = False,
@@ -117,51 +110,22 @@ def watch(address: str, key: str | None, interval: float) -> Iterator[tuple[Summ
 
 def metrics_url(url: str) -> str:
     """Where the metrics of the server at this address are."""
-    from urllib.parse import urlsplit
-
-    whole = url if "://" in url else f"http://{url}"
-    parts = urlsplit(whole)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{url!r} is not a server's address", "give it as http://HOST:PORT", param="url")
-    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}/metrics"
+    return f"{base_url(url)}/metrics"
 
 
 def scrape(address: str, key: str | None) -> Samples:
     """The metrics as they are now. Raises an error fit to print."""
-    import http.client
     import urllib.error
-    import urllib.request
 
     from enginebay.server.exposition import parse
 
-    request = urllib.request.Request(address, headers={"Authorization": f"Bearer {key}"} if key else {})
     try:
-        with _opener(address).open(request, timeout=_TIMEOUT_S) as answer:
-            return parse(answer.read(_LARGEST_ANSWER).decode())
+        return parse(fetch(address, key, timeout_s=_TIMEOUT_S).decode())
     except urllib.error.HTTPError as error:
         error.close()
         raise _refused(address, error.code) from None
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        raise EnginebayError(
-            f"no server answers at {address}: {getattr(reason, 'strerror', None) or reason}",
-            "start one with `bay serve`, or name another with --url",
-        ) from None
     except ValueError:
         raise EnginebayError(f"{address} does not answer with metrics", "is this an Enginebay server?") from None
-
-
-def _opener(address: str) -> Any:
-    """Follows no redirect, since the key would go along; asks no proxy for a server on this machine."""
-    import urllib.request
-    from urllib.parse import urlsplit
-
-    class Stay(urllib.request.HTTPRedirectHandler):
-        def redirect_request(self, *_: Any) -> None:
-            return None
-
-    near = urlsplit(address).hostname in ("localhost", "127.0.0.1", "::1")
-    return urllib.request.build_opener(Stay, *([urllib.request.ProxyHandler({})] if near else []))
 
 
 def _refused(address: str, status: int) -> EnginebayError:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from enginebay.cli.figures import duration, size, span
 from enginebay.server.exposition import Samples, buckets, quantile, total
 from enginebay.server.log_lines import clean
 
@@ -14,7 +15,6 @@ COLUMNS = (
     "model", "engine", "running", "waiting", "req/s", "in tok/s", "out tok/s", "ttft p50", "ttft p95", "itl p50",
     "itl p95", "kv", "memory", "errors",
 )  # fmt: skip
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +127,11 @@ def cells(row: Row) -> list[str]:
         _per_second(row.prompt_tokens_per_s),
         _per_second(row.completion_tokens_per_s),
         *(
-            _or_dash(value, _duration)
+            _or_dash(value, duration)
             for value in (row.ttft_p50_s, row.ttft_p95_s, row.inter_token_p50_s, row.inter_token_p95_s)
         ),
         _or_dash(row.kv_used_ratio, lambda share: f"{share:.0%}"),
-        _or_dash(row.memory_bytes, _size),
+        _or_dash(row.memory_bytes, size),
         _count(row.errors),
     ]
 
@@ -140,7 +140,7 @@ def headline(about: Summary, found: Sequence[Row]) -> str:
     """The server in one line."""
     parts = [f"enginebay {clean(about.version)}".strip()]
     if about.uptime_s is not None:
-        parts.append(f"up {_span(about.uptime_s)}")
+        parts.append(f"up {span(about.uptime_s)}")
     if about.connections is not None:
         parts.append(f"{_count(about.connections)} connections")
     parts.append(f"{_per_second(sum(row.requests_per_s for row in found))} req/s")
@@ -148,7 +148,7 @@ def headline(about: Summary, found: Sequence[Row]) -> str:
     if about.refused_per_s:
         parts.append(f"{_per_second(about.refused_per_s)} refused/s")
     if about.memory_bytes is not None:
-        parts.append(_size(about.memory_bytes))
+        parts.append(size(about.memory_bytes))
     return " · ".join(parts)
 
 
@@ -173,25 +173,3 @@ def _count(value: float) -> str:
 
 def _per_second(value: float) -> str:
     return f"{value:.1f}" if 0 < value < 100 else f"{value:,.0f}"
-
-
-def _duration(seconds: float) -> str:
-    if math.isinf(seconds):
-        return "off scale"
-    if seconds < 0.1:
-        return f"{seconds * 1000:.1f} ms"
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
-
-
-def _size(value: float) -> str:
-    power = 0
-    while value >= 1024 and power < len(_UNITS) - 1:
-        value, power = value / 1024, power + 1
-    return f"{value:.0f} {_UNITS[power]}" if power < 3 else f"{value:.1f} {_UNITS[power]}"
-
-
-def _span(seconds: float) -> str:
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -35,6 +35,7 @@ from enginebay.fleet.waiters import Waiters
 from enginebay.fleet.watch import Watch
 
 _TICK_S = 1.0
+_LONGEST_S = 3600.0  # an estimate beyond is no estimate
 
 Event = Callable[..., None]  # (what, level=..., **fields)
 
@@ -55,7 +56,7 @@ class Fleet:
         self.mover = Mover(self.standbys, config.load_timeout_s, event)
         self._watch = Watch(config, self._fell_silent)
         self._waiters = Waiters()
-        self._freed: list[tuple[str, Phases]] = []  # who has left since somebody was last raised
+        self._freed: list[tuple[float, str, Phases]] = []  # who has left lately, and when
         self._tasks: set[asyncio.Task[Any]] = set()
         self._turn = asyncio.Event()
         self._closing = False
@@ -74,6 +75,7 @@ class Fleet:
             await self._watch.reach(place)
         if place.ready:
             assert place.worker is not None
+            place.hand(1)
             return place.worker.resident
         self._refuse_in_trouble(place)
         if len(self._waiters) >= self.config.queue:
@@ -83,6 +85,7 @@ class Fleet:
             )  # fmt: skip
         number, future = self._waiters.add(name, self.config.max_wait_s if patience_s is None else patience_s)
         self._turn.set()
+        self._start(self._look())  # who could leave for it is decided on what is so now
         try:
             return await future
         finally:
@@ -94,7 +97,7 @@ class Fleet:
         if place.ready:
             return Outlook(name, "awake", 0.0, 0)
         seconds = outlook(time.monotonic(), self.room.memory, self._holdings(), self._waiters.all(), self._rules, name)
-        return Outlook(name, told(place), seconds, self._waiters.count(name))
+        return Outlook(name, told(place), min(seconds, _LONGEST_S), self._waiters.count(name))
 
     def place(self, name: str) -> Place:
         found = self.places.get(name)
@@ -135,7 +138,7 @@ class Fleet:
         """Another worker takes the place; gives back the one that had it, which may still have requests."""
         old = place.worker
         self.become(place, variant)
-        self._seated(place, raised)
+        self._seated(place, raised, time.monotonic())
         return old
 
     def become(self, place: Place, variant: Variant) -> None:
@@ -187,11 +190,12 @@ class Fleet:
             self._plan()
 
     async def _look(self) -> None:
-        for place in self.places.values():
-            if place.worker is not None and not place.moving:
-                self._start(self._watch.look(place, self._first_token))
-                self.room.note_memory(place)
-                place.oom_kills = supervision.oom_kills()
+        looked_at = [place for place in self.places.values() if place.worker is not None and not place.moving]
+        await asyncio.gather(*(self._watch.look(place, self._first_token) for place in looked_at))
+        self._turn.set()
+        for place in looked_at:
+            self.room.note_memory(place)
+            place.oom_kills = supervision.oom_kills()
         if not any(place.moving for place in self.places.values()):
             self.room.read_memory(self.places.values())
             self.standbys.keep([place.variant.plan for place in self.places.values() if place.variant.plan is not None])
@@ -245,8 +249,12 @@ class Fleet:
     # Carrying out
 
     async def _shut(self, place: Place) -> None:
-        if place.worker is not None:
-            place.running = await place.worker.client.drain(0.0)
+        worker = place.worker
+        if worker is None:
+            return
+        left = await worker.client.drain(self.config.max_wait_s)
+        if place.worker is worker and place.closed:
+            place.running = left
             self._turn.set()
 
     async def _unshut(self, place: Place) -> None:
@@ -256,31 +264,33 @@ class Fleet:
 
     def _awake(self, place: Place) -> None:
         if place.ready and place.worker is not None:
-            self._waiters.satisfy(place.name, place.worker.resident)
+            place.hand(self._waiters.satisfy(place.name, place.worker.resident))
         self._turn.set()
 
     async def _raise(self, place: Place) -> None:
         place.oom_kills = supervision.oom_kills()
+        wanted_at = self._waiters.oldest(place.name) or time.monotonic()
         try:
             raised = await self.mover.raised(place)
         except EnginebayError as error:
             self._could_not(place, error)
             return
-        self._seated(place, raised)
+        self._seated(place, raised, wanted_at)
 
-    def _seated(self, place: Place, raised: Raised) -> None:
+    def _seated(self, place: Place, raised: Raised, wanted_at: float) -> None:
         if raised.worker is not place.worker:
             self._start(self._attend(place, raised.worker))
         place.seat(raised.worker)
         self.room.settle(place, raised)
-        freed, self._freed = self._freed, []
+        freed = [one for one in self._freed if one[0] >= wanted_at and one[1] != place.name]
+        self._freed = []
         phases = dict(raised.phases)
-        for _, spent in freed:
+        for _, _, spent in freed:
             for phase, seconds in spent.items():
                 phases[phase] = phases.get(phase, 0.0) + seconds
         switch = Switch(
             time.time() - sum(phases.values()), place.name, place.variant.kind, raised.how,
-            tuple(name for name, _ in freed if name != place.name), in_order(phases), self.config.switch_slo_s,
+            tuple(name for _, name, _ in freed), in_order(phases), self.config.switch_slo_s,
         )  # fmt: skip
         place.switch = switch
         self.switches.add(switch)
@@ -295,7 +305,7 @@ class Fleet:
             place.switch = self.switches.add_phase(place.switch, "first_token", seconds)
 
     async def _lower(self, place: Place, patience_s: float) -> bool:
-        to = place.depth
+        to, started = place.depth, time.monotonic()
         try:
             spent = await self.mover.lowered(place, to, patience_s)
         except StillBusy:
@@ -313,7 +323,7 @@ class Fleet:
         else:
             place.moving, place.closed, place.idle_since = False, False, time.monotonic()
             self.measured.note_seconds(place.key, "sleep", spent.get("free", 0.0))
-        self._freed.append((place.name, spent))
+        self._freed.append((started, place.name, spent))
         self.event("model lowered", model=place.name, to=to.value, seconds=round(sum(spent.values()), 3))
         self._turn.set()
         return True

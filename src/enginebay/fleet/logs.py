@@ -1,11 +1,31 @@
-"""The end of a worker's log."""
+"""Logs of workers: where they are, and how they end."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
+from enginebay.home import logs_dir
+
 _LINE_BYTES = 4096  # more than a line has on average, by far
+
+
+def log_of(kind: str, model: str) -> Path:
+    """Of the worker that has this model on this engine."""
+    return logs_dir() / f"{kind}-{_file_name(model)}.log"
+
+
+def newest_log(model: str, kinds: Collection[str]) -> Path | None:
+    """The one last written to, of a model on any of these engines; MODEL@ENGINE is on that one alone."""
+    name, _, engine = model.rpartition("@")
+    kind = engine.partition("==")[0]
+    known = [log_of(kind, name)] if name and kind in kinds else [log_of(one, model) for one in kinds]
+    return max((path for path in known if path.is_file()), key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _file_name(model: str) -> str:
+    return "".join(char if char.isalnum() or char in "-_." else "_" for char in Path(model).name)[:80]
 
 
 def last_lines(path: Path, count: int) -> list[str]:

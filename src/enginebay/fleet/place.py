@@ -14,6 +14,8 @@ from enginebay.fleet.supervision import Died
 from enginebay.fleet.switches import Switch
 from enginebay.fleet.variants import Variant
 
+_UNDER_WAY_S = 2.0  # by then a request that was sent to a worker has reached it, or never will
+
 
 @dataclass(slots=True, eq=False)
 class Place:
@@ -32,7 +34,10 @@ class Place:
     worker: ModelWorker | None = None
     facts: Facts | None = None  # of the last worker
     running: int = 0
-    requests: int = 0
+    requests: int = 0  # that its worker has taken, by its own count
+    expected: int = 0  # what that count will be once all who were sent there have arrived
+    expected_until: float = 0.0
+    moving_since: float = 0.0
     memory_bytes: int = 0
     awake_since: float = 0.0
     idle_since: float = 0.0
@@ -62,7 +67,23 @@ class Place:
         """Requests can be sent to it now."""
         return self.depth is Depth.AWAKE and not self.moving and not self.closed and self.worker is not None
 
+    def hand(self, count: int) -> None:
+        """So many requests are being sent to it."""
+        self.expected = max(self.expected, self.requests) + count
+        self.expected_until = time.monotonic() + _UNDER_WAY_S
+
+    def _on_the_way(self, now: float) -> int:
+        return max(0, self.expected - self.requests) if now < self.expected_until else 0
+
+    def _raise_s(self, now: float) -> float:
+        """From where it is to awake; what is left of it, when it is on its way."""
+        if not self.moving:
+            return self.raise_s.get(self.depth, 0.0)
+        whole_s = self.raise_s.get(self.came_from or Depth.COLD, 0.0)
+        return max(0.0, whole_s - (now - self.moving_since)) if self.depth is Depth.AWAKE else whole_s
+
     def holding(self) -> Holding:
+        now = time.monotonic()
         return Holding(
             name=self.name,
             depth=self.depth,
@@ -71,18 +92,19 @@ class Place:
             awake=self.awake,
             asleep=self.asleep,
             pinned=self.variant.settings.pinned,
-            running=self.running,
+            running=max(self.running, self._on_the_way(now)),
             closed=self.closed,
             awake_since=self.awake_since,
             idle_since=self.idle_since,
             idle_s=self.idle_s,
             min_residency_s=self.min_residency_s,
-            raise_s=self.raise_s.get(self.depth, self.raise_s.get(Depth.COLD, 0.0)),
+            raise_s=self._raise_s(now),
             not_before=self.not_before,
         )
 
     def leave_for(self, depth: Depth) -> None:
         self.came_from, self.depth, self.moving = self.depth, depth, True
+        self.moving_since = time.monotonic()
 
     def stay(self) -> None:
         """The move is called off."""
@@ -94,7 +116,7 @@ class Place:
         now = time.monotonic()
         self.worker, self.facts = worker, worker.facts
         self.depth, self.moving, self.closed = Depth.AWAKE, False, False
-        self.running = self.requests = 0
+        self.running = self.requests = self.expected = 0
         self.memory_bytes = worker.facts.memory_bytes
         self.awake_since = self.idle_since = self.answered_at = now
 

@@ -16,8 +16,9 @@ from enginebay.errors import ConfigError
 from enginebay.fleet import environments, models
 from enginebay.fleet.children import operation
 from enginebay.fleet.decide import decide_stored
+from enginebay.fleet.logs import log_of
 from enginebay.fleet.selection import Decision
-from enginebay.home import logs_dir, runtime_dir
+from enginebay.home import runtime_dir
 from enginebay.worker.process import Launch
 
 Say = Callable[[str], None]
@@ -85,7 +86,7 @@ def make_plan(
         load=load,
         python=environment.python,
         runtime_dir=runtime_dir(),
-        log=logs_dir() / f"{spec.kind}-{_file_name(name)}.log",
+        log=log_of(spec.kind, name),
         mode=mode,
         processes=processes,
         environment=environment.variables,
@@ -145,7 +146,3 @@ def _path(stored: models.StoredModel, spec: EngineSpec, python: Path, say: Say) 
         f"{spec.kind} reads {', '.join(spec.formats)}, and {stored.name} is {stored.format}",
         f"see which engine fits with: bay engines why {stored.name}",
     )
-
-
-def _file_name(model: str) -> str:
-    return "".join(char if char.isalnum() or char in "-_." else "_" for char in Path(model).name)[:80]

@@ -49,9 +49,16 @@ class Waiters:
         if future is not None and not future.done():
             future.set_exception(error)
 
-    def satisfy(self, name: str, resident: Resident) -> None:
-        for future in self._taken(name):
+    def satisfy(self, name: str, resident: Resident) -> int:
+        """Gives back how many were waiting."""
+        futures = self._taken(name)
+        for future in futures:
             future.set_result(resident)
+        return len(futures)
+
+    def oldest(self, name: str) -> float | None:
+        """Since when somebody waits for it."""
+        return min((waiting.since for waiting, _ in self._waits.values() if waiting.model == name), default=None)
 
     def fail(self, name: str, error: EnginebayError) -> None:
         for future in self._taken(name):

@@ -39,6 +39,8 @@ async def admit(context: Context, keyring: Keyring, call: Call, route: Route) ->
     if route.scope is None:
         return
     key = call.key = authenticate(keyring, call.exchange.headers, route.scope)
+    if key is None and route.scope == "admin":
+        check_near(call.exchange)
     if key is None or not route.counted or (key.requests_per_minute is None and key.tokens_per_minute is None):
         return
     verdict = await context.rates.take(key)
@@ -70,6 +72,17 @@ def check_origin(exchange: Exchange, origins: tuple[str, ...], keyless: bool) ->
         raise Forbidden("without an API key only this host itself may be asked", "use localhost, or make a key")
 
 
+def check_near(exchange: Exchange) -> None:
+    """Without keys, only this host manages the server: no other one, no proxy, no page, whoever may ask for text."""
+    address = exchange.peer.rsplit(":", 1)[0]
+    passed_on = any(name in exchange.headers for name in ("forwarded", "x-forwarded-for", "via"))
+    if passed_on or not (is_loopback(address) or exchange.peer == "local"):
+        raise Forbidden(
+            "without an API key the server is managed from its own host only", "make one: bay keys create NAME --admin"
+        )
+    check_origin(exchange, (), keyless=True)
+
+
 def _is_local_name(host: str) -> bool:
     name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
     name = name.strip("[]").lower()
@@ -78,6 +91,8 @@ def _is_local_name(host: str) -> bool:
 
 def is_loopback(address: str) -> bool:
     try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+        found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
+    mapped = getattr(found, "ipv4_mapped", None)  # how a socket for both families shows the old one
+    return bool((mapped or found).is_loopback)

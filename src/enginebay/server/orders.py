@@ -150,7 +150,9 @@ class Orders:
         async with self._one_at_a_time:
             place = self._fleet.place(model)
             if name not in _loras(place):
-                raise InvalidRequest(f"{model} has no adapter {name}", f"it has: {', '.join(_loras(place)) or 'none'}")
+                raise InvalidRequest(
+                    f"{model} has no adapter {name}", f"it has: {', '.join(_loras(place)) or 'none'}", param="name"
+                )
             left = {known: path for known, path in _loras(place).items() if known != name}
             await self._with_loras(place, left, lambda client: client.remove_lora(name))
             return self._row(place)

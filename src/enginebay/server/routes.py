@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from enginebay.errors import NoSuchPlace, WrongMethod
 from enginebay.server.context import Handler
-from enginebay.server.endpoints import chat, completions, documentation, embeddings, information, responses
+from enginebay.server.endpoints import admin, chat, completions, documentation, embeddings, information, responses
 
 
 class Route(NamedTuple):
@@ -30,6 +30,16 @@ ROUTES = (
     Route("GET", "/health/live", information.live, "health", scope=None),
     Route("GET", "/health/ready", information.ready, "health", scope=None),
     Route("GET", "/metrics", information.metrics, "metrics", scope="any"),
+    Route("GET", "/admin/ps", admin.ps, "admin.ps", scope="admin"),
+    Route("POST", "/admin/load", admin.load, "admin.load", scope="admin"),
+    Route("POST", "/admin/unload", admin.unload, "admin.unload", scope="admin"),
+    Route("POST", "/admin/switch", admin.switch, "admin.switch", scope="admin"),
+    Route("GET", "/admin/switches", admin.switches, "admin.switches", scope="admin"),
+    Route("GET", "/admin/logs", admin.logs, "admin.logs", scope="admin"),
+    Route("POST", "/admin/reload", admin.reload, "admin.reload", scope="admin"),
+    Route("POST", "/admin/adapters", admin.add_adapter, "admin.adapters", scope="admin"),
+    Route("POST", "/admin/adapters/remove", admin.remove_adapter, "admin.adapters", scope="admin"),
+    Route("POST", "/admin/engines/upgrade", admin.upgrade, "admin.upgrade", scope="admin"),
     Route("GET", "/openapi.json", documentation.openapi, "docs", scope=None),
     Route("GET", "/docs", documentation.page, "docs", scope=None),
     Route("GET", "/", documentation.page, "docs", scope=None),

@@ -69,13 +69,13 @@ def histories(draw: st.DrawFn, patient: bool = False) -> History:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(histories())
 def test_every_promise_is_kept_and_every_request_ends(history: History) -> None:
     assert play(history).ends.total() == len(history.arrivals)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(histories(patient=True))
 def test_whoever_waits_long_enough_is_answered_unless_there_can_be_no_room(history: History) -> None:
     ends = play(history).ends
@@ -103,7 +103,7 @@ def one_slot(draw: st.DrawFn) -> History:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(one_slot())
 def test_with_one_slot_never_more_raises_than_first_come_first_served(history: History) -> None:
     outcome = play(history)
@@ -115,7 +115,7 @@ def several_slots(seed: int) -> tuple[History, int]:
     chance = random.Random(seed)
     names, slots = NAMES[: chance.randint(4, 6)], chance.randint(2, 3)
     pace = chance.choice([0.2, 1.0, 3.0])  # of arrivals, against loads of one second
-    moments = [chance.expovariate(1.0) * pace for _ in range(16)]
+    moments = [chance.expovariate(1.0) * pace for _ in range(12)]
     history = History(
         models=[Model(name=name, awake={"ram": 1}, min_residency_s=chance.choice([0.0, 1.0])) for name in names],
         arrivals=[

@@ -20,10 +20,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from enginebay.engines.llamacpp.last_words import LastWords, memory_ran_out
 from enginebay.engines.llamacpp.model_file import read_model
 from enginebay.engines.llamacpp.plan import Choice, Host, Plan
 from enginebay.engines.memory_limits import free_bytes
-from enginebay.errors import ConfigError, EngineFailed, EngineMissing, LoadFailed
+from enginebay.errors import ConfigError, EngineFailed, EngineMissing, LoadFailed, OutOfMemory
 
 _WORKER_DIR = "ENGINEBAY_WORKER_DIR"
 _PREFIX, _SOCKET = "bay-llamacpp-", "s.sock"
@@ -58,12 +59,13 @@ class Library:
         self._key = secrets.token_hex(16)
         self._directory = _private_directory()
         self._socket = str(self._directory / _SOCKET)
+        words = LastWords()
         try:
             params = self._params(library, path, plan, loras)
             self._server: Any = _with_our_signal_handlers(lambda: library.Server(params))
         except RuntimeError as problem:
             self._remove_socket()
-            raise _load_failure(path, loras, problem) from None
+            raise _load_failure(path, loras, problem, words.text()) from None
         except BaseException:
             self._remove_socket()
             raise
@@ -188,10 +190,12 @@ def _with_our_signal_handlers(make: Any) -> Any:
                     signal.signal(number, handler)
 
 
-def _load_failure(path: Path, loras: Mapping[str, str], problem: Exception) -> Exception:
-    """Why the library refused. It only says that it did, so the files are looked at here."""
+def _load_failure(path: Path, loras: Mapping[str, str], problem: Exception, said: str) -> Exception:
+    """Why the library refused. It only says that it did, so the files and its log are looked at here."""
     for file in (path, *map(Path, loras.values())):
         read_model(file)
+    if memory_ran_out(said):
+        return OutOfMemory(f"not enough memory to load {path}", "lower context_length, max_batch or kv_cache_tokens")
     adapters = f" with the adapters {', '.join(loras)}" if loras else ""
     return LoadFailed(
         f"llama.cpp could not load {path}{adapters}: {problem}",

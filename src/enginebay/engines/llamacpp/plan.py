@@ -212,7 +212,7 @@ def _sizes(settings: Mapping[str, Any], step: int, context: int, batch: int, cac
         "n_ctx": cache,
         "n_parallel": batch,
         "kv_unified": cache < context * batch,
-        "n_batch": max(step, inner),
+        "n_batch": max(step, inner, batch),  # a step holds a token of every request, or the library aborts
         "n_ubatch": inner,
         "cache_ram_mib": int(settings.get("prompt_cache_mib") or 0),
         "ctx_shift": False,

@@ -57,5 +57,5 @@ SPEC = EngineSpec(
     settings=SETTINGS,
     recipes=(Recipe("any", "2026.10.11549", (("xllamacpp=={version}", *_GRPC),)),),
     aliases=("llama.cpp", "llama-cpp"),
-    smaller=("context_length", "max_batch"),
+    smaller=("context_length", "max_batch", "kv_cache_tokens"),
 )

@@ -69,5 +69,4 @@ SPEC = EngineSpec(
         Recipe("cuda", "5.19.0", (("torch",), (*_LIBRARIES, *_GRPC), _GUIDED)),
     ),
     aliases=("pytorch",),
-    smaller=("context_length", "batching.batch_size"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enginebay.server.openapi.admin_answers import ADMIN_ANSWERS
 from enginebay.server.openapi.shapes import (
     ANY,
     BOOLEAN,
@@ -251,4 +252,5 @@ ANSWERS: dict[str, Schema] = {
             "sequence_number": COUNT,
         }
     ),
+    **ADMIN_ANSWERS,
 }

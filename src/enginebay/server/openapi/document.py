@@ -8,7 +8,7 @@ from enginebay import __version__
 from enginebay.config.server import Limits
 from enginebay.server.openapi.answers import ANSWERS
 from enginebay.server.openapi.operations import EVENTS, JSON, OPERATIONS, Operation
-from enginebay.server.openapi.requests import request_schemas
+from enginebay.server.openapi.requests import BODIES, request_schemas
 from enginebay.server.openapi.shapes import OBJECT, STRING, Schema, const, either, obj, ref
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ _TAGS = {
     "Generation": "Text and vectors from models",
     "Models and tokens": "What is there, and how it counts",
     "Server": "Its health and its description",
+    "Administration": "Which models are loaded, and changes while it runs; needs a key with the scope admin",
 }
 
 HEADERS: dict[str, Schema] = {
@@ -59,6 +60,7 @@ MEANINGS = {
     503: "Not now: too many requests wait, the engine is not available, or the server is stopping.",
     504: "The answer took longer than the server allows.",
 }
+_NAMING_A_MODEL = {body.__name__ for body in BODIES if "model" in body.__struct_fields__}
 _BEFORE = (408, 413, 415, 431)  # turned away before it is a request at all
 
 
@@ -108,13 +110,15 @@ def _operation(route: Route, operation: Operation, models: tuple[str, ...]) -> d
         found["parameters"] = [
             {"name": "id", "in": "path", "required": True, "description": "The model's name.", "schema": schema}
         ]
+    if operation.query:
+        found["parameters"] = [
+            {"name": name, "in": "query", "required": needed, **said_of} for name, needed, said_of in operation.query
+        ]
     if operation.body:
         content: dict[str, Any] = {"schema": ref(operation.body)}
         if operation.examples:
-            content["examples"] = {
-                title: {"value": {"model": models[0] if models else "MODEL", **body}}
-                for title, body in operation.examples.items()
-            }
+            model = {"model": models[0] if models else "MODEL"} if operation.body in _NAMING_A_MODEL else {}
+            content["examples"] = {title: {"value": {**model, **body}} for title, body in operation.examples.items()}
         found["requestBody"] = {"required": True, "content": {JSON: content}}
     found["responses"] = {"200": _success(route, operation)}
     for status in _statuses(route, operation):
@@ -136,6 +140,8 @@ def _statuses(route: Route, operation: Operation) -> list[int]:
         found |= {404}
     if operation.body:
         found |= {415, 503}
+    if route.scope == "admin":
+        found |= {503}
     if route.counted:
         found |= {429}
     if operation.generates:
@@ -148,7 +154,7 @@ def _success(route: Route, operation: Operation) -> dict[str, Any]:
     if operation.event:
         media[EVENTS] = {"schema": _event(operation.event)}
     names = ["x-request-id"]
-    if operation.names_model:
+    if operation.names_model and route.scope != "admin":
         names.append("x-enginebay-engine")
     if operation.generates:
         names.append("x-enginebay-translated")

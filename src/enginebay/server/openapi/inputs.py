@@ -154,6 +154,9 @@ _BOOKS = "For your own books; it shapes nothing."
 
 MEANINGS: dict[str, str] = {
     "model": "A model of this server, or one of its adapters; GET /v1/models lists them.",
+    "ModelBody.model": "A model of this server; MODEL@ENGINE is one on an engine that it falls back to.",
+    "AdapterBody.model": "The model that the adapter was made for.",
+    "AdapterNameBody.model": "The model that has the adapter.",
     "messages": "The conversation so far.",
     "max_tokens": "No more than this many tokens. Unset: up to the end of the model's context.",
     "CompletionBody.max_tokens": "No more than this many tokens. Unset: 16, or what the configuration says.",

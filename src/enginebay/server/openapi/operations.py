@@ -22,6 +22,7 @@ class Operation:
     answer: str = ""  # the schema of the answer; without one, `media` says it all
     media: str = JSON
     event: str = ""  # the schema of one event, where the answer can be streamed
+    query: tuple[tuple[str, bool, Mapping[str, Any]], ...] = ()  # name, whether it is needed, description and schema
     names_model: bool = False  # and so may name one that is not there
     generates: bool = False
     also: Mapping[int, tuple[str, str]] = field(default_factory=dict)  # status: what it means, and its schema
@@ -32,6 +33,7 @@ class Operation:
 _GENERATION = "Generation"
 _MODELS = "Models and tokens"
 _SERVER = "Server"
+_ADMIN = "Administration"
 
 _CHAT = {"messages": [{"role": "user", "content": "Say hello in five words."}], "max_tokens": 32}
 _TIME = {
@@ -114,6 +116,59 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         also={503: ("A request might not be answered, and why.", "Readiness")},
     ),
     ("GET", "/metrics"): Operation(id="metrics", tag=_SERVER, summary="Metrics for Prometheus", media=METRICS),
+    ("GET", "/admin/ps"): Operation(
+        id="ps", tag=_ADMIN, summary="Every model: where it is, what it does, what it takes", answer="Fleet",
+    ),
+    ("POST", "/admin/load"): Operation(
+        id="load", tag=_ADMIN, summary="Have a model loaded",
+        description="Answers when it is, which may take minutes. Others may have to leave for it. One that has failed "
+        "too often is tried again.",
+        body="ModelBody", answer="FleetModel", names_model=True, examples={"model": {}},
+    ),
+    ("POST", "/admin/unload"): Operation(
+        id="unload", tag=_ADMIN, summary="Have a model unloaded",
+        description="After its last answer: none is cut off. It is loaded again when a request asks for it.",
+        body="ModelBody", answer="FleetModel", names_model=True, examples={"model": {}},
+    ),
+    ("POST", "/admin/switch"): Operation(
+        id="switch", tag=_ADMIN, summary="Have one model leave and another come",
+        description="The one sleeps, if it can and if there is room for both.",
+        body="SwitchBody", answer="FleetModel", names_model=True,
+        examples={"two models": {"from": "one-model", "to": "another-model"}},
+    ),
+    ("GET", "/admin/switches"): Operation(
+        id="switches", tag=_ADMIN, summary="The last times a model was made ready, each by phase", answer="Switches",
+    ),
+    ("GET", "/admin/logs"): Operation(
+        id="logs", tag=_ADMIN, summary="The end of the log of a model's worker", answer="LogLines", names_model=True,
+        query=(
+            ("model", True, {"description": "A model's name.", "schema": {"type": "string", "minLength": 1}}),
+            ("lines", False, {
+                "description": "So many lines at most.",
+                "schema": {"type": "integer", "minimum": 1, "maximum": 10_000, "default": 100},
+            }),
+        ),
+    ),
+    ("POST", "/admin/reload"): Operation(
+        id="reload", tag=_ADMIN, summary="Take in the changed configuration, all of it or nothing",
+        description="Models that have changed are replaced when the new ones answer. API keys are read again, too.",
+        answer="Reloaded",
+    ),
+    ("POST", "/admin/adapters"): Operation(
+        id="addAdapter", tag=_ADMIN, summary="Add a LoRA adapter to a model while it runs",
+        description="Until the server's end: what is to stay belongs into the configuration.",
+        body="AdapterBody", answer="FleetModel", names_model=True,
+        examples={"adapter": {"name": "my-adapter", "path": "/path/to/adapter"}},
+    ),
+    ("POST", "/admin/adapters/remove"): Operation(
+        id="removeAdapter", tag=_ADMIN, summary="Remove a LoRA adapter from a model", body="AdapterNameBody",
+        answer="FleetModel", names_model=True, examples={"adapter": {"name": "my-adapter"}},
+    ),
+    ("POST", "/admin/engines/upgrade"): Operation(
+        id="upgradeEngine", tag=_ADMIN, summary="Move an engine's models over to another version of it",
+        description="The version must be installed. Each model is replaced when it answers on the new version.",
+        body="UpgradeBody", answer="Upgraded", examples={"version": {"engine": "vllm==1.2.3"}},
+    ),
     ("GET", "/openapi.json"): Operation(id="openapi", tag=_SERVER, summary="This document", answer="OpenApi"),
     ("GET", "/docs"): Operation(id="docs", tag=_SERVER, summary="This document as a page to browse", media=HTML),
     ("GET", "/"): Operation(id="home", tag=_SERVER, summary="The same page", media=HTML, hidden=True),

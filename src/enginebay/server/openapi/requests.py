@@ -9,7 +9,7 @@ import msgspec
 from enginebay.config.server import Limits
 from enginebay.server.openapi.inputs import COMPONENTS, FIELDS, MEANINGS, RULES
 from enginebay.server.openapi.shapes import NULL, Schema, enum
-from enginebay.server.wire import bodies
+from enginebay.server.wire import admin_bodies, bodies
 
 BODIES = (
     bodies.ChatBody,
@@ -18,7 +18,14 @@ BODIES = (
     bodies.ResponsesBody,
     bodies.TokenizeBody,
     bodies.DetokenizeBody,
+    admin_bodies.ModelBody,
+    admin_bodies.SwitchBody,
+    admin_bodies.AdapterBody,
+    admin_bodies.AdapterNameBody,
+    admin_bodies.UpgradeBody,
 )
+# They name models by engine, loaded or not, and no adapters: other names than clients ask for.
+_OF_ADMIN = frozenset(body.__name__ for body in BODIES if body.__module__ == admin_bodies.__name__)
 
 # (body, field): the schema's keyword that a configured limit sets, and which limit. The field may be a list or a union.
 _LIMITED = {
@@ -45,7 +52,7 @@ def request_schemas(limits: Limits, models: tuple[str, ...], embedders: tuple[st
         for field in schema.get("properties", {}):
             schema["properties"][field] = _field(name, field, schema["properties"][field], limits)
         names = embedders if name == "EmbeddingBody" else models
-        if "model" in schema.get("properties", {}) and names:
+        if "model" in schema.get("properties", {}) and names and name not in _OF_ADMIN:
             schema["properties"]["model"] = {"description": MEANINGS["model"], "type": "string", **enum(*names)}
         schema.update(RULES.get(name, {}))
     return {**components, **COMPONENTS}

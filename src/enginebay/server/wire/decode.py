@@ -41,7 +41,7 @@ def _explained(kind: type[Any], said: str) -> InvalidRequest:
     if unknown := _UNKNOWN.match(what):
         name = unknown["name"]
         param = f"{path}.{name}" if path else name
-        known = getattr(kind, "__struct_fields__", ()) if not path else ()
+        known = getattr(kind, "__struct_encode_fields__", ()) if not path else ()
         near = get_close_matches(name[:100], known, n=1)
         hint = f"did you mean {near[0]}?" if near else "leave it out; /docs lists what is taken"
         return InvalidRequest(f"there is no parameter {param[:200]!r}", hint, param=param[:200])

@@ -117,6 +117,10 @@ def test_steps_are_short_without_a_gpu_since_a_cancel_waits_for_one() -> None:
     assert _plan(batch_size=2048).attributes["n_ubatch"] == 512
 
 
+def test_a_step_has_room_for_a_token_of_every_request() -> None:
+    assert _plan(max_batch=200).attributes["n_batch"] == 200
+
+
 def test_embedding_computes_a_text_in_one_piece() -> None:
     plan = _plan(task="embed", context_length=2048)
     assert plan.attributes["embedding"] is True and plan.attributes["n_ubatch"] == plan.attributes["n_batch"] == 2048

@@ -31,3 +31,8 @@ def test_a_quantization_that_left_the_library_is_refused_there() -> None:
     found = effective(SPEC, Probe(version="0.32.0", settings=names)).settings
     assert found["quantization.load_in_4bit"].capability.support is Support.REFUSES
     assert found["max_num_seqs"].capability.support is Support.HONOURS
+
+
+def test_what_shrinks_a_load_is_a_whole_number() -> None:
+    assert SPEC.smaller
+    assert all(SPEC.settings[name].type == "int" for name in SPEC.smaller)

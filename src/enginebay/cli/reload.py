@@ -1,0 +1,29 @@
+"""`bay reload`: have a running server take in its changed configuration."""
+
+from __future__ import annotations
+
+import typer
+
+from enginebay.cli.admin_client import DEFAULT_URL, Json, Key, Url, order
+from enginebay.cli.output import emit_json
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Have a running server take in its changed configuration.",
+)
+
+
+@app.command()
+def reload(url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
+    """Take in the configuration and the API keys anew: all of it, or nothing when something is wrong with it."""
+    found = order(url, key, "reload", {}, "taking in the configuration")
+    if json:
+        emit_json(found)
+        return
+    for what, names in found.items():
+        if names:
+            print(f"{what}: {', '.join(names)}")
+    if not any(found.values()):
+        print("the configuration is taken in; no model has changed")

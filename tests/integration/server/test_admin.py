@@ -1,0 +1,216 @@
+"""Managing a running server: models loaded, unloaded and switched, by HTTP and by `bay`, and by whom."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import psutil
+import pytest
+import yaml
+
+from enginebay.server.keys import create_key
+from tests.integration.server.asking import ask, bearer
+from tests.integration.server.raw_http import connect, request
+from tests.integration.server.serving import Server, serving
+
+SLOW_S = 2.5
+
+
+class Managed:
+    """A server with room for one model: `first`, loaded at the start, and `second`, which takes long; and its keys."""
+
+    def __init__(self, server: Server, keys: dict[str, str], home: Path) -> None:
+        self.server, self.keys, self.home = server, keys, home
+
+    def order(self, place: str, body: Any = None, key: str = "admin", **query: Any) -> httpx.Response:
+        method = "GET" if place in ("ps", "switches", "logs") else "POST"
+        url = f"{self.server.url}/admin/{place}"
+        return httpx.request(method, url, json=body, params=query, headers=bearer(self.keys[key]), timeout=60)
+
+    def models(self) -> dict[str, Any]:
+        return {model["name"]: model for model in self.order("ps").json()["models"]}
+
+    def bay(self, *words: str, key: str = "admin") -> subprocess.CompletedProcess[str]:
+        environ = {**os.environ, "ENGINEBAY_URL": self.server.url, "ENGINEBAY_ADMIN_KEY": self.keys[key]}
+        return subprocess.run(
+            [sys.executable, "-m", "enginebay.cli.main", *words],
+            capture_output=True, text=True, timeout=60, env={**environ, "ENGINEBAY_HOME": str(self.home)},
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one process", "two processes"])
+def managed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Managed]:
+    home = tmp_path_factory.mktemp("home")
+    keys = {"plain": create_key(home / "keys.yaml", "plain")[0]}
+    keys["admin"] = create_key(home / "keys.yaml", "admin", admin=True)[0]
+    config: dict[str, object] = {
+        "models": {
+            "first": {"engine": "fake"},
+            "second": {"engine": "fake", "load": "use", "fake": {"load_s": SLOW_S}},
+            "broken": {"engine": "fake", "load": "use", "fake": {"fail_load": "error"}},
+        },
+        "fleet": {"max_awake": 1, "min_residency_s": 0, "sleep": "off"},
+        "server": {"workers": request.param},
+    }
+    with serving(config=config, environ={"ENGINEBAY_HOME": str(home)}) as server:
+        yield Managed(server, keys, home)
+
+
+def test_what_there_is(managed: Managed) -> None:
+    found = managed.order("ps").json()
+    models = {model["name"]: model for model in found["models"]}
+    assert set(models) == {"first", "second", "broken"}
+    assert (models["first"]["engine"], models["first"]["pinned"]) == ("fake", False)
+    broken = models["broken"]
+    assert broken["state"] in ("cold", "failing") and broken["pid"] is None
+    assert found["memory_bytes"]["ram"] > 0 and found["standby"] == {}
+
+
+def test_a_model_is_loaded_and_unloaded(managed: Managed) -> None:
+    loaded = managed.order("load", {"model": "second"})
+    assert loaded.status_code == 200 and loaded.json()["state"] == "awake"
+    assert psutil.pid_exists(loaded.json()["pid"])
+    switch = loaded.json()["last_switch"]
+    assert switch["from"] == "cold" and switch["phases"]["load"] >= SLOW_S and switch["slowest"]["phase"] == "load"
+    assert managed.models()["first"]["state"] == "cold"  # there is room for one
+    assert ask(managed.server, bearer(managed.keys["plain"]), model="second").status == 200
+    unloaded = managed.order("unload", {"model": "second"}).json()
+    assert (unloaded["state"], unloaded["pid"]) == ("cold", None)
+    assert not psutil.pid_exists(loaded.json()["pid"])
+    assert managed.order("unload", {"model": "second"}).status_code == 200  # it is as asked for
+
+
+def test_models_are_switched_and_the_switch_is_written_down(managed: Managed) -> None:
+    assert managed.order("load", {"model": "first"}).json()["state"] == "awake"
+    switched = managed.order("switch", {"from": "first", "to": "second"}).json()
+    assert (switched["name"], switched["state"]) == ("second", "awake")
+    assert managed.models()["first"]["state"] == "cold"
+    found = managed.order("switches").json()
+    last = found["switches"][-1]
+    assert (last["model"], last["from"], last["replaced"], last["met"]) == ("second", "cold", ["first"], True)
+    assert {"drain", "free", "load"} <= set(last["phases"]) and last["total_s"] >= SLOW_S
+    assert found["mean_s"]["cold"] > 0 and found["missed"] == 0
+    assert managed.order("switch", {"from": "second", "to": "first"}).json()["state"] == "awake"
+
+
+def test_an_order_goes_on_when_its_giver_has_gone(managed: Managed) -> None:
+    managed.order("load", {"model": "first"})
+    with connect(managed.server.port) as sock:
+        body = json.dumps({"model": "second"}).encode()
+        sock.sendall(request("POST", "/admin/load", body, bearer(managed.keys["admin"])))
+        time.sleep(SLOW_S / 3)
+    deadline = time.monotonic() + 20
+    while managed.models()["second"]["state"] != "awake" and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert managed.models()["second"]["state"] == "awake"
+
+
+def test_why_a_model_does_not_load_is_told_to_administrators_alone(managed: Managed) -> None:
+    told = managed.order("load", {"model": "broken"})
+    assert told.status_code == 503 and "as it was told" in told.json()["error"]["message"]
+    assert "load" in managed.models()["broken"]["last_failure"]
+    asked = ask(managed.server, bearer(managed.keys["plain"]), model="broken")
+    assert asked.status == 503 and "as it was told" not in asked.error["message"]
+
+
+def test_logs(managed: Managed) -> None:
+    lines = managed.order("logs", model="first", lines=1).json()["lines"]
+    assert len(lines) == 1
+    assert managed.order("logs", model="nobody").status_code == 404
+    assert managed.order("logs", model="first", lines=0).json()["error"]["param"] == "lines"
+
+
+def test_an_adapter_comes_and_goes(managed: Managed, tmp_path: Path) -> None:
+    plain = bearer(managed.keys["plain"])
+    managed.order("load", {"model": "first"})
+    adapter = {"model": "first", "name": "tiny"}
+    assert ask(managed.server, plain, model="tiny").status == 404
+    missing = managed.order("adapters", {**adapter, "path": str(tmp_path / "nothing")})
+    assert missing.status_code == 400 and "does not exist" in missing.json()["error"]["message"]
+    assert managed.order("adapters", {**adapter, "path": str(tmp_path)}).json()["adapters"] == ["tiny"]
+    assert ask(managed.server, plain, model="tiny").status == 200
+    again = managed.order("adapters", {**adapter, "path": str(tmp_path)})
+    assert again.status_code == 400 and again.json()["error"]["param"] == "name"
+    assert managed.order("adapters/remove", adapter).json()["adapters"] == []
+    assert ask(managed.server, plain, model="tiny").status == 404
+    assert managed.order("adapters/remove", adapter).json()["error"]["param"] == "name"
+
+
+@pytest.mark.parametrize("place", ["ps", "switches", "logs", "load", "unload", "switch", "reload", "adapters",
+                                   "adapters/remove", "engines/upgrade"])  # fmt: skip
+def test_a_key_for_text_manages_nothing(managed: Managed, place: str) -> None:
+    refused = managed.order(place, {"model": "first"} if place == "unload" else None, key="plain")
+    assert refused.status_code == 403 and "admin" in refused.json()["error"]["message"]
+
+
+def test_what_is_asked_for_wrongly(managed: Managed) -> None:
+    assert managed.order("load", {"model": "nobody"}).status_code == 404
+    assert managed.order("switch", {"from": "first", "to": "first"}).json()["error"]["param"] == "to"
+    unknown = managed.order("engines/upgrade", {"engine": "steam==1"})
+    assert unknown.status_code == 400 and unknown.json()["error"]["param"] == "engine"
+
+
+# By command
+
+
+def test_commands(managed: Managed, tmp_path: Path) -> None:
+    loaded = managed.bay("load", "second")
+    assert loaded.returncode == 0 and loaded.stdout.startswith("second on fake ") and "is awake" in loaded.stdout
+    shown = managed.bay("ps")
+    lines = {line.split()[0]: line for line in shown.stdout.splitlines()}
+    assert " awake " in lines["second"] and " cold " in lines["first"] and "(load " in lines["second"]
+    assert lines["memory:"].count(" of ") == 1
+    assert managed.bay("switch", "second", "first").stdout.startswith("first on fake ")
+    header, *_, last, summary = managed.bay("switches").stdout.splitlines()
+    assert {"replaced", "drain", "free", "load", "objective"} <= set(header.split())
+    assert " second " in last and " met" in last and "missed their objective" in summary
+    assert managed.bay("logs", "first", "-n", "1").stdout.count("\n") == 1
+    assert managed.bay("adapters", "add", "first", "small", str(tmp_path)).stdout.endswith("adapters: small\n")
+    assert managed.bay("adapters", "remove", "first", "small").stdout.endswith("adapters: none\n")
+    unloaded = managed.bay("unload", "first", "--json")
+    assert json.loads(unloaded.stdout)["state"] == "cold"
+
+
+def test_commands_that_fail(managed: Managed) -> None:
+    unknown = managed.bay("load", "nobody")
+    assert unknown.returncode == 2 and "there is no model 'nobody'" in unknown.stderr
+    refused = managed.bay("ps", key="plain")
+    assert refused.returncode == 1 and "ENGINEBAY_ADMIN_KEY" in refused.stderr
+    assert "Traceback" not in unknown.stderr + refused.stderr
+
+
+# The configuration anew
+
+
+def test_a_changed_configuration_is_taken_in_or_nothing_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "enginebay.yaml"
+    config: dict[str, Any] = {"models": {"toy": {"engine": "fake"}}}
+    file.write_text(yaml.safe_dump(config))
+    environ = {"ENGINEBAY_HOME": str(tmp_path)}
+    with serving(options=["--config", str(file)], environ=environ) as server:
+
+        def reload() -> httpx.Response:
+            return httpx.post(f"{server.url}/admin/reload", timeout=60)
+
+        assert reload().json() == {"added": [], "removed": [], "changed": []}
+        config["models"]["other"] = {"engine": "fake", "load": "use"}
+        file.write_text(yaml.safe_dump(config))
+        assert reload().json()["added"] == ["other"]
+        assert ask(server, model="other").status == 200
+        file.write_text("models: {toy: {engine: steam}}")
+        refused = reload()
+        assert refused.status_code == 400 and str(file) in refused.json()["error"]["message"]
+        assert ask(server, model="other").status == 200
+        key, _ = create_key(tmp_path / "keys.yaml", "ops", admin=True)
+        file.write_text(yaml.safe_dump(config))
+        assert reload().status_code == 200
+        assert reload().status_code == 401  # from now on there is a key
+        assert httpx.get(f"{server.url}/admin/ps", headers=bearer(key)).status_code == 200
