@@ -37,7 +37,11 @@ class FleetConfig:
     load_timeout_s: float = key(600.0, "longest time to load a model", minimum=1)
     restarts: int = key(5, "deaths within restart_window_s after which a worker is not started again", minimum=1)
     restart_window_s: float = key(600.0, "the time in which deaths are counted", minimum=1)
-    backoff_s: float = key(1.0, "wait before the first restart; each further one waits twice as long", minimum=0)
+    backoff_s: float = key(
+        1.0,
+        "wait before the second restart in a row, the first being at once; each further one waits twice as long",
+        minimum=0,
+    )
     backoff_max_s: float = key(60.0, "longest wait before a restart", minimum=0)
 
 

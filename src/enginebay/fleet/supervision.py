@@ -155,7 +155,10 @@ def next_restart(now: float, deaths: Sequence[Died], rules: RestartPolicy) -> Re
 
 
 def backoff(deaths: Sequence[Died], rules: RestartPolicy) -> float:
-    """Doubles with each death in a row. A worker that was well for a while begins a new row."""
+    """Nothing for the first death of one that had worked; then it doubles with each death in a row.
+
+    A worker that was well for a while begins a new row.
+    """
     in_row = 0
     for death in reversed(deaths):
         if death.at <= deaths[-1].at - rules.restart_window_s:
@@ -163,7 +166,9 @@ def backoff(deaths: Sequence[Died], rules: RestartPolicy) -> float:
         in_row += 1
         if rules.was_well(death):
             break
-    doublings = min(max(0, in_row - 1), _MOST_DOUBLINGS)
+    if in_row == 1 and deaths[-1].lived_s > 0:
+        return 0.0
+    doublings = min(max(0, in_row - 1 - (deaths[-in_row].lived_s > 0)), _MOST_DOUBLINGS)
     return min(rules.backoff_max_s, rules.backoff_s * 2.0**doublings)
 
 

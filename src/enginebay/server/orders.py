@@ -97,9 +97,11 @@ class Orders:
         leaving, coming = self._fleet.place(from_), self._fleet.place(to)
         if leaving is coming:
             raise InvalidRequest("both models are the same", param="to")
-        if leaving.ready:
-            await self._fleet.lower(leaving, Depth.ASLEEP if self._can_stay(leaving, coming) else Depth.COLD)
         self._fleet.forgive(coming)
+        if leaving.ready:
+            if not coming.ready:
+                self._fleet.wish(to)  # first, so that the leaving one is written down as replaced by it
+            await self._fleet.lower(leaving, Depth.ASLEEP if self._can_stay(leaving, coming) else Depth.COLD)
         await self._fleet.want(to)
         return self._row(coming)
 
@@ -168,6 +170,7 @@ class Orders:
                 raise Unsupported("it is not loaded")
             await at_run_time(place.worker.client)
             place.variant = variant
+            place.worker.resident = replace(place.worker.resident, loras=tuple(loras))  # for sessions to come
         except Unsupported:
             await self._changes.replaced(place, variant)
         await self._take_in()

@@ -176,7 +176,7 @@ def test_the_death_of_the_worker() -> None:
         assert httpx.get(f"{server.url}/health/ready").status_code == 200
         stream = Stream(server, max_tokens=3000)
         with ThreadPoolExecutor(1) as threads:
-            whole = threads.submit(ask, server, max_tokens=3000)
+            whole = threads.submit(ask, server, max_tokens=60)
             time.sleep(0.3)
             worker_of(server).send_signal(signal.SIGKILL)
             events = stream.events()

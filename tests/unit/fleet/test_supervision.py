@@ -114,7 +114,8 @@ def test_the_wait_has_a_limit() -> None:
 
 def test_a_worker_that_was_well_starts_the_row_again() -> None:
     deaths = [Died(10), Died(20), Died(100, lived_s=61)]
-    assert next_restart(100.0, deaths, RULES) == Restart(101.0)
+    assert next_restart(100.0, deaths, RULES) == Restart(100.0)
+    assert next_restart(101.0, [*deaths, Died(101)], RULES) == Restart(102.0)
     assert next_restart(102.0, [*deaths, Died(102)], RestartPolicy()) == Restart(104.0)
     barely = [Died(10), Died(20), Died(100, lived_s=60)]
     assert next_restart(100.0, barely, RULES) == Restart(104.0)
@@ -139,7 +140,7 @@ def test_one_try_is_allowed_and_its_death_goes_on_with_the_loop() -> None:
 
 def test_a_try_that_was_well_ends_the_loop() -> None:
     deaths = [*short(10, 20, 30, 40), Died(800, lived_s=100)]
-    assert next_restart(800.0, deaths, RULES) == Restart(801.0)
+    assert next_restart(800.0, deaths, RULES) == Restart(800.0)
 
 
 def test_dying_too_often_is_a_loop_even_after_a_minute_each() -> None:
