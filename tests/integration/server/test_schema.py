@@ -27,6 +27,9 @@ RANDOM_PER_OPERATION = 60
 # (schema_checks) sees to it that each refusal names the field.
 LEFT_OUT = "positive_data_acceptance"
 ENDPOINTS = ("chat", "completions", "responses", "embeddings", "tokenize", "detokenize")
+# Models come and go meanwhile, and the configuration is read again: the other endpoints must not be told apart by it.
+ORDERS = ("load", "unload", "switch", "logs", "adapters", "upgrade")
+UNCONDITIONAL_ORDERS = ("ps", "switches", "reload", "load", "unload")
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +61,10 @@ def test_answers_are_as_the_document_says(server: Server, tmp_path: Path) -> Non
     statuses = answered(server)
     for endpoint in ENDPOINTS:  # a run that did nothing finds nothing either
         assert statuses[endpoint, 200] >= 10 and statuses[endpoint, 400] >= 10, statuses
+    for command in ORDERS:
+        assert statuses[f"admin.{command}", 400] >= 10, statuses
+    for command in UNCONDITIONAL_ORDERS:
+        assert statuses[f"admin.{command}", 200] >= 1, statuses
     assert httpx.get(f"{server.url}/health/ready").status_code == 200
 
 

@@ -116,7 +116,7 @@ def test_a_worker_that_was_well_starts_the_row_again() -> None:
     deaths = [Died(10), Died(20), Died(100, lived_s=61)]
     assert next_restart(100.0, deaths, RULES) == Restart(100.0)
     assert next_restart(101.0, [*deaths[1:], Died(101)], RULES) == Restart(102.0)
-    assert next_restart(102.0, [*deaths, Died(102)], RestartPolicy()) == Restart(104.0)
+    assert next_restart(102.0, [*deaths, Died(102)], RestartPolicy()) == Restart(103.0)
     barely = [Died(10), Died(20), Died(100, lived_s=60)]
     assert next_restart(100.0, barely, RULES) == Restart(104.0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -121,7 +122,7 @@ async def server() -> AsyncIterator[Server]:
     await made.app.close()
 
 
-ADAPTER = {"model": "m", "name": "n", "path": "/adapters/n"}
+ADAPTER = {"model": "m", "name": "n", "path": tempfile.gettempdir()}
 PROPER: list[tuple[str, str, Any, str, dict[str, Any]]] = [
     ("GET", "/admin/ps", None, "ps", {}),
     ("GET", "/admin/switches", None, "switches", {}),
@@ -168,6 +169,8 @@ def test_every_admin_route_is_tried_here() -> None:
         ("POST", "/admin/reload", [], None),
         ("POST", "/admin/adapters", {**ADAPTER, "path": "beside"}, "path"),
         ("POST", "/admin/adapters", {**ADAPTER, "path": "/a\0b"}, "path"),
+        ("POST", "/admin/adapters", {**ADAPTER, "path": "/there/is/nothing"}, "path"),
+        ("POST", "/admin/adapters", {**ADAPTER, "path": "/" + "x" * 4000}, "path"),
         ("POST", "/admin/adapters/remove", ADAPTER, "path"),
         ("POST", "/admin/engines/upgrade", {"engine": ""}, "engine"),
         ("GET", "/admin/logs", None, "model"),
@@ -198,6 +201,7 @@ SECRET = "cannot open /models/x.gguf"
         (LoadFailed(SECRET, "look into it"), 503, "engine_unavailable", None),
         (ConfigError(SECRET, "write another"), 400, "misconfigured", None),
         (UnknownEngine(SECRET), 400, "misconfigured", "engine"),
+        (EngineMissing(SECRET, "install it"), 400, "engine_unavailable", "engine"),
         (UnknownModel(SECRET, "there are: a", param="model"), 404, "model_not_found", "model"),
         (InvalidRequest(SECRET, param="to"), 400, "invalid_value", "to"),
         (Overloaded(SECRET, retry_after_s=6.5), 503, "overloaded", None),

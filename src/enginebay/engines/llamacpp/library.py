@@ -24,7 +24,7 @@ from enginebay.engines.llamacpp.last_words import LastWords, memory_ran_out
 from enginebay.engines.llamacpp.model_file import read_model
 from enginebay.engines.llamacpp.plan import Choice, Host, Plan
 from enginebay.engines.memory_limits import free_bytes
-from enginebay.errors import ConfigError, EngineFailed, EngineMissing, LoadFailed, OutOfMemory
+from enginebay.errors import ConfigError, EngineFailed, EngineMissing, LoadFailed, OutOfMemory, UnknownArchitecture
 
 _WORKER_DIR = "ENGINEBAY_WORKER_DIR"
 _PREFIX, _SOCKET = "bay-llamacpp-", "s.sock"
@@ -196,6 +196,8 @@ def _load_failure(path: Path, loras: Mapping[str, str], problem: Exception, said
         read_model(file)
     if memory_ran_out(said):
         return OutOfMemory(f"not enough memory to load {path}", "lower context_length, max_batch or kv_cache_tokens")
+    if "unknown model architecture" in said.lower():
+        return UnknownArchitecture(f"llama.cpp does not know the architecture of {path}", "use another engine")
     adapters = f" with the adapters {', '.join(loras)}" if loras else ""
     return LoadFailed(
         f"llama.cpp could not load {path}{adapters}: {problem}",

@@ -20,7 +20,7 @@ from enginebay.contract import Load
 from enginebay.engines.transformers.options import Options, context_length
 from enginebay.engines.transformers.parallel import Place
 from enginebay.engines.transformers.quantized import dense_weights, method_of
-from enginebay.errors import LoadFailed, ModelInvalid, OutOfMemory
+from enginebay.errors import LoadFailed, ModelInvalid, OutOfMemory, UnknownArchitecture
 
 _OUT_OF_MEMORY = ("can't allocate memory", "cannot allocate memory", "not enough memory", "out of memory")
 
@@ -201,6 +201,10 @@ def explained(path: str) -> Iterator[None]:
         line = next((line.strip() for line in str(error).splitlines() if line.strip()), name)
         if name in ("SafetensorError", "JSONDecodeError"):
             raise ModelInvalid(f"{path} is corrupt: {line}", "fetch the model again") from None
+        if "does not recognize this architecture" in str(error):
+            raise UnknownArchitecture(
+                f"transformers {transformers.__version__} does not know the model: {line}"
+            ) from None
         raise LoadFailed(f"{path} cannot be loaded: {line}", _hint(line)) from None
 
 

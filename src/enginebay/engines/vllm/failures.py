@@ -9,6 +9,7 @@ from enginebay.errors import (
     LoadFailed,
     ModelInvalid,
     OutOfMemory,
+    UnknownArchitecture,
     WorkerDied,
 )
 
@@ -57,7 +58,7 @@ def load_error(
     low = f"{kind} {text}".lower()
     strange = [name for name in architectures if name not in known]
     if strange and ("architecture" in low or "model type" in low or "model_type" in low):
-        return LoadFailed(
+        return UnknownArchitecture(
             f"vLLM {version} does not know the architecture {', '.join(strange)}", "use engine transformers"
         )
     if "safetensor" in low or "deserializing header" in low:

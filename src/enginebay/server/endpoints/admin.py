@@ -5,11 +5,13 @@ An order takes as long as it takes, and goes on when whoever gave it has hung up
 
 from __future__ import annotations
 
+import asyncio
+import os
 from typing import Any
 
 import msgspec
 
-from enginebay.errors import ConfigError, EnginebayError, InvalidRequest, UnknownEngine
+from enginebay.errors import ConfigError, EnginebayError, EngineMissing, InvalidRequest, UnknownEngine
 from enginebay.server.call import Call
 from enginebay.server.context import Context
 from enginebay.server.failures import error_headers, shortened, shown
@@ -76,6 +78,8 @@ async def reload(context: Context, call: Call) -> None:
 async def add_adapter(context: Context, call: Call) -> None:
     body = decode(AdapterBody, call.exchange.body)
     call.model = body.model
+    if not await asyncio.to_thread(os.path.exists, body.path):  # before engines see it, which take it in different ways
+        raise InvalidRequest(f"there is nothing at {body.path[:200]!r} on the server's host", param="path")
     await _ordered(context, call, "add_lora", model=body.model, name=body.name, path=body.path)
 
 
@@ -95,7 +99,9 @@ async def _ordered(context: Context, call: Call, command: str, **arguments: Any)
         found = await context.fleet.order(command, arguments)
     except EnginebayError as error:
         call.error = error.with_traceback(None)
-        call.exchange.respond(_status(error), _encode({"error": in_full(error)}), headers=error_headers(error))
+        status = _status(error)
+        headers = error_headers(error) if status == shown(error).status else ()
+        call.exchange.respond(status, _encode({"error": in_full(error)}), headers=headers)
         return
     call.exchange.respond(200, _encode(found))
 
@@ -104,15 +110,14 @@ def in_full(error: EnginebayError) -> dict[str, object]:
     """An administrator is told what other clients are not: which file, which line, which process. Pure."""
     row = shown(error)
     hint = f". {error.hint[:1].upper()}{error.hint[1:]}" if error.hint else ""
-    mistaken = _status(error) == 400
     return {
         "message": f"{shortened(error.message)}{shortened(hint)}",
-        "type": "invalid_request_error" if mistaken else row.type,
-        "param": error.param or ("engine" if isinstance(error, UnknownEngine) else None),
+        "type": row.type if _status(error) >= 500 else shown(InvalidRequest("")).type,
+        "param": error.param or ("engine" if isinstance(error, (UnknownEngine, EngineMissing)) else None),
         "code": row.code,
     }
 
 
 def _status(error: EnginebayError) -> int:
-    """A configuration that cannot be taken in, or an engine that is not known, is for whoever asks to put right."""
-    return 400 if isinstance(error, (ConfigError, UnknownEngine)) else shown(error).status
+    """A wrong configuration, or an engine that is not there, is for whoever manages the server to put right."""
+    return 400 if isinstance(error, (ConfigError, UnknownEngine, EngineMissing)) else shown(error).status

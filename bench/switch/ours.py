@@ -1,0 +1,121 @@
+"""`bay serve` with two models of which one may be awake: each request for the other one is a switch."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.server.client import chat
+from bench.server.own_servers import MODEL
+from bench.server.processes import Server, free_port
+from bench.switch.first_token import NotYet, ask
+from bench.worker import SETTINGS
+
+DEPTHS = ("asleep", "standby", "cold")
+_BAY = Path(sys.executable).with_name("bay")
+_NAMES = ("first", "second")  # the same model twice: it is the switch that is measured
+_TOKENS = 4
+_LOOK_S = 0.1
+_PATIENCE_S = 300.0
+
+Record = Mapping[str, Any]  # a switch, as /admin/switches tells it
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """One switch: what the client saw, and what the server wrote down."""
+
+    seconds: float
+    record: Record
+
+
+def configuration(kind: str, depth: str) -> dict[str, Any]:
+    """Pure."""
+    fleet: dict[str, Any] = {"max_awake": 1, "min_residency_s": 0, "sleep": "auto" if depth == "asleep" else "off"}
+    if depth == "standby":
+        fleet["standby"] = [kind]
+    models = {name: {"source": MODEL, "engine": kind, "load": "use"} for name in _NAMES}
+    models[_NAMES[0]]["load"] = "start"
+    return {"fleet": fleet, kind: dict(SETTINGS[kind]), "models": models}
+
+
+class Ours:
+    """Switches between its two models, always from the same depth."""
+
+    def __init__(self, kind: str, depth: str) -> None:
+        self._kind = kind
+        self._depth = depth
+        self._awake = 0
+        self._headers = {"Authorization": f"Bearer {secrets.token_hex(16)}"}
+        self._directory = Path(tempfile.mkdtemp(prefix="bench-"))
+        self._server: Server | None = None
+        self._url = f"http://127.0.0.1:{free_port()}"
+
+    def start(self) -> None:
+        """Until it answers, has been at both models, and is at rest."""
+        config = self._directory / "config.yaml"
+        config.write_text(yaml.safe_dump(configuration(self._kind, self._depth)))
+        command = [str(_BAY), "serve", "--config", str(config), "--port", self._url.rpartition(":")[2]]
+        environment = {"ENGINEBAY_ADMIN_KEY": self._headers["Authorization"].partition(" ")[2]}
+        self._server = Server(command, self._directory / "log", (), environment, self._directory)
+        self._server.wait_ready(self._url, chat(_NAMES[0], _TOKENS, False), self._headers, timeout_s=_PATIENCE_S)
+        self._rest()
+        self._switch("Say hi.")  # asleep: from now on both are loaded
+
+    def switch(self, prompt: str) -> Switched:
+        """To the model that is not awake. It came from the depth that is measured, or nothing is measured."""
+        switched = self._switch(prompt)
+        if switched.record["from"] != self._depth:
+            raise SystemExit(f"a switch to be made from {self._depth} was made from {switched.record['from']}")
+        return switched
+
+    def _switch(self, prompt: str) -> Switched:
+        name = _NAMES[1 - self._awake]
+        before = time.time()
+        started = time.perf_counter()
+        try:
+            seconds = ask(self._url, chat(name, _TOKENS, True, prompt, temperature=0), self._headers) - started
+        except NotYet as problem:
+            raise SystemExit(f"the request for {name} was not answered: {problem}\n{self._tail()}") from None
+        self._awake = 1 - self._awake
+        return Switched(seconds, self._rest(lambda record: record["model"] == name and record["at"] >= before - 1))
+
+    def _rest(self, wanted: Callable[[Record], bool] = lambda _: True) -> Record:
+        """Until the switch is written down whole, no model moves and the standby, if there is one, is ready again."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < deadline:
+            record = self._get("switches")["switches"][-1]
+            if wanted(record) and "first_token" in record["phases"] and self._at_rest():
+                return dict(record)
+            time.sleep(_LOOK_S)
+        raise SystemExit(f"{self._kind} did not come to rest after a switch\n{self._tail()}")
+
+    def _at_rest(self) -> bool:
+        found = self._get("ps")
+        states = sorted(model["state"] for model in found["models"])
+        spare = self._depth != "standby" or self._kind in found["standby"]
+        return spare and states[-1:] + states[:-1] != [] and "awake" in states and set(states) <= _STILL
+
+    def _get(self, what: str) -> Any:
+        request = urllib.request.Request(f"{self._url}/admin/{what}", headers=self._headers)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    def _tail(self) -> str:
+        return (self._directory / "log").read_text(errors="replace")[-2000:]
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+        shutil.rmtree(self._directory, ignore_errors=True)

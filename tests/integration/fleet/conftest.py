@@ -1,0 +1,33 @@
+"""Each server of these tests gets a place of its own, and must leave it as it was."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.fleet.site import Site, shared_memory
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    """After the test, no process, socket or temporary file of the server may be there."""
+    folder = Path(tempfile.mkdtemp(prefix="bay", dir="/tmp"))  # short: sockets have short paths
+    found, before = Site(folder), shared_memory()
+    for name in ("run", "tmp", "home"):
+        (folder / name).mkdir(mode=0o700)
+    try:
+        yield found
+        deadline = time.monotonic() + 10
+        while found.left() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert found.left() == []
+        assert shared_memory() <= before
+    finally:
+        for process in found.processes():
+            process.kill()
+        shutil.rmtree(folder, ignore_errors=True)

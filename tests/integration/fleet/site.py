@@ -1,0 +1,96 @@
+"""Surroundings of its own for one server, and a look at what it has left there."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tests.integration.server.serving import Server
+
+_MARK = "XDG_RUNTIME_DIR"
+
+
+@dataclass(frozen=True)
+class Site:
+    """Whatever the server starts inherits these variables, so nothing of it can hide, whoever its parent is."""
+
+    folder: Path
+
+    @property
+    def runtime(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The engines and models are those of the tests."""
+        return {_MARK: str(self.runtime), "TMPDIR": str(self.folder / "tmp")}
+
+    @property
+    def alone(self) -> dict[str, str]:
+        """With a home of its own as well: for the fake engine, which needs nothing there."""
+        return {**self.environ, "ENGINEBAY_HOME": str(self.home)}
+
+    def processes(self) -> list[psutil.Process]:
+        return [one for one in psutil.process_iter() if self._is_ours(one)]
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            ours = process.environ().get(_MARK) == str(self.runtime)
+            return ours and process.status() != psutil.STATUS_ZOMBIE
+        except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+            return False
+
+    def left(self) -> list[str]:
+        """Processes, sockets and temporary files that are there now."""
+        files = [path for name in ("run", "tmp") for path in (self.folder / name).rglob("*")]
+        return [
+            *(f"process {one.pid}" for one in self.processes()),
+            *(str(path) for path in files if path != self.runtime / "enginebay"),
+        ]
+
+    def directories(self) -> list[Path]:
+        """Of workers, each with its sockets."""
+        return sorted((self.runtime / "enginebay").glob("w*"))
+
+
+def workers_of(server: Server, how: str = "serve") -> list[psutil.Process]:
+    """Workers that the server itself has started and that are alive; `how` is `standby` for spare ones."""
+    found = []
+    for one in psutil.Process(server.process.pid).children():
+        try:
+            words = one.cmdline()
+            if any(word.endswith("worker/bootstrap.py") for word in words) and how in words:
+                found.append(one)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def worker_of(server: Server) -> psutil.Process:
+    [worker] = workers_of(server)
+    return worker
+
+
+def until(condition: Callable[[], object], within_s: float, what: str) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {within_s:g} s for {what}"
+        time.sleep(0.02)
+
+
+def deaths(server: Server) -> list[str]:
+    """What the server's log says of workers' ends."""
+    return [line for line in server.words().splitlines() if "worker died" in line]
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()

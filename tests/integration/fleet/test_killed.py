@@ -1,0 +1,140 @@
+"""Processes that are killed under load: each request ends in an answer or a clear error, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.integration.fleet.load import Load
+from tests.integration.fleet.site import Site, deaths, until, worker_of, workers_of
+from tests.integration.server.serving import Server, serving
+
+MB = 1 << 20
+# Restarted at once and for ever: here a death is no sign of anything.
+PATIENT = {"restarts": 1000, "backoff_s": 0.05, "backoff_max_s": 0.1}
+
+
+@dataclass(frozen=True)
+class Case:
+    engine: str
+    kills: int
+    max_tokens: int  # enough for streams to be hit in their middle
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def config(self) -> dict[str, object]:
+        model: dict[str, object] = {"engine": self.engine, self.engine: self.settings}
+        if self.engine != "fake":
+            model["source"] = "smollm2"
+        return {"models": {"toy": model}, "fleet": PATIENT}
+
+
+CASES = [
+    Case("fake", 100, 30, {"step_s": 0.004}),
+    Case("llamacpp", 20, 16, {"context_length": 512, "max_batch": 32}),
+    Case(
+        "vllm", 3, 16,
+        {"max_model_len": 512, "dtype": "float32", "max_num_seqs": 32, "enforce_eager": True, "cpu_kvcache_space_gib": 1},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.engine)
+async def test_workers_killed_under_load(case: Case, site: Site) -> None:
+    environ = site.alone if case.engine == "fake" else site.environ
+    with serving(config=case.config(), environ=environ) as server:
+        rss = []
+        async with Load(server.url, ["toy"], max_tokens=case.max_tokens) as load:
+            await load.answers_for_all(streams=True)
+            for _ in range(case.kills):
+                await _kill_worker(server, load)
+                rss.append(server.resident_bytes())
+            await load.answers_for_all(streams=True)
+        assert server.process.poll() is None
+        assert load.ended == load.asked and not load.lost
+        assert load.unstreamed.refused == {}, "none of these had sent anything: the next worker answers them"
+        assert load.streamed.refused == {}
+        assert set(load.streamed.told) <= {"engine_unavailable"}
+        assert load.streamed.told.total() > 0, "the kills hit no stream: the test shows nothing"
+        assert len(deaths(server)) == case.kills
+        settled = len(rss) // 5
+        assert max(rss[settled:]) < rss[settled] + 20 * MB
+
+
+async def _kill_worker(server: Server, load: Load) -> None:
+    """At any moment of its work, once it works: a request then meets one death, or two."""
+    await load.answers_for_all()
+    await asyncio.sleep(random.uniform(0, 0.1))
+    worker_of(server).kill()
+
+
+async def test_two_models_of_which_one_is_killed_again_and_again(site: Site) -> None:
+    """The other one's clients notice nothing."""
+    fake = {"engine": "fake", "fake": {"step_s": 0.002}}
+    config: dict[str, object] = {"models": {"good": fake, "bad": fake}, "fleet": PATIENT}
+    with serving(config=config, environ=site.alone) as server:
+        bad = max(workers_of(server), key=lambda one: one.create_time())  # loaded in this order
+        async with Load(server.url, ["good"]) as good, Load(server.url, ["bad"]) as load:
+            for _ in range(5):
+                await load.answers_for_all()
+                kept = {one.pid for one in workers_of(server)} - {bad.pid}
+                bad.kill()
+                await load.answers_for_all()
+                [bad] = [one for one in workers_of(server) if one.pid not in kept]
+        assert good.ended == good.streamed.whole + good.unstreamed.whole == good.asked
+        assert not load.lost and not load.unstreamed.refused
+        assert all('model="bad"' in line or "model=bad" in line for line in deaths(server))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_the_server_itself_is_killed_under_load(workers: int, site: Site) -> None:
+    """Its clients lose their connections. All that it started ends: workers, guards, spare ones, server processes."""
+    config: dict[str, object] = {
+        "models": {name: {"engine": "fake", "fake": {"step_s": 0.01}} for name in ("one", "two")},
+        "fleet": {"standby": ["fake"]},
+        "server": {"workers": workers},
+    }
+    with serving(config=config, environ=site.alone, exit_code=-signal.SIGKILL) as server:
+        until(lambda: workers_of(server, "standby"), 20, "a spare worker")
+        assert len(site.directories()) == 3
+        async with Load(server.url, ["one", "two"], max_tokens=300, pause_s=0.1) as load:
+            await asyncio.sleep(0.5)
+            server.process.kill()
+            server.process.wait()
+            load.stop()
+        until(lambda: not site.left(), 5, "the end of all processes and sockets")
+        assert load.lost and load.ended == load.asked
+
+
+async def test_a_server_process_is_killed_under_load(site: Site) -> None:
+    """Those that it was answering lose their connections, for nobody is there to tell them; the others notice nothing."""
+    config: dict[str, object] = {
+        "models": {"toy": {"engine": "fake", "fake": {"step_s": 0.005}}},
+        "server": {"workers": 2},
+    }
+    with serving(config=config, environ=site.alone) as server:
+        worker = worker_of(server).pid
+        async with Load(server.url, ["toy"], streams=8, wholes=8) as load:
+            for _ in range(5):
+                await load.answers_for_all(streams=True)
+                children = _children(server)
+                victim = random.choice(children)
+                victim.kill()
+                until(lambda: victim not in _children(server) and len(_children(server)) == 2, 20, "another process")
+        assert worker_of(server).pid == worker and deaths(server) == []
+        assert load.ended == load.asked
+        assert 0 < len(load.lost) <= 5 * 16
+        assert not load.unstreamed.refused and not load.streamed.refused and not load.streamed.told
+
+
+def _children(server: Server) -> list[psutil.Process]:
+    found = []
+    for one in psutil.Process(server.process.pid).children():
+        if "enginebay.server.children" in " ".join(one.cmdline()):
+            found.append(one)
+    return found
