@@ -7,7 +7,7 @@ PROMPT ?= Give three tips for a good night's sleep.
 # Engine environments and models made for the tests live in the checkout, so that nothing of yours is touched.
 TEST_HOME := $(CURDIR)/.home
 
-.PHONY: install serve run node check unit engines contract integration test soak bench-server bench-worker bench-start docs clean
+.PHONY: install serve run node check unit engines contract integration test soak bench-server bench-switch bench-worker bench-start docs clean
 
 install: $(VENV)/.installed
 
@@ -68,6 +68,9 @@ soak: $(VENV)/.dev
 
 bench-worker: engines
 	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python bench/worker.py
+
+bench-switch: engines
+	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python -m bench.switch
 
 bench-start: install
 	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python bench/start.py

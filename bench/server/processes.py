@@ -102,11 +102,27 @@ class Server:
                 return
             except (OSError, ValueError) as found:
                 problem = found
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 self.stop()
-                tail = self._log.read_text(errors="replace")[-2000:]
-                raise SystemExit(f"{self._process.args!r} does not answer ({problem}); its log ends with:\n{tail}")
+                raise SystemExit(self._silent(problem))
+            self.check_alive(problem)
             time.sleep(0.2)
+
+    def check_alive(self, problem: Exception | None = None) -> None:
+        """Raises `SystemExit` with its last words when it has ended."""
+        if self._process.poll() is not None:
+            self.stop()
+            raise SystemExit(self._silent(problem))
+
+    def _silent(self, problem: Exception | None) -> str:
+        tail = self._log.read_text(errors="replace")[-2000:]
+        return f"{self._process.args!r} does not answer ({problem or 'it has ended'}); its log ends with:\n{tail}"
+
+    def kill(self) -> None:
+        """SIGKILL to its whole session, without a word before."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
 
     def stop(self) -> None:
         """SIGTERM, then SIGKILL to what is left of its session."""

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,30 +82,31 @@ class Ours:
 
     def _switch(self, prompt: str) -> Switched:
         name = _NAMES[1 - self._awake]
-        before = time.time()
+        body = chat(name, _TOKENS, True, prompt, temperature=0)
         started = time.perf_counter()
         try:
-            seconds = ask(self._url, chat(name, _TOKENS, True, prompt, temperature=0), self._headers) - started
+            seconds = ask(self._url, body, self._headers) - started
         except NotYet as problem:
             raise SystemExit(f"the request for {name} was not answered: {problem}\n{self._tail()}") from None
         self._awake = 1 - self._awake
-        return Switched(seconds, self._rest(lambda record: record["model"] == name and record["at"] >= before - 1))
+        return Switched(seconds, self._rest())
 
-    def _rest(self, wanted: Callable[[Record], bool] = lambda _: True) -> Record:
+    def _rest(self) -> Record:
         """Until the switch is written down whole, no model moves and the standby, if there is one, is ready again."""
         deadline = time.monotonic() + _PATIENCE_S
         while time.monotonic() < deadline:
-            record = self._get("switches")["switches"][-1]
-            if wanted(record) and "first_token" in record["phases"] and self._at_rest():
-                return dict(record)
+            record: Record = self._get("switches")["switches"][-1]
+            whole = record["model"] == _NAMES[self._awake] and "first_token" in record["phases"]
+            if whole and self._at_rest():
+                return record
             time.sleep(_LOOK_S)
         raise SystemExit(f"{self._kind} did not come to rest after a switch\n{self._tail()}")
 
     def _at_rest(self) -> bool:
         found = self._get("ps")
-        states = sorted(model["state"] for model in found["models"])
+        states = {model["state"] for model in found["models"]}
         spare = self._depth != "standby" or self._kind in found["standby"]
-        return spare and states[-1:] + states[:-1] != [] and "awake" in states and set(states) <= _STILL
+        return spare and "awake" in states and states <= {"awake", "asleep", "cold"}
 
     def _get(self, what: str) -> Any:
         request = urllib.request.Request(f"{self._url}/admin/{what}", headers=self._headers)

@@ -35,17 +35,29 @@ class Changes:
         """These variants and no others. All or nothing: what does not load or does not answer leaves all as it was."""
         wanted = {variant.name: variant for variant in variants}
         places = self._fleet.places
-        changed = [
+        changed: list[Place] = [
             places[name] for name, one in wanted.items() if name in places and _differs(places[name].variant, one)
         ]
-        successors = await self._prepared([place for place in changed if place.worker is not None], wanted)
-        await self._restarted([place for place in changed if _not_among(place, successors)], wanted)
-        for successor in successors:
-            old = self._fleet.replace_worker(successor.place, successor.raised, successor.variant)
-            self._let_go(old)
+        for place in changed:
+            place.changing = True
+        try:
+            successors = await self._prepared(changed, wanted)
+            try:
+                await self._restarted([place for place in changed if _not_among(place, successors)], wanted)
+            except BaseException:
+                await _killed(successors)
+                raise
+            for successor in successors:
+                await _at_rest(successor.place)
+                old = self._fleet.replace_worker(successor.place, successor.raised, successor.variant)
+                self._let_go(old)
+        finally:
+            for place in changed:
+                place.changing = False
         gone = [name for name in places if name not in wanted]
         for name in gone:
-            self._let_go(places.pop(name).worker)
+            await _at_rest(places[name])
+            self._let_go(self._fleet.forget(name))
         added = [name for name in wanted if name not in places]
         for name, variant in wanted.items():
             if name in added:
@@ -68,7 +80,7 @@ class Changes:
                 found.append(_Successor(place, variant, raised))
                 await check_answers(raised.worker)
         except BaseException:
-            await asyncio.gather(*(one.raised.worker.kill() for one in found), return_exceptions=True)
+            await _killed(found)
             raise
         return found
 
@@ -81,7 +93,9 @@ class Changes:
         before: list[tuple[Place, Variant]] = []
         try:
             for place in places:
+                await _at_rest(place)
                 was_awake = place.worker is not None and place.depth is Depth.AWAKE
+                place.changing = False
                 await self._fleet.lower(place, Depth.COLD)
                 before.append((place, place.variant))
                 self._fleet.become(place, wanted[place.name])
@@ -130,6 +144,15 @@ def _differs(one: Variant, other: Variant) -> bool:
         other.plan.tool_format,
         other.sampling,
     )
+
+
+async def _killed(successors: list[_Successor]) -> None:
+    await asyncio.gather(*(one.raised.worker.kill() for one in successors), return_exceptions=True)
+
+
+async def _at_rest(place: Place) -> None:
+    while place.moving:
+        await asyncio.sleep(0.05)
 
 
 def _not_among(place: Place, successors: list[_Successor]) -> bool:

@@ -126,7 +126,7 @@ class Fleet:
 
     async def lower(self, place: Place, to: Depth, patience_s: float | None = None) -> None:
         """By order rather than by plan. Raises `Overloaded` when requests run on for too long."""
-        if place.moving:
+        if place.moving or place.changing:
             raise Overloaded(f"{place.name} is {told(place)}", "try again in a moment")
         if place.depth is Depth.COLD or place.depth is to:
             return
@@ -146,7 +146,15 @@ class Fleet:
         fresh = self.room.place(variant)
         for name in ("variant", "key", "awake", "asleep", "need", "idle_s", "raise_s", "min_residency_s"):
             setattr(place, name, getattr(fresh, name))
-        place.shrunk = False
+        place.smaller = None
+
+    def forget(self, name: str) -> ModelWorker | None:
+        """The variant is no longer offered; gives back its worker, which may still have requests."""
+        place = self.places.pop(name)
+        worker = place.worker
+        place.vacate()
+        self._waiters.fail(name, UnknownModel(f"{name} is no longer served", param="model"))
+        return worker
 
     def wish(self, name: str) -> None:
         """Have it loaded although nobody asks for it yet."""
@@ -187,7 +195,11 @@ class Fleet:
             if time.monotonic() - looked_at >= _TICK_S:
                 looked_at = time.monotonic()
                 self._start(self._look())
-            self._plan()
+            try:
+                self._plan()
+            except Exception as error:  # a plan that fails must not be the last one
+                self.event("the plan failed", level="error", error=repr(error))
+                await asyncio.sleep(_TICK_S)
 
     async def _look(self) -> None:
         looked_at = [place for place in self.places.values() if place.worker is not None and not place.moving]
@@ -231,9 +243,12 @@ class Fleet:
         self._waiters.refuse(refusal.id, error)
 
     def _refuse_in_trouble(self, place: Place) -> None:
+        """At once, so that whoever has another engine to ask need not wait for the next try of this one."""
+        if place.variant.error is not None:
+            raise place.variant.error.with_traceback(None)  # else each time would add to it
         if place.trouble is not None:
             if time.monotonic() < place.not_before:
-                raise place.trouble
+                raise place.trouble.with_traceback(None)
             place.trouble = None  # one more try
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -333,7 +348,7 @@ class Fleet:
     async def _attend(self, place: Place, worker: ModelWorker) -> None:
         """Until the worker's process ends, by whatever death."""
         await worker.process.wait()
-        if place.worker is worker and not self._closing and not (place.moving and place.depth is Depth.COLD):
+        if place.worker is worker and not self._closing and not place.moving:  # else whoever moves it sees to it
             await self._died(place, worker, None)
 
     async def _fell_silent(self, place: Place, why: str) -> None:
@@ -372,7 +387,8 @@ class Fleet:
         if worker is not None:
             self._start(worker.kill())
         self._mourn(place, death.cause, death.detail, error.hint, 0.0)
-        self._waiters.fail(place.name, place.trouble or error)
+        place.trouble = place.trouble or error
+        self._waiters.fail(place.name, place.trouble)
         self._turn.set()
 
     def _mourn(self, place: Place, cause: str, detail: str, words: str, lived_s: float) -> None:

@@ -44,7 +44,7 @@ class Mover:
             started = time.perf_counter()
             await place.worker.client.wake()
             return Raised(place.worker, "asleep", {"load": time.perf_counter() - started})
-        plan = place.variant.plan
+        plan = place.smaller or place.variant.plan
         if plan is None:
             assert place.variant.error is not None
             raise place.variant.error
@@ -63,7 +63,7 @@ class Mover:
 
     def _smaller(self, place: Place, plan: Plan, error: OutOfMemory) -> Plan:
         """The plan with smaller settings, once, where the configuration allows it."""
-        if place.shrunk or not place.variant.settings.smaller_on_out_of_memory:
+        if place.smaller is not None or not place.variant.settings.smaller_on_out_of_memory:
             raise error
         load = plan.launch.load
         sizes = needs.sizes(place.need) if place.need is not None else {}
@@ -71,10 +71,10 @@ class Mover:
         settings = smaller(plan.spec, {**chosen, **load.settings}, None)
         if settings is None:
             raise error
-        place.shrunk = True
         changed = {name: value for name, value in settings.items() if load.settings.get(name) != value}
         self._event("loading with smaller settings", level="warning", model=place.name, settings=changed)
-        return replace(plan, launch=replace(plan.launch, load=replace(load, settings=settings)))
+        place.smaller = replace(plan, launch=replace(plan.launch, load=replace(load, settings=settings)))
+        return place.smaller
 
     async def lowered(self, place: Place, to: Depth, patience_s: float) -> Phases:
         """Drain, then sleep or end. Raises `StillBusy` with the door open again; a worker that is gone is no error."""

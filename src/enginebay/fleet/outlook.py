@@ -26,6 +26,8 @@ def told(place: Place) -> str:
         if place.depth is Depth.AWAKE:
             return "waking" if place.came_from is Depth.ASLEEP else "loading"
         return "falling asleep" if place.depth is Depth.ASLEEP else "unloading"
+    if place.changing:
+        return "being replaced"
     if place.trouble is not None:
         return "failing"
     if place.closed:

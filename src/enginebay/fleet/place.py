@@ -9,6 +9,7 @@ from enginebay.contract import Facts
 from enginebay.errors import EnginebayError
 from enginebay.fleet.model_worker import ModelWorker
 from enginebay.fleet.needs import NeedFacts
+from enginebay.fleet.plan import Plan
 from enginebay.fleet.residency import Bytes, Depth, Holding
 from enginebay.fleet.supervision import Died
 from enginebay.fleet.switches import Switch
@@ -51,7 +52,8 @@ class Place:
     trouble: EnginebayError | None = None  # why it is not started for now
     last_failure: str = ""  # in words, for whoever looks
     switch: Switch | None = None  # the last time it was raised
-    shrunk: bool = False  # runs with smaller settings than asked for, since memory did not suffice
+    smaller: Plan | None = None  # instead of the variant's own, since memory did not suffice for that
+    changing: bool = False  # another worker is being made for it: nobody may move it meanwhile
 
     @property
     def name(self) -> str:
@@ -91,7 +93,7 @@ class Place:
             came_from=self.came_from,
             awake=self.awake,
             asleep=self.asleep,
-            pinned=self.variant.settings.pinned,
+            pinned=self.variant.settings.pinned or self.changing,
             running=max(self.running, self._on_the_way(now)),
             closed=self.closed,
             awake_since=self.awake_since,
@@ -116,6 +118,7 @@ class Place:
         now = time.monotonic()
         self.worker, self.facts = worker, worker.facts
         self.depth, self.moving, self.closed = Depth.AWAKE, False, False
+        self.trouble = None
         self.running = self.requests = self.expected = 0
         self.memory_bytes = worker.facts.memory_bytes
         self.awake_since = self.idle_since = self.answered_at = now

@@ -47,10 +47,16 @@ class Room:
         load = variant.plan.launch.load
         place.key = fingerprint(load.model, load.kind, variant.plan.version, load.path, load.settings, load.loras)
         place.need = needs.gather(load, self._host, variant.plan.devices)
-        predicted = needs.predict(place.need)
+        predicted = self._possible(needs.predict(place.need))
         place.awake = needs.corrected(predicted, self._measured.memory(place.key), settings.memory_bytes)
         self._expect(place)
         return place
+
+    def _possible(self, predicted: dict[str, int]) -> dict[str, int]:
+        """A prediction may be wrong: a model that should need more than there is may try with all of it."""
+        if self._config.memory_bytes is not None:
+            return predicted
+        return {pool: min(needed, self.memory.get(pool, needed)) for pool, needed in predicted.items()}
 
     def settle(self, place: Place, raised: Raised) -> None:
         """It has been raised: keep what that took, and see how it can sleep."""

@@ -68,9 +68,9 @@ async def prepare(
 def say_headers(call: Call) -> None:
     """What was done to the request, for whoever looks at the headers."""
     if call.translated:
-        call.exchange.header("x-enginebay-translated", header_text(call.translated))
+        call.say("x-enginebay-translated", header_text(call.translated))
     if call.left_out:
-        call.exchange.header("x-enginebay-truncated", f"{call.left_out} tokens of the prompt left out")
+        call.say("x-enginebay-truncated", f"{call.left_out} tokens of the prompt left out")
 
 
 def header_text(translated: Mapping[str, str]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 LEVELS = ("debug", "info", "warning", "error")
 _RESERVED = ("time", "level", "event")
 _ALSO_SHOWN = (
+    "fallback",
     "finish_reason",
     "error",
     "message",

@@ -76,7 +76,7 @@ class Orders:
             "awake_s": round(now - place.awake_since, 1) if awake else None,
             "idle_s": round(now - place.idle_since, 1) if worker is not None and not place.running else None,
             "adapters": list(plan.launch.load.loras) if plan is not None else [],
-            "smaller_settings": place.shrunk or None,
+            "smaller_settings": place.smaller is not None or None,
             "last_failure": place.variant.error.message if place.variant.error else place.last_failure or None,
             "last_switch": place.switch.to_json() if place.switch is not None else None,
         }

@@ -62,17 +62,22 @@ class Site:
         return sorted((self.runtime / "enginebay").glob("w*"))
 
 
-def workers_of(server: Server, how: str = "serve") -> list[psutil.Process]:
-    """Workers that the server itself has started and that are alive; `how` is `standby` for spare ones."""
+def children_of(server: Server, *words: str) -> list[psutil.Process]:
+    """Those alive whose command line has all these words in it."""
     found = []
     for one in psutil.Process(server.process.pid).children():
         try:
-            words = one.cmdline()
-            if any(word.endswith("worker/bootstrap.py") for word in words) and how in words:
-                found.append(one)
-        except psutil.NoSuchProcess:
+            line = " ".join(one.cmdline())
+        except psutil.NoSuchProcess:  # or dead, and not yet buried
             continue
+        if line and all(word in line for word in words):
+            found.append(one)
     return found
+
+
+def workers_of(server: Server, how: str = "serve") -> list[psutil.Process]:
+    """`how` is `standby` for spare ones."""
+    return children_of(server, "worker/bootstrap.py", f" {how} ")
 
 
 def worker_of(server: Server) -> psutil.Process:

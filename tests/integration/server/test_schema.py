@@ -27,7 +27,7 @@ RANDOM_PER_OPERATION = 60
 # (schema_checks) sees to it that each refusal names the field.
 LEFT_OUT = "positive_data_acceptance"
 ENDPOINTS = ("chat", "completions", "responses", "embeddings", "tokenize", "detokenize")
-# Models come and go meanwhile, and the configuration is read again: the other endpoints must not be told apart by it.
+# Models come and go meanwhile, and the configuration is read again: the other endpoints answer all the same.
 ORDERS = ("load", "unload", "switch", "logs", "adapters", "upgrade")
 UNCONDITIONAL_ORDERS = ("ps", "switches", "reload", "load", "unload")
 

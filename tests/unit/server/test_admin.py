@@ -15,6 +15,7 @@ from enginebay.config.server import ServerConfig
 from enginebay.errors import (
     ConfigError,
     EnginebayError,
+    EngineMissing,
     InvalidRequest,
     LoadFailed,
     Overloaded,

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from enginebay.config.server import Limits
+from enginebay.errors import Cancelled, Overloaded
+from enginebay.fleet.outlook import Outlook
+from enginebay.server import waiting
+from enginebay.server.metrics import Metrics
+from enginebay.server.offers import Session
+from enginebay.server.waiting import patience, wait_for
+from tests.unit.server.test_retrying import call_of
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [("", 300.0), ("wait=0", 0.0), ("wait=10", 10.0), ("respond-async, wait=5", 5.0), ("wait=9999", 300.0),
+     ("wait=-1", 300.0), ("wait=x", 300.0), ("nowait=3", 300.0)],
+)  # fmt: skip
+def test_how_long_a_client_would_wait(header: str, expected: float) -> None:
+    assert patience(header, 300.0) == expected
+
+
+class _Fleet:
+    """Never gives what is wanted."""
+
+    def __init__(self) -> None:
+        self.wants = 0
+        self.cancelled = 0
+
+    async def want(self, name: str, patience_s: float | None = None, broken: str = "") -> Any:
+        self.wants += 1
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    async def look_ahead(self, name: str) -> Outlook:
+        return Outlook(name, "loading", 12.4, 1)
+
+    async def order(self, command: str, arguments: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+
+def _waiting(call: Any, fleet: _Fleet, *, stream: bool) -> Any:
+    session = Session("m", "fake", Limits(), 1)
+    return wait_for(call, session, fleet, 300.0, stream, Limits(), Metrics())
+
+
+async def test_who_does_not_want_to_wait_is_told_how_long_it_would_take() -> None:
+    call, fleet = call_of(), _Fleet()
+    call.exchange.headers["prefer"] = "wait=0"
+    with pytest.raises(Overloaded) as refused:
+        await _waiting(call, fleet, stream=False)
+    assert refused.value.retry_after_s == 12.4 and "loading, about 12 s" in refused.value.message and not fleet.wants
+
+
+async def test_streams_are_told_meanwhile_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "_TELL_S", 0.01)
+    for stream in (True, False):
+        call, fleet = call_of(), _Fleet()
+        task = asyncio.ensure_future(_waiting(call, fleet, stream=stream))
+        await asyncio.sleep(0.1)
+        told = b"".join(call.exchange._connection.writes)  # type: ignore[attr-defined]
+        assert (b": m is loading, about 12 s" in told) is stream and call.told is stream
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert fleet.cancelled == 1
+
+
+async def test_a_client_that_leaves_is_not_waited_for() -> None:
+    call, fleet = call_of(), _Fleet()
+    task = asyncio.ensure_future(_waiting(call, fleet, stream=False))
+    await asyncio.sleep(0.01)
+    assert call.exchange.on_close is not None
+    call.exchange.on_close()
+    with pytest.raises(Cancelled):
+        await task
+    assert fleet.cancelled == 1
