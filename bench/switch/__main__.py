@@ -26,7 +26,7 @@ from bench.switch.bare import Bare
 from bench.switch.ours import DEPTHS, Ours, Switched
 from bench.switch.report import Compared, judge, show, show_pair, show_slowest
 
-_PROMPT = "{number} is the number. Tell the story of a small village by the sea where so many fishermen lived."
+_PROMPT = "Say {number}."  # short: it is the switch that is measured, not the prompt
 
 
 def compare(kind: str, depth: str, pairs: int) -> Compared:

@@ -31,7 +31,7 @@ def add(
     key: Key = None,
     json: Json = False,
 ) -> None:
-    """Add a LoRA adapter to a model, until the server's end; the configuration is for those that stay."""
+    """Add a LoRA adapter to a model, until the next reload; the configuration is for those that stay."""
     where = os.path.normpath(Path.cwd() / path.expanduser())
     found = order(url, key, "adapters", {"model": model, "name": name, "path": where}, f"adding {name} to {model}")
     _tell(found, json)

@@ -226,7 +226,7 @@ class Fleet:
             place.leave_for(action.to)
             self._start(self._raise(place) if action.to is Depth.AWAKE else self._lower(place, self.config.max_wait_s))
         elif isinstance(action, Close):
-            place.closed = True
+            place.closed, place.closed_since = True, time.monotonic()
             self._start(self._shut(place))
         elif isinstance(action, Open):
             place.closed = False
@@ -321,8 +321,10 @@ class Fleet:
 
     async def _lower(self, place: Place, patience_s: float) -> bool:
         to, started = place.depth, time.monotonic()
+        drained_s = started - place.closed_since if place.closed else 0.0  # what ran on behind its closed door
         try:
             spent = await self.mover.lowered(place, to, patience_s)
+            spent["drain"] = spent.get("drain", 0.0) + drained_s
         except StillBusy:
             place.stay()
             self._awake(place)
@@ -394,13 +396,14 @@ class Fleet:
     def _mourn(self, place: Place, cause: str, detail: str, words: str, lived_s: float) -> None:
         now = time.monotonic()
         place.deaths.append(Died(now, lived_s))
-        del place.deaths[:-50]
+        del place.deaths[: -max(50, self.config.restarts + 1)]
         place.last_failure = f"{cause}: {detail}"
         rules = self.config
         policy = RestartPolicy(rules.restarts, rules.restart_window_s, rules.backoff_s, rules.backoff_max_s)
         then = supervision.next_restart(now, place.deaths, policy)
         looping = isinstance(then, supervision.CrashLoop)
         place.not_before = then.until if isinstance(then, supervision.CrashLoop) else then.at
+        asyncio.get_running_loop().call_later(max(0.0, place.not_before - now), self._turn.set)
         if looping:
             place.trouble = CrashLoop(
                 f"{place.name} died {len(place.deaths)} times, last of {cause}: {detail}",

@@ -32,6 +32,7 @@ class Place:
     moving: bool = False
     came_from: Depth | None = None  # while it moves
     closed: bool = False  # its door, by us
+    closed_since: float = 0.0
     worker: ModelWorker | None = None
     facts: Facts | None = None  # of the last worker
     running: int = 0

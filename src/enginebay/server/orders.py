@@ -36,6 +36,7 @@ class Orders:
         self._take_in = take_in
         self._read_again = read_again
         self._one_at_a_time = asyncio.Lock()
+        self._orders: set[asyncio.Future[Any]] = set()
         self._wanted = wanted  # the last that was taken in
 
     async def carry_out(self, command: str, arguments: dict[str, Any]) -> Any:
@@ -44,9 +45,15 @@ class Orders:
             "switches": self._switches, "logs": self._logs, "reload": self._reload, "add_lora": self._add_lora,
             "remove_lora": self._remove_lora, "upgrade": self._upgrade,
         }  # fmt: skip
-        return await known[command](**arguments)
+        order = asyncio.ensure_future(known[command](**arguments))
+        self._orders.add(order)
+        order.add_done_callback(self._orders.discard)
+        return await asyncio.shield(order)  # whoever gave it may go: an order is not left half done
 
     async def close(self) -> None:
+        for order in list(self._orders):
+            order.cancel()
+        await asyncio.gather(*self._orders, return_exceptions=True)
         await self._changes.close()
 
     async def _ps(self) -> dict[str, Any]:

@@ -225,7 +225,9 @@ class WorkerClient(asyncio.Protocol):
     def _send(self) -> None:
         self._will_send = False
         asks, self._asks = self._asks, pb.Ask()
-        if self._transport is not None and (asks.submit or asks.cancel):
+        if self._transport is None or self._transport.is_closing():
+            return  # whoever waits for an answer is told in a moment
+        if asks.submit or asks.cancel:
             self._transport.write(frame(asks))
 
     def data_received(self, data: bytes) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.fleet.shared import mixed_fleet as mixed_fleet
+from tests.integration.fleet.shared import vllm_fleet as vllm_fleet
 from tests.integration.fleet.site import Site, shared_memory
 
 

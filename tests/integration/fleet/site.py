@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -80,9 +84,27 @@ def workers_of(server: Server, how: str = "serve") -> list[psutil.Process]:
     return children_of(server, "worker/bootstrap.py", f" {how} ")
 
 
-def worker_of(server: Server) -> psutil.Process:
-    [worker] = workers_of(server)
+def worker_of(server: Server, model: str = "toy") -> psutil.Process:
+    [worker] = [one for one in workers_of(server) if _load_of(one).get("model") == model]
     return worker
+
+
+def _load_of(worker: psutil.Process) -> dict[str, Any]:
+    """What it was told to load."""
+    with contextlib.suppress(OSError, psutil.NoSuchProcess):  # it may end meanwhile
+        found: dict[str, Any] = json.loads((Path(worker.cmdline()[-1]) / "load.json").read_text())
+        return found
+    return {}
+
+
+async def another_worker(server: Server, known: Collection[int], within_s: float = 30.0) -> psutil.Process:
+    """One that is none of these."""
+    async with asyncio.timeout(within_s):
+        while True:
+            found = [one for one in workers_of(server) if one.pid not in known]
+            if found:
+                return found[0]
+            await asyncio.sleep(0.03)
 
 
 def until(condition: Callable[[], object], within_s: float, what: str) -> None:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.integration.fleet.load import Load
-from tests.integration.fleet.site import Site, children_of, deaths, until, worker_of, workers_of
+from tests.integration.fleet.site import Site, another_worker, children_of, deaths, until, worker_of, workers_of
 from tests.integration.server.serving import Server, serving
 
 MB = 1 << 20
@@ -67,10 +67,12 @@ async def test_workers_killed_under_load(case: Case, site: Site) -> None:
 
 
 async def _kill_worker(server: Server, load: Load) -> None:
-    """At any moment of its work, once it works: a request then meets one death, or two."""
+    """At any moment of its work, once it works: a request meets one death at most."""
     await load.answers_for_all()
     await asyncio.sleep(random.uniform(0, 0.1))
-    worker_of(server).kill()
+    killed = worker_of(server)
+    killed.kill()
+    await another_worker(server, {killed.pid})
 
 
 async def test_two_models_of_which_one_is_killed_again_and_again(site: Site) -> None:
@@ -78,22 +80,21 @@ async def test_two_models_of_which_one_is_killed_again_and_again(site: Site) -> 
     fake = {"engine": "fake", "fake": {"step_s": 0.002}}
     config: dict[str, object] = {"models": {"good": fake, "bad": fake}, "fleet": PATIENT}
     with serving(config=config, environ=site.alone) as server:
-        bad = max(workers_of(server), key=lambda one: one.create_time())  # loaded in this order
+        bad = worker_of(server, "bad")
         async with Load(server.url, ["good"]) as good, Load(server.url, ["bad"]) as load:
             for _ in range(5):
                 await load.answers_for_all()
-                kept = {one.pid for one in workers_of(server)} - {bad.pid}
+                known = {one.pid for one in workers_of(server)}
                 bad.kill()
-                await load.answers_for_all()
-                [bad] = [one for one in workers_of(server) if one.pid not in kept]
+                bad = await another_worker(server, known)
         assert good.ended == good.streamed.whole + good.unstreamed.whole == good.asked
         assert not load.lost and not load.unstreamed.refused
-        assert all('model="bad"' in line or "model=bad" in line for line in deaths(server))
+        assert [line for line in deaths(server) if "model=bad" not in line] == []
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_the_server_itself_is_killed_under_load(workers: int, site: Site) -> None:
-    """Its clients lose their connections. All that it started ends: workers, guards, spare ones, server processes."""
+    """Its clients lose their connections, or are told. All that it started ends: workers, guards, spare ones, server processes."""
     config: dict[str, object] = {
         "models": {name: {"engine": "fake", "fake": {"step_s": 0.01}} for name in ("one", "two")},
         "fleet": {"standby": ["fake"]},
@@ -108,7 +109,7 @@ async def test_the_server_itself_is_killed_under_load(workers: int, site: Site) 
             server.process.wait()
             load.stop()
         until(lambda: not site.left(), 5, "the end of all processes and sockets")
-        assert load.lost and load.ended == load.asked
+        assert load.ended == load.asked > load.streamed.whole + load.unstreamed.whole
 
 
 async def test_a_server_process_is_killed_under_load(site: Site) -> None:

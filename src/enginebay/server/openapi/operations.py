@@ -156,7 +156,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/admin/adapters"): Operation(
         id="addAdapter", tag=_ADMIN, summary="Add a LoRA adapter to a model while it runs",
-        description="Until the server's end: what is to stay belongs into the configuration.",
+        description="Until the next reload or the server's end: what is to stay belongs into the configuration.",
         body="AdapterBody", answer="FleetModel", names_model=True,
         examples={"adapter": {"name": "my-adapter", "path": "/path/to/adapter"}},
     ),

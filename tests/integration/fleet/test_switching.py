@@ -1,0 +1,217 @@
+"""Models that take turns: who comes, who leaves and how deep, what it takes, and that nobody is cut off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.fleet.asking import REAL, Beside, Fleet, Streamed, alive, fake, fleet_of
+from tests.integration.fleet.shared import SMALL
+from tests.integration.fleet.site import until
+
+GIB = 1 << 30
+STEP_S = 0.02
+
+
+@pytest.fixture(scope="module")
+def turns(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Room for one model at a time."""
+    models = {name: fake(step_s=STEP_S) for name in ("one", "two", "three")}
+    with fleet_of(models, tmp_path_factory.mktemp("home"), max_awake=1, min_residency_s=0) as fleet:
+        yield fleet
+
+
+def test_phases_of_a_switch_are_written_down(turns: Fleet) -> None:
+    turns.says("one")
+    turns.says("two")
+    turns.says("one")
+    until(lambda: "first_token" in turns.switches()[-1]["phases"], 5, "the first token, counted")
+    *_, first, second, last = turns.switches()
+    assert [one["model"] for one in (first, second, last)] == ["one", "two", "one"]
+    assert first["from"] == second["from"] == "cold" and last["from"] == "asleep"
+    assert first["replaced"] == [] and "drain" not in first["phases"]
+    assert second["replaced"] == ["one"] and last["replaced"] == ["two"]
+    assert list(last["phases"]) == ["drain", "free", "load", "first_token"]
+    assert set(second["phases"]) >= {"drain", "free", "import", "load"} and second["phases"]["load"] > 0
+    assert last["total_s"] == pytest.approx(sum(last["phases"].values()), abs=0.001)
+    assert last["total_s"] < 1 and last["met"] and last["engine"] == "fake"
+    assert turns.models()["one"]["last_switch"] == last
+
+
+def test_switches_in_the_metrics(turns: Fleet) -> None:
+    def switched(**labels: str) -> float:
+        return turns.metric("enginebay_switch_seconds_count", engine="fake", **labels)
+
+    turns.says("one")
+    before = switched(model="two", came_from="asleep")
+    cold = switched(came_from="cold")
+    drained = turns.metric("enginebay_switch_phase_seconds_total", model="two", phase="drain")
+    turns.says("two")
+    assert switched(model="two", came_from="asleep") == before + 1 and switched(came_from="cold") == cold
+    assert turns.metric("enginebay_switch_phase_seconds_total", model="two", phase="drain") >= drained
+    assert turns.metric("enginebay_switch_phase_seconds_total", model="two", phase="load") > 0
+    assert turns.metric("enginebay_model_awake", model="two") == 1
+    assert turns.metric("enginebay_model_awake", model="one") == 0
+
+
+def test_workers_are_kept_across_switches(turns: Fleet) -> None:
+    pids = {}
+    for name in ("one", "two"):
+        turns.says(name)
+        pids[name] = turns.models()[name]["pid"]
+    for _ in range(5):
+        for name in ("one", "two"):
+            turns.says(name)
+    found = turns.models()
+    assert {name: found[name]["pid"] for name in pids} == pids
+    assert (found["one"]["state"], found["two"]["state"]) == ("asleep", "awake")
+    assert {one["from"] for one in turns.switches()[-10:]} == {"asleep"}
+
+
+def test_a_busy_model_is_never_cut_off(turns: Fleet) -> None:
+    turns.says("one")
+    stream = Streamed()
+    streaming = Beside(turns.stream_into, stream, "one", max_tokens=100)
+    until(lambda: stream.events, 5, "the stream's beginning")
+    other = Beside(turns.says, "two")
+    streaming.result()
+    other.result()
+    assert stream.whole and len(stream.text) == 100
+    assert streaming.ended_at < other.ended_at
+    last = turns.switches()[-1]
+    assert last["model"] == "two" and last["replaced"] == ["one"]
+    assert last["phases"]["drain"] > 1 and last["slowest"]["phase"] == "drain"
+
+
+def test_requests_for_several_models_are_collated(turns: Fleet) -> None:
+    """A B A C B, all while A is busy: two swaps would be the least, five the worst."""
+    turns.says("one")
+    turns.until_idle()
+    before = len(turns.switches())
+    stream = Streamed()
+    streaming = Beside(turns.stream_into, stream, "one", max_tokens=100)
+    until(lambda: stream.events, 5, "the stream's beginning")
+    asked = []
+    for name in ("one", "two", "one", "three", "two"):
+        asked.append(Beside(turns.says, name))
+        time.sleep(0.1)
+    for one in (streaming, *asked):
+        one.result()
+    assert stream.whole
+    raised = [one["model"] for one in turns.switches()[before:]]
+    assert {"two", "three"} <= set(raised) and len(raised) <= 3
+
+
+# What the configuration may say
+
+
+def test_pinned_models_stay(tmp_path: Path) -> None:
+    models = {"kept": fake(pinned=True, load="start"), "one": fake(), "two": fake()}
+    with fleet_of(models, tmp_path, max_awake=2, min_residency_s=0) as fleet:
+        pid = fleet.models()["kept"]["pid"]
+        for name in ("one", "two", "one", "two"):
+            fleet.says(name)
+        assert fleet.states() == {"kept": "awake", "one": "asleep", "two": "awake"}
+        assert fleet.models()["kept"]["pid"] == pid and fleet.models()["kept"]["pinned"]
+        assert "kept" not in {name for one in fleet.switches() for name in one["replaced"]}
+
+
+def test_idle_models_are_unloaded(tmp_path: Path) -> None:
+    models = {"kept": fake(), "brief": fake(idle_s=2), "busy": fake(idle_s=2, step_s=0.05)}
+    with fleet_of(models, tmp_path) as fleet:
+        for name in models:
+            fleet.says(name)
+        pid = fleet.models()["brief"]["pid"]
+        streaming = Beside(fleet.stream, "busy", max_tokens=100)
+        until(lambda: fleet.states()["brief"] == "cold", 10, "the idle model's end")
+        assert fleet.states() == {"kept": "awake", "brief": "cold", "busy": "awake"}
+        assert not alive(pid)
+        assert streaming.result().whole  # five seconds, and longer than it may be idle
+        assert fleet.says("brief")
+
+
+def test_a_loaded_model_stays_for_a_while(tmp_path: Path) -> None:
+    with fleet_of({"one": fake(), "two": fake()}, tmp_path, max_awake=1, min_residency_s=3) as fleet:
+        fleet.says("one")
+        began = time.monotonic() - fleet.models()["one"]["awake_s"]
+        other = Beside(fleet.says, "two")
+        time.sleep(1)
+        assert fleet.says("one")  # it serves on until then
+        other.result()
+        assert 2.8 < other.ended_at - began < 8
+
+
+def test_without_memory_for_two_the_switch_is_cold(tmp_path: Path) -> None:
+    models = {name: fake(memory_bytes=2 * GIB) for name in ("one", "two")}
+    with fleet_of(models, tmp_path, memory_bytes=3 * GIB, min_residency_s=0) as fleet:
+        assert fleet.order("ps")["memory_bytes"]["ram"] == 3 * GIB
+        pids = []
+        for name in ("one", "two", "one"):
+            fleet.says(name)
+            pids.append(fleet.models()[name]["pid"])
+            assert sorted(fleet.states().values()) == ["awake", "cold"]
+        assert len(set(pids)) == 3 and not alive(pids[0]) and not alive(pids[1])
+        assert [one["from"] for one in fleet.switches()] == ["cold"] * 3
+
+
+def test_a_model_that_can_never_fit_is_refused(tmp_path: Path) -> None:
+    models = {"small": fake(memory_bytes=GIB), "huge": fake(memory_bytes=9 * GIB)}
+    with fleet_of(models, tmp_path, memory_bytes=3 * GIB, min_residency_s=0) as fleet:
+        assert fleet.says("small")
+        refused = fleet.ask("huge")
+        assert refused.status_code == 503 and "fit" in refused.json()["error"]["message"]
+        assert fleet.states() == {"small": "awake", "huge": "cold"}
+
+
+def test_a_missed_objective_is_warned_about(tmp_path: Path) -> None:
+    models = {"fast": fake(), "slow": fake(load_s=2.5)}
+    with fleet_of(models, tmp_path, max_awake=1, min_residency_s=0, switch_slo_s=2) as fleet:
+        fleet.says("fast")
+        fleet.says("slow")
+        [warning] = fleet.log(level="warning")
+        assert "load took 2." in warning["event"] and "switch_slo_s 2" in warning["event"]
+        assert warning["model"] == "slow" and "in place of fast" in warning["event"]
+        last = fleet.switches()[-1]
+        assert not last["met"] and last["slowest"]["phase"] == "load"
+        assert fleet.order("switches")["missed"] == 1
+        assert fleet.metric("enginebay_switch_slo_missed_total", model="slow") == 1
+        assert fleet.metric("enginebay_switch_slo_missed_total", model="fast") == 0
+
+
+# Real engines
+
+
+def test_two_models_take_turns_on_llamacpp() -> None:
+    models = {name: {**SMALL["llamacpp"], "load": "use"} for name in ("one", "two")}
+    with fleet_of(models, max_awake=1, min_residency_s=0) as fleet:
+        _take_turns(fleet, "one", "two")
+
+
+def test_two_models_take_turns_on_vllm(vllm_fleet: Fleet) -> None:
+    _take_turns(vllm_fleet, "one", "two")
+
+
+def test_models_take_turns_across_engines(mixed_fleet: Fleet) -> None:
+    _take_turns(mixed_fleet, "small", "dense")
+
+
+def _take_turns(fleet: Fleet, *names: str) -> None:
+    """The same answers each time, from the same workers, within a second of asking for the other model."""
+    said = {name: fleet.says(name, body=REAL) for name in names}
+    assert all(said.values())
+    pids = {name: fleet.models()[name]["pid"] for name in names}
+    before = len(fleet.switches())
+    for _ in range(3):
+        assert {name: fleet.says(name, body=REAL) for name in names} == said
+    assert {name: fleet.models()[name]["pid"] for name in names} == pids
+    states = fleet.states()
+    assert [states[name] for name in names] == ["asleep", "awake"]
+    switches = fleet.switches()[before:]
+    assert [one["model"] for one in switches] == [*names] * 3
+    assert {one["from"] for one in switches} == {"asleep"}
+    assert [one["replaced"] for one in switches] == [[names[1]], [names[0]]] * 3
+    ready_s = [one["total_s"] - one["phases"].get("first_token", 0) for one in switches]
+    assert sorted(ready_s)[len(ready_s) // 2] < 1, ready_s
