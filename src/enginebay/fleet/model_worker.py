@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Self
 
 from enginebay.fleet.model_client import ModelClient, Resident
 from enginebay.fleet.plan import Plan
+from enginebay.fleet.prompts import read_ahead
 from enginebay.worker.process import WorkerProcess
 
 
@@ -27,6 +29,7 @@ class ModelWorker(ModelClient):
         timeout_s: float = 600.0,
     ) -> Self:
         """Start the worker, or take a spare one, and load its model. Raises what the engine said when it cannot."""
+        asyncio.get_running_loop().run_in_executor(None, read_ahead, plan.source)
         if spare is None:
             process = await WorkerProcess.start(plan.launch, timeout_s)
         else:

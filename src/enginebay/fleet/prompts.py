@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
 from enginebay.contract import GenerateRequest
-from enginebay.errors import Unsupported
+from enginebay.errors import EnginebayError, Unsupported
 from enginebay.text.chat import DEFAULT, TOOL_USE, ChatRenderer, load_renderer
 from enginebay.text.messages import checked
 from enginebay.text.token_bytes import token_bytes
@@ -17,8 +19,11 @@ from enginebay.text.tokenizer import Tokenizer, load_tokenizer
 _LONG = 8_000  # characters; about a millisecond of work
 _MANY = 32  # messages
 _BYTES = 256
+_KEPT = 4  # models whose tokenizer and template stay read: a switch back need not read them again
 
 Messages = Sequence[Mapping[str, Any]]
+Stamp = tuple[tuple[str, int, int], ...]
+_reading = threading.Lock()
 
 
 class Tokenizes(Protocol):
@@ -40,13 +45,8 @@ class Prompts:
         self._bytes = byte_tokens
         self.tokenizer: Tokenizer | None = None
         self.renderer: ChatRenderer | None = None
-        if source is None:
-            return
-        try:
-            self.tokenizer = load_tokenizer(source)
-        except Unsupported:
-            self.tokenizer = None  # the engine's own serves instead
-        self.renderer = load_renderer(source)
+        if source is not None:
+            self.tokenizer, self.renderer = _read(source)
 
     @property
     def chats(self) -> bool:
@@ -117,3 +117,34 @@ class Prompts:
         if len(text) > _LONG:  # other streams must not wait for a long prompt
             return tuple(await asyncio.to_thread(self.tokenizer.encode, text, add_special))
         return tuple(self.tokenizer.encode(text, add_special))
+
+
+def read_ahead(source: Path | None) -> None:
+    """Read a model's tokenizer and template while something else is waited for. What is wrong is said when they are used."""
+    try:
+        if source is not None:
+            _read(source)
+    except (EnginebayError, OSError):
+        pass
+
+
+def _read(source: Path) -> tuple[Tokenizer | None, ChatRenderer]:
+    """Read once, however many ask, until the files change."""
+    with _reading:
+        return _read_files(source, _stamp(source))
+
+
+@lru_cache(_KEPT)
+def _read_files(source: Path, stamp: Stamp) -> tuple[Tokenizer | None, ChatRenderer]:
+    try:
+        tokenizer = load_tokenizer(source)
+    except Unsupported:
+        tokenizer = None  # the engine's own serves instead
+    return tokenizer, load_renderer(source)
+
+
+def _stamp(source: Path) -> Stamp:
+    """Changes with the files."""
+    files = sorted((*source.glob("*"), *source.glob("*/*.jinja"))) if source.is_dir() else [source]
+    found = ((str(file), file.stat()) for file in files if file.exists())
+    return tuple((name, known.st_mtime_ns, known.st_size) for name, known in found)

@@ -84,14 +84,15 @@ class App:
                 await route.handler(self.context, call)
                 return
             except EnginebayError as error:
+                asked = call.variant
                 if not once_more(call, error):
                     raise call.first_error or error from None
-                self._count_retry(call, error)
+                self._count_retry(call, error, fell_back=call.variant != asked)
             call.again(mark)
 
-    def _count_retry(self, call: Call, error: EnginebayError) -> None:
-        if call.fallback and error is call.first_error:
-            self.context.metrics.fallbacks.child(*call.labels).inc()
+    def _count_retry(self, call: Call, error: EnginebayError, fell_back: bool) -> None:
+        if fell_back and call.offer is not None:
+            self.context.metrics.fallbacks.child(call.offer.name, call.offer.sessions[call.variant].kind).inc()
         else:
             self.context.metrics.retries.child(*call.labels, error.kind).inc()
 

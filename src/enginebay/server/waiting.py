@@ -34,7 +34,8 @@ async def wait_for(
         call.give_up_at = time.monotonic() + wait_s
     if wait_s == 0:
         ahead = await fleet.look_ahead(session.name)
-        raise Overloaded(str(ahead), "wait for it, or try again later", retry_after_s=ahead.seconds)
+        if ahead.state != "awake":  # else it is only this process that has not met its worker yet
+            raise Overloaded(str(ahead), "wait for it, or try again later", retry_after_s=ahead.seconds)
     reaching = asyncio.ensure_future(_reach(session, fleet, call.give_up_at, limits, metrics))
     call.exchange.on_close = reaching.cancel
     waiting = metrics.requests_waiting.child(*call.labels)

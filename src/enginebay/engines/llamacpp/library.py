@@ -73,7 +73,10 @@ class Library:
     def _params(self, library: Any, path: Path, plan: Plan, loras: Mapping[str, str]) -> Any:
         params = library.CommonParams()
         params.model.path = str(path)
-        params.hostnames = [self._socket]
+        if hasattr(params, "hostnames"):
+            params.hostnames = [self._socket]
+        else:  # before 2026.10
+            params.hostname = self._socket
         params.api_keys = [self._key]
         params.n_threads_http = 1
         params.ui = False

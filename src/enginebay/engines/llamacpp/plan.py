@@ -40,6 +40,7 @@ _PLAIN = {
 _NOT_EXTRA = frozenset(
     [
         "model",
+        "hostname",
         "hostnames",
         "port",
         "api_keys",

@@ -7,7 +7,6 @@ import importlib
 
 _NEEDED = (
     "accelerate",
-    "peft",
     "safetensors.torch",
     "transformers.core_model_loading",
     "transformers.generation",
@@ -18,8 +17,7 @@ _NEEDED = (
     "transformers.models.auto.tokenization_auto",
     "transformers.models.llama.modeling_llama",
     "transformers.tokenization_utils_tokenizers",
-    "xgrammar",
-)
+)  # not peft and xgrammar: two seconds, and few models have adapters, few requests constraints
 
 
 def import_all() -> None:

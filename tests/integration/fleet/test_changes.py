@@ -1,0 +1,258 @@
+"""Changes while requests come in without a pause: of the configuration, of an engine's version, of the awake model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from enginebay.server.keys import create_key, revoke_key
+from tests.integration.fleet.asking import REAL, Fleet, alive, environ_of, fake, fleet_of, home_with
+from tests.integration.fleet.load import Load
+from tests.integration.fleet.shared import SMALL
+from tests.integration.fleet.site import until
+from tests.integration.server.asking import bearer
+from tests.integration.server.serving import serving
+
+NOTHING = {"added": [], "removed": [], "changed": []}
+OTHER_LLAMACPP = "2026.9.11063"  # an older one than that which is installed with the tests
+
+
+class Configured(Fleet):
+    """A server whose configuration file can be written anew."""
+
+    file: Path
+
+    def write(self, models: dict[str, Any], **blocks: Any) -> None:
+        self.file.write_text(_config(models, **blocks))
+
+    def hang_up(self) -> None:
+        """Until the server has said what became of it."""
+        before = len(self.log(event="configuration taken in"))
+        os.kill(self.server.process.pid, signal.SIGHUP)
+        until(lambda: len(self.log(event="configuration taken in")) > before, 60, "the new configuration")
+
+
+def _config(models: dict[str, Any], **blocks: Any) -> str:
+    blocks["server"] = {"log_format": "json", **blocks.get("server", {})}
+    return yaml.safe_dump({"models": models, **blocks})
+
+
+@contextmanager
+def configured(folder: Path, models: dict[str, Any], home: Path | None = None, **blocks: Any) -> Iterator[Configured]:
+    file = folder / "enginebay.yaml"
+    file.write_text(_config(models, **blocks))
+    environ = {"ENGINEBAY_HOME": str(home)} if home else None
+    with serving(options=["--config", str(file)], environ=environ) as server:
+        fleet = Configured(server)
+        fleet.file = file
+        yield fleet
+        assert "unexpected error" not in server.words() and "the fleet failed" not in server.words(), server.words()
+
+
+@pytest.fixture
+def changing(tmp_path: Path) -> Iterator[Configured]:
+    with configured(tmp_path, {"toy": _toy(512), "gone": _toy(512)}, tmp_path) as fleet:
+        yield fleet
+
+
+def _toy(context_length: int, **settings: Any) -> dict[str, Any]:
+    return fake(load="start", step_s=0.002, context_length=context_length, **settings)
+
+
+def _unharmed(load: Load, least: int = 20) -> None:
+    assert (load.streamed.refused, load.unstreamed.refused, load.streamed.told, load.lost) == ({}, {}, {}, [])
+    assert load.streamed.whole + load.unstreamed.whole == load.asked == load.ended >= least
+
+
+# The configuration
+
+
+@pytest.mark.parametrize("by", ["signal", "order"])
+async def test_a_configuration_is_taken_in_under_load(changing: Configured, by: str) -> None:
+    old = changing.models()["toy"]["pid"]
+    async with Load(changing.server.url, ["toy"]) as load:
+        await load.answers_for_all(streams=True)
+        changing.write({"toy": _toy(1024), "fresh": fake(script="I am new")})
+        if by == "signal":
+            await asyncio.to_thread(changing.hang_up)
+        else:
+            told = await asyncio.to_thread(changing.order, "reload")
+            assert told == {"added": ["fresh"], "removed": ["gone"], "changed": ["toy"]}
+        await load.answers_for_all(2, streams=True)
+        assert changing.described("toy")["context_length"] == 1024
+        assert changing.described("toy")["settings"]["context_length"] == {"effective": 1024, "asked": 1024}
+        assert (await asyncio.to_thread(changing.says, "fresh", max_tokens=8)) == "I am new"
+        assert changing.ask("gone").status_code == 404
+        assert sorted(changing.listed()) == ["fresh", "toy"]
+    _unharmed(load)
+    until(lambda: not alive(old), 10, "the end of the old worker")
+
+
+async def test_many_changes_under_load(changing: Configured) -> None:
+    async with Load(changing.server.url, ["toy"]) as load:
+        for context_length in (600, 700, 800, 900):
+            changing.write({"toy": _toy(context_length)})
+            await asyncio.to_thread(changing.order, "reload")
+            assert changing.described("toy")["context_length"] == context_length
+            await load.answers_for_all(streams=True)
+        assert (await asyncio.to_thread(changing.order, "reload")) == NOTHING
+    _unharmed(load)
+    assert len(changing.models()) == 1
+
+
+async def test_nothing_of_a_broken_configuration_is_taken_in(changing: Configured) -> None:
+    pid = changing.models()["toy"]["pid"]
+    async with Load(changing.server.url, ["toy", "gone"]) as load:
+        await load.answers_for_all()
+        changing.write({"toy": _toy(1024) | {"pinned": "perhaps"}})
+        refused = await asyncio.to_thread(changing.try_order, "reload")
+        assert refused.status_code == 400
+        assert "models.toy.pinned" in refused.json()["error"]["message"] and refused.json()["error"]["message"]
+        os.kill(changing.server.process.pid, signal.SIGHUP)
+        await asyncio.to_thread(_until_told, changing)
+        await load.answers_for_all()
+    _unharmed(load)
+    assert changing.models()["toy"]["pid"] == pid and changing.described("toy")["context_length"] == 512
+
+
+def _until_told(fleet: Configured) -> None:
+    until(lambda: fleet.log(event="the configuration stays as it was"), 20, "the error in the log")
+    [told] = fleet.log(event="the configuration stays as it was")
+    assert "models.toy.pinned" in told["error"] and told["level"] == "error"
+
+
+async def test_settings_that_do_not_load_leave_all_as_it_was(changing: Configured) -> None:
+    """Also those that would: all or nothing."""
+    pids = {name: one["pid"] for name, one in changing.models().items()}
+    async with Load(changing.server.url, ["toy", "gone"]) as load:
+        await load.answers_for_all()
+        changing.write({"toy": _toy(1024), "gone": _toy(1024, fail_load="error"), "fresh": fake()})
+        refused = await asyncio.to_thread(changing.try_order, "reload")
+        assert refused.status_code == 503 and "was told to fail" in refused.json()["error"]["message"]
+        await load.answers_for_all()
+    _unharmed(load)
+    assert {name: one["pid"] for name, one in changing.models().items()} == pids
+    assert changing.described("toy")["context_length"] == 512
+    changing.write({"toy": _toy(1024), "gone": _toy(1024), "fresh": fake()})
+    assert sorted(changing.order("reload")["changed"]) == ["gone", "toy"]  # put right, it is taken in
+
+
+def test_what_only_a_new_start_can_change(changing: Configured) -> None:
+    changing.write({"toy": _toy(1024)}, server={"port": 1})
+    # The port was given on the command line, which goes before the file.
+    assert changing.order("reload")["changed"] == ["toy"]
+    changing.write({"toy": _toy(2048)}, server={"workers": 2})
+    refused = changing.try_order("reload")
+    assert refused.status_code == 400 and "server.workers" in refused.json()["error"]["message"]
+    assert changing.described("toy")["context_length"] == 1024
+
+
+def test_a_change_of_limits_and_defaults_without_a_new_worker(changing: Configured) -> None:
+    pid = changing.models()["toy"]["pid"]
+    changing.write({"toy": _toy(512), "gone": _toy(512)}, server={"limits": {"messages": 1}})
+    assert changing.order("reload") == NOTHING
+    refused = changing.ask("toy", messages=[{"role": "user", "content": "hi"}] * 2)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "messages"
+    assert changing.models()["toy"]["pid"] == pid
+
+
+def test_a_revoked_key_is_refused_after_a_reload(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    good = create_key(keys, "good", admin=True)[0]
+    bad = create_key(keys, "bad")[0]
+    with configured(tmp_path, {"toy": _toy(512)}, tmp_path) as fleet:
+        fleet.headers = bearer(good)
+        assert fleet.ask("toy", bearer(bad)).status_code == 200
+        revoke_key(keys, "bad")
+        assert fleet.order("reload") == NOTHING
+        assert fleet.ask("toy", bearer(bad)).status_code == 401
+        assert fleet.ask("toy").status_code == 200
+
+
+async def test_llamacpp_is_changed_under_load(tmp_path: Path) -> None:
+    def small(context_length: int) -> dict[str, Any]:
+        return {**SMALL["llamacpp"], "llamacpp": {"context_length": context_length, "max_batch": 8}}
+
+    with configured(tmp_path, {"small": small(512)}) as fleet:
+        said = fleet.says("small", body=REAL)
+        async with Load(fleet.server.url, ["small"], streams=2, wholes=2, max_tokens=16) as load:
+            await load.answers_for_all(streams=True)
+            fleet.write({"small": small(1024)})
+            await asyncio.to_thread(fleet.hang_up)
+            await load.answers_for_all(2, streams=True)
+            fleet.write({"small": small(1024) | {"llamacpp": {"context_length": 1024, "max_batch": 0}}})
+            assert (await asyncio.to_thread(fleet.try_order, "reload")).status_code == 400
+            await load.answers_for_all(streams=True)
+        _unharmed(load, 12)
+        assert fleet.described("small")["context_length"] == 1024
+        assert fleet.says("small", body=REAL) == said
+
+
+# An engine's version
+
+
+@pytest.fixture(scope="module")
+def two_versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with another llamacpp than the one that is installed beside `bay`."""
+    home = home_with(tmp_path_factory.mktemp("home"), "models")
+    subprocess.run(
+        [sys.executable, "-m", "enginebay.cli.main", "engines", "install", f"llamacpp=={OTHER_LLAMACPP}"],
+        check=True, capture_output=True, timeout=300, env=environ_of(home),
+    )  # fmt: skip
+    return home
+
+
+async def test_an_engine_is_upgraded_under_load(two_versions: Path, tmp_path: Path) -> None:
+    with configured(tmp_path, {"small": SMALL["llamacpp"]}, two_versions) as fleet:
+        beside = fleet.models()["small"]["version"]
+        assert beside != OTHER_LLAMACPP
+        async with Load(fleet.server.url, ["small"], streams=2, wholes=2, max_tokens=16) as load:
+            for version in (OTHER_LLAMACPP, beside):
+                await load.answers_for_all(streams=True)
+                told = await asyncio.to_thread(fleet.order, "engines/upgrade", {"engine": f"llamacpp=={version}"})
+                assert told == {"engine": "llamacpp", "version": version, "models": ["small"]}
+                answer = await asyncio.to_thread(fleet.ask, "small", body=REAL)
+                assert answer.headers["x-enginebay-engine"] == f"llamacpp {version}"
+                await load.answers_for_all(streams=True)
+        _unharmed(load, 12)
+        assert fleet.models()["small"]["version"] == beside == fleet.described("small")["version"]
+        unknown = fleet.try_order("engines/upgrade", {"engine": "llamacpp==1.2.3"})
+        assert unknown.status_code >= 400 and "bay engines install llamacpp==1.2.3" in unknown.text
+        assert fleet.says("small", body=REAL)
+
+
+# The awake model
+
+
+async def test_models_are_switched_under_load(tmp_path: Path) -> None:
+    """Clients ask for both all the time, while there is room for one, and an administrator switches besides."""
+    models = {name: fake(step_s=0.002) for name in ("one", "two")}
+    with fleet_of(models, tmp_path, max_awake=1, min_residency_s=0.2) as fleet:
+        async with Load(fleet.server.url, ["one", "two"], streams=4, wholes=4) as load:
+            await load.answers_for_all(3, streams=True)
+            for order in ({"from": "one", "to": "two"}, {"from": "two", "to": "one"}):
+                answer = await asyncio.to_thread(fleet.try_order, "switch", order)
+                assert answer.status_code in (200, 503)  # one that is moving already cannot be told to
+            await load.answers_for_all(3, streams=True)
+        _unharmed(load, 48)
+        assert len(fleet.switches()) >= 4
+        assert {one["from"] for one in fleet.switches()[2:]} == {"asleep"}
+
+
+async def test_llamacpp_models_are_switched_under_load() -> None:
+    models = {name: {**SMALL["llamacpp"], "load": "use"} for name in ("one", "two")}
+    with fleet_of(models, max_awake=1, min_residency_s=0.2) as fleet:
+        async with Load(fleet.server.url, ["one", "two"], streams=2, wholes=2, max_tokens=8) as load:
+            await load.answers_for_all(3, streams=True)
+        _unharmed(load, 12)
+        assert len(fleet.switches()) >= 4

@@ -1,0 +1,234 @@
+"""Requests that go on to the next engine of a model's chain: for which reasons, how it is told, and when they do not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+import yaml
+
+from enginebay.fleet import models
+from tests.integration.fleet.asking import BODY, CHAT, HELLO, Beside, Fleet, Streamed, environ_of, fake, fleet_of, home_with
+from tests.integration.fleet.shared import SMALL
+from tests.integration.fleet.site import until
+
+LONG = [{"role": "user", "content": "hello " * 60}]
+REGEX = {"guided_regex": "(yes|no)"}
+TOOL = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"town": {"type": "string"}}}},
+}
+
+
+def _chain(**settings: Any) -> dict[str, Any]:
+    """The fake engine, then llamacpp."""
+    llamacpp = {name: SMALL["llamacpp"][name] for name in ("source", "llamacpp")}
+    return {**llamacpp, **fake(**{"fallback": ["llamacpp"], **settings})}
+
+
+@pytest.fixture(scope="module")
+def chains(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """vllm is not installed here. The models share what llamacpp has loaded as little as others do: one is awake."""
+    home = home_with(tmp_path_factory.mktemp("home"), "models")
+    strange = home / "strange.gguf"
+    strange.write_bytes(_of_unknown_architecture())
+    found = {
+        "able": _chain(context_length=256),
+        "broken": _chain(fail_load="error"),
+        "dying": _chain(crash_after_tokens=20, step_s=0.01),
+        "strict": _chain(context_length=256, fallback_on=["load"]),
+        "missing": {**SMALL["llamacpp"], "engine": "vllm", "load": "use", "fallback": ["llamacpp"]},
+        "hopeless": fake(fallback=["vllm"]) | {"source": "smollm2"},
+        "strange": {"source": str(strange), "engine": "llamacpp", "load": "use", "fallback": ["fake"]},
+    }
+    with fleet_of(found, home, max_awake=4, min_residency_s=0) as fleet:
+        yield fleet
+
+
+def _of_unknown_architecture() -> bytes:
+    """The embedded model, which calls itself something else. Keys of the same length, so that all else stays."""
+    return models.ensure("smollm2").path.read_bytes().replace(b"llama", b"lhama")
+
+
+def _fell_back(fleet: Fleet, model: str, why: str, **fields: Any) -> httpx.Response:
+    answer = fleet.ask(model, **fields)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-enginebay-fallback"] == why
+    assert answer.headers["x-enginebay-engine"].startswith(why.split()[0])
+    line = _logged(fleet, answer.headers["x-request-id"])
+    assert line["fallback"] == why and line["engine"] == why.split()[0]
+    return answer
+
+
+def _logged(fleet: Fleet, request_id: str) -> dict[str, Any]:
+    """The log is written in the background."""
+    until(lambda: f'"{request_id}"' in fleet.server.words(), 5, "the line in the log")
+    [line] = [one for one in fleet.log(event="request") if one["request_id"] == request_id]
+    return line
+
+
+# What makes a request fall back
+
+
+def test_an_engine_that_is_not_installed(chains: Fleet) -> None:
+    assert chains.models()["missing"]["state"] == "unavailable"
+    for _ in range(3):
+        began = time.monotonic()
+        _fell_back(chains, "missing", "llamacpp instead of vllm: unavailable")
+    assert time.monotonic() - began < 1
+    assert chains.log(event="worker died") == []  # there was none
+
+
+def test_a_model_that_does_not_load(chains: Fleet) -> None:
+    """Nor does anybody wait for the next try, once it is known."""
+    for _ in range(4):
+        began = time.monotonic()
+        _fell_back(chains, "broken", "llamacpp instead of fake: load")
+        assert "was told to fail" in chains.models()["broken"]["last_failure"]
+    assert time.monotonic() - began < 1
+    assert chains.metric("enginebay_fallbacks_total", model="broken", engine="llamacpp") == 4
+
+
+def test_a_context_that_is_too_short(chains: Fleet) -> None:
+    short = chains.ask("able")
+    assert short.headers["x-enginebay-engine"].startswith("fake") and "x-enginebay-fallback" not in short.headers
+    _fell_back(chains, "able", "llamacpp instead of fake: context", messages=LONG)
+
+
+def test_a_parameter_that_an_engine_cannot_do(chains: Fleet) -> None:
+    answer = _fell_back(chains, "able", "llamacpp instead of fake: capability", ignore_eos=False, max_tokens=8, **REGEX)
+    assert answer.json()["choices"][0]["message"]["content"] in ("yes", "no")
+
+
+def test_an_architecture_that_is_unknown_to_an_engine(chains: Fleet) -> None:
+    _fell_back(chains, "strange", "fake instead of llamacpp: architecture")
+
+
+def test_a_stream_tells_it_too(chains: Fleet) -> None:
+    stream = chains.stream("able", messages=LONG)
+    assert stream.whole and stream.headers["x-enginebay-fallback"] == "llamacpp instead of fake: context"
+
+
+def test_a_queue_that_is_too_long(tmp_path: Path) -> None:
+    home = home_with(tmp_path, "models")
+    limits = {"limits": {"running": 1, "queue": 0}}
+    with fleet_of({"able": {**_chain(step_s=0.05), "load": "start"}}, home, limits) as fleet:
+        fleet.order("load", {"model": "able@llamacpp"})
+        stream = Streamed()
+        streaming = Beside(fleet.stream_into, stream, "able", max_tokens=60)
+        until(lambda: stream.events, 5, "the stream's beginning")
+        _fell_back(fleet, "able", "llamacpp instead of fake: queue")
+        streaming.result()
+        assert stream.whole and "x-enginebay-fallback" not in stream.headers
+        assert "x-enginebay-fallback" not in fleet.ask("able").headers
+
+
+# What does not
+
+
+def test_reasons_that_were_not_declared(chains: Fleet) -> None:
+    refused = chains.ask("strict", messages=LONG)
+    assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
+    refused = chains.ask("strict", **REGEX)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "guided_regex"
+    assert "x-enginebay-fallback" not in refused.headers
+
+
+def test_mistakes_of_the_request(chains: Fleet) -> None:
+    refused = chains.ask("able", temperature=-1)
+    assert refused.status_code == 400 and "x-enginebay-fallback" not in refused.headers
+    assert chains.ask("nobody").status_code == 404
+
+
+def test_never_after_the_first_token(chains: Fleet) -> None:
+    stream = chains.stream("dying", max_tokens=100)
+    assert stream.status == 200 and "x-enginebay-fallback" not in stream.headers
+    assert 1 <= len(stream.text) <= 20 or stream.events  # what it had said
+    assert json.loads(stream.events[-1])["error"]["code"] == "engine_unavailable"
+    assert chains.metric("enginebay_fallbacks_total", model="dying") == 0
+    assert chains.models()["dying@llamacpp"]["state"] == "cold"
+
+
+def test_when_all_fail_the_first_one_is_told_of(chains: Fleet) -> None:
+    refused = chains.ask("hopeless", **REGEX)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "guided_regex"
+    assert chains.says("hopeless")
+
+
+# To another host
+
+
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    call = '<tool_call>\n{"name": "weather", "arguments": {"town": "Ulm"}}\n</tool_call>'
+    far = fake(script="from afar", script_by_prompt={"weather": call}, load="start")
+    with (
+        fleet_of({"far": far}, tmp_path_factory.mktemp("far")) as other,
+        fleet_of(
+            {"near": _remote_chain(f"{other.server.url}/v1", may_leave_host=True)}, tmp_path_factory.mktemp("near")
+        ) as fleet,
+    ):
+        yield fleet
+
+
+def _remote_chain(url: str, **settings: Any) -> dict[str, Any]:
+    return fake(fail_load="error", fallback=["openai"], openai={"url": url, "model": "far"}, **settings)
+
+
+WHOLE = {"messages": HELLO, "max_tokens": 40}
+WHY = "openai instead of fake: load"
+
+
+def test_a_chat_that_leaves_the_host(remote: Fleet) -> None:
+    answer = _fell_back(remote, "near", WHY, body=WHOLE).json()
+    assert answer["choices"][0]["message"]["content"] == "from afar"
+    assert answer["model"] == "near" and answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["prompt_tokens"] > 0 and answer["usage"]["completion_tokens"] >= len("from afar")
+
+
+def test_a_stream_that_leaves_the_host(remote: Fleet) -> None:
+    stream = remote.stream("near", body=WHOLE, stream_options={"include_usage": True})
+    assert stream.whole and stream.text == "from afar" and len(stream.deltas) > 3
+    assert stream.headers.get("x-enginebay-fallback") == WHY
+    assert stream.chunks[-1]["usage"]["completion_tokens"] >= len("from afar")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_of_a_chat_that_leaves_the_host(remote: Fleet, stream: bool) -> None:
+    fields = {"messages": [{"role": "user", "content": "How is the weather in Ulm?"}], "max_tokens": 200}
+    with remote.server.openai() as client:
+        if stream:
+            with client.chat.completions.stream(model="near", tools=[TOOL], **fields) as events:  # type: ignore[arg-type]
+                for _ in events:
+                    pass
+                choice = events.get_final_completion().choices[0]
+        else:
+            choice = client.chat.completions.create(model="near", tools=[TOOL], **fields).choices[0]  # type: ignore[assignment,call-overload]
+    assert choice.finish_reason == "tool_calls" and choice.message.tool_calls
+    [called] = choice.message.tool_calls
+    assert called.function.name == "weather" and json.loads(called.function.arguments) == {"town": "Ulm"}
+
+
+def test_nothing_leaves_the_host_unless_it_may(tmp_path: Path) -> None:
+    file = tmp_path / "enginebay.yaml"
+    file.write_text(yaml.safe_dump({"models": {"near": _remote_chain("http://127.0.0.1:9/v1")}}))
+    refused = subprocess.run(
+        [sys.executable, "-m", "enginebay.cli.main", "serve", "--port", "0", "--config", str(file)],
+        capture_output=True, text=True, timeout=60, env=environ_of(tmp_path),
+    )  # fmt: skip
+    assert refused.returncode == 2 and "may_leave_host" in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_a_remote_that_is_gone_is_no_answer(tmp_path: Path) -> None:
+    """Both engines of the chain fail; the first one's failure is told."""
+    with fleet_of({"near": _remote_chain("http://127.0.0.1:9/v1", may_leave_host=True)}, tmp_path) as fleet:
+        refused = httpx.post(f"{fleet.server.url}{CHAT}", json={**BODY, "model": "near"}, timeout=60)
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "engine_unavailable"
+        assert "127.0.0.1" not in refused.text
