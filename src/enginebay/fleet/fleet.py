@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from enginebay.config.fleet import FleetConfig
-from enginebay.errors import CrashLoop, EnginebayError, Overloaded, UnknownModel, WorkerDied
+from enginebay.errors import CrashLoop, EnginebayError, LoadFailed, Overloaded, UnknownModel, WorkerDied
 from enginebay.fleet import supervision
 from enginebay.fleet.host import HostFacts
 from enginebay.fleet.measured import Measured
@@ -210,7 +210,8 @@ class Fleet:
             place.oom_kills = supervision.oom_kills()
         if not any(place.moving for place in self.places.values()):
             self.room.read_memory(self.places.values())
-            self.standbys.keep([place.variant.plan for place in self.places.values() if place.variant.plan is not None])
+            plans = [place.variant.plan for place in self.places.values() if place.variant.plan is not None]
+            self.standbys.keep(plans, expecting=len(self._waiters) > 0)
 
     def _plan(self) -> None:
         now = time.monotonic()
@@ -224,13 +225,26 @@ class Fleet:
         place = self.places[action.name]
         if isinstance(action, Move):
             place.leave_for(action.to)
-            self._start(self._raise(place) if action.to is Depth.AWAKE else self._lower(place, self.config.max_wait_s))
+            if action.to is Depth.AWAKE:
+                self._start(self._raise(place))
+            else:
+                self._prepare_next()
+                self._start(self._lower(place, self.config.max_wait_s))
         elif isinstance(action, Close):
             place.closed, place.closed_since = True, time.monotonic()
             self._start(self._shut(place))
         elif isinstance(action, Open):
             place.closed = False
             self._start(self._unshut(place))
+
+    def _prepare_next(self) -> None:
+        """Somebody makes room: the process of whoever it is for can be started meanwhile, since that takes little."""
+        for waiting in self._waiters.all():
+            place = self.places.get(waiting.model)
+            if place is not None and not place.ready:
+                if place.depth is Depth.COLD and place.variant.plan is not None:
+                    self.standbys.prepare(place.variant.plan)
+                return
 
     def _refuse(self, refusal: Refuse) -> None:
         if refusal.reason == "memory":
@@ -290,6 +304,9 @@ class Fleet:
         except EnginebayError as error:
             self._could_not(place, error)
             return
+        except Exception as error:  # whatever it is, nobody may be left waiting for it
+            self._could_not(place, LoadFailed(f"{place.name} could not be loaded: {type(error).__name__}: {error}"))
+            raise
         self._seated(place, raised, wanted_at)
 
     def _seated(self, place: Place, raised: Raised, wanted_at: float) -> None:

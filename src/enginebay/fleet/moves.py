@@ -55,11 +55,15 @@ class Mover:
 
     async def opened(self, plan: Plan, sampling: Mapping[str, Any]) -> Raised:
         """A new worker, beside the one that may be there."""
-        spare = self._standbys.take(plan.launch)
+        how = "standby" if self._standbys.ready(plan.launch) else "cold"
         started = time.perf_counter()
+        spare = await self._standbys.take(plan.launch)
+        imported = time.perf_counter()
         worker = await ModelWorker.open(plan, sampling, spare=spare, timeout_s=self._load_timeout_s)
-        phases = phases_of(worker.facts, time.perf_counter() - started)
-        return Raised(worker, "cold" if spare is None else "standby", phases)
+        phases = phases_of(worker.facts, time.perf_counter() - imported)
+        if spare is not None:
+            phases["import"] = phases.get("import", 0.0) + imported - started
+        return Raised(worker, how, phases)
 
     def _smaller(self, place: Place, plan: Plan, error: OutOfMemory) -> Plan:
         """The plan with smaller settings, once, where the configuration allows it."""

@@ -1,4 +1,8 @@
-"""Spare workers: one for each engine that is to have one, its library imported, waiting for a model."""
+"""Spare workers: the engine's library imported, waiting for a model.
+
+Engines that are listed have one all the time. Others get one when a load is about to come, so that its imports run while
+somebody makes room for it.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from enginebay.home import logs_dir
 from enginebay.worker.process import Launch, WorkerProcess
 
 _AGAIN_S = 30.0  # after one that could not be started
+_NEXT_S = 2.0  # after one was taken: whoever waited for it is answered first
 
 Event = Callable[..., None]
 
@@ -29,20 +34,41 @@ class Standbys:
         self._not_before: dict[str, float] = {}
         self._closed = False
 
-    def take(self, launch: Launch) -> WorkerProcess | None:
-        """The spare one for this launch, if there is one; the caller owns it from now on."""
+    def ready(self, launch: Launch) -> bool:
+        """Whether there is one for this launch that has been waiting for it."""
         spare = self._spare.get(launch.load.kind)
-        if spare is None or spare.launch.python != launch.python or launch.mode is not LaunchMode.DIRECT:
+        return launch.load.kind in self._kinds and spare is not None and _fits(spare, launch)
+
+    async def take(self, launch: Launch) -> WorkerProcess | None:
+        """The spare one for this launch, if there is one; the caller owns it from now on."""
+        starting = self._starting.get(launch.load.kind)
+        if starting is not None and launch.mode is LaunchMode.DIRECT:
+            await asyncio.wait({starting})  # half of its imports are done: it is sooner ready than a new one
+        spare = self._spare.get(launch.load.kind)
+        if spare is None or not _fits(spare, launch):
             return None
         del self._spare[launch.load.kind]
-        return spare if spare.returncode is None else None
+        self._not_before[launch.load.kind] = time.monotonic() + _NEXT_S
+        return spare
+
+    def prepare(self, plan: Plan) -> None:
+        """Start one for a load that is about to come."""
+        kind = plan.spec.kind
+        there = kind in self._spare or kind in self._starting
+        if not there and not self._closed and plan.launch.mode is LaunchMode.DIRECT:
+            self._starting[kind] = asyncio.create_task(self._start(plan))
 
     def waiting(self) -> dict[str, int]:
         """Process ids by engine, of those that are ready."""
         return {kind: spare.pid for kind, spare in self._spare.items() if spare.returncode is None}
 
-    def keep(self, plans: Iterable[Plan]) -> None:
-        """Start what is missing. To be called when nothing is being loaded: imports take a core."""
+    def keep(self, plans: Iterable[Plan], expecting: bool) -> None:
+        """Start what is missing. To be called when nothing is being loaded: imports take a core.
+
+        `expecting`: somebody still waits for a load, so what was prepared for it stays.
+        """
+        for kind in [kind for kind in self._spare if kind not in self._kinds and not expecting]:
+            self._starting[kind] = asyncio.create_task(self._drop(self._spare.pop(kind)))
         for plan in plans:
             kind = plan.spec.kind
             spare = self._spare.get(kind)
@@ -58,7 +84,8 @@ class Standbys:
         launch = replace(plan.launch, load=load, log=logs_dir() / f"{kind}-standby.log", mode=LaunchMode.DIRECT)
         try:
             self._spare[kind] = await WorkerProcess.stand_by(launch)
-            self._event("standby ready", engine=kind, import_s=round(self._spare[kind].import_s, 3))
+            if kind in self._kinds:
+                self._event("standby ready", engine=kind, import_s=round(self._spare[kind].import_s, 3))
         except EnginebayError as error:
             self._not_before[kind] = time.monotonic() + _AGAIN_S
             self._event("standby failed", level="warning", engine=kind, error=error.message)
@@ -76,3 +103,8 @@ class Standbys:
         await asyncio.gather(*self._starting.values(), return_exceptions=True)
         await asyncio.gather(*(spare.close() for spare in self._spare.values()))
         self._spare.clear()
+
+
+def _fits(spare: WorkerProcess, launch: Launch) -> bool:
+    same = spare.launch.python == launch.python and launch.mode is LaunchMode.DIRECT
+    return same and spare.returncode is None

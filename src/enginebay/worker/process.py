@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import secrets
@@ -11,7 +12,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -77,12 +79,10 @@ class WorkerProcess:
         Raises LoadFailed, OutOfMemory or whatever error the engine gave; then nothing is left behind.
         """
         worker = cls._new(launch)
-        try:
+        async with worker._all_or_nothing():
+            worker.directory.mkdir(mode=0o700)
             (worker.directory / "load.json").write_text(wire.load_json(launch.load))
             worker._loaded(await worker._spawn(command(launch, worker.directory), timeout_s))
-        except BaseException:
-            await asyncio.shield(worker.close(grace_s=0))
-            raise
         return worker
 
     @classmethod
@@ -90,13 +90,11 @@ class WorkerProcess:
         """Start a worker that has imported its engine's library and has no model yet; `launch` says which engine."""
         worker = cls._new(launch)
         serve = [str(Path(bootstrap.__file__)), "standby", str(worker.directory), launch.load.engine]
-        try:
+        async with worker._all_or_nothing():
+            worker.directory.mkdir(mode=0o700)
             said = await worker._spawn([str(launch.python), *serve], timeout_s)
             if "import_s" not in said:
                 raise _as_error(said, launch)
-        except BaseException:
-            await asyncio.shield(worker.close(grace_s=0))
-            raise
         worker.import_s = float(said["import_s"])
         return worker
 
@@ -104,7 +102,7 @@ class WorkerProcess:
         """Have a standby load a model. Raises as `start` does, and nothing is left behind then either."""
         assert self._control is not None
         self.launch = launch
-        try:
+        async with self._all_or_nothing():
             (self.directory / "load.json").write_text(wire.load_json(launch.load))
             self._open_log().close()
             answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -114,16 +112,23 @@ class WorkerProcess:
                 self._loaded(await self._said(answer, timeout_s))
             finally:
                 hearing.cancel()
-        except BaseException:
+
+    @asynccontextmanager
+    async def _all_or_nothing(self) -> AsyncIterator[None]:
+        """Whatever goes wrong within, nothing is left behind; want of room on the disk is a failure to load."""
+        try:
+            yield
+        except BaseException as error:
             await asyncio.shield(self.close(grace_s=0))
+            if isinstance(error, OSError):
+                load = self.launch.load
+                raise LoadFailed(f"the {load.kind} worker of {load.model} could not be started: {error}") from error
             raise
 
     @classmethod
     def _new(cls, launch: Launch) -> WorkerProcess:
         _sweep(launch.runtime_dir)
-        directory = launch.runtime_dir / f"w{os.getpid():x}-{secrets.token_hex(4)}"
-        directory.mkdir(mode=0o700)
-        return cls(launch, directory)
+        return cls(launch, launch.runtime_dir / f"w{os.getpid():x}-{secrets.token_hex(4)}")
 
     @property
     def pid(self) -> int:
@@ -136,11 +141,14 @@ class WorkerProcess:
 
     def _open_log(self) -> BinaryIO:
         load, path = self.launch.load, self.launch.log
-        path.parent.mkdir(parents=True, exist_ok=True)
-        log = path.open("ab")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            log: BinaryIO = path.open("ab", buffering=0)
+        except OSError:  # a disk without room for logs is no reason not to answer
+            log = open(os.devnull, "ab", buffering=0)
         self._log_start = log.seek(0, os.SEEK_END)
-        log.write(f"--- {time.strftime('%Y-%m-%dT%H:%M:%S')} {load.kind} {load.model}\n".encode())
-        log.flush()
+        with contextlib.suppress(OSError):
+            log.write(f"--- {time.strftime('%Y-%m-%dT%H:%M:%S')} {load.kind} {load.model}\n".encode())
         return log
 
     async def _spawn(self, arguments: Sequence[str], timeout_s: float) -> dict[str, Any]:

@@ -133,7 +133,9 @@ class Fleet:
         """The sum of all samples of this name with these labels."""
         lines = httpx.get(f"{self.server.url}/metrics", headers=self.headers).text.splitlines()
         wanted = [f'{label}="{value}"' for label, value in labels.items()]
-        found = [line for line in lines if line.startswith((f"{name} ", f"{name}{{")) and all(w in line for w in wanted)]
+        found = [
+            line for line in lines if line.startswith((f"{name} ", f"{name}{{")) and all(w in line for w in wanted)
+        ]
         return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
     def log(self, *, level: str | None = None, event: str | None = None) -> list[dict[str, Any]]:
@@ -147,7 +149,7 @@ def fleet_of(
     models: dict[str, Any], home_: Path | None = None, server: dict[str, Any] | None = None, **fleet: Any
 ) -> Iterator[Fleet]:
     """A server with these models, which logs in JSON. `home_`: where it keeps what it measures."""
-    config = {"models": models, "fleet": fleet, "server": {"log_format": "json", **(server or {})}}
+    config: dict[str, object] = {"models": models, "fleet": fleet, "server": {"log_format": "json", **(server or {})}}
     with serving(config=config, environ={"ENGINEBAY_HOME": str(home_)} if home_ else None) as found:
         yield Fleet(found)
         assert "unexpected error" not in found.words() and "the fleet failed" not in found.words(), found.words()
@@ -189,7 +191,7 @@ class Beside:
 
 
 def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return bool(psutil.pid_exists(pid)) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def environ_of(home_: Path) -> dict[str, str]:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx2 as httpx
 
 _TIMEOUT_S = 120.0
+_BEGUN = 3  # events of a stream, by which something of its answer has come
 
 
 @dataclass
@@ -47,6 +48,7 @@ class Load:
         self._body = {"max_tokens": max_tokens, "ignore_eos": True, **fields}
         self._pause_s = pause_s
         self._stopping = False
+        self._begun = False
         self._progress = asyncio.Condition()
 
     async def __aenter__(self) -> Load:
@@ -79,6 +81,24 @@ class Load:
     def ended(self) -> int:
         return self.streamed.ended + self.unstreamed.ended
 
+    async def ending(self, within_s: float = 60.0) -> None:
+        """Until one more request has ended, however."""
+        before = self.ended
+        async with asyncio.timeout(within_s), self._progress:
+            await self._progress.wait_for(lambda: self.ended > before)
+
+    async def mid_stream(self, within_s: float = 60.0) -> None:
+        """Until a stream has just had its first tokens."""
+        async with asyncio.timeout(within_s), self._progress:
+            self._begun = False
+            await self._progress.wait_for(lambda: self._begun)
+
+    async def _note_event(self, number: int) -> None:
+        if number == _BEGUN:
+            async with self._progress:
+                self._begun = True
+                self._progress.notify_all()
+
     async def answers_for_all(self, times: int = 1, within_s: float = 60.0, *, streams: bool = False) -> None:
         """Until each client has had that many whole answers more; those of streams only if asked for."""
         waited = [number for number, stream in enumerate(self._kinds) if streams or not stream]
@@ -91,8 +111,7 @@ class Load:
         tally = self.streamed if stream else self.unstreamed
         loop = asyncio.get_running_loop()
         while not self._stopping:
-            messages = [{"role": "user", "content": f"hello {number}"}]
-            body = {**self._body, "model": self._models[number], "messages": messages, "stream": stream}
+            body = {**self._body, "model": self._models[number], "prompt": "hello", "stream": stream}
             before, began = tally.whole, loop.time()
             self.asked += 1
             try:
@@ -106,7 +125,7 @@ class Load:
             await asyncio.sleep(self._pause_s)
 
     async def _whole(self, body: dict[str, Any], tally: Tally) -> None:
-        answer = await self._client.post("/v1/chat/completions", json=body)
+        answer = await self._client.post("/v1/completions", json=body)
         found = answer.json()
         if answer.status_code == 200:
             made = found["usage"]["completion_tokens"]
@@ -116,12 +135,16 @@ class Load:
 
     async def _stream(self, body: dict[str, Any], tally: Tally) -> None:
         body = {**body, "stream_options": {"include_usage": True}}
-        async with self._client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        async with self._client.stream("POST", "/v1/completions", json=body) as answer:
             if answer.status_code != 200:
                 error = json.loads(await answer.aread())["error"]
                 tally.refused[answer.status_code, error["code"]] += 1
                 return
-            events = [line[6:] async for line in answer.aiter_lines() if line.startswith("data: ")]
+            events = []
+            async for line in answer.aiter_lines():
+                if line.startswith("data: "):
+                    events.append(line[6:])
+                    await self._note_event(len(events))
         last = events[-1] if events else ""
         if last == "[DONE]":
             chunks = [json.loads(event) for event in events[:-1]]

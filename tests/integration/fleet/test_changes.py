@@ -23,7 +23,7 @@ from tests.integration.fleet.site import until
 from tests.integration.server.asking import bearer
 from tests.integration.server.serving import serving
 
-NOTHING = {"added": [], "removed": [], "changed": []}
+NOTHING: dict[str, list[str]] = {"added": [], "removed": [], "changed": []}
 OTHER_LLAMACPP = "2026.9.11063"  # an older one than that which is installed with the tests
 
 
@@ -31,8 +31,10 @@ class Configured(Fleet):
     """A server whose configuration file can be written anew."""
 
     file: Path
+    workers = 1
 
     def write(self, models: dict[str, Any], **blocks: Any) -> None:
+        blocks["server"] = {"workers": self.workers, **blocks.get("server", {})}
         self.file.write_text(_config(models, **blocks))
 
     def hang_up(self) -> None:
@@ -60,8 +62,11 @@ def configured(folder: Path, models: dict[str, Any], home: Path | None = None, *
 
 
 @pytest.fixture
-def changing(tmp_path: Path) -> Iterator[Configured]:
-    with configured(tmp_path, {"toy": _toy(512), "gone": _toy(512)}, tmp_path) as fleet:
+def changing(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Configured]:
+    """With one server process, or as many as the test says."""
+    server = {"workers": getattr(request, "param", 1)}
+    with configured(tmp_path, {"toy": _toy(512), "gone": _toy(512)}, tmp_path, server=server) as fleet:
+        fleet.workers = server["workers"]
         yield fleet
 
 
@@ -77,7 +82,7 @@ def _unharmed(load: Load, least: int = 20) -> None:
 # The configuration
 
 
-@pytest.mark.parametrize("by", ["signal", "order"])
+@pytest.mark.parametrize(("changing", "by"), [(1, "signal"), (1, "order"), (2, "signal")], indirect=["changing"])
 async def test_a_configuration_is_taken_in_under_load(changing: Configured, by: str) -> None:
     old = changing.models()["toy"]["pid"]
     async with Load(changing.server.url, ["toy"]) as load:
@@ -92,7 +97,8 @@ async def test_a_configuration_is_taken_in_under_load(changing: Configured, by: 
         assert changing.described("toy")["context_length"] == 1024
         assert changing.described("toy")["settings"]["context_length"] == {"effective": 1024, "asked": 1024}
         assert (await asyncio.to_thread(changing.says, "fresh", max_tokens=8)) == "I am new"
-        assert changing.ask("gone").status_code == 404
+        for _ in range(changing.workers * 3):  # each on a connection of its own
+            assert changing.ask("gone").status_code == 404
         assert sorted(changing.listed()) == ["fresh", "toy"]
     _unharmed(load)
     until(lambda: not alive(old), 10, "the end of the old worker")

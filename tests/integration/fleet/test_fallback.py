@@ -15,13 +15,24 @@ import pytest
 import yaml
 
 from enginebay.fleet import models
-from tests.integration.fleet.asking import BODY, CHAT, HELLO, Beside, Fleet, Streamed, environ_of, fake, fleet_of, home_with
+from tests.integration.fleet.asking import (
+    BODY,
+    CHAT,
+    HELLO,
+    Beside,
+    Fleet,
+    Streamed,
+    environ_of,
+    fake,
+    fleet_of,
+    home_with,
+)
 from tests.integration.fleet.shared import SMALL
 from tests.integration.fleet.site import until
 
 LONG = [{"role": "user", "content": "hello " * 60}]
-REGEX = {"guided_regex": "(yes|no)"}
-TOOL = {
+REGEX: dict[str, Any] = {"guided_regex": "(yes|no)"}
+TOOL: Any = {
     "type": "function",
     "function": {"name": "weather", "parameters": {"type": "object", "properties": {"town": {"type": "string"}}}},
 }
@@ -35,7 +46,7 @@ def _chain(**settings: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def chains(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """vllm is not installed here. The models share what llamacpp has loaded as little as others do: one is awake."""
+    """vllm is not installed here."""
     home = home_with(tmp_path_factory.mktemp("home"), "models")
     strange = home / "strange.gguf"
     strange.write_bytes(_of_unknown_architecture())
@@ -150,7 +161,8 @@ def test_mistakes_of_the_request(chains: Fleet) -> None:
 def test_never_after_the_first_token(chains: Fleet) -> None:
     stream = chains.stream("dying", max_tokens=100)
     assert stream.status == 200 and "x-enginebay-fallback" not in stream.headers
-    assert 1 <= len(stream.text) <= 20 or stream.events  # what it had said
+    said = [chunk["choices"][0]["delta"].get("content") for chunk in stream.chunks[:-1]]
+    assert any(said), "it had said something"
     assert json.loads(stream.events[-1])["error"]["code"] == "engine_unavailable"
     assert chains.metric("enginebay_fallbacks_total", model="dying") == 0
     assert chains.models()["dying@llamacpp"]["state"] == "cold"
@@ -202,15 +214,15 @@ def test_a_stream_that_leaves_the_host(remote: Fleet) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_tools_of_a_chat_that_leaves_the_host(remote: Fleet, stream: bool) -> None:
-    fields = {"messages": [{"role": "user", "content": "How is the weather in Ulm?"}], "max_tokens": 200}
+    fields: Any = {"messages": [{"role": "user", "content": "How is the weather in Ulm?"}], "max_tokens": 200}
     with remote.server.openai() as client:
         if stream:
-            with client.chat.completions.stream(model="near", tools=[TOOL], **fields) as events:  # type: ignore[arg-type]
+            with client.chat.completions.stream(model="near", tools=[TOOL], **fields) as events:
                 for _ in events:
                     pass
                 choice = events.get_final_completion().choices[0]
         else:
-            choice = client.chat.completions.create(model="near", tools=[TOOL], **fields).choices[0]  # type: ignore[assignment,call-overload]
+            choice = client.chat.completions.create(model="near", tools=[TOOL], **fields).choices[0]
     assert choice.finish_reason == "tool_calls" and choice.message.tool_calls
     [called] = choice.message.tool_calls
     assert called.function.name == "weather" and json.loads(called.function.arguments) == {"town": "Ulm"}

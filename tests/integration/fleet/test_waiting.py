@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx2 as httpx
 import pytest
@@ -53,7 +54,7 @@ def test_a_stream_is_told_how_the_load_goes_on(slow: Fleet) -> None:
 
 def test_sdks_read_a_stream_with_comments(slow: Fleet) -> None:
     with slow.server.openai() as client:
-        stream = client.chat.completions.create(
+        stream: Any = client.chat.completions.create(
             model="slow", messages=HELLO, max_tokens=4, stream=True, extra_body={"ignore_eos": True}  # type: ignore[arg-type]
         )  # fmt: skip
         text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
@@ -151,6 +152,24 @@ def test_only_so_many_may_wait(tmp_path_factory: pytest.TempPathFactory) -> None
             client.chat.completions.create(model="slow", messages=HELLO)  # type: ignore[arg-type]
         assert first.result()
         assert fleet.says("slow") and fleet.says("other")
+
+
+def test_several_server_processes_tell_the_same(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What they know of the fleet comes from another process, and so do its refusals."""
+    models = {"slow": fake(load_s=3), "broken": fake(fail_load="error")}
+    with fleet_of(models, tmp_path_factory.mktemp("home"), {"workers": 2}, queue=2) as fleet:
+        streams = [Beside(fleet.stream, "slow") for _ in range(2)]
+        until(lambda: fleet.models()["slow"]["waiting"] == 2, 2, "both of them waiting")
+        refused = fleet.ask("slow")
+        assert refused.status_code == 503 and "already wait" in refused.json()["error"]["message"]
+        for one in streams:
+            stream = one.result()
+            assert stream.whole and any("slow is loading" in text for _, text in stream.comments)
+        fleet.until_idle()
+        fleet.order("unload", {"model": "slow"})
+        refused = fleet.ask("slow", {"prefer": "wait=0"})
+        assert refused.status_code == 503 and 3 <= int(refused.headers["retry-after"]) <= 6
+        assert fleet.ask("broken").json()["error"]["code"] == "engine_unavailable"
 
 
 def test_no_wait_is_longer_than_the_configuration_allows(tmp_path_factory: pytest.TempPathFactory) -> None:

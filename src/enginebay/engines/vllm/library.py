@@ -43,6 +43,9 @@ _LOADED_ON = {
 def set_environment() -> None:
     """Before vLLM and torch are imported."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # telemetry
+    private = os.environ.get("ENGINEBAY_WORKER_DIR")
+    if private:  # its sockets go with the worker, by whatever death
+        os.environ["VLLM_RPC_BASE_PATH"] = private
     os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "65536")  # a step in one piece
     let_threads_sleep()
 

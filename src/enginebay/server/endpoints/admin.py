@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from enginebay.errors import ConfigError, EnginebayError, EngineMissing, InvalidRequest, UnknownEngine
+from enginebay.errors import ConfigError, EnginebayError, EngineMissing, InvalidRequest, ModelInvalid, UnknownEngine
 from enginebay.server.call import Call
 from enginebay.server.context import Context
 from enginebay.server.failures import error_headers, shortened, shown
@@ -119,5 +119,6 @@ def in_full(error: EnginebayError) -> dict[str, object]:
 
 
 def _status(error: EnginebayError) -> int:
-    """A wrong configuration, or an engine that is not there, is for whoever manages the server to put right."""
-    return 400 if isinstance(error, (ConfigError, UnknownEngine, EngineMissing)) else shown(error).status
+    """A wrong configuration or file, or a missing engine, is for whoever manages the server to put right."""
+    mistaken = isinstance(error, (ConfigError, EngineMissing, ModelInvalid, UnknownEngine))
+    return 400 if mistaken else shown(error).status

@@ -1,0 +1,136 @@
+"""Workers that stand still or cannot be reached, and disks that are full: found out, told, and survived."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.integration.fleet.load import Load
+from tests.integration.fleet.site import Site, another_worker, deaths, until, worker_of
+from tests.integration.server.asking import ask
+from tests.integration.server.raw_http import is_error
+from tests.integration.server.serving import serving
+
+MODELS = {"toy": {"engine": "fake", "fake": {"step_s": 0.004}}}
+
+
+async def test_a_worker_that_is_stopped_counts_as_hung(site: Site) -> None:
+    """Killed and replaced. Those that had not read anything yet are answered by the next one."""
+    config: dict[str, object] = {"models": MODELS, "fleet": {"hang_s": 2}}
+    with serving(config=config, environ=site.alone) as server:
+        async with Load(server.url, ["toy"]) as load:
+            await load.answers_for_all(streams=True)
+            stopped = worker_of(server)
+            stopped.suspend()
+            await another_worker(server, {stopped.pid})
+            await load.answers_for_all(streams=True)
+        assert not stopped.is_running()
+        [death] = deaths(server)
+        assert "cause=hang" in death
+        assert load.ended == load.asked and not load.lost
+        assert not load.unstreamed.refused and not load.streamed.refused
+        assert 1.9 < load.slowest_s < 15
+
+
+async def test_an_engine_that_stops_stepping_counts_as_hung(site: Site) -> None:
+    """Its process is well and answers questions: only its steps tell."""
+    config: dict[str, object] = {
+        "models": {"toy": {"engine": "fake", "fake": {"hang_after_tokens": 5}}},
+        "fleet": {"hang_s": 1, "restarts": 2, "backoff_s": 0.05},
+    }
+    with serving(config=config, environ=site.alone) as server:
+        error = is_error(ask(server, max_tokens=100), 503)  # on each worker that it meets, until there is none
+        assert error["code"] == "engine_unavailable"
+        assert len(deaths(server)) == 3 and all("cause=hang" in line for line in deaths(server))
+
+
+@pytest.mark.parametrize("gone", ["s", "t", "st"])
+def test_sockets_that_were_removed(gone: str, site: Site) -> None:
+    """By somebody who tidies up. A server process that comes new cannot reach the worker: it is replaced."""
+    config: dict[str, object] = {"models": MODELS, "server": {"workers": 2}}
+    with serving(config=config, environ=site.alone) as server:
+        worker = worker_of(server)
+        [directory] = site.directories()
+        for name in gone:
+            (directory / name).unlink()
+        assert ask(server).status == 200  # sessions that are open stay so
+        children = psutil.Process(server.process.pid).children()
+        for child in children:
+            if "enginebay.server.children" in " ".join(child.cmdline()):
+                child.kill()
+        until(lambda: _answers(server.port), 20, "an answer from a new server process")
+        assert ask(server).status == 200
+        if "t" in gone:
+            assert not worker.is_running() and "cause=stopped" in deaths(server)[0]
+
+
+def _answers(port: int) -> bool:
+    import httpx2 as httpx
+
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health/ready", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+async def test_a_disk_without_room_for_logs(site: Site) -> None:
+    """Neither the log of a worker nor what was measured is worth an answer."""
+    logs, log = site.home / "logs", site.home / "logs" / "fake-toy.log"
+    logs.mkdir()
+    log.symlink_to("/dev/full")
+    (site.home / "fleet").write_text("in the way of measured.json")
+    config: dict[str, object] = {"models": MODELS}
+    with serving(config=config, environ=site.alone) as server:
+        async with Load(server.url, ["toy"]) as load:
+            await load.answers_for_all(streams=True)
+            worker_of(server).kill()
+            await load.answers_for_all(2, streams=True)
+        assert not load.lost and not load.unstreamed.refused
+
+
+@pytest.fixture
+def tiny(site: Site) -> Iterator[Path]:
+    """The directory of sockets, on a file system with room for next to nothing."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=64,mode=700", "tmpfs", str(site.runtime)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("only root can mount a small file system")
+    try:
+        yield site.runtime
+        deadline = time.monotonic() + 10  # before it goes: nothing may be left there but what we put there
+        while (left := site.directories()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert left == []
+    finally:
+        subprocess.run(["umount", "--lazy", str(site.runtime)], check=True)
+
+
+async def test_a_disk_without_room_for_sockets(site: Site, tiny: Path) -> None:
+    """No worker can be started: requests are told so at once. They are answered when there is room again."""
+    models = {"toy": {"engine": "fake", "load": "use"}}
+    config: dict[str, object] = {"models": models, "fleet": {"backoff_s": 0.1, "backoff_max_s": 0.2, "restarts": 1000}}
+    with serving(config=config, environ=site.alone) as server:
+        _fill(tiny / "filling")
+        async with Load(server.url, ["toy"], pause_s=0.02) as load:
+            while load.ended < 50:
+                await load.ending()
+            assert load.streamed.whole == load.unstreamed.whole == 0 and load.slowest_s < 5
+            (tiny / "filling").unlink()
+            await load.answers_for_all(streams=True)
+        assert load.ended == load.asked and not load.lost
+        assert set(load.unstreamed.refused) == set(load.streamed.refused) == {(503, "engine_unavailable")}
+
+
+def _fill(file: Path) -> None:
+    with file.open("wb", buffering=0) as filling:
+        try:
+            while True:
+                filling.write(b"x" * 4096)
+        except OSError:
+            return
