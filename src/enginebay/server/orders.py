@@ -8,8 +8,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
+from enginebay.engines.effective import effective
 from enginebay.errors import ConfigError, InvalidRequest, Unsupported
+from enginebay.fleet import environments
 from enginebay.fleet.changes import Changes
+from enginebay.fleet.environments.store import Environment
 from enginebay.fleet.fleet import Fleet
 from enginebay.fleet.logs import last_lines
 from enginebay.fleet.outlook import told
@@ -37,6 +40,7 @@ class Orders:
         self._read_again = read_again
         self._one_at_a_time = asyncio.Lock()
         self._orders: set[asyncio.Future[Any]] = set()
+        self._upgraded: dict[str, Environment] = {}  # by engine: it stays so over a reload
         self._wanted = wanted  # the last that was taken in
 
     async def carry_out(self, command: str, arguments: dict[str, Any]) -> Any:
@@ -141,6 +145,7 @@ class Orders:
                 raise ConfigError(
                     f"{', '.join(fixed)} cannot change while the server runs", "start the server again for that"
                 )
+            wanted = replace(wanted, variants=tuple(map(self._as_upgraded, wanted.variants)))
             done = await self._changes.to(wanted.variants)
             self._wanted = wanted
             await self._take_in(wanted)
@@ -186,16 +191,19 @@ class Orders:
         """Models of this engine go over to another version of it, each when the new worker answers."""
         kind, _, version = engine.partition("==")
         async with self._one_at_a_time:
-            from enginebay.fleet import environments
-
             found = await asyncio.to_thread(environments.find, kind, version or None)
             moved = []
             for place in [one for one in self._fleet.places.values() if one.variant.kind == found.kind]:
                 if place.variant.plan is not None and place.variant.plan.launch.python != found.python:
                     await self._changes.replaced(place, _on_environment(place.variant, found))
                     moved.append(place.name)
+            self._upgraded[found.kind] = found
             await self._take_in()
             return {"engine": found.kind, "version": found.version, "models": moved}
+
+    def _as_upgraded(self, variant: Variant) -> Variant:
+        environment = self._upgraded.get(variant.kind)
+        return variant if environment is None or variant.plan is None else _on_environment(variant, environment)
 
 
 def _loras(place: Place) -> dict[str, str]:
@@ -211,9 +219,7 @@ def _with_load(variant: Variant, **fields: Any) -> Variant:
     return replace(variant, plan=replace(plan, launch=replace(plan.launch, load=load)))
 
 
-def _on_environment(variant: Variant, environment: Any) -> Variant:
-    from enginebay.engines.effective import effective
-
+def _on_environment(variant: Variant, environment: Environment) -> Variant:
     plan = variant.plan
     assert plan is not None
     launch = replace(plan.launch, python=environment.python, environment=environment.variables)

@@ -23,6 +23,7 @@ from enginebay.errors import EnginebayError, LoadFailed, OutOfMemory, WorkerDied
 from enginebay.worker import bootstrap, wire
 
 _LAST_LINES = 5
+_LAST_BYTES = 8192  # in which they are looked for
 _OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 # Of a launcher that we may run under ourselves: a worker must not take itself for one of its ranks.
 _OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -145,7 +146,7 @@ class WorkerProcess:
             path.parent.mkdir(parents=True, exist_ok=True)
             log: BinaryIO = path.open("ab", buffering=0)
         except OSError:  # a disk without room for logs is no reason not to answer
-            log = open(os.devnull, "ab", buffering=0)
+            log = Path(os.devnull).open("ab", buffering=0)  # noqa: SIM115 - the caller closes it
         self._log_start = log.seek(0, os.SEEK_END)
         with contextlib.suppress(OSError):
             log.write(f"--- {time.strftime('%Y-%m-%dT%H:%M:%S')} {load.kind} {load.model}\n".encode())
@@ -253,8 +254,8 @@ class WorkerProcess:
         """The last lines of the worker's log, for the error a user sees."""
         try:
             with self.launch.log.open("rb") as log:
-                log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - 8192))
-                lines = log.read().decode(errors="replace").splitlines()
+                log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - _LAST_BYTES))
+                lines = log.read(_LAST_BYTES).decode(errors="replace").splitlines()
         except OSError:
             lines = []
         said = [line.strip() for line in lines if line.strip()][-_LAST_LINES:]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -36,7 +35,8 @@ class Site:
     @property
     def environ(self) -> dict[str, str]:
         """The engines and models are those of the tests."""
-        return {_MARK: str(self.runtime), "TMPDIR": str(self.folder / "tmp")}
+        kept = str(self.folder / "compiled")  # for the next start, so it is nothing left behind
+        return {_MARK: str(self.runtime), "TMPDIR": str(self.folder / "tmp"), "TORCHINDUCTOR_CACHE_DIR": kept}
 
     @property
     def alone(self) -> dict[str, str]:
@@ -117,7 +117,3 @@ def until(condition: Callable[[], object], within_s: float, what: str) -> None:
 def deaths(server: Server) -> list[str]:
     """What the server's log says of workers' ends."""
     return [line for line in server.words().splitlines() if "worker died" in line]
-
-
-def shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()

@@ -199,7 +199,7 @@ async def test_llamacpp_is_changed_under_load(tmp_path: Path) -> None:
             fleet.write({"small": small(1024) | {"llamacpp": {"context_length": 1024, "max_batch": 0}}})
             assert (await asyncio.to_thread(fleet.try_order, "reload")).status_code == 400
             await load.answers_for_all(streams=True)
-        _unharmed(load, 12)
+        _unharmed(load, 8)
         assert fleet.described("small")["context_length"] == 1024
         assert fleet.says("small", body=REAL) == said
 
@@ -229,8 +229,10 @@ async def test_an_engine_is_upgraded_under_load(two_versions: Path, tmp_path: Pa
                 assert told == {"engine": "llamacpp", "version": version, "models": ["small"]}
                 answer = await asyncio.to_thread(fleet.ask, "small", body=REAL)
                 assert answer.headers["x-enginebay-engine"] == f"llamacpp {version}"
+                reloaded = await asyncio.to_thread(fleet.order, "reload")
+                assert reloaded["changed"] == [], "what was upgraded stays so"
                 await load.answers_for_all(streams=True)
-        _unharmed(load, 12)
+        _unharmed(load, 8)
         assert fleet.models()["small"]["version"] == beside == fleet.described("small")["version"]
         unknown = fleet.try_order("engines/upgrade", {"engine": "llamacpp==1.2.3"})
         assert unknown.status_code >= 400 and "bay engines install llamacpp==1.2.3" in unknown.text
@@ -260,5 +262,5 @@ async def test_llamacpp_models_are_switched_under_load() -> None:
     with fleet_of(models, max_awake=1, min_residency_s=0.2) as fleet:
         async with Load(fleet.server.url, ["one", "two"], streams=2, wholes=2, max_tokens=8) as load:
             await load.answers_for_all(3, streams=True)
-        _unharmed(load, 12)
+        _unharmed(load, 8)
         assert len(fleet.switches()) >= 4

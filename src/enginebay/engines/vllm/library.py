@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import tempfile
 from importlib import import_module, metadata
+from pathlib import Path
 from typing import Any, get_args
 
 from enginebay.contract import Probe
@@ -43,11 +45,19 @@ _LOADED_ON = {
 def set_environment() -> None:
     """Before vLLM and torch are imported."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # telemetry
-    private = os.environ.get("ENGINEBAY_WORKER_DIR")
-    if private:  # its sockets go with the worker, by whatever death
-        os.environ["VLLM_RPC_BASE_PATH"] = private
+    _keep_temporary_files_private()
     os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "65536")  # a step in one piece
     let_threads_sleep()
+
+
+def _keep_temporary_files_private() -> None:
+    """vLLM leaves sockets and files behind, even at a proper end. In the worker's directory they go with the worker."""
+    private = os.environ.get("ENGINEBAY_WORKER_DIR")
+    if private:
+        compiled = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))  # worth keeping
+        os.environ["TMPDIR"] = private
+        tempfile.tempdir = None  # to be looked up again
 
 
 def import_all() -> None:
