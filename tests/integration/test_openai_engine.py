@@ -134,7 +134,7 @@ async def test_leaving_ends_the_request(remote: Remote, tmp_path: Path) -> None:
 
 
 async def test_n_is_done_or_refused(remote: Remote, tmp_path: Path) -> None:
-    two = replace(CHAT, sampling=replace(GREEDY, n=2))
+    two = replace(CHAT, sampling=replace(GREEDY, temperature=0.7, n=2))  # vLLM takes n with sampling only
     async with _worker(remote, tmp_path / "log") as client:
         if remote.kind == "transformers":  # which reads n and forgets it
             with pytest.raises(EngineFailed, match="1 of 2"):

@@ -15,8 +15,8 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from enginebay.config.fleet import FleetConfig
-from enginebay.errors import CrashLoop, EnginebayError, LoadFailed, Overloaded, UnknownModel, WorkerDied
-from enginebay.fleet import supervision
+from enginebay.errors import EnginebayError, LoadFailed, Overloaded, UnknownModel, WorkerDied
+from enginebay.fleet import deaths, supervision
 from enginebay.fleet.host import HostFacts
 from enginebay.fleet.measured import Measured
 from enginebay.fleet.model_client import Resident
@@ -28,7 +28,6 @@ from enginebay.fleet.residency import Action, Bytes, Close, Depth, Holding, Move
 from enginebay.fleet.residency_state import Account, extra
 from enginebay.fleet.room import Room
 from enginebay.fleet.standby import Standbys
-from enginebay.fleet.supervision import Died, RestartPolicy
 from enginebay.fleet.switches import Switch, Switches, in_order
 from enginebay.fleet.variants import Variant
 from enginebay.fleet.waiters import Waiters
@@ -372,65 +371,32 @@ class Fleet:
 
     async def _fell_silent(self, place: Place, why: str) -> None:
         """The watch has found it hung or out of reach."""
-        worker = place.worker
-        if worker is not None:
-            await self._died(place, worker, why)
+        if place.worker is not None:
+            await self._died(place, place.worker, why)
 
     async def _died(self, place: Place, worker: ModelWorker, killed_because: str | None) -> None:
         if place.worker is not worker:
             return  # somebody else has seen to it
-        lived_s = time.monotonic() - place.awake_since
-        place.vacate()
-        self._turn.set()
-        if killed_because is not None:
-            await asyncio.shield(worker.kill())
-        words = worker.process.last_words()
-        death = supervision.classify(
-            worker.process.returncode, killed_because=killed_because, oom_before=place.oom_kills,
-            oom_after=supervision.oom_kills(),
-        )  # fmt: skip
-        self._mourn(place, death.cause, death.detail, words, lived_s)
-        await asyncio.shield(worker.kill())
+        await deaths.record_death(place, worker, killed_because, self.config, self.event)
         if place.trouble is None:
             self._waiters.wish(place.name, self.config.max_wait_s)
-            self._turn.set()
+        else:
+            self._waiters.fail(place.name, place.trouble)
+        self._turn_later(place)
 
     def _could_not(self, place: Place, error: EnginebayError) -> None:
         """It was to be raised. What it was asked for cannot wait for another try: that may never succeed."""
-        worker, place.worker = place.worker, None
-        place.vacate()
-        death = supervision.classify(
-            worker.process.returncode if worker is not None else None, loading=True, error=error,
-            oom_before=place.oom_kills, oom_after=supervision.oom_kills(),
-        )  # fmt: skip
+        worker = deaths.record_failure(place, error, self.config, self.event)
         if worker is not None:
             self._start(worker.kill())
-        self._mourn(place, death.cause, death.detail, error.hint, 0.0)
-        place.trouble = place.trouble or error
-        self._waiters.fail(place.name, place.trouble)
-        self._turn.set()
+        self._waiters.fail(place.name, place.trouble or error)
+        self._turn_later(place)
 
-    def _mourn(self, place: Place, cause: str, detail: str, words: str, lived_s: float) -> None:
-        now = time.monotonic()
-        place.deaths.append(Died(now, lived_s))
-        del place.deaths[: -max(50, self.config.restarts + 1)]
-        place.last_failure = f"{cause}: {detail}"
-        rules = self.config
-        policy = RestartPolicy(rules.restarts, rules.restart_window_s, rules.backoff_s, rules.backoff_max_s)
-        then = supervision.next_restart(now, place.deaths, policy)
-        looping = isinstance(then, supervision.CrashLoop)
-        place.not_before = then.until if isinstance(then, supervision.CrashLoop) else then.at
-        asyncio.get_running_loop().call_later(max(0.0, place.not_before - now), self._turn.set)
-        if looping:
-            place.trouble = CrashLoop(
-                f"{place.name} died {len(place.deaths)} times, last of {cause}: {detail}",
-                f"it is tried again in {place.not_before - now:.0f} s, or with: bay load {place.name}",
-            )
-            self._waiters.fail(place.name, place.trouble)
-        self.event(
-            "worker died", level="error", model=place.name, engine=place.variant.kind, cause=cause, detail=detail,
-            restart_in_s=round(place.not_before - now, 1), crash_loop=looping or None, last_words=words,
-        )  # fmt: skip
+    def _turn_later(self, place: Place) -> None:
+        """Now, and when the next try is due."""
+        self._turn.set()
+        delay_s = max(0.0, place.not_before - time.monotonic())
+        asyncio.get_running_loop().call_later(delay_s, self._turn.set)
 
 
 def _said(switch: Switch) -> dict[str, Any]:

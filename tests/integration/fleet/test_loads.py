@@ -81,16 +81,9 @@ async def test_two_models_of_which_one_fits(site: Site) -> None:
         async with Load(server.url, ["one", "two"]) as load:
             for _ in range(5):
                 await load.answers_for_all(streams=True)
-                assert len([one for one in workers_of(server) if _is_loaded(one, site)]) <= 1
+                assert len(site.directories()) <= 1
         assert load.streamed.whole + load.unstreamed.whole == load.asked
         assert deaths(server) == []
-
-
-def _is_loaded(worker: psutil.Process, site: Site) -> bool:
-    try:
-        return any(directory.name in worker.cmdline()[-1] for directory in site.directories())
-    except psutil.NoSuchProcess:
-        return False
 
 
 async def test_a_model_that_never_fits(site: Site) -> None:
@@ -115,7 +108,6 @@ def test_a_worker_that_never_stays_alive(site: Site) -> None:
     with serving(config=config, environ=site.alone) as server:
         assert ask(server, bearer(plain), max_tokens=4).status == 200
         is_error(ask(server, bearer(plain), max_tokens=100), 503)
-        looping = time.monotonic()
         assert len(deaths(server)) == 3 and "crash_loop=true" in deaths(server)[-1].lower()
         _refused_at_once(server, plain)
         loaded = httpx.post(f"{server.url}/admin/load", json={"model": "toy"}, headers=bearer(admin), timeout=30)
