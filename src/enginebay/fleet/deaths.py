@@ -12,6 +12,7 @@ from enginebay.fleet import supervision
 from enginebay.fleet.model_worker import ModelWorker
 from enginebay.fleet.place import Place
 from enginebay.fleet.supervision import Death, Died, RestartPolicy
+from enginebay.worker.oom_kills import oom_kills
 
 _KEPT = 50
 
@@ -29,7 +30,7 @@ async def record_death(
     words = worker.process.last_words()
     death = supervision.classify(
         worker.process.returncode, killed_because=killed_because, oom_before=place.oom_kills,
-        oom_after=supervision.oom_kills(),
+        oom_after=oom_kills(),
     )  # fmt: skip
     _record(place, death, words, lived_s, rules, event)
     await asyncio.shield(worker.kill())
@@ -41,7 +42,7 @@ def record_failure(place: Place, error: EnginebayError, rules: FleetConfig, even
     place.vacate()
     death = supervision.classify(
         worker.process.returncode if worker is not None else None, loading=True, error=error,
-        oom_before=place.oom_kills, oom_after=supervision.oom_kills(),
+        oom_before=place.oom_kills, oom_after=oom_kills(),
     )  # fmt: skip
     _record(place, death, error.hint, 0.0, rules, event)
     place.trouble = place.trouble or error

@@ -16,7 +16,7 @@ from typing import Any
 
 from enginebay.config.fleet import FleetConfig
 from enginebay.errors import EnginebayError, LoadFailed, Overloaded, UnknownModel, WorkerDied
-from enginebay.fleet import deaths, supervision
+from enginebay.fleet import deaths
 from enginebay.fleet.host import HostFacts
 from enginebay.fleet.measured import Measured
 from enginebay.fleet.model_client import Resident
@@ -32,6 +32,7 @@ from enginebay.fleet.switches import Switch, Switches, in_order
 from enginebay.fleet.variants import Variant
 from enginebay.fleet.waiters import Waiters
 from enginebay.fleet.watch import Watch
+from enginebay.worker.oom_kills import oom_kills
 
 _TICK_S = 1.0
 _LONGEST_S = 3600.0  # an estimate beyond is no estimate
@@ -206,7 +207,7 @@ class Fleet:
         self._turn.set()
         for place in looked_at:
             self.room.note_memory(place)
-            place.oom_kills = supervision.oom_kills()
+            place.oom_kills = oom_kills()
         if not any(place.moving for place in self.places.values()):
             self.room.read_memory(self.places.values())
             plans = [place.variant.plan for place in self.places.values() if place.variant.plan is not None]
@@ -296,7 +297,7 @@ class Fleet:
         self._turn.set()
 
     async def _raise(self, place: Place) -> None:
-        place.oom_kills = supervision.oom_kills()
+        place.oom_kills = oom_kills()
         wanted_at = self._waiters.oldest(place.name) or time.monotonic()
         try:
             raised = await self.mover.raised(place)

@@ -1,11 +1,10 @@
-"""Why a worker died, when it may be started again, and whether it hangs. All but `oom_kills` is pure."""
+"""Why a worker died, when it may be started again, and whether it hangs. Pure."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from enginebay.errors import EnginebayError, EngineFailed, LoadFailed, OutOfMemory, WorkerDied
@@ -75,39 +74,6 @@ def ending(returncode: int | None) -> str:
         return f"killed by {signal.Signals(-returncode).name}"
     except ValueError:
         return f"killed by signal {-returncode}"
-
-
-def oom_kills(root: Path = Path("/")) -> int | None:
-    """How many processes of this one's control group were killed for want of memory; None where that is not told."""
-    for folder, name in _counters(root):
-        try:
-            lines = (folder / name).read_text(encoding="ascii", errors="replace").splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            key, _, value = line.partition(" ")
-            if key == "oom_kill" and value.strip().isdigit():
-                return int(value)
-    return None
-
-
-def _counters(root: Path) -> Iterator[tuple[Path, str]]:
-    """Files that may hold the count: of the process's own group, then of the top, which in a container is its own."""
-    mounted = root / "sys/fs/cgroup"
-    places = ((mounted / "memory", "memory.oom_control"), (mounted, "memory.events"))
-    try:
-        groups = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        groups = []
-    for line in groups:
-        number, _, rest = line.partition(":")
-        controllers, _, group = rest.partition(":")
-        inner = PurePosixPath("/", group).relative_to("/")
-        if "memory" in controllers.split(","):
-            yield places[0][0] / inner, places[0][1]
-        elif number == "0" and not controllers:
-            yield places[1][0] / inner, places[1][1]
-    yield from reversed(places)
 
 
 @dataclass(frozen=True, slots=True)

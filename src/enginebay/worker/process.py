@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 from enginebay.contract import Facts, LaunchMode, Load
 from enginebay.errors import EnginebayError, LoadFailed, OutOfMemory, WorkerDied, from_kind
 from enginebay.worker import bootstrap, wire
+from enginebay.worker.oom_kills import oom_kills
 
 _LAST_LINES = 5
 _LAST_BYTES = 8192  # in which they are looked for
@@ -71,6 +72,7 @@ class WorkerProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._connections: list[socket.socket] = []
         self._control: socket.socket | None = None  # the one on which the worker itself speaks
+        self._oom_kills = oom_kills()
         self._log_start = 0  # earlier workers wrote to the same log: their words are not ours
 
     @classmethod
@@ -229,6 +231,9 @@ class WorkerProcess:
     def death_while_loading(self) -> EnginebayError:
         load = self.launch.load
         if self.returncode == -signal.SIGKILL:
+            now = oom_kills()
+            if now is not None and now == self._oom_kills:
+                return WorkerDied(f"the {load.kind} worker was killed while loading {load.model}", self.last_words())
             return OutOfMemory(
                 f"the {load.kind} worker was killed while loading {load.model}, most likely for want of memory",
                 self.last_words(),

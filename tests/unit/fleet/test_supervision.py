@@ -19,8 +19,8 @@ from enginebay.fleet.supervision import (
     classify,
     hung,
     next_restart,
-    oom_kills,
 )
+from enginebay.worker.oom_kills import oom_kills
 
 KILLED = -signal.SIGKILL
 RULES = RestartPolicy(restarts=3, restart_window_s=600, backoff_s=1, backoff_max_s=60)
