@@ -8,9 +8,10 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,14 @@ from enginebay.worker.memory import family
 from enginebay.worker.process import Launch, WorkerProcess
 
 ENDLESS = GenerateRequest(token_ids=tuple(b"hello"), sampling=Sampling(ignore_eos=True, max_tokens=4000))
+
+
+@pytest.fixture(autouse=True)
+def _private(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What other programs of this user start is not ours to count. Short, since sockets go there."""
+    with tempfile.TemporaryDirectory(prefix="bay") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield
 
 
 @pytest.fixture
