@@ -21,9 +21,10 @@ EnginebayError                   has `message` (what is wrong) and `hint` (what 
 │   ├── OutOfMemory              ... because memory ran out
 │   └── UnknownArchitecture      ... because the engine does not know what it is
 ├── WorkerDied                   the worker process ended while it was needed
-│   └── CrashLoop                ... again and again, so that it is not started for now
+│   └── CrashLoop                ... again and again, so that it is not started for now    has `retry_after_s`
 ├── Draining                     the worker takes no more requests; another one may
 ├── EngineFailed                 the engine failed on a request it should have served
+│   └── Unreachable              ... because it is elsewhere, and cannot be reached or does not let us in
 ├── ModelInvalid                 the model's files are corrupt, unsafe or of the wrong kind
 ├── FetchFailed                  a model or package could not be fetched or stored
 ├── Offline                      `--offline` was given and the network would be needed
@@ -142,6 +143,10 @@ class WorkerDied(EnginebayError):
 class CrashLoop(WorkerDied):
     kind = "crash_loop"
 
+    def __init__(self, message: str, hint: str = "", *, param: str | None = None, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, hint, param=param)
+        self.retry_after_s = retry_after_s
+
 
 class Draining(EnginebayError):
     kind = "draining"
@@ -149,6 +154,10 @@ class Draining(EnginebayError):
 
 class EngineFailed(EnginebayError):
     kind = "engine_failed"
+
+
+class Unreachable(EngineFailed):
+    kind = "unreachable"
 
 
 class ModelInvalid(EnginebayError):

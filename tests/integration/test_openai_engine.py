@@ -148,11 +148,13 @@ async def test_n_is_done_or_refused(remote: Remote, tmp_path: Path) -> None:
 async def test_what_the_server_refuses_is_told(remote: Remote, tmp_path: Path) -> None:
     async with _worker(remote, tmp_path / "log", extras=True) as client:
         if remote.kind == "transformers":  # which knows none of vLLM's fields
-            with pytest.raises(InvalidRequest, match="Unexpected fields"):
+            with pytest.raises(InvalidRequest, match="Unexpected fields") as refused:
                 await _answer(client, CHAT)
+            assert remote.url.partition("://")[2] not in str(refused.value), "clients need not know where it is"
             return
-        with pytest.raises(ContextOverflow, match="512"):
+        with pytest.raises(ContextOverflow, match="512") as overflow:
             await _answer(client, GenerateRequest(text="word " * 2000, sampling=GREEDY))
+        assert remote.url.partition("://")[2] not in str(overflow.value)
         assert (await _answer(client, CHAT)).text, "the worker goes on"
 
 

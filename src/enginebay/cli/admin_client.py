@@ -132,7 +132,7 @@ def _message(body: bytes) -> str:
     from enginebay.server.log_lines import clean
 
     try:
-        return clean(str(json.loads(body)["error"]["message"]))
+        return "\n".join(map(clean, str(json.loads(body)["error"]["message"]).splitlines()))
     except (ValueError, KeyError, TypeError):
         return ""
 

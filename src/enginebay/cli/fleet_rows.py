@@ -116,5 +116,7 @@ def outcome(model: Found) -> str:
     switch = model["last_switch"]
     awake = switch is not None and model["state"] == "awake"
     taken = f", from {clean(switch['from'])} in {_took(switch)}" if awake else ""
+    if model.get("already"):
+        taken = ", and was before"
     engine = " ".join(part for part in (model["engine"], model["version"]) if part)
     return f"{clean(model['name'])} on {clean(engine)} is {clean(model['state'])}{taken}"

@@ -101,6 +101,7 @@ def _serve(asked: Asked) -> None:
 
     def ready(places: list[Place]) -> None:
         progress.clear()
+        show_warnings(_idle_standbys(wanted))
         known = list(map(str, config.warnings))
         for place in places:
             _announce_model(place, known, announce)
@@ -127,6 +128,12 @@ def _keyring(config: Config) -> Keyring:
     from enginebay.server.keys import Keyring
 
     return Keyring.load(config.server.keys_file, os.environ)
+
+
+def _idle_standbys(wanted: Wanted) -> list[str]:
+    """Spare processes that no model of this server could ever use."""
+    used = {variant.kind for variant in wanted.variants}
+    return [f"fleet.standby: no model runs on {kind}" for kind in wanted.config.fleet.standby if kind not in used]
 
 
 def _wanted(asked: Asked, config: Config, keyring: Keyring, say: Say) -> Wanted:

@@ -30,4 +30,4 @@ def switch(
     from enginebay.cli.fleet_rows import outcome
 
     found = order(url, key, "switch", {"from": leaving, "to": coming}, f"switching from {leaving} to {coming}")
-    emit_json(found) if json else print(outcome(found))
+    emit_json(found) if json else print(f"{outcome(found)}; {leaving} is {found.get('left', 'gone')}")

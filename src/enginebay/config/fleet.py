@@ -17,7 +17,9 @@ class FleetConfig:
     """How many models share one host."""
 
     memory_bytes: int | None = key(None, "RAM that the models may take together; unset: what is free", minimum=1)
-    gpu_memory_bytes: int | None = key(None, "memory that they may take of each GPU; unset: what is free", minimum=1)
+    gpu_memory_bytes: int | None = key(
+        None, "memory that they may take of each GPU; unset: nearly all of it", minimum=1
+    )
     max_awake: int | None = key(None, "models that may be awake at once; unset: as many as memory allows", minimum=1)
     min_residency_s: float | None = key(
         None, "a loaded model stays at least so long; unset: as long as loading it took", minimum=0

@@ -72,7 +72,7 @@ class Changes:
         try:
             for place in places:
                 variant = wanted[place.name]
-                if not place.ready or not self._fits_beside(place, variant):
+                if not place.ready or not self._fits_beside(variant, found):
                     continue
                 if variant.plan is None:
                     raise variant.error or EnginebayError(f"{place.name} cannot be planned")
@@ -84,31 +84,42 @@ class Changes:
             raise
         return found
 
-    def _fits_beside(self, place: Place, variant: Variant) -> bool:
-        needed = self._fleet.room.place(variant).awake
+    def _fits_beside(self, variant: Variant, others: list[_Successor]) -> bool:
+        """Beside all that is there, and beside those that were made before it."""
+        needed: dict[str, int] = {}
+        for one in (variant, *(other.variant for other in others)):
+            for pool, amount in self._fleet.room.place(one).awake.items():
+                needed[pool] = needed.get(pool, 0) + amount
         return self._fleet.has_room_for(needed)
 
     async def _restarted(self, places: list[Place], wanted: dict[str, Variant]) -> None:
         """Where two do not fit: the old one leaves first. Requests wait meanwhile; if the new one fails, the old is back."""
-        before: list[tuple[Place, Variant]] = []
+        before: list[tuple[Place, Variant, bool]] = []
         try:
             for place in places:
                 await _at_rest(place)
                 was_awake = place.worker is not None and place.depth is Depth.AWAKE
                 place.changing = False
                 await self._fleet.lower(place, Depth.COLD)
-                before.append((place, place.variant))
+                before.append((place, place.variant, was_awake))
                 self._fleet.become(place, wanted[place.name])
                 if was_awake:
-                    await self._fleet.want(place.name)
+                    await self._fleet.want(place.name, queued=False)
         except BaseException:
-            for place, variant in before:
-                if place.worker is not None:
-                    await self._fleet.lower(place, Depth.COLD)
-                self._fleet.become(place, variant)
-                self._fleet.forgive(place)
-                self._fleet.wish(place.name)
+            for place, variant, was_awake in before:
+                await self._back(place, variant, was_awake)
             raise
+
+    async def _back(self, place: Place, variant: Variant, was_awake: bool) -> None:
+        """As it was. What has come meanwhile finishes on the worker that is to go."""
+        await _at_rest(place)
+        worker = place.worker
+        place.vacate()
+        self._let_go(worker)
+        self._fleet.become(place, variant)
+        self._fleet.forgive(place)
+        if was_awake:
+            self._fleet.wish(place.name)
 
     def _let_go(self, worker: ModelWorker | None) -> None:
         """It finishes what it has; what comes to it still is sent elsewhere."""

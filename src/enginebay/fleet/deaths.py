@@ -62,6 +62,7 @@ def _record(place: Place, death: Death, words: str, lived_s: float, rules: Fleet
         place.trouble = CrashLoop(
             f"{place.name} died {len(place.deaths)} times, last of {death.cause}: {death.detail}",
             f"it is tried again in {place.not_before - now:.0f} s, or with: bay load {place.name}",
+            retry_after_s=place.not_before - now,
         )
     event(
         "worker died", level="error", model=place.name, engine=place.variant.kind, cause=death.cause,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from enginebay.config.fleet import FleetConfig
-from enginebay.errors import EnginebayError, LoadFailed, Overloaded, UnknownModel, WorkerDied
+from enginebay.errors import CrashLoop, EnginebayError, LoadFailed, Overloaded, UnknownModel, WorkerDied
 from enginebay.fleet import deaths
 from enginebay.fleet.host import HostFacts
 from enginebay.fleet.measured import Measured
@@ -35,6 +35,7 @@ from enginebay.fleet.watch import Watch
 from enginebay.worker.oom_kills import oom_kills
 
 _TICK_S = 1.0
+_OUTLOOK_S = 0.5
 _LONGEST_S = 3600.0  # an estimate beyond is no estimate
 
 Event = Callable[..., None]  # (what, level=..., **fields)
@@ -54,21 +55,25 @@ class Fleet:
         self.room = Room(config, host, measured)
         self.places = {variant.name: self.room.place(variant) for variant in variants}
         self.mover = Mover(self.standbys, config.load_timeout_s, event)
-        self._watch = Watch(config, self._fell_silent)
+        self._watch = Watch(config.hang_s, self._fell_silent)
         self._waiters = Waiters()
         self._freed: list[tuple[float, str, Phases]] = []  # who has left lately, and when
         self._tasks: set[asyncio.Task[Any]] = set()
         self._turn = asyncio.Event()
+        self._outlooks: dict[str, tuple[float, float]] = {}  # when it was made, and its seconds
         self._closing = False
         self._governor = asyncio.create_task(self._govern())
 
     # What is asked of it
 
-    async def want(self, name: str, patience_s: float | None = None, broken: str = "") -> Resident:
+    async def want(
+        self, name: str, patience_s: float | None = None, broken: str = "", *, queued: bool = True
+    ) -> Resident:
         """The variant's worker, awake and open, after at most so long.
 
-        `broken`: the address of a worker that whoever asks could not reach. Raises `Overloaded` when it takes too
-        long or too many wait already, `CrashLoop` or what loading said when it cannot be had.
+        `broken`: the address of a worker that whoever asks could not reach; `queued`: as one of the clients, whose
+        number is bounded. Raises `Overloaded` when it takes too long or too many wait already, `CrashLoop` or what
+        loading said when it cannot be had.
         """
         place = self.place(name)
         if broken and place.worker is not None and place.worker.resident.address == broken:
@@ -78,9 +83,9 @@ class Fleet:
             place.hand(1)
             return place.worker.resident
         self._refuse_in_trouble(place)
-        if len(self._waiters) >= self.config.queue:
+        if queued and self._waiters.clients >= self.config.queue:
             raise Overloaded(
-                f"{len(self._waiters)} requests already wait for models to be loaded", "try again later",
+                f"{self._waiters.clients} requests already wait for models to be loaded", "try again later",
                 retry_after_s=self.outlook(name).seconds,
             )  # fmt: skip
         number, future = self._waiters.add(name, self.config.max_wait_s if patience_s is None else patience_s)
@@ -96,7 +101,12 @@ class Fleet:
         place = self.place(name)
         if place.ready:
             return Outlook(name, "awake", 0.0, 0)
-        seconds = outlook(time.monotonic(), self.room.memory, self._holdings(), self._waiters.all(), self._rules, name)
+        now = time.monotonic()
+        made_at, seconds = self._outlooks.get(name, (0.0, 0.0))
+        if now - made_at > _OUTLOOK_S:  # however many wait for it, it is worked out once
+            waiting = self._waiters.oldest_of_each()
+            seconds = outlook(now, self.room.memory, self._holdings(), waiting, self._rules, name)
+            self._outlooks[name] = (now, seconds)
         return Outlook(name, told(place), min(seconds, _LONGEST_S), self._waiters.count(name))
 
     def place(self, name: str) -> Place:
@@ -107,7 +117,7 @@ class Fleet:
 
     def fits(self, name: str) -> bool:
         """Whether it could be loaded without anybody leaving."""
-        return self._account().fits_now(extra(self.place(name).holding(), Depth.AWAKE))
+        return self._account().fits_now(extra(self.room.holding(self.place(name)), Depth.AWAKE))
 
     def has_room_for(self, needed: Bytes) -> bool:
         return self._account().fits_now(needed)
@@ -117,6 +127,19 @@ class Fleet:
 
     def waiting(self, name: str) -> int:
         return self._waiters.count(name)
+
+    def configure(self, config: FleetConfig) -> None:
+        """Other rules from now on."""
+        self.config = config
+        self.room.configure(config, self.places.values())
+        self.mover.load_timeout_s = config.load_timeout_s
+        self.standbys.kinds = frozenset(config.standby)
+        self._watch.hang_s = config.hang_s
+        self._turn.set()
+
+    async def look(self) -> None:
+        """Ask all workers how they are, for whoever wants to know it now."""
+        await self._look()
 
     def forgive(self, place: Place) -> None:
         """Somebody has seen to it: the next try is now."""
@@ -146,7 +169,9 @@ class Fleet:
         fresh = self.room.place(variant)
         for name in ("variant", "key", "awake", "asleep", "need", "idle_s", "raise_s", "min_residency_s"):
             setattr(place, name, getattr(fresh, name))
-        place.smaller = None
+        place.smaller = place.trouble = None
+        place.not_before, place.last_failure = 0.0, ""
+        place.deaths.clear()
 
     def forget(self, name: str) -> ModelWorker | None:
         """The variant is no longer offered; gives back its worker, which may still have requests."""
@@ -180,7 +205,7 @@ class Fleet:
         return Rules(max_awake=self.config.max_awake)
 
     def _holdings(self) -> list[Holding]:
-        return [place.holding() for place in self.places.values()]
+        return [self.room.holding(place) for place in self.places.values()]
 
     async def _govern(self) -> None:
         """Look at everything whenever something has happened, and once a second."""
@@ -248,7 +273,10 @@ class Fleet:
 
     def _refuse(self, refusal: Refuse) -> None:
         if refusal.reason == "memory":
-            error = Overloaded("the model does not fit into the memory there is", "see `bay ps`", retry_after_s=60.0)
+            error = Overloaded(
+                "the model does not fit beside those that are pinned: into the memory there is, or into max_awake",
+                "see `bay ps`", retry_after_s=60.0,
+            )  # fmt: skip
         else:
             error = Overloaded(
                 "the request waited for its model as long as it may, and it is not loaded yet", "try again later",
@@ -262,6 +290,8 @@ class Fleet:
             raise place.variant.error.with_traceback(None)  # else each time would add to it
         if place.trouble is not None:
             if time.monotonic() < place.not_before:
+                if isinstance(place.trouble, CrashLoop):
+                    place.trouble.retry_after_s = place.not_before - time.monotonic()
                 raise place.trouble.with_traceback(None)
             place.trouble = None  # one more try
 
@@ -300,7 +330,7 @@ class Fleet:
         place.oom_kills = oom_kills()
         wanted_at = self._waiters.oldest(place.name) or time.monotonic()
         try:
-            raised = await self.mover.raised(place)
+            raised = await self._woken(place) or await self.mover.loaded(place)
         except EnginebayError as error:
             self._could_not(place, error)
             return
@@ -308,6 +338,21 @@ class Fleet:
             self._could_not(place, LoadFailed(f"{place.name} could not be loaded: {type(error).__name__}: {error}"))
             raise
         self._seated(place, raised, wanted_at)
+
+    async def _woken(self, place: Place) -> Raised | None:
+        """From its sleep; None: there is none to wake, or it did not wake as it should and is gone."""
+        worker = place.worker
+        if worker is None:
+            return None
+        try:
+            return await self.mover.woken(worker)
+        except EnginebayError as error:
+            self.event(
+                "a model did not wake, and is loaded anew", level="warning", model=place.name, error=error.message
+            )
+            place.worker = None
+            await worker.kill()
+            return None
 
     def _seated(self, place: Place, raised: Raised, wanted_at: float) -> None:
         if raised.worker is not place.worker:
@@ -346,11 +391,11 @@ class Fleet:
             place.stay()
             self._awake(place)
             return False
-        except EnginebayError as error:  # it could not sleep: what is left of it is not to be trusted
-            self.event("a model could not be put to sleep", level="warning", model=place.name, error=error.message)
+        except Exception as error:  # it could not sleep: what is left of it is not to be trusted
+            self.event("a model could not be put to sleep", level="warning", model=place.name, error=repr(error))
             spent = {}
             if place.worker is not None:
-                await place.worker.close()
+                await place.worker.kill()
             to = Depth.COLD
         if to is Depth.COLD:
             place.vacate()
@@ -378,9 +423,11 @@ class Fleet:
     async def _died(self, place: Place, worker: ModelWorker, killed_because: str | None) -> None:
         if place.worker is not worker:
             return  # somebody else has seen to it
+        place.comes_back = place.depth is Depth.AWAKE
         await deaths.record_death(place, worker, killed_because, self.config, self.event)
         if place.trouble is None:
-            self._waiters.wish(place.name, self.config.max_wait_s)
+            if place.comes_back:
+                self._waiters.wish(place.name, self.config.max_wait_s)
         else:
             self._waiters.fail(place.name, place.trouble)
         self._turn_later(place)
@@ -397,7 +444,17 @@ class Fleet:
         """Now, and when the next try is due."""
         self._turn.set()
         delay_s = max(0.0, place.not_before - time.monotonic())
-        asyncio.get_running_loop().call_later(delay_s, self._turn.set)
+        asyncio.get_running_loop().call_later(delay_s, self._try_again, place)
+
+    def _try_again(self, place: Place) -> None:
+        """What was awake, or is to be from the start, comes back although nobody asks for it."""
+        due = time.monotonic() >= place.not_before and place.worker is None and not place.moving
+        if due and not self._closing and self.places.get(place.name) is place:
+            place.trouble = None
+            settings = place.variant.settings
+            if place.comes_back or settings.pinned:
+                self._waiters.wish(place.name, self.config.max_wait_s)
+        self._turn.set()
 
 
 def _said(switch: Switch) -> dict[str, Any]:

@@ -129,7 +129,8 @@ def memory() -> tuple[int, int]:
         limit, used = _text(f"{folder}/{limit_name}").strip(), _text(f"{folder}/{usage_name}").strip()
         if limit.isdigit() and int(limit) < total:
             total = int(limit)
-            available = min(available, max(0, total - int(used or 0)))
+            cached = _fields(_text(f"{folder}/memory.stat").replace(" ", ":")).get("inactive_file", "0")
+            available = min(available, max(0, total - int(used or 0) + int(cached)))  # pages of files are given back
     return total, available
 
 

@@ -35,15 +35,16 @@ class Raised:
 class Mover:
     def __init__(self, standbys: Standbys, load_timeout_s: float, event: Event) -> None:
         self._standbys = standbys
-        self._load_timeout_s = load_timeout_s
+        self.load_timeout_s = load_timeout_s
         self._event = event
 
-    async def raised(self, place: Place) -> Raised:
-        """The variant's worker, awake. Raises what kept it from being so."""
-        if place.worker is not None:
-            started = time.perf_counter()
-            await place.worker.client.wake()
-            return Raised(place.worker, "asleep", {"load": time.perf_counter() - started})
+    async def woken(self, worker: ModelWorker) -> Raised:
+        started = time.perf_counter()
+        await worker.client.wake()
+        return Raised(worker, "asleep", {"load": time.perf_counter() - started})
+
+    async def loaded(self, place: Place) -> Raised:
+        """A worker for a variant that has none. Raises what kept it from loading."""
         plan = place.smaller or place.variant.plan
         if plan is None:
             assert place.variant.error is not None
@@ -59,7 +60,7 @@ class Mover:
         started = time.perf_counter()
         spare = await self._standbys.take(plan.launch)
         imported = time.perf_counter()
-        worker = await ModelWorker.open(plan, sampling, spare=spare, timeout_s=self._load_timeout_s)
+        worker = await ModelWorker.open(plan, sampling, spare=spare, timeout_s=self.load_timeout_s)
         phases = phases_of(worker.facts, time.perf_counter() - imported)
         if spare is not None:
             phases["import"] = phases.get("import", 0.0) + imported - started
@@ -114,12 +115,12 @@ async def check_answers(worker: ModelWorker) -> None:
     """One token, or one vector: what is loaded also works."""
     from enginebay.contract import GenerateRequest, Sampling
 
+    if worker.spec.remote:
+        return  # loading it has asked the server what it has; a token may cost money
     if worker.resident.task == "embed":
         await worker.client.embed([[1]])
         return
     request = GenerateRequest(token_ids=(1,), sampling=Sampling(max_tokens=1, temperature=0.0))
-    if worker.spec.renders:
-        request = GenerateRequest(text="a", sampling=request.sampling)
     events = [event async for event in worker.client.generate(request)]
     if not events:
         raise EngineFailed("the new worker answered nothing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from enginebay.fleet.place import Place
@@ -28,7 +29,9 @@ def told(place: Place) -> str:
         return "falling asleep" if place.depth is Depth.ASLEEP else "unloading"
     if place.changing:
         return "being replaced"
-    if place.trouble is not None:
+    if place.variant.plan is None:
+        return "unavailable"
+    if place.trouble is not None and time.monotonic() < place.not_before:
         return "failing"
     if place.closed:
         return "draining"

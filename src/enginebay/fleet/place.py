@@ -49,7 +49,8 @@ class Place:
     idle_s: float | None = None
     not_before: float = 0.0  # no new try before, after a failure
     deaths: list[Died] = field(default_factory=list)
-    oom_kills: int | None = None  # the host's count when its worker was started
+    oom_kills: int | None = None  # the host's count when its worker was last seen well
+    comes_back: bool = False  # it was awake when it died: it is raised again although nobody asks for it
     trouble: EnginebayError | None = None  # why it is not started for now
     last_failure: str = ""  # in words, for whoever looks
     switch: Switch | None = None  # the last time it was raised
@@ -95,6 +96,7 @@ class Place:
             awake=self.awake,
             asleep=self.asleep,
             pinned=self.variant.settings.pinned or self.changing,
+            slots=0 if self.remote else 1,
             running=max(self.running, self._on_the_way(now)),
             closed=self.closed,
             awake_since=self.awake_since,
@@ -121,6 +123,7 @@ class Place:
         self.depth, self.moving, self.closed = Depth.AWAKE, False, False
         self.trouble = None
         self.running = self.requests = self.expected = 0
+        self.comes_back = False
         self.memory_bytes = worker.facts.memory_bytes
         self.awake_since = self.idle_since = self.answered_at = now
 

@@ -31,6 +31,7 @@ class Holding:
     awake: Bytes
     asleep: Bytes | None  # None: it cannot sleep
     pinned: bool = False
+    slots: int = 1  # of `max_awake` that it takes; what is computed elsewhere takes none
     running: int = 0  # requests in flight
     closed: bool = False  # we closed its door: it takes no new requests
     awake_since: float = 0.0
@@ -100,7 +101,7 @@ def need(model: Holding, depth: Depth) -> dict[str, int]:
         return {}
     if depth is Depth.ASLEEP and model.asleep is not None:
         return dict(model.asleep)
-    return {**model.awake, _SLOTS: 1}
+    return {**model.awake, _SLOTS: model.slots}
 
 
 def extra(model: Holding, to: Depth) -> dict[str, int]:

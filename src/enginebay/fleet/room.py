@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from enginebay.config.fleet import FleetConfig
 from enginebay.fleet import needs
@@ -10,7 +11,7 @@ from enginebay.fleet.host import HostFacts, memory
 from enginebay.fleet.measured import Measured, What, fingerprint
 from enginebay.fleet.moves import Raised
 from enginebay.fleet.place import Place
-from enginebay.fleet.residency import Depth
+from enginebay.fleet.residency import Depth, Holding
 from enginebay.fleet.variants import Variant
 
 _SHARE = 0.95  # of what there is may be taken
@@ -47,16 +48,24 @@ class Room:
         load = variant.plan.launch.load
         place.key = fingerprint(load.model, load.kind, variant.plan.version, load.path, load.settings, load.loras)
         place.need = needs.gather(load, self._host, variant.plan.devices)
-        predicted = self._possible(needs.predict(place.need))
+        predicted = needs.predict(place.need)
         place.awake = needs.corrected(predicted, self._measured.memory(place.key), settings.memory_bytes)
         self._expect(place)
         return place
 
-    def _possible(self, predicted: dict[str, int]) -> dict[str, int]:
-        """A prediction may be wrong: a model that should need more than there is may try with all of it."""
-        if self._config.memory_bytes is not None:
-            return predicted
-        return {pool: min(needed, self.memory.get(pool, needed)) for pool, needed in predicted.items()}
+    def configure(self, config: FleetConfig, places: Iterable[Place]) -> None:
+        self._config = config
+        for place in places:
+            self._expect(place)
+
+    def holding(self, place: Place) -> Holding:
+        """A prediction may be wrong, and free memory comes and goes: a model that should need more than there is may try
+        with all of it, unless the configuration says what there is or what it needs."""
+        holding = place.holding()
+        if self._config.memory_bytes is not None or place.variant.settings.memory_bytes is not None:
+            return holding
+        possible = {pool: min(needed, self.memory.get(pool, needed)) for pool, needed in holding.awake.items()}
+        return replace(holding, awake=possible)
 
     def settle(self, place: Place, raised: Raised) -> None:
         """It has been raised: keep what that took, and see how it can sleep."""

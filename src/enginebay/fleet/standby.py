@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from enginebay.contract import LaunchMode, Load
 from enginebay.errors import EnginebayError
@@ -18,6 +19,7 @@ from enginebay.home import logs_dir
 from enginebay.worker.process import Launch, WorkerProcess
 
 _AGAIN_S = 30.0  # after one that could not be started
+_PATIENCE_S = 120.0  # for one that is being started: then it hangs
 _NEXT_S = 2.0  # after one was taken: whoever waited for it is answered first
 
 Event = Callable[..., None]
@@ -27,23 +29,25 @@ class Standbys:
     """Started in the background, so that they never keep a load waiting."""
 
     def __init__(self, kinds: Iterable[str], event: Event) -> None:
-        self._kinds = frozenset(kinds)
+        self.kinds = frozenset(kinds)
         self._event = event
         self._spare: dict[str, WorkerProcess] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._not_before: dict[str, float] = {}
+        self._pythons: dict[str, Path] = {}  # of those that are there or being started
         self._closed = False
 
     def ready(self, launch: Launch) -> bool:
         """Whether there is one for this launch that has been waiting for it."""
         spare = self._spare.get(launch.load.kind)
-        return launch.load.kind in self._kinds and spare is not None and _fits(spare, launch)
+        return launch.load.kind in self.kinds and spare is not None and _fits(spare, launch)
 
     async def take(self, launch: Launch) -> WorkerProcess | None:
         """The spare one for this launch, if there is one; the caller owns it from now on."""
         starting = self._starting.get(launch.load.kind)
-        if starting is not None and launch.mode is LaunchMode.DIRECT:
-            await asyncio.wait({starting})  # half of its imports are done: it is sooner ready than a new one
+        for_it = self._pythons.get(launch.load.kind) == launch.python and launch.mode is LaunchMode.DIRECT
+        if starting is not None and for_it:  # half of its imports are done: it is sooner ready than a new one
+            await asyncio.wait({starting}, timeout=_PATIENCE_S)
         spare = self._spare.get(launch.load.kind)
         if spare is None or not _fits(spare, launch):
             return None
@@ -62,29 +66,31 @@ class Standbys:
         """Process ids by engine, of those that are ready."""
         return {kind: spare.pid for kind, spare in self._spare.items() if spare.returncode is None}
 
-    def keep(self, plans: Iterable[Plan], expecting: bool) -> None:
+    def keep(self, plans: Sequence[Plan], expecting: bool) -> None:
         """Start what is missing. To be called when nothing is being loaded: imports take a core.
 
         `expecting`: somebody still waits for a load, so what was prepared for it stays.
         """
-        for kind in [kind for kind in self._spare if kind not in self._kinds and not expecting]:
+        for kind in [kind for kind in self._spare if kind not in self.kinds and not expecting]:
             self._starting[kind] = asyncio.create_task(self._drop(self._spare.pop(kind)))
         for plan in plans:
             kind = plan.spec.kind
             spare = self._spare.get(kind)
-            if spare is not None and spare.returncode is not None:
+            outdated = spare is not None and all(one.launch.python != spare.launch.python for one in plans)
+            if spare is not None and (spare.returncode is not None or outdated):
                 self._starting[kind] = asyncio.create_task(self._drop(self._spare.pop(kind)))
-            wanted = kind in self._kinds and kind not in self._spare and not self._closed
+            wanted = kind in self.kinds and kind not in self._spare and not self._closed
             if wanted and kind not in self._starting and time.monotonic() >= self._not_before.get(kind, 0.0):
                 self._starting[kind] = asyncio.create_task(self._start(plan))
 
     async def _start(self, plan: Plan) -> None:
         kind = plan.spec.kind
+        self._pythons[kind] = plan.launch.python
         load = Load(kind=kind, engine=plan.spec.engine, model="(standby)", path="")
         launch = replace(plan.launch, load=load, log=logs_dir() / f"{kind}-standby.log", mode=LaunchMode.DIRECT)
         try:
             self._spare[kind] = await WorkerProcess.stand_by(launch)
-            if kind in self._kinds:
+            if kind in self.kinds:
                 self._event("standby ready", engine=kind, import_s=round(self._spare[kind].import_s, 3))
         except EnginebayError as error:
             self._not_before[kind] = time.monotonic() + _AGAIN_S

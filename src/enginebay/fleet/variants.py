@@ -41,6 +41,7 @@ class Offering:
     loras: tuple[str, ...] = ()
     triggers: tuple[str, ...] = ()  # what makes a request fall back
     task: str = "generate"
+    at_start: bool = True  # it is to be loaded whenever the server runs
 
 
 def make_variants(
@@ -78,6 +79,7 @@ def _offering(model: str, chain: list[Variant]) -> Offering:
         loras=tuple(chain[0].settings.loras),
         triggers=chain[0].settings.fallback_on,
         task=loads[0].task if loads else chain[0].settings.task,
+        at_start=chain[0].settings.load == "start" or chain[0].settings.pinned,
     )
 
 
@@ -98,6 +100,8 @@ def _variant(
         plan = make_plan(name, engine=asked, config=config, settings=settings, strict=strict, say=say)
     except EnginebayError as error:
         if not may_fail:
+            if len(config.models) > 1:
+                error.message = f"{model}: {error.message}"
             raise
         return Variant(own, model, asked.partition("==")[0], None, error, known, {}, idle_s, sleep)
     sampling = config.sampling_for(plan.spec.kind, plan.model)

@@ -21,6 +21,17 @@ class Waiters:
     def __len__(self) -> int:
         return len(self._waits)
 
+    @property
+    def clients(self) -> int:
+        return sum(1 for _, future in self._waits.values() if future is not None)
+
+    def oldest_of_each(self) -> list[Waiting]:
+        """One for each model: who comes next depends on no other."""
+        found: dict[str, Waiting] = {}
+        for waiting, _ in self._waits.values():
+            found.setdefault(waiting.model, waiting)
+        return list(found.values())
+
     def all(self) -> list[Waiting]:
         return [waiting for waiting, _ in self._waits.values()]
 

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from enginebay.config.fleet import FleetConfig
 from enginebay.errors import EnginebayError
 from enginebay.fleet.place import Place
 from enginebay.fleet.residency import Depth
@@ -17,8 +16,8 @@ _OUT_OF_REACH = "its sockets could not be reached"
 
 
 class Watch:
-    def __init__(self, config: FleetConfig, found: Callable[[Place, str], Awaitable[None]]) -> None:
-        self._config = config
+    def __init__(self, hang_s: float, found: Callable[[Place, str], Awaitable[None]]) -> None:
+        self.hang_s = hang_s
         self._found = found  # told of a worker that hangs or cannot be reached, and why it is to be ended
         self._looking: set[str] = set()
 
@@ -39,6 +38,8 @@ class Watch:
             place.answered_at = now
             place.running, place.requests = state.running, state.requests
             place.memory_bytes = state.memory_bytes
+            if place.ready and not state.open:  # a closing that was called off has come late
+                await worker.client.open()
             if place.depth is Depth.AWAKE:
                 place.idle_since = max(place.awake_since, now - state.idle_s)
                 if state.HasField("first_token_s"):
@@ -49,7 +50,7 @@ class Watch:
             self._looking.discard(place.name)
         heard = place.answered_at or None
         still = place.worker is worker and not place.moving
-        if still and not place.remote and hung(time.monotonic(), place.running, quiet_s, self._config.hang_s, heard):
+        if still and not place.remote and hung(time.monotonic(), place.running, quiet_s, self.hang_s, heard):
             await self._found(place, HANG)
 
     async def reach(self, place: Place) -> None:

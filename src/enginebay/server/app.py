@@ -9,7 +9,7 @@ import time
 import traceback
 from functools import lru_cache
 
-from enginebay.errors import Cancelled, EnginebayError
+from enginebay.errors import Cancelled, Draining, EnginebayError
 from enginebay.server.access import admit, authenticate, check_origin
 from enginebay.server.call import Call
 from enginebay.server.context import Context
@@ -20,6 +20,8 @@ from enginebay.server.logs import RequestRecord
 from enginebay.server.retrying import once_more
 from enginebay.server.routes import Route, find_route
 from enginebay.server.tracing import Tracer, request_attributes, response_attributes, span_name
+
+_DOOR_S = 0.005  # before asking once more who takes requests instead of a worker that did not
 
 _find_route = lru_cache(maxsize=256)(find_route)
 
@@ -86,9 +88,23 @@ class App:
             except EnginebayError as error:
                 asked = call.variant
                 if not once_more(call, error):
+                    if call.first_error is not None:
+                        self._all_failed(call, error, mark)
                     raise call.first_error or error from None
                 self._count_retry(call, error, fell_back=call.variant != asked)
+                refused = isinstance(error, Draining)
             call.again(mark)
+            if refused:
+                await asyncio.sleep(_DOOR_S)
+
+    def _all_failed(self, call: Call, last: EnginebayError, mark: int) -> None:
+        """The first engine's error is the answer; what the last one said is in the log."""
+        self.context.log.event(
+            "no engine of the chain answered", level="warning", request_id=call.id, model=call.model,
+            last=call.labels[1], error=last.kind, message=last.message,
+        )  # fmt: skip
+        call.exchange.rewind(mark)
+        call.fallback = ""
 
     def _count_retry(self, call: Call, error: EnginebayError, fell_back: bool) -> None:
         if fell_back and call.offer is not None:

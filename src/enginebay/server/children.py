@@ -102,8 +102,8 @@ class _SharedFleet:
         found: Resident = await self._line.call("want", name, patience_s, broken)
         return found
 
-    async def look_ahead(self, name: str) -> Outlook:
-        found: Outlook = await self._line.call("look_ahead", name)
+    async def look_ahead(self, name: str, *, wish: bool = False) -> Outlook:
+        found: Outlook = await self._line.call("look_ahead", name, wish)
         return found
 
     async def order(self, command: str, arguments: dict[str, Any]) -> Any:

@@ -43,7 +43,7 @@ class Context:
         Streams that wait for it are told so meanwhile.
         """
         offer, lora = self.catalogue.find(name)
-        session = offer.sessions[call.variant]
+        session = offer.sessions[min(call.variant, len(offer.sessions) - 1)]  # a reload may have shortened its chain
         call.offer, call.lora, call.model, call.labels = offer, lora, name, (offer.name, session.kind)
         served = session.live
         if served is None:

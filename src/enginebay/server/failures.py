@@ -51,6 +51,7 @@ TABLE: dict[str, Shown] = {
     "crash_loop": Shown(503, "server_error", "engine_unavailable", "the model's worker does not stay alive"),
     "draining": Shown(503, "server_error", "engine_unavailable", "the model is being replaced"),
     "engine_failed": Shown(500, "server_error", "engine_failed", "the engine failed on this request"),
+    "unreachable": Shown(502, "server_error", "engine_unavailable", "the server that runs the model does not answer"),
     "model_invalid": Shown(500, "server_error", "model_invalid", "the model's files are not usable"),
     "fetch_failed": Shown(503, "server_error", "fetch_failed", "the model could not be fetched"),
     "offline": Shown(503, "server_error", "offline", "the model is not on this host, and the server is offline"),
@@ -83,7 +84,7 @@ def error_body(error: EnginebayError) -> bytes:
 
 
 def error_headers(error: EnginebayError) -> list[tuple[str, str]]:
-    if isinstance(error, Overloaded):
+    if isinstance(error, (Overloaded, errors.CrashLoop)):
         return [("retry-after", str(max(1, math.ceil(error.retry_after_s))))]
     if isinstance(error, errors.Unauthorized):
         return [("www-authenticate", "Bearer")]

@@ -24,10 +24,10 @@ class FleetEvents:
         if what == "model ready":
             self._switched(fields)
         elif what == "worker died":
-            self._metrics.worker_deaths.child(fields["model"], fields["engine"], fields["cause"]).inc()
+            self._metrics.worker_deaths.child(*_labels(fields), fields["cause"]).inc()
 
     def _switched(self, fields: dict[str, Any]) -> None:
-        labels = (fields["model"], fields["engine"])
+        labels = _labels(fields)
         self._metrics.switch_time.child(*labels, fields["came_from"]).observe(fields["seconds"])
         for name, seconds in fields.items():
             if name.endswith("_s"):
@@ -39,3 +39,8 @@ class FleetEvents:
         """When somebody asks for the metrics."""
         for place in places:
             self._metrics.model_awake.child(place.variant.model, place.variant.kind).set(int(place.ready))
+
+
+def _labels(fields: dict[str, Any]) -> tuple[str, str]:
+    """A fallback is told by its engine, not by a name of its own."""
+    return fields["model"].partition("@")[0], fields["engine"]

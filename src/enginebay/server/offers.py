@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from enginebay.config.server import Limits
 from enginebay.contract import Facts
-from enginebay.errors import UnknownModel
+from enginebay.errors import Draining, UnknownModel
 from enginebay.fleet.model_client import ModelClient, Resident
 from enginebay.fleet.outlook import Outlook
 from enginebay.fleet.variants import Offering
@@ -25,7 +25,8 @@ class FleetPort(Protocol):
 
     async def want(self, name: str, patience_s: float | None = None, broken: str = "") -> Resident: ...
 
-    async def look_ahead(self, name: str) -> Outlook: ...
+    async def look_ahead(self, name: str, *, wish: bool = False) -> Outlook:
+        """`wish`: have it loaded, although whoever asks does not wait for it."""
 
     async def order(self, command: str, arguments: dict[str, Any]) -> Any:
         """Something that an administrator asks for."""
@@ -42,6 +43,7 @@ class Session:
         self.served: ServedModel | None = None
         self._opening: dict[str, asyncio.Future[ServedModel]] = {}
         self._retiring: set[asyncio.Task[None]] = set()
+        self._retired = False
 
     @property
     def live(self) -> ServedModel | None:
@@ -57,6 +59,8 @@ class Session:
 
     async def meet(self, resident: Resident, limits: Limits, metrics: Metrics) -> ServedModel:
         """The session with this worker, opened once however many ask."""
+        if self._retired:
+            raise Draining("this model has been configured anew", "send the request again")
         served = self.served
         if (
             served is not None
@@ -74,13 +78,17 @@ class Session:
 
     async def _open(self, resident: Resident, limits: Limits, metrics: Metrics) -> ServedModel:
         client = await ModelClient.connect(resident)
-        self.retire()
+        self._let_go()
         self.served = ServedModel(client, limits, metrics, self.gate)
         self.facts = resident.facts
         return self.served
 
     def retire(self) -> None:
-        """The session ends with the last of its answers."""
+        """The session ends with the last of its answers, and there is no other."""
+        self._retired = True
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self.served is not None:
             task = asyncio.ensure_future(_close_when_idle(self.served.client))
             self._retiring.add(task)

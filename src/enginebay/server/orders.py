@@ -61,6 +61,7 @@ class Orders:
         await self._changes.close()
 
     async def _ps(self) -> dict[str, Any]:
+        await self._fleet.look()
         models = [self._row(place) for place in self._fleet.places.values()]
         return {
             "models": models,
@@ -94,9 +95,10 @@ class Orders:
 
     async def _load(self, model: str) -> dict[str, Any]:
         place = self._fleet.place(model)
+        already = place.ready
         self._fleet.forgive(place)
-        await self._fleet.want(model)
-        return self._row(place)
+        await self._fleet.want(model, queued=False)
+        return {**self._row(place), "already": already}
 
     async def _unload(self, model: str) -> dict[str, Any]:
         place = self._fleet.place(model)
@@ -108,13 +110,14 @@ class Orders:
         leaving, coming = self._fleet.place(from_), self._fleet.place(to)
         if leaving is coming:
             raise InvalidRequest("both models are the same", param="to")
+        already = coming.ready
         self._fleet.forgive(coming)
         if leaving.ready:
             if not coming.ready:
                 self._fleet.wish(to)  # first, so that the leaving one is written down as replaced by it
             await self._fleet.lower(leaving, Depth.ASLEEP if self._can_stay(leaving, coming) else Depth.COLD)
-        await self._fleet.want(to)
-        return self._row(coming)
+        await self._fleet.want(to, queued=False)
+        return {**self._row(coming), "already": already, "left": told(leaving)}
 
     def _can_stay(self, leaving: Place, coming: Place) -> bool:
         """Whether both fit, the one asleep and the other awake."""
@@ -140,6 +143,10 @@ class Orders:
         """All of the configuration, or nothing of it."""
         async with self._one_at_a_time:
             wanted = await asyncio.to_thread(self._read_again)
+            if self._wanted.config.models and not wanted.config.models:
+                raise ConfigError(
+                    "the configuration names no models any more", "if that is meant, start the server again"
+                )
             fixed = _fixed_changes(self._wanted, wanted)
             if fixed:
                 raise ConfigError(
@@ -149,6 +156,10 @@ class Orders:
             done = await self._changes.to(wanted.variants)
             self._wanted = wanted
             await self._take_in(wanted)
+            for name in done["added"]:
+                variant = self._fleet.place(name).variant
+                if variant.first and variant.settings.load == "start" and self._fleet.fits(name):
+                    self._fleet.wish(name)
             return done
 
     async def _add_lora(self, model: str, name: str, path: str) -> dict[str, Any]:
@@ -181,7 +192,7 @@ class Orders:
             if not place.ready or place.worker is None:
                 raise Unsupported("it is not loaded")
             await at_run_time(place.worker.client)
-            place.variant = variant
+            place.variant, place.smaller = variant, None
             place.worker.resident = replace(place.worker.resident, loras=tuple(loras))  # for sessions to come
         except Unsupported:
             await self._changes.replaced(place, variant)
@@ -192,14 +203,17 @@ class Orders:
         kind, _, version = engine.partition("==")
         async with self._one_at_a_time:
             found = await asyncio.to_thread(environments.find, kind, version or None)
-            moved = []
-            for place in [one for one in self._fleet.places.values() if one.variant.kind == found.kind]:
-                if place.variant.plan is not None and place.variant.plan.launch.python != found.python:
-                    await self._changes.replaced(place, _on_environment(place.variant, found))
-                    moved.append(place.name)
+            before = dict(self._upgraded)
             self._upgraded[found.kind] = found
+            try:
+                done = await self._changes.to(
+                    [self._as_upgraded(place.variant) for place in self._fleet.places.values()]
+                )
+            except BaseException:
+                self._upgraded = before
+                raise
             await self._take_in()
-            return {"engine": found.kind, "version": found.version, "models": moved}
+            return {"engine": found.kind, "version": found.version, "models": done["changed"]}
 
     def _as_upgraded(self, variant: Variant) -> Variant:
         environment = self._upgraded.get(variant.kind)

@@ -13,7 +13,7 @@ from enginebay.server.served import ServedModel
 
 _PROOF_S = 30.0  # so long a token is proof
 _PATIENCE_S = 10.0
-_FAILING = "failing"  # of `fleet.outlook`
+_FAILING = ("failing", "unavailable")  # of `fleet.outlook`
 
 
 async def not_ready(context: Context) -> list[str]:
@@ -23,6 +23,8 @@ async def not_ready(context: Context) -> list[str]:
     offers = list(context.catalogue.offers.values())
     if not offers:
         return ["there is no model"]
+    # What is loaded on demand speaks for itself when it is asked; one that fails must not take the others out of service.
+    offers = [offer for offer in offers if offer.offering.at_start or offer.first.live is not None] or offers
     found = await asyncio.gather(*(_problem(context, offer) for offer in offers))
     return [f"{offer.name}: {problem}" for offer, problem in zip(offers, found, strict=True) if problem]
 
@@ -58,8 +60,8 @@ async def _of_session(context: Context, session: Session) -> str:
 async def _outlook(context: Context, session: Session) -> str:
     """Of one that is not loaded: a request would have it loaded, unless that has failed."""
     ahead = await context.fleet.look_ahead(session.name)
-    if ahead.state == _FAILING:
-        return "its worker does not stay alive"
+    if ahead.state in _FAILING:
+        return f"it is {ahead.state}"
     return f"{ahead}" if ahead.seconds > context.max_wait_s else ""
 
 

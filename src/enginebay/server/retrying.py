@@ -16,6 +16,7 @@ from enginebay.errors import (
     Overloaded,
     RateLimited,
     UnknownArchitecture,
+    Unreachable,
     Unsupported,
     WorkerDied,
 )
@@ -28,7 +29,7 @@ def trigger(error: EnginebayError) -> str | None:
     """What of `fallback_on` an error is; None: it is the request's own fault, or nobody's. Pure."""
     if isinstance(error, UnknownArchitecture):
         return "architecture"
-    if isinstance(error, (EngineMissing, CrashLoop, WorkerDied)):
+    if isinstance(error, (EngineMissing, Unreachable, WorkerDied)):
         return "unavailable"
     if isinstance(error, (LoadFailed, ModelInvalid, FetchFailed)):
         return "load"

@@ -30,6 +30,8 @@ from enginebay.server.wanted import Wanted
 from enginebay.server.worker_metrics import observe_workers
 from enginebay.worker.client import import_grpc
 
+_CONFIGURE_S = 30.0
+
 Say = Callable[[str], None]
 
 
@@ -66,13 +68,16 @@ class Supervisor:
         self._stop = Stop()
         self._instance: Instance | None = None
         self._children: list[ServerProcess] = []
+        self._changes = 0  # of what server processes have been told
 
     # The fleet, for server processes
 
     async def want(self, name: str, patience_s: float | None = None, broken: str = "") -> Any:
         return await self.fleet.want(name, patience_s, broken)
 
-    async def look_ahead(self, name: str) -> Outlook:
+    async def look_ahead(self, name: str, wish: bool = False) -> Outlook:
+        if wish and not self.fleet.place(name).ready:
+            self.fleet.wish(name)
         return self.fleet.outlook(name)
 
     async def order(self, command: str, arguments: dict[str, Any]) -> Any:
@@ -106,7 +111,7 @@ class Supervisor:
                 self._say(f"{variant.name} does not fit beside the others: it is loaded when it is asked for")
                 continue
             self._say(f"loading {variant.model} on {variant.kind}")
-            loading = asyncio.ensure_future(self.fleet.want(variant.name, float("inf")))
+            loading = asyncio.ensure_future(self.fleet.want(variant.name, float("inf"), queued=False))
             waited: set[asyncio.Future[Any]] = {loading, self._stop.asked}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if self._stop.asked.done():
@@ -162,7 +167,7 @@ class Supervisor:
         handlers, children, stop = self._handlers(Rates()), self._children, self._stop
         try:
             for _ in range(self.wanted.config.server.workers):
-                children.append(await ServerProcess.start(self._sock, self._setup(), handlers))
+                children.append(await self._child(handlers))
             self._serving()
             while not stop.asked.done():
                 await asyncio.wait(
@@ -173,7 +178,7 @@ class Supervisor:
                         await child.close()
                         await asyncio.wait({stop.asked}, timeout=0.5)  # one that cannot live must not keep us busy
                         with contextlib.suppress(EnginebayError, OSError, TimeoutError):  # else in the next round
-                            children[place] = await ServerProcess.start(self._sock, self._setup(), handlers)
+                            children[place] = await self._child(handlers)
             self._sock.close()  # with ours open, connections would wait for somebody to accept them
             drain_s = self.wanted.config.server.drain_s
             await asyncio.gather(*(child.drain(drain_s) for child in children))
@@ -205,12 +210,29 @@ class Supervisor:
         """Tell server processes what has changed: the configuration, or the models and adapters that there are."""
         if wanted is not None:
             self.wanted = wanted
-            self.fleet.config = wanted.config.fleet
+            self.fleet.configure(wanted.config.fleet)
+        self._changes += 1
         setup = self._setup()
         if self._instance is not None:
             await self._instance.configure(setup)
-        calls = (child.line.call("configure", setup) for child in self._children if not child.line.closed.done())
-        await asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.gather(*(self._configure(child, setup) for child in self._children))
+
+    async def _configure(self, child: ServerProcess, setup: Setup) -> None:
+        """One that does not take it in is ended: the next one starts with it."""
+        try:
+            async with asyncio.timeout(_CONFIGURE_S):
+                await child.line.call("configure", setup)
+        except (EnginebayError, TimeoutError) as error:
+            self._log.event("a server process did not take in a change", level="error", error=repr(error))
+            await child.close()
+
+    async def _child(self, handlers: dict[str, Handler]) -> ServerProcess:
+        """A server process that knows the latest, whatever has changed while it started."""
+        changes = self._changes
+        child = await ServerProcess.start(self._sock, self._setup(), handlers)
+        if changes != self._changes:
+            await self._configure(child, self._setup())
+        return child
 
     async def _hang_up(self) -> None:
         try:

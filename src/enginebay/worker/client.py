@@ -10,13 +10,16 @@ from typing import Any, Protocol, cast
 
 from enginebay.contract import Delta, Embedding, Facts, FinishReason, GenerateRequest
 from enginebay.contract.messages import Done
-from enginebay.errors import Cancelled, EnginebayError, EngineFailed, WorkerDied
+from enginebay.errors import Cancelled, Draining, EnginebayError, EngineFailed, WorkerDied
 from enginebay.worker import wire
 from enginebay.worker.frames import Unframer, frame
 from enginebay.worker.proto import SERVICE
 from enginebay.worker.proto import worker_pb2 as pb
 
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+_ANSWER_S = 10.0  # for what a worker can say at once
+_SLEEP_S = 120.0  # to move the weights of a large model
 
 
 class Listener(Protocol):
@@ -141,19 +144,20 @@ class WorkerClient(asyncio.Protocol):
 
     async def drain(self, patience_s: float) -> int:
         """Close the worker's door and wait so long for what runs; gives back how many are left."""
-        reply: pb.DrainReply = await self._ask("Drain", pb.DrainRequest(patience_s=patience_s), pb.DrainReply)
+        request, most_s = pb.DrainRequest(patience_s=patience_s), patience_s + _ANSWER_S
+        reply: pb.DrainReply = await self._ask("Drain", request, pb.DrainReply, most_s)
         return int(reply.running)
 
     async def open(self) -> None:
-        await self._ask("Open", pb.OpenRequest(), pb.OpenReply)
+        await self._ask("Open", pb.OpenRequest(), pb.OpenReply, _ANSWER_S)
 
     async def sleep(self, level: int) -> int:
         """Of a drained worker. Gives back the bytes it still takes."""
-        reply: pb.SleepReply = await self._ask("Sleep", pb.SleepRequest(level=level), pb.SleepReply)
+        reply: pb.SleepReply = await self._ask("Sleep", pb.SleepRequest(level=level), pb.SleepReply, _SLEEP_S)
         return int(reply.memory_bytes)
 
     async def wake(self) -> int:
-        reply: pb.WakeReply = await self._ask("Wake", pb.WakeRequest(), pb.WakeReply)
+        reply: pb.WakeReply = await self._ask("Wake", pb.WakeRequest(), pb.WakeReply, _SLEEP_S)
         return int(reply.memory_bytes)
 
     async def add_lora(self, name: str, path: str) -> None:
@@ -162,7 +166,7 @@ class WorkerClient(asyncio.Protocol):
     async def remove_lora(self, name: str) -> None:
         await self._ask("RemoveLora", pb.RemoveLoraRequest(name=name), pb.RemoveLoraReply)
 
-    async def _ask(self, method: str, request: Any, reply: Any) -> Any:
+    async def _ask(self, method: str, request: Any, reply: Any, most_s: float | None = None) -> Any:
         grpc = import_grpc()
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(self._address, options=_OPTIONS)
@@ -172,7 +176,7 @@ class WorkerClient(asyncio.Protocol):
             response_deserializer=reply.FromString,
         )
         try:
-            return await call(request)
+            return await call(request, timeout=most_s)
         except grpc.aio.AioRpcError as error:
             raise self._unary_error(error) from None
 
@@ -182,10 +186,13 @@ class WorkerClient(asyncio.Protocol):
                 return wire.received_failure(pb.Failure.FromString(value))
         if error.code().name == "UNAVAILABLE":
             return self._death()
+        if error.code().name == "DEADLINE_EXCEEDED":
+            return WorkerDied("the worker does not answer")
         return EngineFailed(error.details() or "the engine failed on this request")
 
     async def close(self) -> None:
         self._closing = True
+        self._broken = self._broken or Draining("this session has ended", "send the request again")
         self._fail_all(Cancelled("the worker was closed"))
         for task in self._tasks:
             task.cancel()

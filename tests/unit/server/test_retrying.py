@@ -40,6 +40,7 @@ def call_of(kinds: tuple[str, ...] = ("vllm",), triggers: tuple[str, ...] = TRIG
 CASES: list[tuple[errors.EnginebayError, str | None]] = [
     (errors.EngineMissing("x"), "unavailable"),
     (errors.CrashLoop("x"), "unavailable"),
+    (errors.Unreachable("x"), "unavailable"),
     (errors.UnknownArchitecture("x"), "architecture"),
     (errors.LoadFailed("x"), "load"),
     (errors.OutOfMemory("x"), "load"),

@@ -28,7 +28,7 @@ class _Fleet:
     """Never gives what is wanted."""
 
     def __init__(self) -> None:
-        self.wants = 0
+        self.wants = self.wishes = 0
         self.cancelled = 0
 
     async def want(self, name: str, patience_s: float | None = None, broken: str = "") -> Any:
@@ -39,7 +39,8 @@ class _Fleet:
             self.cancelled += 1
             raise
 
-    async def look_ahead(self, name: str) -> Outlook:
+    async def look_ahead(self, name: str, *, wish: bool = False) -> Outlook:
+        self.wishes += wish
         return Outlook(name, "loading", 12.4, 1)
 
     async def order(self, command: str, arguments: dict[str, Any]) -> Any:
@@ -57,6 +58,7 @@ async def test_who_does_not_want_to_wait_is_told_how_long_it_would_take() -> Non
     with pytest.raises(Overloaded) as refused:
         await _waiting(call, fleet, stream=False)
     assert refused.value.retry_after_s == 12.4 and "loading, about 12 s" in refused.value.message and not fleet.wants
+    assert fleet.wishes == 1, "or nobody would ever load it"
 
 
 async def test_streams_are_told_meanwhile_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from enginebay.engines.openai.events import EventReader
 from enginebay.engines.openai.failures import RETRIED, of_status, retry_after_s
 from enginebay.engines.openai.http import Garbled
 from enginebay.engines.openai.remote import Remote
-from enginebay.errors import EnginebayError, EngineFailed, TimedOut
+from enginebay.errors import EnginebayError, EngineFailed, Unreachable
 
 _log = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class Client:
             except Unanswered as error:
                 if error.reused:
                     continue  # it had been closed while it lay idle: not the server's fault
-                return EngineFailed(f"{remote.place} cannot be asked: {error}"), 0.0
+                return Unreachable(f"{remote.place} cannot be asked: {error}"), 0.0
             if reply.status == 200:
                 return reply
             pause = (retry_after_s(reply.headers) or 0.0) if reply.status in RETRIED else None
@@ -195,21 +195,21 @@ class Client:
 
     # Errors
 
-    def _late(self, what: str) -> TimedOut:
-        return TimedOut(f"the remote server {self._remote.place} {what} within the time allowed")
+    def _late(self, what: str) -> Unreachable:
+        return Unreachable(f"the remote server {self._remote.place} {what} within the time allowed")
 
     def _broken(self, error: Exception) -> EngineFailed:
         place = self._remote.place
         if isinstance(error, Garbled):
             return EngineFailed(f"the remote server {place} sent {error}")
-        return EngineFailed(f"the connection to {place} was lost: {_reason(error)}")
+        return Unreachable(f"the connection to {place} was lost: {_reason(error)}")
 
-    def _unreachable(self, error: OSError) -> EngineFailed:
+    def _unreachable(self, error: OSError) -> Unreachable:
         reason = "no connection within the time allowed" if isinstance(error, TimeoutError) else _reason(error)
-        return EngineFailed(f"{self._remote.place} cannot be reached: {reason}", "check openai.url")
+        return Unreachable(f"{self._remote.place} cannot be reached: {reason}", "check openai.url")
 
-    def _untrusted(self, error: ssl.SSLCertVerificationError) -> EngineFailed:
-        return EngineFailed(
+    def _untrusted(self, error: ssl.SSLCertVerificationError) -> Unreachable:
+        return Unreachable(
             f"the certificate of {self._remote.place} cannot be verified: {error.verify_message}",
             "a private authority's certificate goes into the file that SSL_CERT_FILE names",
         )

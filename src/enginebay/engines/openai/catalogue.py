@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from enginebay.engines.openai.asking import Client
+from enginebay.engines.openai.failures import in_full
 from enginebay.engines.openai.remote import Remote
 from enginebay.errors import EnginebayError, LoadFailed
 
@@ -32,7 +33,7 @@ async def look_up(remote: Remote) -> Listed:
     try:
         body = await client.fetch("/models", _MOST)
     except EnginebayError as error:
-        raise LoadFailed(error.message, "; ".join(filter(None, (error.hint, _SKIP)))) from None
+        raise LoadFailed(in_full(error), "; ".join(filter(None, (error.hint, _SKIP)))) from None
     finally:
         client.close()
     return listed(remote, body)

@@ -1,8 +1,12 @@
-"""From what a server answered instead of tokens to our errors. Pure; the key is in none of them."""
+"""From what a server answered instead of tokens to our errors. The key is in none of them.
+
+Clients see the messages of request errors and of `Overloaded`: those do not say where the server is (`in_full` does).
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -16,8 +20,10 @@ from enginebay.errors import (
     EngineFailed,
     InvalidRequest,
     Overloaded,
-    TimedOut,
+    Unreachable,
 )
+
+_log = logging.getLogger(__name__)
 
 RETRIED = frozenset((429, 502, 503, 504))
 _LONGEST = 500
@@ -59,28 +65,39 @@ def of_status(remote: Remote, status: int, headers: Mapping[str, str], body: byt
     if status in (401, 403):  # its own words may repeat parts of the key
         hint = "check what openai.key_env or openai.key_file names" if remote.key else "set openai.key_env"
         what = "refuses our key" if remote.key else "wants a key"
-        return EngineFailed(f"the remote server {place} {what} (HTTP {status})", hint)
+        return Unreachable(f"the remote server {place} {what} (HTTP {status})", hint)
     if 300 <= status < 400:
         return EngineFailed(
             f"{place} redirects to another address, which is not followed (HTTP {status})",
             "set openai.url to the address it redirects to",
         )
     if status in (400, 413, 422):
-        return told.as_request_error()
+        refused = told.as_request_error()
+        refused.add_note(f"{place} refuses the request (HTTP {status}){told.behind}")
+        return refused
     if status == 404:
         return EngineFailed(
             f"{place} knows no such path or model (HTTP 404){told.behind}", "check openai.url and openai.model"
         )
     if status in (429, 503):
         wait = retry_after_s(headers)
-        return Overloaded(
-            f"{place} takes no more requests now (HTTP {status}){told.behind}",
+        busy = Overloaded(
+            "the server that runs the model takes no more requests now",
             "try again later",
             retry_after_s=1.0 if wait is None else wait,
         )
+        busy.add_note(f"{place} takes no more requests now (HTTP {status}){told.behind}")
+        _log.warning("%s", in_full(busy))
+        return busy
     if status in (408, 504):
-        return TimedOut(f"{place} did not answer in time (HTTP {status}){told.behind}")
-    return EngineFailed(f"{place} failed (HTTP {status}){told.behind}")
+        return Unreachable(f"{place} did not answer in time (HTTP {status}){told.behind}")
+    failed = Unreachable if status >= 500 else EngineFailed
+    return failed(f"{place} failed (HTTP {status}){told.behind}")
+
+
+def in_full(error: EnginebayError) -> str:
+    """An error's message as those who run this host may read it: with the server's place. Not for clients."""
+    return next(iter(getattr(error, "__notes__", ())), error.message)
 
 
 def of_event(remote: Remote, error: Any) -> EnginebayError:
@@ -99,7 +116,6 @@ class _Told:
         fields: Mapping[str, Any] = inner if isinstance(inner, Mapping) else {"message": inner}
         said = next((fields[name] for name in ("message", "detail", "error", "title") if fields.get(name)), "")
         said = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
-        self._place = remote.place
         self.message = _line(remote, said)
         self.code = str(fields.get("code") or fields.get("type") or "")
         param = fields.get("param")
@@ -111,7 +127,7 @@ class _Told:
         return f": {self.message}" if self.message else ""
 
     def as_request_error(self) -> EnginebayError:
-        message = f"{self._place} refuses the request{self.behind}"
+        message = f"the server that runs the model refuses the request{self.behind}"
         if self.overflows:
             return ContextOverflow(message, "shorten the prompt or max_tokens", param=self.param)
         return InvalidRequest(message, param=self.param)

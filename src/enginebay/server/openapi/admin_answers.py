@@ -41,6 +41,8 @@ ADMIN_ANSWERS: dict[str, Schema] = {
             "adapters": array(STRING),
             "smaller_settings": said(maybe(BOOLEAN), "It runs with less than was asked for, since memory was short."),
             "last_failure": maybe(STRING),
+            "already": said({"type": "boolean"}, "Of load and switch: it was awake before."),
+            "left": said({"type": "string"}, "Of switch: what the other model is now."),
             "last_switch": said(maybe(ref("Switch")), "The last time it was made ready."),
         }
     ),

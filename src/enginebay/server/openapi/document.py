@@ -57,6 +57,7 @@ MEANINGS = {
     429: "The key has used up its share for now.",
     431: "The headers are too large.",
     500: "The server or the engine failed on this request.",
+    502: "The model runs on another server, which does not answer.",
     503: "Not now: too many requests wait, the engine is not available, or the server is stopping.",
     504: "The answer took longer than the server allows.",
 }
@@ -145,7 +146,7 @@ def _statuses(route: Route, operation: Operation) -> list[int]:
     if route.counted:
         found |= {429}
     if operation.generates:
-        found |= {504}
+        found |= {502, 504}
     return sorted(found - set(operation.also))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import ssl
 import threading
 from pathlib import Path
@@ -19,6 +20,7 @@ from enginebay.errors import (
     EngineFailed,
     LoadFailed,
     Overloaded,
+    Unreachable,
     Unsupported,
 )
 from tests.unit.engines.openai.scripted import (
@@ -68,9 +70,12 @@ async def test_what_the_server_asks_for_is_waited() -> None:
         assert sink.text() == "Hi there" and asyncio.get_running_loop().time() - started > 0.9
 
 
-async def test_a_server_that_stays_busy_is_given_up() -> None:
-    sink, server = await answered(answer(503, {"error": {"message": "busy"}}), retries=1)
-    assert isinstance(sink.failure(), Overloaded) and "busy" in sink.failure().message
+async def test_a_server_that_stays_busy_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        sink, server = await answered(answer(503, {"error": {"message": "busy"}}), retries=1)
+    assert isinstance(sink.failure(), Overloaded) and "no more requests" in sink.failure().message
+    assert "busy" not in str(sink.failure()) and "127.0.0.1" not in str(sink.failure())
+    assert f"127.0.0.1:{server.port} takes no more requests now (HTTP 503): busy" in caplog.text
     assert len(server.asked) == 2
 
 
@@ -92,7 +97,7 @@ async def test_a_server_that_is_not_there() -> None:
     async with engine_of(server, retries=1) as (engine, sink):
         engine.submit(1, HELLO)
         await sink.ended()
-    assert isinstance(sink.failure(), EngineFailed) and "cannot be reached" in sink.failure().message
+    assert isinstance(sink.failure(), Unreachable) and "cannot be reached" in sink.failure().message
 
 
 async def test_connections_are_kept_and_stale_ones_replaced() -> None:
@@ -118,6 +123,7 @@ async def test_plain_http_where_tls_is_wanted_is_a_clear_error() -> None:
         engine.submit(1, HELLO)
         await sink.ended()
     listening.close()
+    assert isinstance(sink.failure(), Unreachable)
     assert "cannot be reached" in sink.failure().message and "SSL" in sink.failure().message
 
 
@@ -129,6 +135,7 @@ async def test_a_certificate_nobody_vouches_for_is_refused(tmp_path: Path) -> No
         engine.submit(1, HELLO)
         await sink.ended()
     listening.close()
+    assert isinstance(sink.failure(), Unreachable)
     assert "certificate" in sink.failure().message and "SSL_CERT_FILE" in sink.failure().hint
 
 
@@ -283,6 +290,8 @@ async def test_the_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch, 
     [
         (answer(401, {"error": {"message": KEY}}), "refuses our key"),
         (answer(404, b""), "404"),
+        (answer(400, {"error": {"message": "odd"}}), "refuses the request (HTTP 400): odd"),
+        (answer(429, {"error": {"message": f"slow {KEY}"}}), "(HTTP 429): slow ***"),
         (answer(503, b""), "503"),
         (answer(200, b"<html>", "text/html"), "no list of models"),
         (models("a", "b"), "'far-away'; it has a, b"),
@@ -298,6 +307,7 @@ async def test_a_load_that_cannot_work_fails_clearly(
     with pytest.raises(LoadFailed) as caught:
         await _load(script, key_env="SOME_KEY")
     assert words in caught.value.message and "openai.verify" in caught.value.hint and KEY not in str(caught.value)
+    assert "127.0.0.1:" in caught.value.message
 
 
 async def test_an_unreachable_server_fails_the_load() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from enginebay.contract import Load
 from enginebay.engines.openai.catalogue import listed
-from enginebay.engines.openai.failures import of_event, of_status, plain, retry_after_s
+from enginebay.engines.openai.failures import in_full, of_event, of_status, plain, retry_after_s
 from enginebay.engines.openai.remote import Remote, read_remote
 from enginebay.errors import (
     ConfigError,
@@ -21,7 +22,8 @@ from enginebay.errors import (
     InvalidRequest,
     LoadFailed,
     Overloaded,
-    TimedOut,
+    RequestError,
+    Unreachable,
 )
 from tests.unit.engines.openai.scripted import KEY, MODEL
 
@@ -132,24 +134,38 @@ def test_what_is_no_list_of_models_is_told(body: bytes) -> None:
         ),
         (422, {"error": "`inputs` tokens + `max_new_tokens` must be <= 5", "error_type": "v"}, ContextOverflow, "<= 5"),
         (413, b"<html>nginx</html>", InvalidRequest, "refuses the request"),
-        (401, {"error": {"message": f"Incorrect API key: {KEY}"}}, EngineFailed, "refuses our key"),
-        (403, b"", EngineFailed, "refuses our key"),
+        (401, {"error": {"message": f"Incorrect API key: {KEY}"}}, Unreachable, "refuses our key"),
+        (403, b"", Unreachable, "refuses our key"),
         (404, {"error": {"message": "no such model"}}, EngineFailed, "no such model"),
         (429, {"error": {"message": f"slow down {KEY}"}}, Overloaded, r"slow down \*\*\*"),
         (503, b"busy", Overloaded, "busy"),
-        (504, b"", TimedOut, "504"),
-        (500, b"\xff\x00oops\n\nmore", EngineFailed, "oops more"),
+        (408, b"", Unreachable, "408"),
+        (504, b"", Unreachable, "504"),
+        (502, b"<html>nginx</html>", Unreachable, "502"),
+        (418, b"teapot", EngineFailed, "teapot"),
+        (500, b"\xff\x00oops\n\nmore", Unreachable, "oops more"),
         (301, b"", EngineFailed, "redirects"),
-        (500, ["odd", {"a": 1}], EngineFailed, "odd"),
+        (500, ["odd", {"a": 1}], Unreachable, "odd"),
     ],
 )
-def test_a_refusal_becomes_the_right_error(status: int, body: Any, error: type[EnginebayError], words: str) -> None:
+def test_a_refusal_becomes_the_right_error(
+    status: int, body: Any, error: type[EnginebayError], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     found = of_status(REMOTE, status, {}, data)
     assert type(found) is error
-    with pytest.raises(error, match=words):
-        raise found
-    assert "api.example.com" in found.message and KEY not in str(found) and "\n" not in found.message
+    full = in_full(found)  # what an administrator reads
+    assert re.search(words, full) and "api.example.com" in full and KEY not in full and "\n" not in full
+    assert KEY not in str(found) and "\n" not in found.message
+    if isinstance(found, RequestError):
+        assert found.message.startswith("the server that runs the model refuses the request")
+        assert re.search(words, found.message) and "api.example.com" not in str(found)
+    elif isinstance(found, Overloaded):  # its own words are for the log
+        assert found.message == "the server that runs the model takes no more requests now"
+        assert "api.example.com" not in str(found) and not re.search(words, str(found))
+        assert [record.getMessage() for record in caplog.records] == [full]
+    else:
+        assert found.message == full
 
 
 def test_a_server_without_a_key_of_ours_wants_one() -> None:
@@ -160,6 +176,7 @@ def test_a_server_without_a_key_of_ours_wants_one() -> None:
 def test_errors_in_a_stream() -> None:
     assert isinstance(of_event(REMOTE, {"error": {"message": "bad", "code": 400}}), InvalidRequest)
     assert isinstance(of_event(REMOTE, {"error": {"message": "the prompt is too long"}}), ContextOverflow)
+    assert "api.example.com" not in str(of_event(REMOTE, {"error": {"message": "bad", "code": 400}}))
     assert of_event(REMOTE, {"error": f"boom {KEY}"}).message.endswith("boom ***")
 
 
