@@ -17,7 +17,17 @@ from enginebay.server.openapi.shapes import (
 )
 
 _STATES = enum(
-    "awake", "asleep", "cold", "loading", "waking", "falling asleep", "unloading", "draining", "failing", "unavailable"
+    "awake",
+    "asleep",
+    "cold",
+    "loading",
+    "waking",
+    "falling asleep",
+    "unloading",
+    "draining",
+    "failing",
+    "unavailable",
+    "being replaced",
 )
 _POOLS = {"type": "object", "additionalProperties": COUNT}
 _SECONDS = {"type": "object", "additionalProperties": NUMBER}
@@ -44,7 +54,8 @@ ADMIN_ANSWERS: dict[str, Schema] = {
             "already": said({"type": "boolean"}, "Of load and switch: it was awake before."),
             "left": said({"type": "string"}, "Of switch: what the other model is now."),
             "last_switch": said(maybe(ref("Switch")), "The last time it was made ready."),
-        }
+        },
+        optional=("already", "left"),
     ),
     "Fleet": obj(
         {
