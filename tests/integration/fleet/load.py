@@ -112,34 +112,34 @@ class Load:
         loop = asyncio.get_running_loop()
         while not self._stopping:
             body = {**self._body, "model": self._models[number], "prompt": "hello", "stream": stream}
-            before, began = tally.whole, loop.time()
+            began, whole = loop.time(), False
             self.asked += 1
             try:
-                await (self._stream(body, tally) if stream else self._whole(body, tally))
+                whole = await (self._stream(body, tally) if stream else self._whole(body, tally))
             except (httpx.HTTPError, ValueError, KeyError) as error:
                 tally.lost.append(f"{type(error).__name__}: {error}")
             self.slowest_s = max(self.slowest_s, loop.time() - began)
-            self.answers[number] += tally.whole - before
+            self.answers[number] += whole
             async with self._progress:
                 self._progress.notify_all()
             await asyncio.sleep(self._pause_s)
 
-    async def _whole(self, body: dict[str, Any], tally: Tally) -> None:
+    async def _whole(self, body: dict[str, Any], tally: Tally) -> bool:
         answer = await self._client.post("/v1/completions", json=body)
         found = answer.json()
         if answer.status_code == 200:
             made = found["usage"]["completion_tokens"]
-            _note_end(tally, made, body, found["choices"][0]["finish_reason"])
-        else:
-            tally.refused[answer.status_code, found["error"]["code"]] += 1
+            return _note_end(tally, made, body, found["choices"][0]["finish_reason"])
+        tally.refused[answer.status_code, found["error"]["code"]] += 1
+        return False
 
-    async def _stream(self, body: dict[str, Any], tally: Tally) -> None:
+    async def _stream(self, body: dict[str, Any], tally: Tally) -> bool:
         body = {**body, "stream_options": {"include_usage": True}}
         async with self._client.stream("POST", "/v1/completions", json=body) as answer:
             if answer.status_code != 200:
                 error = json.loads(await answer.aread())["error"]
                 tally.refused[answer.status_code, error["code"]] += 1
-                return
+                return False
             events = []
             async for line in answer.aiter_lines():
                 if line.startswith("data: "):
@@ -149,15 +149,18 @@ class Load:
         if last == "[DONE]":
             chunks = [json.loads(event) for event in events[:-1]]
             reasons = [one["choices"][0]["finish_reason"] for one in chunks if one["choices"]]
-            _note_end(tally, chunks[-1]["usage"]["completion_tokens"], body, reasons[-1])
-        elif "error" in (found := json.loads(last)):
+            return _note_end(tally, chunks[-1]["usage"]["completion_tokens"], body, reasons[-1])
+        if "error" in (found := json.loads(last)):
             tally.told[found["error"]["code"]] += 1
         else:
             tally.lost.append(f"a stream ended with {last[:200]}")
+        return False
 
 
-def _note_end(tally: Tally, made: int, body: dict[str, Any], reason: str | None) -> None:
+def _note_end(tally: Tally, made: int, body: dict[str, Any], reason: str | None) -> bool:
+    """Whether the answer is all that was asked for."""
     if made == body["max_tokens"] and reason == "length":
         tally.whole += 1
-    else:
-        tally.lost.append(f"an answer of {made} tokens that ended with {reason}")
+        return True
+    tally.lost.append(f"an answer of {made} tokens that ended with {reason}")
+    return False
