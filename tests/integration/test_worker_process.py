@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from enginebay.contract import Delta, GenerateRequest, Load, Sampling
-from enginebay.errors import EngineFailed, LoadFailed, OutOfMemory, WorkerDied
+from enginebay.errors import Draining, EngineFailed, LoadFailed, OutOfMemory, WorkerDied
 from enginebay.home import runtime_dir
 from enginebay.worker.client import WorkerClient
 from enginebay.worker.memory import family
@@ -229,3 +229,17 @@ async def test_health_and_reflection_answer(launch: Callable[..., Launch]) -> No
         names = [one.name async for reply in replies for one in reply.list_services_response.service]
         assert service in names
     await process.close()
+
+
+async def test_a_session_that_has_ended_takes_no_requests(launch: Callable[..., Launch]) -> None:
+    """It says so at once: whoever still holds it would otherwise wait for ever."""
+    worker = await WorkerProcess.start(launch())
+    try:
+        client = WorkerClient(worker.address)
+        await client.close()
+        with pytest.raises(Draining):
+            async with asyncio.timeout(5):
+                async for _ in client.generate(ENDLESS):
+                    pass
+    finally:
+        await worker.close()

@@ -105,7 +105,9 @@ def switch_note(found: Found) -> str:
     """All of them in one line."""
     means = ", ".join(f"{clean(kind)} {duration(mean)}" for kind, mean in found["mean_s"].items())
     count = len(found["switches"])
-    return f"{count} switches, {found['missed']} missed their objective" + (f"; mean from {means}" if means else "")
+    return f"{count} {'switch' if count == 1 else 'switches'}, {found['missed']} missed their objective" + (
+        f"; mean from {means}" if means else ""
+    )
 
 
 # bay load, unload, switch, adapters

@@ -1,0 +1,51 @@
+"""Models that sleep: one that does not wake, one that dies asleep, one whose worker stands still."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+
+from tests.integration.fleet.asking import Fleet, fake, fleet_of
+from tests.integration.fleet.site import until
+from tests.integration.server.serving import serving
+
+
+def _put_to_sleep(fleet: Fleet) -> int:
+    """One sleeps, the other is awake; gives back the sleeper's process."""
+    fleet.says("one")
+    fleet.says("two")
+    until(lambda: fleet.states() == {"one": "asleep", "two": "awake"}, 10, "one of them asleep")
+    return int(fleet.models()["one"]["pid"])
+
+
+def test_one_that_does_not_wake_is_loaded_anew(tmp_path: Path) -> None:
+    models = {"one": fake(wake_fails=True), "two": fake()}
+    with fleet_of(models, tmp_path, max_awake=1, min_residency_s=0) as fleet:
+        sleeper = _put_to_sleep(fleet)
+        assert fleet.says("one")
+        assert fleet.models()["one"]["pid"] != sleeper and not psutil.pid_exists(sleeper)
+        assert fleet.switches()[-1]["from"] == "cold"
+
+
+def test_the_death_of_a_sleeper_moves_nobody(tmp_path: Path) -> None:
+    with fleet_of({"one": fake(), "two": fake()}, tmp_path, max_awake=1, min_residency_s=0) as fleet:
+        os.kill(_put_to_sleep(fleet), signal.SIGKILL)
+        until(lambda: fleet.states()["one"] == "cold", 10, "the sleeper's death")
+        before = len(fleet.switches())
+        assert fleet.says("two") and fleet.states() == {"one": "cold", "two": "awake"}
+        assert len(fleet.switches()) == before
+        assert fleet.says("one")
+
+
+def test_keys_of_the_fleet_are_taken_in_by_a_reload(tmp_path: Path) -> None:
+    config = tmp_path / "fleet.yaml"
+    config.write_text("fleet: {memory_bytes: 1000000000, queue: 0}\nmodels: {one: {engine: fake}}\n")
+    with serving(options=("--config", str(config)), environ={"ENGINEBAY_HOME": str(tmp_path)}) as server:
+        fleet = Fleet(server)  # a queue of none is for clients: it starts all the same
+        assert fleet.order("ps")["memory_bytes"]["ram"] == 1_000_000_000
+        config.write_text("fleet: {memory_bytes: 2000000000}\nmodels: {one: {engine: fake}}\n")
+        fleet.order("reload")
+        until(lambda: fleet.order("ps")["memory_bytes"]["ram"] == 2_000_000_000, 5, "the new limit")
