@@ -28,7 +28,7 @@ from enginebay.fleet.residency import Action, Bytes, Close, Depth, Holding, Move
 from enginebay.fleet.residency_state import Account, extra
 from enginebay.fleet.room import Room
 from enginebay.fleet.standby import Standbys
-from enginebay.fleet.switches import Switch, Switches, in_order
+from enginebay.fleet.switches import Switch, Switches, together
 from enginebay.fleet.variants import Variant
 from enginebay.fleet.waiters import Waiters
 from enginebay.fleet.watch import Watch
@@ -90,7 +90,7 @@ class Fleet:
             )  # fmt: skip
         number, future = self._waiters.add(name, self.config.max_wait_s if patience_s is None else patience_s)
         self._turn.set()
-        self._start(self._look())  # who could leave for it is decided on what is so now
+        self._start(self.look())  # who could leave for it is decided on what is so now
         try:
             return await future
         finally:
@@ -136,10 +136,6 @@ class Fleet:
         self.standbys.kinds = frozenset(config.standby)
         self._watch.hang_s = config.hang_s
         self._turn.set()
-
-    async def look(self) -> None:
-        """Ask all workers how they are, for whoever wants to know it now."""
-        await self._look()
 
     def forgive(self, place: Place) -> None:
         """Somebody has seen to it: the next try is now."""
@@ -219,14 +215,15 @@ class Fleet:
             self._turn.clear()
             if time.monotonic() - looked_at >= _TICK_S:
                 looked_at = time.monotonic()
-                self._start(self._look())
+                self._start(self.look())
             try:
                 self._plan()
             except Exception as error:  # a plan that fails must not be the last one
                 self.event("the plan failed", level="error", error=repr(error))
                 await asyncio.sleep(_TICK_S)
 
-    async def _look(self) -> None:
+    async def look(self) -> None:
+        """Ask all workers how they are."""
         looked_at = [place for place in self.places.values() if place.worker is not None and not place.moving]
         await asyncio.gather(*(self._watch.look(place, self._first_token) for place in looked_at))
         self._turn.set()
@@ -361,17 +358,14 @@ class Fleet:
         self.room.settle(place, raised)
         freed = [one for one in self._freed if one[0] >= wanted_at and one[1] != place.name]
         self._freed = []
-        phases = dict(raised.phases)
-        for _, _, spent in freed:
-            for phase, seconds in spent.items():
-                phases[phase] = phases.get(phase, 0.0) + seconds
+        phases = together([raised.phases, *(spent for _, _, spent in freed)])
         switch = Switch(
             time.time() - sum(phases.values()), place.name, place.variant.kind, raised.how,
-            tuple(name for _, name, _ in freed), in_order(phases), self.config.switch_slo_s,
+            tuple(name for _, name, _ in freed), phases, self.config.switch_slo_s,
         )  # fmt: skip
         place.switch = switch
         self.switches.add(switch)
-        self.event("model ready", **_said(switch))
+        self.event("model ready", **switch.fields())
         warning = switch.warning()
         if warning is not None:
             self.event(warning, level="warning", model=place.name)
@@ -455,10 +449,3 @@ class Fleet:
             if place.comes_back or settings.pinned:
                 self._waiters.wish(place.name, self.config.max_wait_s)
         self._turn.set()
-
-
-def _said(switch: Switch) -> dict[str, Any]:
-    replaced = ", ".join(switch.replaced) or None
-    phases = {f"{name}_s": round(seconds, 3) for name, seconds in switch.phases.items()}
-    fields = {"model": switch.model, "engine": switch.engine, "came_from": switch.kind_of, "replaced": replaced}
-    return {**fields, "seconds": round(switch.total_s, 3), "missed": not switch.met or None, **phases}

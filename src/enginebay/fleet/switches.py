@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -61,6 +61,13 @@ class Switch:
             f"more than switch_slo_s {self.slo_s:g}: {phase} took {seconds:.1f} s" + (f"; {advice}" if advice else "")
         )
 
+    def fields(self) -> dict[str, Any]:
+        """For a line of the log; what does not apply is None."""
+        phases = {f"{name}_s": round(seconds, 3) for name, seconds in self.phases.items()}
+        replaced = ", ".join(self.replaced) or None
+        found = {"model": self.model, "engine": self.engine, "came_from": self.kind_of, "replaced": replaced}
+        return {**found, "seconds": round(self.total_s, 3), "missed": not self.met or None, **phases}
+
     def to_json(self) -> dict[str, Any]:
         phase, seconds = self.slowest()
         return {
@@ -88,6 +95,15 @@ class Switch:
             phases=in_order(data["phases"]),
             slo_s=data["slo_s"],
         )
+
+
+def together(spent: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The phases of one switch, whoever spent them."""
+    found: dict[str, float] = {}
+    for phases in spent:
+        for name, seconds in phases.items():
+            found[name] = found.get(name, 0.0) + seconds
+    return in_order(found)
 
 
 def in_order(phases: Mapping[str, float]) -> dict[str, float]:
