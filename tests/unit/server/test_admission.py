@@ -85,6 +85,7 @@ async def test_one_who_leaves_the_queue_leaves_no_gap() -> None:
     gate.leave(0.1)
     await settle()
     assert waiting[1].done() and not waiting[2].done() and gate.running == 1
+    waiting[2].cancel()
 
 
 async def test_a_place_that_comes_as_one_gives_up_goes_to_the_next() -> None:
