@@ -114,7 +114,7 @@ def test_switches(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     stub.says({"switches": [model()["last_switch"]], "mean_s": {"cold": 61.75}, "missed": 1})
     assert main(["switches"]) == 0
     header, line, summary = capsys.readouterr().out.splitlines()
-    assert "drain" in header and "missed (60 s)" in line and summary.startswith("1 switches, 1 missed")
+    assert "drain" in header and "missed (60 s)" in line and summary.startswith("1 switch, 1 missed")
 
 
 def test_reload(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
