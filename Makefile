@@ -18,7 +18,7 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	$(VENV)/bin/python -m pip install --quiet --editable '.[llamacpp,dev]'
+	$(VENV)/bin/python -m pip install --quiet --editable '.[llamacpp,lab,dev]'
 	touch $@
 
 serve: install

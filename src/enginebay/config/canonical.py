@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from enginebay.config.keys import EXPERIMENT, MODEL, ROOT, ROOT_ALIASES, SECTIONS, TO_SAMPLING, UNIVERSAL, Vocabulary
+from enginebay.config.experiment import EXPERIMENT
+from enginebay.config.keys import MODEL, ROOT, ROOT_ALIASES, SECTIONS, TO_SAMPLING, UNIVERSAL, Vocabulary
 from enginebay.config.tree import Entry, Problems, section
 
 _EXPERIMENT_TOPS = tuple(dict.fromkeys(name.split(".")[0] for name in EXPERIMENT))

@@ -20,9 +20,10 @@ def _fallback(config: Config, model: str) -> Entry:
 
 
 def _repeated(config: Config, model: str) -> Iterator[Problem]:
-    """Someone's flag or variable may well choose an engine of the chain; `Config.fallback_for` leaves it out then."""
+    """A preset, flag or variable may well choose an engine of the chain; `Config.fallback_for` leaves it out then."""
     engine, chain = config.engine_entry(model), _fallback(config, model)
-    if engine.value in (chain.value or ()) and engine.origin.rank <= chain.origin.rank:
+    chosen_apart = engine.origin.source == "preset" or engine.origin.rank > chain.origin.rank
+    if engine.value in (chain.value or ()) and not chosen_apart:
         yield Problem(chain.place, f"names {engine.value}, the engine it is to replace", chain.origin)
 
 

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from enginebay.config.declared import DeclaredSection
+from enginebay.config.experiment import EXPERIMENT
 from enginebay.config.fleet import FLEET, SLEEP, SLEEP_TYPE, sleep_value
 from enginebay.config.server import SERVER
 from enginebay.config.tree import Entry, Problems
@@ -31,16 +32,6 @@ UNIVERSAL = ("fp_precision", "quantization", "batching", "sharding")
 
 # Keys of an experiment that are request parameters under another name.
 TO_SAMPLING = {"max_output_tokens": "max_tokens", "min_output_tokens": "min_tokens", "random_seed": "seed"}
-
-EXPERIMENT: dict[str, Setting] = {
-    "num_input_prompts": Setting("int", "prompts taken from the dataset", minimum=1),
-    "max_input_tokens": Setting("int", "longer prompts are cut to this", minimum=1),
-    "num_cycles": Setting("int", "how often the experiment is repeated", minimum=1),
-    "traffic_simulation.enabled": Setting("bool", "send requests over time instead of all at once"),
-    "traffic_simulation.mode": Setting("str", "how arrivals are spaced", choices=("poisson", "constant")),
-    "traffic_simulation.target_qps": Setting("float", "requests per second on average", minimum=0.001),
-    "traffic_simulation.seed": Setting("int", "seed of the arrival times"),
-}
 
 # The names of the table in `enginebay.text.tools.formats`, which is not needed to read a config (a test compares them).
 TOOL_FORMATS = (AUTO, "hermes", "llama3", "mistral", "qwen", "json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 from enginebay.config.canonical import canonical
 from enginebay.config.chains import engine_problems
 from enginebay.config.engine_block import Block, inapplicable, read_block, read_universal, walk
+from enginebay.config.experiment import SWEEP, Experiment
+from enginebay.config.experiment_block import read_experiment
 from enginebay.config.keys import (
     AUTO,
-    EXPERIMENT,
     MODEL,
     ROOT,
     SAMPLING,
@@ -25,8 +27,17 @@ from enginebay.config.keys import (
     checked_model,
     checked_sampling,
 )
-from enginebay.config.model import Config, ConfigWarning, Experiment, ModelConfig
-from enginebay.config.sources import environment_layer, file_layer, find_file, flag_layer
+from enginebay.config.model import Config, ConfigWarning, ModelConfig
+from enginebay.config.presets import Preset, find_preset
+from enginebay.config.sources import (
+    environment_layer,
+    file_layer,
+    find_file,
+    flag_layer,
+    point_layer,
+    preset_layer,
+)
+from enginebay.config.sweep import sweep_problems
 from enginebay.config.tree import Entry, Problem, Problems, merge
 from enginebay.contract import EngineSpec, Sampling, Setting
 from enginebay.errors import ConfigError, InvalidRequest
@@ -43,13 +54,14 @@ class Assessment:
 def load_config(
     path: Path | None = None,
     *,
+    preset: str | None = None,
     flags: Mapping[str, Any] = MappingProxyType({}),
     environ: Mapping[str, str] = os.environ,
     strict: bool = False,
     specs: Mapping[str, EngineSpec] | None = None,
 ) -> Config:
-    """Defaults < file < environment < flags. Raises `ConfigError` with one line for each problem."""
-    found = assess(path, flags=flags, environ=environ, strict=strict, specs=specs)
+    """Defaults < preset < file < environment < flags. Raises `ConfigError` with one line for each problem."""
+    found = assess(path, preset=preset, flags=flags, environ=environ, strict=strict, specs=specs)
     if found.problems:
         raise as_error(found.problems)
     return found.config
@@ -87,24 +99,57 @@ def as_error(problems: tuple[Problem, ...]) -> ConfigError:
 def assess(
     path: Path | None = None,
     *,
+    preset: str | None = None,
     flags: Mapping[str, Any] = MappingProxyType({}),
+    changes: Mapping[str, Any] = MappingProxyType({}),
     environ: Mapping[str, str] = os.environ,
     strict: bool = False,
     specs: Mapping[str, EngineSpec] | None = None,
 ) -> Assessment:
-    """As `load_config`, with the problems as data. Raises only when the file asked for does not exist."""
+    """As `load_config`, with the problems as data. Raises only when there is no such file or preset.
+
+    `changes`: those of one point of a sweep, over all else.
+    """
     words = Vocabulary(_installed_specs() if specs is None else specs)
     problems = Problems()
+    chosen = None if preset is None else find_preset(preset)
     file = find_file(path, environ)
-    root = Entry({})
-    for layer in (file_layer(file, problems), environment_layer(environ, problems), flag_layer(flags, problems)):
+    root = canonical(preset_layer(chosen), words, problems)
+    root = merge(root, _choosing(canonical(file_layer(file, problems), words, problems), chosen))
+    for layer in (environment_layer(environ, problems), flag_layer(flags, problems), point_layer(changes, problems)):
         root = merge(root, canonical(layer, words, problems))
     config = _Builder(words, problems, file).build(root.value)
-    found = _warnings(config)
+    if SWEEP in config.entries and not changes:
+        problems.found += sweep_problems(config.entries[SWEEP], partial(_alone, words=words))
+    found = [*_warnings(config), *_idle_preset(config, chosen)]
     if strict:
         problems.found += found
     config = replace(config, warnings=tuple(map(ConfigWarning.of, found)))
     return Assessment(config, tuple(_in_order(dict.fromkeys(problems.found))))
+
+
+def _alone(changes: Mapping[str, Any], words: Vocabulary) -> list[Problem]:
+    """What is wrong with them on every engine and beside any config: unknown keys, impossible values."""
+    problems = Problems()
+    root = canonical(point_layer(changes, problems), words, problems)
+    _Builder(words, problems, None).build(root.value)
+    return problems.found
+
+
+def _choosing(file: Entry, preset: Preset | None) -> Entry:
+    """The file's layer; an `engine: auto` in it leaves the choice open, so that a preset makes it."""
+    if preset is None or file.value.get("engine", Entry(None)).value != AUTO:
+        return file
+    return replace(file, value={name: entry for name, entry in file.value.items() if name != "engine"})
+
+
+def _idle_preset(config: Config, preset: Preset | None) -> list[Problem]:
+    """A preset is for one engine: said when another one is chosen."""
+    if preset is None or preset.engine in (config.engine_for(config.model), *config.study_engines()):
+        return []
+    engine = config.engine_entry(config.model)
+    reason = f"{preset.name} counts on {preset.engine} alone, and {engine.value} is chosen"
+    return [Problem("preset", f"{reason}; instead: a preset of that engine, or none", engine.origin)]
 
 
 def _installed_specs() -> Mapping[str, EngineSpec]:
@@ -123,7 +168,8 @@ class _Builder:
 
     def build(self, root: Mapping[str, Entry]) -> Config:
         entries = self.plain_keys(root, ROOT, lambda name, entry: checked(ROOT[name], entry, self.problems))
-        experiment = self.experiment(root.get("experiment", Entry({})))
+        given = root.get("experiment", Entry({}))
+        experiment = read_experiment(given, self.words, self.problems, self.beside_file)
         sampling = self.sampling(root.get("sampling", Entry({})))
         models = {name: self.model(name, entry) for name, entry in root.get("models", Entry({})).children()}
         sections = {name: self.section(name, root.get(name, Entry({}))) for name in SECTIONS}
@@ -163,21 +209,6 @@ class _Builder:
         if entry.value in (None, AUTO):
             return entry
         return replace(entry, value=self.words.known_kind(entry.value, entry, self.problems, AUTO))
-
-    def experiment(self, section: Entry) -> dict[str, Entry]:
-        found: dict[str, Entry] = {}
-        for name, entry in section.children():
-            nested = {key.partition(".")[2]: key for key in EXPERIMENT if key.startswith(f"{name}.")}
-            if nested and entry.value is not None and not entry.is_section:
-                self.problems.add(entry, "expected a section with keys of its own")
-            for key, child in entry.children() if nested else [("", entry)]:
-                full = nested.get(str(key)) if nested else name
-                if full is None:
-                    self.words.unknown(self.problems, child, nested)
-                    continue
-                value = checked(EXPERIMENT[full], child, self.problems)
-                found.update({full: value} if value else {})
-        return found
 
     def section(self, section: str, given: Entry) -> dict[str, Entry]:
         """The keys of `server:` or `fleet:` by dotted name."""
@@ -256,7 +287,8 @@ class _Builder:
 
     def beside_file(self, path: str, entry: Entry) -> str:
         """A relative path in a file means beside that file; in a variable or flag, the current directory."""
-        base = self.file.absolute().parent if self.file is not None and entry.origin.source == "file" else Path.cwd()
+        in_file = entry.origin.source in ("file", "sweep")
+        base = self.file.absolute().parent if self.file is not None and in_file else Path.cwd()
         return os.path.normpath(base / Path(path).expanduser())
 
     def check_universal(self, config: Config) -> None:

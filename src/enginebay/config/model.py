@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.config.engine_block import Block, inapplicable, refused_sampling
+from enginebay.config.experiment import Experiment
 from enginebay.config.fleet import FleetConfig
 from enginebay.config.keys import AUTO, TRIGGERS
 from enginebay.config.server import ServerConfig
@@ -32,34 +33,6 @@ class ConfigWarning:
     @classmethod
     def of(cls, problem: Problem) -> ConfigWarning:
         return cls(problem.key, problem.message, problem.origin.line, str(problem.origin))
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """When an experiment sends its requests."""
-
-    enabled: bool = False
-    mode: str = "poisson"
-    target_qps: float = 1.0
-    seed: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Experiment:
-    """Keys that describe a measured experiment; serving a model needs none of them."""
-
-    num_input_prompts: int | None = None
-    max_input_tokens: int | None = None
-    num_cycles: int = 1
-    traffic_simulation: Traffic = field(default_factory=Traffic)
-
-    @classmethod
-    def of(cls, entries: Mapping[str, Entry]) -> Experiment:
-        given = {name: entry.value for name, entry in entries.items() if entry.value is not None}
-        nested = "traffic_simulation."
-        traffic = {name.removeprefix(nested): value for name, value in given.items() if name.startswith(nested)}
-        plain = {name: value for name, value in given.items() if not name.startswith(nested)}
-        return cls(**plain, traffic_simulation=Traffic(**traffic))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +89,12 @@ class Config:
     def engine_entry(self, model: str | None = None) -> Entry:
         """What `engine_for` goes by, with where it was set."""
         return self._in_force("engine", self.entries, model)
+
+    def study_engines(self) -> tuple[str, ...]:
+        """What an experiment measures: `engines`, unless a later source names a single one; kinds, or "auto"."""
+        listed, single = self.entries.get("engines", Entry(())), self.engine_entry(self.model)
+        named_later = bool(single.value) and single.origin.rank > listed.origin.rank
+        return tuple(listed.value or ()) if listed.value and not named_later else (self.engine_for(self.model),)
 
     def fallback_for(self, model: str, kind: str | None = None) -> tuple[str, ...]:
         """The engines to try in turn after `kind`, the one that the model runs on (unset: the one it asks for)."""

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from enginebay.config.engine_block import gone
+from enginebay.config.experiment import EXPERIMENT, SWEEP
 from enginebay.config.fleet import FLEET
 from enginebay.config.keys import (
-    EXPERIMENT,
     MODEL,
     ROOT,
     ROOT_ALIASES,
@@ -56,9 +56,15 @@ def _top_level(words: Vocabulary) -> dict[str, Schema]:
     models: Schema = {"type": ["object", "null"], "additionalProperties": {"$ref": "#/$defs/model"}}
     # engines may differ in what they take at the top level: any of their values is allowed here
     shared = _nested({name: _widest(declared) for name, declared in words.universal.items()})["properties"]
-    experiment = _nested(EXPERIMENT)["properties"]
+    experiment = _nested(EXPERIMENT, _experiment_lists(words))["properties"]
     named: dict[str, Schema] = {"models": models, **{name: {"$ref": f"#/$defs/{name}"} for name in SECTIONS}}
     return {**plain, **aliases, **moved, **sampling, **named, **shared, **experiment, **_blocks(words)}
+
+
+def _experiment_lists(words: Vocabulary) -> dict[str, Schema]:
+    """A study's engines, and the grids of its sweep, which name keys of this schema with values to try."""
+    sweep = {**_setting(EXPERIMENT[SWEEP]), "items": {"type": "object"}}
+    return {"engines": _list_of(words.kinds, EXPERIMENT["engines"]), SWEEP: sweep}
 
 
 def _widest(declared: list[Setting]) -> Setting:

@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from enginebay.config.engine_block import Block
-from enginebay.config.keys import EXPERIMENT, MODEL, ROOT, SECTIONS, TRUST
+from enginebay.config.experiment import EXPERIMENT
+from enginebay.config.keys import MODEL, ROOT, SECTIONS, TRUST
 from enginebay.config.model import Config, ModelConfig
 from enginebay.config.tree import Entry
 from enginebay.contract import EngineSpec

@@ -1,4 +1,7 @@
-"""The layers a config is made of: file, environment, flags. Only this module reads any of them."""
+"""The layers a config is made of: preset, file, environment, flags, and the changes of a sweep's point.
+
+Only this module reads any of them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.config.keys import SECTIONS
+from enginebay.config.presets import Preset
 from enginebay.config.tree import Entry, Origin, Problem, Problems
 from enginebay.config.yaml_file import read_file, read_value
 from enginebay.errors import ConfigError
@@ -34,6 +38,10 @@ def _existing(path: Path, hint: str) -> Path:
     if path.is_dir():
         raise ConfigError(f"{path} is a directory, not a config file", hint)
     return path
+
+
+def preset_layer(preset: Preset | None) -> Entry:
+    return Entry({}) if preset is None else _entry(preset.config, "", Origin("preset", f"preset {preset.name}"))
 
 
 def file_layer(path: Path | None, problems: Problems) -> Entry:
@@ -81,9 +89,16 @@ def flag_layer(flags: Mapping[str, Any], problems: Problems) -> Entry:
     """Flags by dotted key or nested; None is a flag that was not given."""
     root = Entry({}, Origin("flag"))
     for key, value in flags.items():
-        entry = _flag_entry(value, key)
-        if entry is not None:
-            _put(root, key.split("."), entry, problems)
+        if value is not None:
+            _put(root, key.split("."), _entry(_without_null(value), key, Origin("flag")), problems)
+    return root
+
+
+def point_layer(changes: Mapping[str, Any], problems: Problems) -> Entry:
+    """One point of a sweep by dotted key; here null takes a value back."""
+    root = Entry({}, Origin("sweep"))
+    for key, value in changes.items():
+        _put(root, key.split("."), _entry(value, key, root.origin), problems)
     return root
 
 
@@ -102,13 +117,17 @@ def assignment_flags(texts: list[str]) -> dict[str, Any]:
     return flags
 
 
-def _flag_entry(value: Any, place: str) -> Entry | None:
-    if value is None:
-        return None
+def _without_null(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {key: _without_null(child) for key, child in value.items() if child is not None}
+
+
+def _entry(value: Any, place: str, origin: Origin) -> Entry:
     if isinstance(value, Mapping):
-        children = {key: _flag_entry(child, f"{place}.{key}") for key, child in value.items()}
-        return Entry({key: child for key, child in children.items() if child}, Origin("flag"), place)
-    return Entry(list(value) if isinstance(value, tuple) else value, Origin("flag"), place)
+        prefix = f"{place}." if place else ""
+        return Entry({key: _entry(child, f"{prefix}{key}", origin) for key, child in value.items()}, origin, place)
+    return Entry(list(value) if isinstance(value, tuple) else value, origin, place)
 
 
 def _put(root: Entry, path: list[str], entry: Entry, problems: Problems) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-RANKS = {"default": 0, "file": 1, "environment": 2, "flag": 3}
+RANKS = {"default": 0, "preset": 1, "file": 2, "environment": 3, "flag": 4, "sweep": 5}
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value was set: `source` is a key of RANKS, `name` the file or the variable."""
+    """Where a value was set: `source` is a key of RANKS, `name` the preset, the file or the variable."""
 
     source: str = "default"
     name: str = ""
@@ -86,12 +86,18 @@ def section(entry: Entry) -> Entry:
 
 def merge(base: Entry, over: Entry) -> Entry:
     """Lay one layer over another: sections are merged, everything else is replaced."""
-    if not base.is_section or not over.is_section:
+    if not base.is_section or not over.is_section or _another_kind(base, over):
         return over
     merged: dict[Any, Entry] = dict(base.value)
     for key, child in over.value.items():
         merged[key] = merge(merged[key], child) if key in merged else child
     return replace(base, value=merged)
+
+
+def _another_kind(base: Entry, over: Entry) -> bool:
+    """Does a section such as `profile` become something else, for which the keys below it are not meant?"""
+    kinds = [one.value.get("kind", Entry(None)).value for one in (base, over)]
+    return all(isinstance(kind, str) for kind in kinds) and kinds[0] != kinds[1]
 
 
 def stronger(current: Entry | None, candidate: Entry) -> Entry:

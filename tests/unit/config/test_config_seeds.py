@@ -8,6 +8,7 @@ import pytest
 
 from enginebay.config.load import load_config
 from enginebay.config.model import Config
+from enginebay.config.presets import PRESETS
 from enginebay.errors import ConfigError
 
 SEEDS = Path(__file__).parent / "seeds"
@@ -42,8 +43,8 @@ WITHOUT_EFFECT = {
 }
 
 
-def seed(name: str, *, strict: bool = False) -> Config:
-    return load_config(SEEDS / f"{name}.yaml", environ={}, strict=strict)
+def seed(name: str, *, strict: bool = False, preset: str | None = None) -> Config:
+    return load_config(SEEDS / f"{name}.yaml", environ={}, strict=strict, preset=preset)
 
 
 def test_every_seed_file_is_listed() -> None:
@@ -148,6 +149,22 @@ def test_the_guides_experiment_keys(kind: str) -> None:
     assert ("no_repeat_ngram_size" in sampling) == (kind == "pytorch")
     assert (config.experiment.num_input_prompts, config.experiment.num_cycles) == (100, 3)
     assert config.experiment.traffic_simulation.target_qps == 2.0
+    assert config.experiment.sending == {"kind": "poisson", "rate": 2.0}
+
+
+@pytest.mark.parametrize("preset", [name for name in PRESETS if not name.startswith("llamacpp-")])
+@pytest.mark.parametrize("name", [name for name in WITHOUT_EFFECT if name.startswith("guide-")])
+def test_the_guides_files_load_on_the_guides_presets(name: str, preset: str) -> None:
+    """The file says the more: each of its settings stands, and the preset fills in the others."""
+    alone, both, kind = seed(name), seed(name, preset=preset), PRESETS[preset].engine
+    expected = load_config(preset=preset, environ={"ENGINEBAY_CONFIG": ""}).settings_for(kind) | alone.settings_for(
+        kind
+    )
+    assert both.settings_for(kind) == expected
+    assert both.engine == (kind if alone.engine == "auto" else alone.engine)
+    misplaced = {"preset"} if alone.engine not in ("auto", kind) else set()
+    assert {one.key for one in both.warnings} - {*WITHOUT_EFFECT[name]} <= misplaced | {"batching.strategy"}
+    assert misplaced <= {one.key for one in both.warnings}
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from enginebay.contract import Delta, GenerateRequest
-from enginebay.contract.messages import Done, Usage
+from enginebay.contract.messages import Done, Timing, Usage
 from enginebay.errors import Cancelled, EnginebayError
+from enginebay.server.answers.choice import Times
 from enginebay.server.failures import error_body, error_headers, shown
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.served import ServedModel
@@ -33,6 +34,7 @@ class Answer:
         self.submitted_at = 0.0
         self.first_at = 0.0
         self._last_at = 0.0
+        self._timing: Timing | None = None  # by the worker's clock
         self._client: WorkerClient | None = None
         self._numbers: list[int] = []
         self._left = 0
@@ -106,6 +108,7 @@ class Answer:
             known.completion_tokens + new.completion_tokens,
             known.cached_tokens + new.cached_tokens,
         )
+        self._timing = done.timing if self._timing is None else _together(self._timing, done.timing)
         self._left -= 1
         if self._left == 0:
             self._tick()
@@ -131,6 +134,12 @@ class Answer:
         self._last_at = now
         self._fresh = 0
 
+    @property
+    def times(self) -> Times:
+        """How long it took, once it is done."""
+        timing = self._timing or Timing()
+        return Times(self.submitted_at - self.exchange.received, timing.ttft_s, timing.total_s)
+
     # What subclasses do
 
     @property
@@ -147,6 +156,11 @@ class Answer:
     def fail(self, error: EnginebayError) -> None:
         """Say so in an answer that is half sent."""
         raise AssertionError("a whole answer is never half sent")
+
+
+def _together(one: Timing, other: Timing) -> Timing:
+    """Of prompts that were submitted at the same time: the first token of any, and the end of all."""
+    return Timing(min(one.ttft_s, other.ttft_s), max(one.total_s, other.total_s))
 
 
 class _Part:

@@ -45,6 +45,15 @@ class Choice:
             self.texts.append(event.text)
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds that a request took in the server, and from then on in the engine's worker."""
+
+    queue_s: float  # until the engine had it
+    ttft_s: float
+    total_s: float
+
+
 def usage_object(usage: Usage) -> dict[str, object]:
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -52,3 +61,7 @@ def usage_object(usage: Usage) -> dict[str, object]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+
+
+def times_object(times: Times) -> dict[str, float]:
+    return {"queue_s": round(times.queue_s, 6), "ttft_s": round(times.ttft_s, 6), "total_s": round(times.total_s, 6)}

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from enginebay.contract import TokenLogprobs
 from enginebay.contract.messages import Usage
-from enginebay.server.answers.choice import Choice
+from enginebay.server.answers.choice import Choice, Times
 
 
 class Events(Protocol):
@@ -27,5 +27,5 @@ class Events(Protocol):
 
     def finish(self, index: int, reason: str) -> bytes: ...
 
-    def closing(self, usage: Usage) -> bytes:
+    def closing(self, usage: Usage, times: Times) -> bytes:
         """After the last event of every choice."""

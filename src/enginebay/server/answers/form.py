@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from enginebay.contract.messages import Usage
-from enginebay.server.answers.choice import Choice, usage_object
+from enginebay.server.answers.choice import Choice, Times, times_object, usage_object
 from enginebay.server.answers.logprobs import TokenBytes
 
 _encode = msgspec.json.Encoder().encode
@@ -28,6 +28,7 @@ class Form:
     fingerprint: str
     with_logprobs: bool
     include_usage: bool
+    include_timing: bool = False
     token_bytes: TokenBytes
 
     def body(self, choices: Sequence[Choice], usage: Usage) -> bytes:
@@ -52,13 +53,21 @@ class Form:
         )  # fmt: skip
 
     def _tail(self) -> bytes:
-        return b"]" + (b',"usage":null' if self.include_usage else b"") + b"}\n\n"
+        return b"]" + (b',"usage":null' if self._counts else b"") + b"}\n\n"
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         return self._head() + _encode(choice) + self._tail()
 
-    def closing(self, usage: Usage) -> bytes:
+    @property
+    def _counts(self) -> bool:
+        """Whether there is an event with the counts; times are with them."""
+        return self.include_usage or self.include_timing
+
+    def closing(self, usage: Usage, times: Times) -> bytes:
         counts = b""
-        if self.include_usage:
-            counts = self._head() + b'],"usage":' + _encode(usage_object(usage)) + b"}\n\n"
+        if self._counts:
+            told = usage_object(usage)
+            if self.include_timing:
+                told["enginebay"] = times_object(times)
+            counts = self._head() + b'],"usage":' + _encode(told) + b"}\n\n"
         return counts + b"data: [DONE]\n\n"

@@ -55,6 +55,7 @@ async def completions(context: Context, call: Call) -> None:
         echoes=echoes,
         with_logprobs=sampling.logprobs is not None,
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        include_timing=bool(body.stream_options and body.stream_options.include_timing),
         token_bytes=served.client.prompts.token_bytes,
     )
     answer = (

@@ -88,7 +88,18 @@ ANSWERS: dict[str, Schema] = {
                 "completion_tokens": COUNT,
                 "total_tokens": COUNT,
                 "prompt_tokens_details": obj({"cached_tokens": COUNT}),
-            }
+                "enginebay": said(
+                    obj(
+                        {
+                            "queue_s": said(NUMBER, "From the request's arrival until the engine had it."),
+                            "ttft_s": said(NUMBER, "From then on to the first token."),
+                            "total_s": said(NUMBER, "From then on to the last token."),
+                        }
+                    ),
+                    "Of streams that ask for it with stream_options.include_timing.",
+                ),
+            },
+            ("enginebay",),
         ),
         "Counted by the engine.",
     ),

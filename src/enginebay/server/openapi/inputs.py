@@ -201,6 +201,7 @@ MEANINGS: dict[str, str] = {
     "stream": "Answer with server-sent events, one for each token.",
     "stream_options": "Only with stream.",
     "include_usage": "One more event with the token counts.",
+    "include_timing": "The same event, and in its usage how long the request took here, as `enginebay`.",
     "user": _BOOKS,
     "metadata": _BOOKS,
     "ResponsesBody.metadata": "Given back with the response.",

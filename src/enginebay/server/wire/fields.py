@@ -42,6 +42,7 @@ Text = Annotated[str, Meta(min_length=1)]
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
+    include_timing: bool | None = None  # ours
     include_obfuscation: bool | None = None
 
 

@@ -1,0 +1,1 @@
+"""Whether the lab's own figures can be trusted."""

@@ -1,0 +1,258 @@
+"""`bay experiment [CONFIG]`: measure engines, or a server that runs, and write down what came out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from enginebay.cli.lab_parts import need_lab
+from enginebay.cli.output import emit_json, note, table
+from enginebay.cli.stack_options import Offline, Set
+from enginebay.config.sources import assignment_flags
+from enginebay.errors import ConfigError, EnginebayError, UsageError
+
+if TYPE_CHECKING:
+    from enginebay.config.points import Dropped
+    from enginebay.lab.points import Point
+    from enginebay.lab.runs.study import Study
+    from enginebay.lab.studies import Outcome
+    from enginebay.lab.workload.spec import TextTokenizer
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def experiment(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="A YAML file, as in docs/lab.md")] = None,
+    *,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option("--engine", "-e", "--backend", help="An engine to measure; several times for several"),
+    ] = None,
+    preset: Annotated[str | None, typer.Option("--preset", help="Settings by name: see `bay presets`")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="The model (default: the configuration's)")] = None,
+    url: Annotated[str | None, typer.Option("--url", help="Measure the server that runs at this address")] = None,
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="When requests are sent, like poisson:rate=4,requests=200")
+    ] = None,
+    cycles: Annotated[int | None, typer.Option("--cycles", min=1, help="How often everything is repeated")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the last study that is not finished, or with --study")
+    ] = False,
+    study: Annotated[str | None, typer.Option("--study", help="The study that --resume goes on with")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and run nothing")] = False,
+    ignore_warnings: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-engine-warnings", "--ignore-backend-warnings", help="Measure although an engine ignores a setting"
+        ),
+    ] = False,
+    allow_mixed: Annotated[
+        bool,
+        typer.Option("--allow-mixed-engines", "--allow-mixed-backends", help="Also average over different engines"),
+    ] = False,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer", help="A stored model's name or a path, for prompts of exact lengths (default: the model's)"
+        ),
+    ] = None,
+    runs: Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Where runs are kept")] = None,
+    json: Annotated[bool, typer.Option("--json", help="The result for programs")] = False,
+    set_: Set = None,
+    offline: Offline = None,
+) -> None:
+    """Measure engines under one load, or a server that already runs."""
+    need_lab()
+    from enginebay.lab.runs.folders import runs_dir
+
+    folder = runs or runs_dir()
+    if resume:
+        plan = _resumed(folder, study)
+    else:
+        flags = _flags(engine, model, profile, cycles, offline, set_)
+        points, dropped, cycle_count, given = (
+            _of_url(config, preset, flags, url, model, tokenizer)
+            if url
+            else _of_engines(config, preset, flags, model, tokenizer, ignore_warnings)
+        )
+        _show_dropped(dropped)
+        if dry_run:
+            _show_plan(points, cycle_count, json)
+            return
+        from enginebay.lab.studies import new_study
+
+        plan = new_study(folder, points, cycle_count, given)
+    _report(_run(folder, plan), folder, allow_mixed, json)
+
+
+def _flags(
+    engine: list[str] | None, model: str | None, profile: str | None, cycles: int | None, offline: bool | None,
+    set_: list[str] | None,
+) -> dict[str, Any]:  # fmt: skip
+    engines = engine or []
+    return {
+        "engine": engines[0] if len(engines) == 1 else None,
+        "engines": engines if len(engines) > 1 else None,
+        "model": model,
+        "profile": profile,
+        "num_cycles": cycles,
+        "offline": offline,
+        **assignment_flags(set_ or []),
+    }
+
+
+def _of_engines(
+    config: Path | None, preset: str | None, flags: dict[str, Any], model: str | None, tokenizer: str | None,
+    ignore_warnings: bool,
+) -> tuple[list[Point], list[Dropped], int, dict[str, Any]]:  # fmt: skip
+    from enginebay.cli.experiment_points import engine_points
+    from enginebay.cli.stack_options import Progress
+    from enginebay.config.points import points
+
+    chosen, dropped = points(config, preset=preset, flags=flags)
+    if not chosen:
+        raise ConfigError("nothing is left to run", "; ".join(one.reasons[0] for one in dropped))
+    progress = Progress()
+    found = [point for one in chosen for point in engine_points(one, model, _tokenizer(tokenizer), progress.say)]
+    progress.clear()
+    warnings = {warning: None for point in found for warning in point.warnings}
+    if warnings and not ignore_warnings:
+        lines = "\n".join(f"  {line}" for line in warnings)
+        raise ConfigError(
+            f"an engine would ignore what is asked for\n{lines}",
+            "take it out, or measure all the same with --ignore-engine-warnings",
+        )
+    return found, dropped, chosen[0].config.experiment.num_cycles, _given(config, preset, flags)
+
+
+def _of_url(
+    config: Path | None, preset: str | None, flags: dict[str, Any], url: str, model: str | None, tokenizer: str | None
+) -> tuple[list[Point], list[Dropped], int, dict[str, Any]]:
+    from enginebay.cli.experiment_points import url_points
+    from enginebay.config.load import load_config
+    from enginebay.lab.api import find_model
+    from enginebay.lab.client.order import Target
+
+    for name in ("engine", "engines"):
+        if flags[name] is not None:
+            raise UsageError("--engine cannot be chosen for a server that runs", "leave out --engine, or --url")
+    loaded = load_config(config, preset=preset, flags={name: value for name, value in flags.items() if name != "model"})
+    if loaded.experiment.sweep:
+        raise ConfigError("a server that runs has its settings already", "leave out the sweep, or --url")
+    name = model or loaded.model or find_model(Target(url, "", _headers()))
+    points = url_points(loaded, url, name, _tokenizer(tokenizer) or _stored_tokenizer(name))
+    return points, [], loaded.experiment.num_cycles, _given(config, preset, flags)
+
+
+def _tokenizer(given: str | None) -> str | None:
+    """The path of a tokenizer: given as one, as the name of a model that is stored here, or the word for bytes."""
+    from enginebay.lab.workload.byte_tokenizer import NAME
+
+    if given is None or given == NAME or Path(given).exists():
+        return given
+    found = _stored_tokenizer(given)
+    if found is None:
+        raise UsageError(f"there is no tokenizer at {given!r}", "give the path of the model's files, or a stored model")
+    return found
+
+
+def _stored_tokenizer(model: str) -> str | None:
+    from enginebay.errors import UnknownModel
+    from enginebay.fleet.models import resolve
+
+    try:
+        return str(resolve(model).path)
+    except UnknownModel:
+        return None
+
+
+def _headers() -> dict[str, str]:
+    key = os.environ.get("ENGINEBAY_API_KEY") or os.environ.get("OPENAI_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _given(config: Path | None, preset: str | None, flags: dict[str, Any]) -> dict[str, Any]:
+    """What the user wrote, for the manifest."""
+    set_flags = {name: value for name, value in flags.items() if value is not None}
+    text = config.read_text(encoding="utf-8") if config is not None else None
+    return {"file": text, "preset": preset, "flags": set_flags}
+
+
+def _resumed(folder: Path, study: str | None) -> Study:
+    from enginebay.lab.studies import study_to_resume
+
+    plan = study_to_resume(folder, study)
+    note(f"going on with {plan.id}")
+    return plan
+
+
+def _run(folder: Path, plan: Study) -> Outcome:
+    from enginebay.cli.experiment_progress import StudyProgress
+    from enginebay.lab.client.ceiling import calibrate
+    from enginebay.lab.conduct import Bench
+    from enginebay.lab.studies import carry_out
+
+    progress = StudyProgress()
+    progress.say("measuring the load client itself")
+    ceiling = calibrate()
+    progress.clear()
+    note(f"{plan.id}: {len(plan.steps)} runs of {len(plan.points)} points")
+    note(
+        f"this client can take {ceiling.tokens_per_s:,.0f} streamed tokens/s and send {ceiling.requests_per_s:,.0f} "
+        f"requests/s here ({ceiling.processes} processes)"
+    )
+    bench = Bench(
+        runs=folder, study_id=plan.id, ceiling=ceiling, config=plan.config, headers=_headers(), say=progress.say,
+        live=progress.live, tokenizer=_read_tokenizer,
+    )  # fmt: skip
+    try:
+        return carry_out(bench, plan, progress.began, progress.ended)
+    except KeyboardInterrupt:
+        progress.clear()
+        note(f"{plan.id} was interrupted; `bay experiment --resume` goes on with it")
+        raise
+
+
+def _read_tokenizer(path: str) -> TextTokenizer:
+    from enginebay.lab.workload.byte_tokenizer import NAME, ByteTokenizer
+    from enginebay.text.tokenizer import load_tokenizer
+
+    return ByteTokenizer() if path == NAME else load_tokenizer(Path(path))
+
+
+def _show_dropped(dropped: list[Dropped]) -> None:
+    for one in dropped:
+        note(f"left out: {one.label}: {'; '.join(one.reasons)}")
+
+
+def _show_plan(points: list[Point], cycles: int, json: bool) -> None:
+    if json:
+        emit_json({"cycles": cycles, "points": [point.as_data() for point in points]})
+        return
+    rows = [(number, point.label, point.model, _described(point)) for number, point in enumerate(points, 1)]
+    table(("POINT", "LABEL", "MODEL", "WORKLOAD"), rows)
+    note(f"{len(points)} points in {cycles} cycles are {len(points) * cycles} runs; nothing was run")
+
+
+def _described(point: Point) -> str:
+    from enginebay.lab.conduct import how_many
+    from enginebay.lab.points import read_plan
+
+    plan = read_plan(point)
+    lengths = {name: point.workload[name] for name in ("input_tokens", "output_tokens") if name in point.workload}
+    said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in lengths.items())
+    return f"{point.workload['kind']}: {how_many(plan) or 'all'} requests{f', {said}' if said else ''}"
+
+
+def _report(outcome: Outcome, folder: Path, allow_mixed: bool, json: bool) -> None:
+    from enginebay.cli.results import show_outcome
+
+    show_outcome(outcome.study_id, outcome.runs, allow_mixed, json)
+    if not json:
+        note(f"runs are in {folder}; `bay report {outcome.study_id} -o report.html` makes a page of them")
+    if outcome.failed:
+        raise EnginebayError(f"{len(outcome.failed)} of the points could not be run", "what was wrong is said above")

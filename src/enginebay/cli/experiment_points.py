@@ -1,0 +1,198 @@
+"""From a configuration to the points of a study: engines with their settings, loads, and what every request says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from enginebay.config.model import Config
+from enginebay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from enginebay.config.points import Point as Choice
+    from enginebay.fleet.plan import Plan
+    from enginebay.lab.points import Point
+
+USUAL_INPUT_TOKENS = 128
+USUAL_OUTPUT_TOKENS = 128
+# A server that is measured has one client, which may ask for everything at once.
+_SERVER_LIMITS = {"queue": 1_000_000, "queue_timeout_s": 3600.0, "connections": 65536}
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is sent and when, as the configuration says it."""
+
+    workload: dict[str, Any]
+    profiles: list[dict[str, Any]]
+    limits: dict[str, Any]
+
+
+def engine_points(choice: Choice, model: str | None, tokenizer: str | None, say: Callable[[str], None]) -> list[Point]:
+    """The points of one engine and one choice of swept values: one for each profile."""
+    from enginebay.fleet.plan import make_plan
+
+    config = choice.config
+    plan = make_plan(model or config.model, engine=choice.engine, config=config, say=say)
+    kind = plan.spec.kind
+    common = {
+        "engine": kind,
+        "model": plan.model,
+        "serve": serve_config(config, plan),
+        "body": request_body(config.sampling_for(kind, plan.model)),
+        "tokenizer": tokenizer or _tokenizer(plan),
+        "source": _source(plan),
+        "warnings": list(dict.fromkeys([*map(str, config.warnings), *plan.warnings])),
+    }
+    name = choice.label if choice.engine == kind else choice.label.replace(choice.engine, kind, 1)
+    return with_loads(config, common, name)
+
+
+def url_points(config: Config, url: str, model: str, tokenizer: str | None) -> list[Point]:
+    """The points of a server that already runs: one for each profile."""
+    common = {
+        "engine": "",
+        "model": model,
+        "url": url,
+        "body": request_body(dict(config.sampling)),
+        "tokenizer": tokenizer,
+    }
+    return with_loads(config, common, url)
+
+
+def with_loads(config: Config, common: dict[str, Any], name: str) -> list[Point]:
+    from enginebay.lab.points import Point, read_plan
+    from enginebay.lab.profiles.profile import label
+    from enginebay.lab.profiles.read import read_profile
+
+    load = read_load(config)
+    experiment = config.experiment
+    body, workload = fitted(common["body"], load.workload)
+    found = []
+    for profile in load.profiles:
+        (read,) = read_profile(profile)
+        point = Point(
+            **{**common, "body": body},
+            label=f"{name} {label(read)}",
+            workload=workload,
+            profile=profile,
+            limits=load.limits,
+            seed=int(config.sampling.get("seed", 0)),
+            slo=experiment.slo,
+            price_per_hour=experiment.price_per_hour,
+            warmup=experiment.warmup,
+            parity=experiment.parity,
+        )
+        read_plan(point)  # what is wrong with it is said now, not after an hour
+        found.append(point)
+    return found
+
+
+def read_load(config: Config) -> Load:
+    """Workload, profiles and limits, with the guide's keys in their place and paths beside the config file."""
+    from enginebay.lab.profiles.profile import profile_data
+    from enginebay.lab.profiles.read import parse_profile, read_profile
+    from enginebay.lab.workload.read import read_workload, workload_data
+
+    experiment = config.experiment
+    limits = dict(experiment.limits or {})
+    sending = experiment.sending or {"kind": "offline"}
+    if isinstance(sending, str):
+        profiles, own = parse_profile(sending)
+        limits |= _set_limits(own)
+    else:
+        profiles = read_profile(sending)
+    given = {**_usual_workload(config), **dict(experiment.workload or {})}
+    folder = config.path.absolute().parent if config.path else Path.cwd()
+    workload = workload_data(read_workload(given, folder))
+    return Load(workload, [profile_data(profile) for profile in profiles], limits)
+
+
+def _set_limits(limits: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    usual = asdict(type(limits)())
+    return {name: value for name, value in asdict(limits).items() if value != usual[name]}
+
+
+def _usual_workload(config: Config) -> dict[str, Any]:
+    """What the guide's keys say of the workload."""
+    experiment, sampling = config.experiment, config.sampling
+    kind = (experiment.workload or {}).get("kind", "synthetic")
+    found: dict[str, Any] = {"kind": kind}
+    if experiment.num_input_prompts is not None:
+        found["requests"] = experiment.num_input_prompts
+    if kind == "jsonl" and experiment.max_input_tokens is not None:
+        found["max_input_tokens"] = experiment.max_input_tokens
+    if kind != "synthetic":
+        return found
+    found["input_tokens"] = experiment.max_input_tokens or USUAL_INPUT_TOKENS
+    most = sampling.get("max_tokens", USUAL_OUTPUT_TOKENS)
+    if sampling.get("min_tokens", most) > most:
+        raise ConfigError("min_output_tokens is above max_output_tokens", "lower it")
+    if sampling.get("min_tokens", most) == most:
+        found["output_tokens"] = most
+    return found
+
+
+def request_body(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """What every request says. Greedy unless the configuration says otherwise, so that engines do the same work."""
+    body = {name: list(value) if isinstance(value, tuple) else value for name, value in sampling.items()}
+    if not {"temperature", "do_sample", "num_beams"} & set(body):
+        body["temperature"] = 0
+    return body
+
+
+def fitted(body: Mapping[str, Any], workload: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Where each request has its own exact length, no common one may overrule it."""
+    exact = workload.get("output_tokens") is not None or workload["kind"] == "trace"
+    return {name: value for name, value in body.items() if not exact or name not in ("max_tokens", "min_tokens")}, dict(
+        workload
+    )
+
+
+def serve_config(config: Config, plan: Plan) -> dict[str, Any]:
+    """A whole configuration for `bay serve`: this engine with exactly these settings."""
+    load = plan.launch.load
+    model: dict[str, Any] = {"trust_remote_code": load.trust_remote_code, "loras": dict(load.loras), "task": load.task}
+    configured = config.models.get(plan.model)
+    if configured is not None and configured.source:
+        model["source"] = configured.source
+    limits = {
+        name.removeprefix("limits."): entry.value
+        for name, entry in config.section_entries.get("server", {}).items()
+        if name.startswith("limits.") and entry.value is not None
+    }
+    return {
+        "engine": plan.spec.kind,
+        "offline": config.offline,
+        "models": {plan.model: {name: value for name, value in model.items() if value}},
+        plan.spec.kind: _nested(load.settings),
+        "server": {"limits": {**_SERVER_LIMITS, **limits}},
+    }
+
+
+def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"speculative.method": "ngram"}` becomes `{"speculative": {"method": "ngram"}}`."""
+    whole: dict[str, Any] = {}
+    for name, value in settings.items():
+        *way, last = name.split(".")
+        place = whole
+        for part in way:
+            place = place.setdefault(part, {})
+        place[last] = list(value) if isinstance(value, tuple) else value
+    return whole
+
+
+def _tokenizer(plan: Plan) -> str | None:
+    from enginebay.lab.workload.byte_tokenizer import NAME
+
+    if plan.spec.byte_tokens:
+        return NAME
+    return str(plan.source) if plan.source else None
+
+
+def _source(plan: Plan) -> dict[str, Any]:
+    return {"path": plan.launch.load.path, "engine_version": plan.version}

@@ -1,0 +1,284 @@
+"""`bay results`: list, show, compare, aggregate and export what the lab has measured."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from enginebay.cli.lab_parts import need_lab
+from enginebay.cli.output import emit_json, note, table
+
+if TYPE_CHECKING:
+    from enginebay.lab.runs.reader import Run
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="List, show, compare, aggregate and export the lab's runs.",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="For programs")]
+Folder = Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Where the runs are")]
+Names = Annotated[
+    list[str],
+    typer.Argument(metavar="RUN...", help="Ids or their beginnings, study ids, or `latest` for the last study"),
+]
+AllowMixed = Annotated[
+    bool,
+    typer.Option("--allow-mixed-engines", "--allow-mixed-backends", help="Average over engines all the same"),
+]
+
+LISTED = ("output_tokens_per_s", "ttft_s.median", "ttft_s.p95", "e2e_s.p95", "j_per_output_token")
+MARK = " !"  # behind every number of an invalid run
+
+
+@app.command("list")
+def list_results(json: Json = False, runs: Folder = None) -> None:
+    """Every finished run, oldest first, and its verdict."""
+    from enginebay.lab.runs.export import about
+    from enginebay.lab.runs.folders import partial_folders
+    from enginebay.lab.runs.reader import list_runs
+
+    folder = _folder(runs)
+    found, problems = list_runs(folder)
+    if json:
+        corrupt = [{"folder": str(one.folder), "wrong": one.wrong} for one in problems]
+        listed = [{**about(run), "folder": str(run.path), "measures": dict(run.measures)} for run in found]
+        emit_json({"runs": listed, "corrupt": corrupt, "unfinished": [str(one) for one in partial_folders(folder)]})
+        return
+    table(
+        ("RUN", "VERDICT", "ENGINE", "MODEL", "STUDY", *LISTED),
+        [(run.id, run.status, run.engine, run.model, run.study_id, *_numbers(run, LISTED)) for run in found],
+    )
+    _explain_mark(any(run.status == "invalid" for run in found))
+    for problem in problems:
+        note(f"not shown: {problem.message}")
+    if unfinished := partial_folders(folder):
+        note(f"{len(unfinished)} not finished: being measured now, or killed (`bay experiment --resume` goes on)")
+
+
+@app.command()
+def show(run: Annotated[str, typer.Argument(metavar="RUN")], json: Json = False, runs: Folder = None) -> None:
+    """All that is known of a run, or of each run of a study."""
+    need_lab()
+    found = _select(runs, [run])
+    if json:
+        shown = [dict(one.manifest) for one in found]
+        emit_json(shown[0] if len(shown) == 1 else shown)
+        return
+    for one in found:
+        _show(one)
+
+
+@app.command()
+def compare(names: Names, json: Json = False, runs: Folder = None) -> None:
+    """Engines or settings against each other, paired by cycle, with 95% intervals on the difference."""
+    need_lab()
+    from enginebay.lab.runs.comparison import compare_runs
+
+    found = compare_runs(_select(runs, names))
+    if json:
+        emit_json(found)
+        return
+    for comparison in found:
+        _show_comparison(comparison)
+    note("each line has a 5% chance of a false alarm; intervals are of 95%")
+
+
+@app.command()
+def aggregate(names: Names, allow_mixed: AllowMixed = False, json: Json = False, runs: Folder = None) -> None:
+    """The mean over the runs that repeat each other, with its 95% interval."""
+    need_lab()
+    from enginebay.lab.runs.aggregate import aggregate as put_together
+
+    found = put_together(_select(runs, names), allow_mixed)
+    if json:
+        emit_json(found)
+        return
+    for point in found:
+        _show_aggregate(point)
+
+
+@app.command()
+def export(
+    names: Names,
+    format: Annotated[str, typer.Option("--format", "-f", metavar="csv|json|markdown")] = "csv",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file; default: the terminal")] = None,
+    json: Annotated[bool, typer.Option("--json", help="The same as --format json")] = False,
+    runs: Folder = None,
+) -> None:
+    """Runs for other programs or for a document."""
+    from enginebay.errors import UsageError
+    from enginebay.lab.runs.export import FORMATS
+    from enginebay.lab.runs.export import export as written
+
+    chosen = "json" if json else format
+    if chosen not in FORMATS:
+        raise UsageError(f"--format {chosen} is not known", f"use one of: {', '.join(FORMATS)}")
+    found = _select(runs, names)
+    text = written(found, chosen)
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        output.write_text(text, encoding="utf-8")
+        note(f"{len(found)} runs are in {output}")
+    if invalid := [run.id for run in found if run.status == "invalid"]:
+        note(f"invalid, and marked so: {', '.join(invalid)}")
+
+
+def show_outcome(study_id: str, runs: Sequence[Run], allow_mixed: bool, json: bool) -> None:
+    """What a study gave: each point's mean, and the points against the first, where there are several."""
+    from enginebay.lab.runs.aggregate import aggregate as put_together
+    from enginebay.lab.runs.comparison import compare_runs
+    from enginebay.lab.runs.points import points
+
+    if not runs:
+        return
+    means = [found for point in points(runs) for found in put_together(point.runs, False)]
+    mixed = put_together(runs, True) if allow_mixed and len({run.engine for run in runs}) > 1 else []
+    against = compare_runs(runs) if len(points(runs)) > 1 else []
+    if json:
+        emit_json({"study": study_id, "points": [*means, *mixed], "comparisons": against})
+        return
+    for found in (*means, *mixed):
+        _show_aggregate(found)
+    for comparison in against:
+        _show_comparison(comparison)
+
+
+def _folder(given: Path | None) -> Path:
+    from enginebay.errors import UsageError
+    from enginebay.lab.runs.folders import runs_dir
+
+    if given is not None and not given.is_dir():
+        raise UsageError(f"there is no folder {given}", "give the folder of runs with --runs")
+    return given or runs_dir()
+
+
+def _select(given: Path | None, names: list[str]) -> list[Run]:
+    from enginebay.lab.runs.select import select_runs
+
+    return select_runs(_folder(given), names)
+
+
+def _numbers(run: Run, names: tuple[str, ...]) -> list[str]:
+    from enginebay.lab.measures.figures import flat_figures
+    from enginebay.lab.runs.figures import digits
+
+    figures = flat_figures(run.measures)
+    mark = MARK if run.status == "invalid" else ""
+    return [f"{digits(figures[name])}{mark}" if name in figures else "-" for name in names]
+
+
+def _explain_mark(invalid: bool) -> None:
+    if invalid:
+        note("! is a number of an invalid run: do not publish it; `bay results show RUN` says why")
+
+
+def _show(run: Run) -> None:
+    from enginebay.lab.measures.figures import flat_figures
+
+    manifest = run.manifest
+    rows: list[tuple[str, Any]] = [("run", run.id), ("verdict", run.status)]
+    rows += [(f"  {reason.get('code')}", reason.get("message")) for reason in run.reasons]
+    rows += [("folder", run.path), ("created", manifest["created"]), ("engine", run.engine), ("model", run.model)]
+    for section in ("study", "profile", "workload", "seeds", "server", "environment"):
+        rows += [(f"{section}.{key}", value) for key, value in manifest[section].items() if key != "facts"]
+    table(("", ""), rows)
+    figures = flat_figures(run.measures)
+    print()
+    table(("FIGURE", "VALUE"), zip(figures, _numbers(run, tuple(figures)), strict=True))
+    _explain_mark(run.status == "invalid")
+    absent = {**manifest["absent"], **(run.measures.get("absent") or {})}
+    if absent:
+        print()
+        table(("ABSENT", "WHY"), absent.items())
+    _show_settings(run)
+    print()
+
+
+def _show_settings(run: Run) -> None:
+    """Only what ran otherwise than it was asked for; `--json` has everything."""
+    from enginebay.lab.parity import settings_diff
+
+    changed = [
+        row for row in settings_diff(run.manifest["config"], run.manifest["effective"]) if row.state == "changed"
+    ]
+    if changed:
+        print()
+        table(("SETTING", "ASKED", "RAN"), [(row.name, row.asked, row.effective) for row in changed])
+
+
+def _show_comparison(found: dict[str, Any]) -> None:
+    from enginebay.lab.runs.figures import headlines
+
+    a, b = found["a"], found["b"]
+    for side, point in (("A", a), ("B", b)):
+        print(f"{side}: {point['name']} ({_runs(point)}, {point['verdict']})")
+    for problem in found["problems"]:
+        print(f"!  {problem}")
+    rows = [_compared(name, found["figures"][name], found["valid"]) for name in headlines(found["figures"])]
+    table(("FIGURE", "A", "B", "B - A", "B / A", ""), rows)
+    if found["parity"]:
+        print()
+        table(("PARITY", "B AGAINST A"), _parity_rows(found["parity"]))
+    if found["settings"]:
+        print()
+        rows = [(name, ran.get("a", "-"), ran.get("b", "-")) for name, ran in found["settings"].items()]
+        table(("SETTING", "A RAN", "B RAN"), rows)
+    if not found["valid"]:
+        note("! the difference may not be the engines': see the lines marked so above")
+    print()
+
+
+def _parity_rows(parity: dict[str, Any]) -> list[tuple[str, Any]]:
+    rows = [(name, value) for name, value in parity.items() if name not in ("absent", "first_divergence")]
+    if parity["first_divergence"]:
+        rows.append(("first_divergence (median position)", parity["first_divergence"]["median"]))
+    return [*((name, value) for name, value in rows if value is not None), *parity["absent"].items()]
+
+
+def _compared(name: str, figure: dict[str, Any], valid: bool) -> tuple[str, ...]:
+    from enginebay.lab.runs.figures import digits
+
+    mark = "" if valid else MARK
+    sides = [f"{digits(figure[side])}{mark}" for side in ("a", "b")]
+    gaps = [f"{_interval(figure[key])}{mark}" for key in ("difference", "ratio")]
+    return name, *sides, *gaps, figure["outlook"] if valid else "not to be believed: see above"
+
+
+def _show_aggregate(point: dict[str, Any]) -> None:
+    from enginebay.lab.runs.figures import headlines
+
+    mixed = ", mixed engines: statistically invalid" if point["mixed_engines"] else ""
+    print(f"{point['name']} ({_runs(point)}, {point['verdict']}{mixed})")
+    mark = MARK if point["verdict"] == "invalid" else ""
+    figures = point["figures"]
+    table(
+        ("FIGURE", "MEAN [95%]", "RUNS"),
+        [(name, _interval(figures[name]) + mark, figures[name]["count"]) for name in headlines(figures)],
+    )
+    _explain_mark(bool(mark))
+    print()
+
+
+def _runs(point: dict[str, Any]) -> str:
+    count = len(point["runs"])
+    left_out = f", {len(point['left_out'])} invalid left out" if point["left_out"] else ""
+    return f"{count} run{'' if count == 1 else 's'}{left_out}"
+
+
+def _interval(found: dict[str, Any] | None) -> str:
+    from enginebay.lab.runs.figures import digits
+
+    if found is None:
+        return "-"
+    if found["low"] is None or found["high"] is None:
+        return digits(found["estimate"])
+    return f"{digits(found['estimate'])} [{digits(found['low'])}, {digits(found['high'])}]"

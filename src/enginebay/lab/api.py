@@ -1,0 +1,68 @@
+"""Single questions to a server, outside of any measured window."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from enginebay.errors import EnginebayError
+from enginebay.lab.client.order import Target
+
+_LONGEST_ANSWER = 64 << 20
+
+
+class ServerUnusable(EnginebayError):
+    """The server that is to be measured does not answer as it should."""
+
+
+class Unintelligible(ServerUnusable):
+    """What it answers is not HTTP."""
+
+
+def ask(
+    target: Target, path: str, body: Mapping[str, Any] | None = None, timeout_s: float | None = None
+) -> tuple[int, Any]:
+    """One request; gives the status and the JSON, or the text where it is none. Raises `ServerUnusable`."""
+    host, port = target.place
+    kind = http.client.HTTPSConnection if target.tls else http.client.HTTPConnection
+    connection = kind(host, port, timeout=timeout_s or target.timeout_s)
+    try:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {**target.headers, **({"Content-Type": "application/json"} if data else {})}
+        connection.request("GET" if data is None else "POST", target.base_path + path, body=data, headers=headers)
+        answer = connection.getresponse()
+        raw = answer.read(_LONGEST_ANSWER)
+    except http.client.HTTPException as problem:
+        raise Unintelligible(f"{target.url} does not speak HTTP: {problem!r}"[:300], "is this the address of a server?")
+    except OSError as problem:
+        raise ServerUnusable(
+            f"{target.url} does not answer: {problem}", "does the server run, and is this its address?"
+        )
+    finally:
+        connection.close()
+    try:
+        return answer.status, json.loads(raw)
+    except ValueError:
+        return answer.status, raw.decode("utf-8", "replace")
+
+
+def get(target: Target, path: str) -> Any:
+    """What the server says at a place; None when it has nothing there."""
+    status, value = ask(target, path, timeout_s=30)
+    if status == 401:
+        raise ServerUnusable(f"{target.url} wants an API key", "set ENGINEBAY_API_KEY or OPENAI_API_KEY")
+    return value if status == 200 else None
+
+
+def find_model(target: Target) -> str:
+    """The model to measure when none was named: the only one there is. Raises `ServerUnusable`."""
+    found = get(target, "/v1/models")
+    rows = found.get("data") if isinstance(found, dict) else None
+    names = [row["id"] for row in rows if isinstance(row, dict) and "id" in row] if isinstance(rows, list) else []
+    if not names:
+        raise ServerUnusable(f"{target.url} does not list its models", "name one with --model")
+    if len(names) > 1:
+        raise ServerUnusable(f"{target.url} has several models: {', '.join(names)}", "name one with --model")
+    return str(names[0])

@@ -1,0 +1,183 @@
+"""A server whose delays are known: what the load client measures is compared with what it was told to do.
+
+    python -m enginebay.lab.client.known_server --ttft-s 0.05 --itl-s 0.01
+
+One thread and a heap of due writes. Every answer streams `max_tokens` events, the first `ttft_s` after its request came,
+each further one `itl_s` later; without delays, as fast as the sockets take them. It says its port on its first line, and
+ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import select
+import socket
+import sys
+from functools import lru_cache
+from heapq import heappop, heappush
+from time import monotonic
+
+_LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
+_TOKENS = re.compile(rb'"max_tokens"\s*:\s*(\d+)')
+_USUAL_TOKENS = 16
+_READ = 1 << 18
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def _event(text: str | None, finish: str | None = None, **more: object) -> bytes:
+    choices = [] if text is None else [{"index": 0, "delta": {"content": text}, "text": text, "finish_reason": finish}]
+    whole = {
+        "id": "known-0",
+        "object": "chat.completion.chunk",
+        "created": 0,
+        "model": "known",
+        "choices": choices,
+        **more,
+    }
+    return b"data: " + json.dumps(whole, separators=(",", ":")).encode() + b"\n\n"
+
+
+@lru_cache(maxsize=256)
+def writes(tokens: int) -> tuple[bytes, ...]:
+    """An answer as it is written: one write for each token, the end with the last."""
+    usage = {"prompt_tokens": 8, "completion_tokens": tokens, "total_tokens": 8 + tokens}
+    pieces = [_chunk(_event(" tick" if number % 2 else " tock")) for number in range(tokens - 1)]
+    end = (
+        _chunk(_event(" end", "length"))
+        + _chunk(_event(None, usage=usage))
+        + _chunk(b"data: [DONE]\n\n")
+        + b"0\r\n\r\n"
+    )
+    whole = [*pieces, end]
+    whole[0] = _HEAD + whole[0]
+    return tuple(whole)
+
+
+class _Stream:
+    """An answer that is being written."""
+
+    __slots__ = ("due", "left", "place", "socket", "unsent")
+
+    def __init__(self, sock: socket.socket, left: tuple[bytes, ...], due: float) -> None:
+        self.socket, self.left, self.due = sock, left, due
+        self.place = 0
+        self.unsent = b""
+
+    def write(self) -> bool:
+        """The next piece. True: more is to come."""
+        data = self.unsent or self.left[self.place]
+        try:
+            sent = self.socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return False
+        self.unsent = data[sent:]
+        if not self.unsent:
+            self.place += 1
+        return self.place < len(self.left)
+
+
+class KnownServer:
+    """Answers until its standard input ends."""
+
+    def __init__(self, ttft_s: float, itl_s: float, port: int = 0) -> None:
+        self._ttft_s, self._itl_s = ttft_s, itl_s
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=4096)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._poll = select.epoll()
+        self._poll.register(self._listener, select.EPOLLIN)
+        self._sockets: dict[int, socket.socket] = {}
+        self._received: dict[int, bytes] = {}
+        self._due: list[tuple[float, int, _Stream]] = []
+        self._count = 0
+
+    def run(self) -> None:
+        self._poll.register(sys.stdin, select.EPOLLIN)
+        while True:
+            wait_s = self._due[0][0] - monotonic() if self._due else 1.0
+            if wait_s > 0:
+                select.select([self._poll], [], [], wait_s)
+            for number, _ in self._poll.poll(0):
+                if number == self._listener.fileno():
+                    self._accept()
+                elif number == sys.stdin.fileno():
+                    return
+                else:
+                    self._readable(number)
+            self._write_due()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._sockets[sock.fileno()] = sock
+            self._received[sock.fileno()] = b""
+            self._poll.register(sock, select.EPOLLIN)
+
+    def _readable(self, number: int) -> None:
+        sock = self._sockets[number]
+        try:
+            data = sock.recv(_READ)
+        except OSError:
+            data = b""
+        if not data:
+            self._poll.unregister(number)
+            del self._sockets[number], self._received[number]
+            sock.close()
+            return
+        raw = self._received[number] + data
+        end = raw.find(b"\r\n\r\n")
+        length = _LENGTH.search(raw, 0, end) if end >= 0 else None
+        if end < 0 or (length and len(raw) < end + 4 + int(length[1])):
+            self._received[number] = raw
+            return
+        self._received[number] = b""
+        tokens = _TOKENS.search(raw)
+        due = monotonic() + self._ttft_s
+        self._plan(_Stream(sock, writes(max(1, int(tokens[1])) if tokens else _USUAL_TOKENS), due))
+
+    def _plan(self, stream: _Stream) -> None:
+        self._count += 1  # streams that are due at the same moment are served in turn
+        heappush(self._due, (stream.due, self._count, stream))
+
+    def _write_due(self) -> None:
+        now = monotonic()
+        for _ in range(len(self._due)):
+            if not self._due or self._due[0][0] > now:
+                return
+            stream = heappop(self._due)[2]
+            if stream.write():
+                if not stream.unsent:
+                    stream.due += self._itl_s
+                self._plan(stream)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    options.add_argument("--ttft-s", type=float, default=0.0)
+    options.add_argument("--itl-s", type=float, default=0.0)
+    options.add_argument("--port", type=int, default=0)
+    options.add_argument("--core", type=int)
+    given = options.parse_args()
+    if given.core is not None:
+        os.sched_setaffinity(0, {given.core})
+    server = KnownServer(given.ttft_s, given.itl_s, given.port)
+    print(server.port, flush=True)
+    server.run()
+
+
+if __name__ == "__main__":
+    main()

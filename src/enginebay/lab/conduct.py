@@ -1,0 +1,225 @@
+"""One run: the server is there, the prompts are made, it is warmed up, measured, judged and written down."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from enginebay.lab.asking import ServerFacts, parity_answers, read_facts
+from enginebay.lab.client.ceiling import Ceiling
+from enginebay.lab.client.launch import Fired, Live, fire
+from enginebay.lab.client.order import Target, share_out
+from enginebay.lab.judging import facts_of
+from enginebay.lab.measures.measures import measure
+from enginebay.lab.observing import Observation, by_kind, device_figures, gpu_names, observed
+from enginebay.lab.points import Plan, Point, read_plan
+from enginebay.lab.profiles.profile import Limits, Ramp, label, profile_data
+from enginebay.lab.profiles.schedule import requests_needed, send_times
+from enginebay.lab.profiles.stable import next_look, stability
+from enginebay.lab.requests import Request
+from enginebay.lab.runs.environment import environment
+from enginebay.lab.runs.folders import now, run_id
+from enginebay.lab.runs.manifest import new_manifest
+from enginebay.lab.runs.plain import plain
+from enginebay.lab.runs.study import Step
+from enginebay.lab.runs.writer import RunWriter
+from enginebay.lab.served import config_bytes, served
+from enginebay.lab.validity.judge import judge
+from enginebay.lab.workload.make import Workload, make_workload, requests_sha256
+from enginebay.lab.workload.spec import TextTokenizer
+
+USUAL_REQUESTS = 100
+OPEN_CONNECTIONS = 64  # ready before the window of an open loop; more are opened as they are needed
+IDLE_S = 1.0  # watched with the engine loaded and nothing asked
+IDLE_WITH_ENERGY_S = 3.0
+_WARMUP_SEED = 7919  # what warms up is never what is measured
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What all runs of a study share."""
+
+    runs: Path
+    study_id: str
+    ceiling: Ceiling
+    config: Mapping[str, Any] = field(default_factory=dict)  # as given
+    headers: Mapping[str, str] = field(default_factory=dict)  # for a server that runs
+    say: Callable[[str], None] = lambda text: None
+    live: Callable[[Live, int], None] = lambda live, requests: None
+    tokenizer: Callable[[str], TextTokenizer] | None = None  # reads the one at a path
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came out of the measured part."""
+
+    facts: ServerFacts
+    workload: Workload
+    fired: Fired
+    idle: tuple[float, float]
+    start_s: float | None
+
+
+def conduct(bench: Bench, point: Point, step: Step) -> Path:
+    """Make one run of a point; gives its folder. Raises what makes it impossible."""
+    plan = read_plan(point)
+    created = now()
+    manifest = new_manifest(
+        run_id(created, point.engine, point.model, label(plan.profile), step.cycle),
+        engine={"kind": point.engine},
+        model={"name": point.model, **point.source},
+        study={"id": bench.study_id, "point": step.point, "cycle": step.cycle, "label": point.label},
+        config={"given": plain(bench.config), "point": plain(point.as_data())},
+        profile=profile_data(plan.profile),
+        seeds={"requests": point.seed + step.cycle, "arrivals": point.seed + step.cycle},
+    )
+    with RunWriter(bench.runs, manifest) as writer, _server(bench, point, writer) as (target, pid, start_s):
+        with observed(target.url, pid) as observation:
+            measured = _measure(bench, point, plan, step, target, writer, observation, start_s)
+        return _write(point, plan, measured, observation, bench.ceiling, writer, target)
+
+
+@contextmanager
+def _server(bench: Bench, point: Point, writer: RunWriter) -> Iterator[tuple[Target, int | None, float | None]]:
+    """The server to measure: the one that runs, or one of our own that lives as long as the run."""
+    body = dict(point.body)
+    if point.serve is None:
+        assert point.url is not None
+        yield Target(point.url, point.model, bench.headers, body, point.timeout_s), None, None
+        return
+    bench.say(f"starting {point.engine}")
+    config = writer.keep("serve.yaml", config_bytes(point.serve))
+    with tempfile.TemporaryDirectory(prefix="bay-lab-") as place:
+        arguments = [point.model, "--engine", point.engine, "--config", str(config)]
+        with served(arguments, Path(place) / "log") as child:
+            yield Target(child.url, point.model, child.headers, body, point.timeout_s), child.pid, child.start_s
+
+
+def _measure(
+    bench: Bench, point: Point, plan: Plan, step: Step, target: Target, writer: RunWriter,
+    observation: Observation, start_s: float | None,
+) -> Measured:  # fmt: skip
+    facts = read_facts(target)
+    seed = point.seed + step.cycle
+    bench.say("writing prompts")
+    workload = _workload(bench, point, plan, seed, facts)
+    requests = workload.requests
+    if plan.parity.enabled:
+        bench.say("asking the parity prompts")
+        # Always those of the first cycle, so that runs of all cycles can be compared with each other.
+        asked = _workload(bench, point, plan, point.seed, facts, plan.parity.prompts).requests
+        answers = parity_answers(target, asked, plan.parity)
+        writer.parity({"answers": answers, "tokens": plan.parity.tokens})
+    if plan.warmup_requests:
+        bench.say(f"warming up with {plan.warmup_requests} requests")
+        _warm_up(bench, point, plan, seed, facts, target)
+    idle_from = monotonic()
+    sleep(IDLE_WITH_ENERGY_S if observation.reads_energy else IDLE_S)
+    idle = (idle_from, monotonic())
+    times = send_times(plan.profile, plan.limits, seed, requests)
+    requests = requests if times is None else requests[: len(times)]
+    bench.say(f"measuring {len(requests)} requests" if plan.limits.duration_s is None else "measuring")
+    fired = _fire(bench, plan, target, requests, times)
+    return Measured(facts, replace(workload, requests=tuple(requests)), fired, idle, start_s)
+
+
+def _workload(
+    bench: Bench, point: Point, plan: Plan, seed: int, facts: ServerFacts, count: int | None = None
+) -> Workload:
+    tokenizer = bench.tokenizer(point.tokenizer) if bench.tokenizer and point.tokenizer else None
+    wanted = how_many(plan) if count is None else count
+    return make_workload(plan.workload, tokenizer, wanted, seed, context_length=facts.context_length)
+
+
+def how_many(plan: Plan) -> int | None:
+    """How many requests a run prepares; None: as many as the workload has. Pure."""
+    needed = requests_needed(plan.profile, plan.limits)
+    if needed is not None:
+        return needed
+    if plan.workload.requests is not None or plan.workload.kind != "synthetic":
+        return plan.workload.requests
+    return plan.limits.max_requests if plan.limits.duration_s is not None else USUAL_REQUESTS
+
+
+def _warm_up(bench: Bench, point: Point, plan: Plan, seed: int, facts: ServerFacts, target: Target) -> None:
+    count = plan.warmup_requests
+    requests = _workload(bench, point, plan, seed + _WARMUP_SEED, facts, count).requests
+    orders = share_out(target, requests, None, plan.concurrency or min(8, count), 1)
+    fire(orders, requests)
+
+
+def _fire(bench: Bench, plan: Plan, target: Target, requests: tuple[Request, ...], times: list[float] | None) -> Fired:
+    profile = plan.profile
+    rate = max(profile.from_rate, profile.to_rate) if isinstance(profile, Ramp) else profile.rate
+    if rate is not None:
+        bench.ceiling.check(rate, _mean_output(requests))
+    connections = plan.concurrency or (len(requests) if profile.kind == "offline" else OPEN_CONNECTIONS)
+    stop_s = plan.limits.duration_s if times is None else None
+    orders = share_out(target, requests, times, connections, bench.ceiling.processes, stop_sending_s=stop_s)
+    stops = _until_stable(plan.limits) if plan.limits.until_stable else lambda live: False
+
+    def watch(live: Live) -> bool:
+        bench.live(live, len(requests))
+        return stops(live)
+
+    return fire(orders, requests, watch)
+
+
+def _mean_output(requests: tuple[Request, ...]) -> float:
+    known = [request.output_tokens for request in requests if request.output_tokens is not None]
+    return sum(known) / len(known) if known else 1.0
+
+
+def _until_stable(limits: Limits) -> Callable[[Live], bool]:
+    """A watch that says when the figures stand still."""
+    look_at = [limits.min_requests]
+
+    def stable(live: Live) -> bool:
+        if len(live.ends) < look_at[0]:
+            return False
+        look_at[0] = next_look(len(live.ends))
+        latencies = [end_s - sent_s for _, sent_s, end_s in sorted(live.ends, key=lambda one: one[2])]
+        return stability(latencies, limits.relative_width).stable
+
+    return stable
+
+
+def _write(
+    point: Point, plan: Plan, measured: Measured, observation: Observation, ceiling: Ceiling,
+    writer: RunWriter, target: Target,
+) -> Path:  # fmt: skip
+    fired, facts = measured.fired, measured.facts
+    window = (fired.zero, fired.zero + fired.window_s)
+    energies = observation.energies(*window, measured.idle)
+    absent = observation.reasons()
+    figures = measure(
+        fired.records, fired.tokens, fired.window_s, plan.slo, by_kind(energies), point.price_per_hour, absent=absent
+    )
+    figures |= observation.memory(*window) | device_figures(observation.within(*window))
+    if facts.memory_bytes is not None:
+        figures["model_memory_bytes"] = facts.memory_bytes
+    if measured.start_s is not None:
+        figures |= {"server_start_s": measured.start_s, "load_s": facts.load_s}
+    verdict = judge(facts_of(plan, measured.workload, fired, figures, observation, energies, ceiling, measured.idle))
+    writer.records(fired.records, fired.tokens)
+    writer.samples(observation.samples, fired.zero)
+    writer.update(
+        engine={"kind": facts.kind or point.engine, "version": facts.version},
+        effective=dict(facts.effective),
+        environment=environment(gpu_names(observation)),
+        workload={
+            **point.workload,
+            "sha256": requests_sha256(measured.workload.requests),
+            "requests": len(measured.workload.requests),
+            "notes": list(measured.workload.notes),
+        },
+        server={"url": target.url, "ours": facts.ours, "facts": facts.card, "asked": facts.asked, "warnings": [*facts.warnings, *point.warnings]},
+        window_s=fired.window_s,
+        absent=absent,
+    )  # fmt: skip
+    return writer.finish(figures, verdict.as_dict())

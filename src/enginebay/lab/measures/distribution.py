@@ -1,0 +1,63 @@
+"""How values spread: the mean, the percentiles, and which percentiles so many values can carry. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+PERCENTILES = {"median": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
+_TAIL = 0.025  # on each side of a 95% interval
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Percentiles are interpolated linearly between the two nearest values."""
+
+    count: int
+    mean: float
+    median: float
+    p90: float
+    p95: float
+    p99: float
+    minimum: float
+    maximum: float
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+def distribution(values: Sequence[float]) -> Distribution:
+    """Of at least one value, all finite."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.size == 0:
+        raise ValueError("a distribution needs at least one value")
+    if not np.isfinite(array).all():
+        raise ValueError("a distribution needs finite values")
+    percentiles = np.percentile(array, list(PERCENTILES.values())).tolist()
+    return Distribution(
+        count=int(array.size),
+        mean=float(array.mean()),
+        minimum=float(array.min()),
+        maximum=float(array.max()),
+        **dict(zip(PERCENTILES, percentiles, strict=True)),
+    )
+
+
+def quotable(percent: float, count: int) -> bool:
+    """Whether `count` independent values can carry this percentile: see `needed`."""
+    return count >= needed(percent)
+
+
+def needed(percent: float) -> int:
+    """How many values a percentile needs: so many that its distribution-free 95% interval ends inside the sample.
+
+    All of n values lie below the p-th percentile with probability p^n; the interval's upper end is one of them only
+    once that is at most 2.5%, so n >= ln(0.025) / ln(p). Below the median it is the lower end that decides.
+    """
+    if not 0 < percent < 100:
+        raise ValueError(f"a percentile lies between 0 and 100, not at {percent}")
+    share = max(percent, 100 - percent) / 100
+    return math.ceil(math.log(_TAIL) / math.log(share))

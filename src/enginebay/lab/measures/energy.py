@@ -1,0 +1,91 @@
+"""Joules and money per token, from what the meters and the user give. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+_PER = {"output_token": "output_tokens", "total_token": "total_tokens", "good_token": "good_output_tokens"}
+_PHASES = {"prefill": "input_tokens", "decode": "output_tokens"}
+
+
+class EnergyUse(Protocol):
+    """What one kind of device drew over the measured window."""
+
+    @property
+    def total_j(self) -> float | None: ...
+    @property
+    def idle_j(self) -> float | None: ...
+    @property
+    def active_j(self) -> float | None: ...
+
+
+Counts = Mapping[str, int | None]  # input_tokens, output_tokens, total_tokens, good_output_tokens; None: not known
+Figures = tuple[dict[str, Any], dict[str, str]]  # what there is, and why the rest is absent
+
+
+def energy_figures(
+    energy: Mapping[str, EnergyUse] | None, counts: Counts, phases_j: Mapping[str, float] | None
+) -> Figures:
+    """`energy` by kind of device ("gpu", "cpu"); `phases_j` by idle, prefill, decode, where it can be told.
+
+    Joules per token are the whole energy of the window, idle power included, over the tokens of the same window: of each
+    kind, and of all kinds together with `energy_of` saying which those are.
+    """
+    read = {kind: use for kind, use in (energy or {}).items() if use.total_j is not None}
+    names = [f"j_per_{name}" for name in _PER]
+    if not read:
+        return {}, dict.fromkeys(["energy_j", *names], "no energy was read")
+    figures: dict[str, Any] = {"energy_of": "+".join(sorted(read))}
+    absent: dict[str, str] = {}
+    for kind, use in read.items():
+        parts = {"energy_j": use.total_j, "idle_energy_j": use.idle_j, "active_energy_j": use.active_j}
+        figures |= {f"{kind}_{name}": value for name, value in parts.items() if value is not None}
+        _add_per_token(figures, absent, f"{kind}_", use.total_j or 0.0, counts)
+    figures["energy_j"] = sum(use.total_j or 0.0 for use in read.values())
+    _add_per_token(figures, absent, "", figures["energy_j"], counts)
+    _add_phases(figures, absent, phases_j, counts)
+    return figures, absent
+
+
+def cost_figures(price: float | None, window_s: float, counts: Counts) -> Figures:
+    """What a million tokens cost at `price` per hour of the machine, in the price's own currency."""
+    figures: dict[str, Any] = {}
+    absent: dict[str, str] = {}
+    for name in ("input_tokens", "output_tokens", "total_tokens"):
+        figure, tokens = f"cost_per_million_{name}", counts.get(name)
+        if price is None:
+            absent[figure] = "no price was given"
+        elif not tokens:
+            absent[figure] = _why_none(tokens)
+        else:
+            figures[figure] = price * window_s / 3600 / tokens * 1e6
+    return figures, absent
+
+
+def _add_per_token(figures: dict[str, Any], absent: dict[str, str], prefix: str, joules: float, counts: Counts) -> None:
+    for name, counted in _PER.items():
+        tokens = counts.get(counted)
+        if tokens:
+            figures[f"{prefix}j_per_{name}"] = joules / tokens
+        elif tokens is None and counts.get("output_tokens") is not None and name == "good_token":
+            absent[f"{prefix}j_per_{name}"] = "no slo was given"
+        else:
+            absent[f"{prefix}j_per_{name}"] = _why_none(tokens)
+
+
+def _add_phases(
+    figures: dict[str, Any], absent: dict[str, str], phases_j: Mapping[str, float] | None, counts: Counts
+) -> None:
+    for phase, counted in _PHASES.items():
+        joules, tokens = (phases_j or {}).get(phase), counts.get(counted)
+        if joules is None:
+            absent[f"{phase}_energy_j"] = "prefill and decode cannot be told apart"
+            continue
+        figures[f"{phase}_energy_j"] = joules
+        if tokens:
+            figures[f"{phase}_j_per_{counted.removesuffix('s')}"] = joules / tokens
+
+
+def _why_none(tokens: int | None) -> str:
+    return "the server did not count the tokens" if tokens is None else "no such tokens in the window"

@@ -1,0 +1,51 @@
+"""The latencies of each request, from when it was sent and from when it should have been. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from enginebay.lab.requests import Record
+
+
+def answered(records: Sequence[Record]) -> list[Record]:
+    """Those whose answer came whole: only they have latencies and tokens."""
+    return [record for record in records if record.error is None and record.end_s is not None]
+
+
+def ttft_s(record: Record, *, intended: bool = False) -> float | None:
+    """To the first output; None where the answer had none."""
+    return None if record.first_s is None else record.first_s - _start_s(record, intended)
+
+
+def e2e_s(record: Record, *, intended: bool = False) -> float | None:
+    """To the end of the whole answer."""
+    return None if record.end_s is None else record.end_s - _start_s(record, intended)
+
+
+def tpot_s(record: Record) -> float | None:
+    """Per output token after the first; None where there was no second."""
+    if record.first_s is None or record.last_s is None or (record.output_tokens or 0) < 2:
+        return None
+    assert record.output_tokens is not None
+    return (record.last_s - record.first_s) / (record.output_tokens - 1)
+
+
+def send_lags_s(records: Sequence[Record]) -> list[float]:
+    """How late each request left; of those that were sent, whatever became of them."""
+    return [record.sent_s - record.intended_s for record in records if record.error != "unsent"]
+
+
+def gaps_s(records: Sequence[Record], tokens: Mapping[int, Sequence[float]]) -> Any:
+    """Between successive outputs of each answer, all answers in one array.
+
+    A server may send several tokens at once, so a gap is one between arrivals, not one per token.
+    """
+    gaps = [np.diff(np.asarray(tokens[record.index], dtype=np.float64)) for record in records if record.index in tokens]
+    return np.concatenate(gaps) if gaps else np.empty(0)
+
+
+def _start_s(record: Record, intended: bool) -> float:
+    return record.intended_s if intended else record.sent_s

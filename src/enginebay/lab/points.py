@@ -1,0 +1,138 @@
+"""A point of a study: one engine with its settings, or one server that runs, under one load. Plain data that can be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from enginebay.errors import ConfigError
+from enginebay.lab.measures.slo import Slo, read_slo
+from enginebay.lab.profiles.profile import Closed, Limits, Offline, Profile, read_limits
+from enginebay.lab.profiles.read import read_profile
+from enginebay.lab.runs.study import Step
+from enginebay.lab.workload.fields import known_keys, whole_number
+from enginebay.lab.workload.read import read_workload
+from enginebay.lab.workload.spec import WorkloadSpec
+
+_PARITY_PROMPTS, _PARITY_TOKENS = 8, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup:
+    """What is sent before anything is measured. Its prompts are others than those of the run, so no cache knows them."""
+
+    requests: int | None = None  # None: as many as run at once, eight at least
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ParityPlan:
+    """Prompts that are answered greedily before the run, so that engines' answers can be compared."""
+
+    prompts: int = _PARITY_PROMPTS
+    tokens: int = _PARITY_TOKENS
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Everything that one run needs to know. `serve` is the configuration of `bay serve`; None: a server runs at `url`."""
+
+    label: str
+    engine: str
+    model: str
+    workload: Mapping[str, Any]
+    profile: Mapping[str, Any]
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    serve: Mapping[str, Any] | None = None
+    url: str | None = None
+    body: Mapping[str, Any] = field(default_factory=dict)  # the same in every request: sampling
+    seed: int = 0
+    slo: Mapping[str, Any] | None = None
+    price_per_hour: float | None = None
+    warmup: Mapping[str, Any] | bool | None = None
+    parity: Mapping[str, Any] | bool | None = None
+    tokenizer: str | None = None  # path of its files
+    source: Mapping[str, Any] = field(default_factory=dict)  # of the model, as far as it is known
+    warnings: Sequence[str] = ()  # settings that this engine ignores, and the user said that it may
+    timeout_s: float = 120.0
+
+    def as_data(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A point's load, read and checked."""
+
+    workload: WorkloadSpec
+    profile: Profile
+    limits: Limits
+    slo: Slo | None
+    warmup: Warmup
+    parity: ParityPlan
+
+    @property
+    def concurrency(self) -> int | None:
+        return self.profile.concurrency if isinstance(self.profile, Closed) else None
+
+    @property
+    def warmup_requests(self) -> int:
+        if not self.warmup.enabled:
+            return 0
+        return self.warmup.requests or max(8, min(self.concurrency or 8, 256))
+
+
+def point_of(data: Mapping[str, Any]) -> Point:
+    return msgspec.convert(dict(data), Point)
+
+
+def read_plan(point: Point, folder: Path | None = None) -> Plan:
+    """Check what a point's load says. Raises `ConfigError`."""
+    (profile,) = read_profile(point.profile)
+    limits = read_limits(point.limits)
+    if isinstance(profile, Offline) and limits.until_stable:
+        raise ConfigError(
+            "an offline run ends when all is answered",
+            "leave out until_stable, or take another profile",
+            param="limits",
+        )
+    return Plan(
+        workload=read_workload(point.workload, folder),
+        profile=profile,
+        limits=limits,
+        slo=read_slo(point.slo) if point.slo else None,
+        warmup=_warmup(point.warmup),
+        parity=_parity(point.parity),
+    )
+
+
+def _warmup(given: Mapping[str, Any] | bool | None) -> Warmup:
+    if not isinstance(given, Mapping):
+        return Warmup(enabled=given is not False)
+    known = known_keys("warmup", given, ("requests",))
+    return Warmup(whole_number("warmup.requests", known["requests"]) if "requests" in known else None)
+
+
+def _parity(given: Mapping[str, Any] | bool | None) -> ParityPlan:
+    if not isinstance(given, Mapping):
+        return ParityPlan(enabled=given is not False)
+    known = known_keys("parity", given, ("prompts", "tokens"))
+    counts = {name: whole_number(f"parity.{name}", value) for name, value in known.items()}
+    return ParityPlan(counts.get("prompts", _PARITY_PROMPTS), counts.get("tokens", _PARITY_TOKENS))
+
+
+def steps(labels: Sequence[str], cycles: int) -> list[Step]:
+    """The runs of a study in their order: every cycle has all points, every second one backwards.
+
+    So a drift of the machine (heat, something that grows) meets all points alike, and pairs are close in time. Pure.
+    """
+    order = []
+    for cycle in range(1, cycles + 1):
+        points = range(len(labels)) if cycle % 2 else reversed(range(len(labels)))
+        order += [Step(point, cycle, labels[point]) for point in points]
+    return order

@@ -1,0 +1,1 @@
+"""When requests are sent, how long it goes on, and when the figures stand still."""

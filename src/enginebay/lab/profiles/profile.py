@@ -1,0 +1,179 @@
+"""Profiles: when requests are sent. Limits: until when.
+
+A profile is open loop when the times of sending are fixed beforehand, whatever the server does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from enginebay.errors import ConfigError
+from enginebay.lab.workload.fields import known_keys, positive_number, truth, whole_number
+
+
+@dataclass(frozen=True, slots=True)
+class Offline:
+    """Everything is there at the start; no rate is promised."""
+
+    kind: ClassVar[str] = "offline"
+    open_loop: ClassVar[bool] = False
+    rate: ClassVar[float | None] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """So many at once: each answer lets the next request go."""
+
+    concurrency: int
+
+    kind: ClassVar[str] = "closed"
+    open_loop: ClassVar[bool] = False
+    rate: ClassVar[float | None] = None
+
+    def __post_init__(self) -> None:
+        whole_number("profile.concurrency", self.concurrency)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Evenly spaced, `rate` requests a second."""
+
+    rate: float
+
+    kind: ClassVar[str] = "constant"
+    open_loop: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        positive_number("profile.rate", self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Poisson:
+    """Independent arrivals, `rate` requests a second."""
+
+    rate: float
+
+    kind: ClassVar[str] = "poisson"
+    open_loop: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        positive_number("profile.rate", self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Gamma:
+    """Gaps of a gamma distribution. `burstiness` is its shape: 1 is Poisson, less comes in bursts, more is even."""
+
+    rate: float
+    burstiness: float
+
+    kind: ClassVar[str] = "gamma"
+    open_loop: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        positive_number("profile.rate", self.rate)
+        positive_number("profile.burstiness", self.burstiness)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """At the times the trace recorded, `speed` times as fast."""
+
+    speed: float = 1.0
+
+    kind: ClassVar[str] = "trace"
+    open_loop: ClassVar[bool] = True
+    rate: ClassVar[float | None] = None
+
+    def __post_init__(self) -> None:
+        positive_number("profile.speed", self.speed)
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """Independent arrivals whose rate goes evenly from one figure to another; one end may be 0."""
+
+    from_rate: float
+    to_rate: float
+    duration_s: float
+
+    kind: ClassVar[str] = "ramp"
+    open_loop: ClassVar[bool] = True
+    rate: ClassVar[float | None] = None
+
+    def __post_init__(self) -> None:
+        positive_number("profile.from_rate", self.from_rate, zero=True)
+        positive_number("profile.to_rate", self.to_rate, zero=True)
+        positive_number("profile.duration_s", self.duration_s)
+        if self.from_rate == self.to_rate == 0:
+            raise ConfigError(
+                "a ramp from rate 0 to rate 0 sends nothing", "raise from_rate or to_rate", param="profile"
+            )
+
+
+Profile = Offline | Closed | Constant | Poisson | Gamma | Trace | Ramp
+LIMIT_KEYS = ("requests", "duration_s", "until_stable", "relative_width", "min_requests", "max_requests")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When it ends: after so many requests, so many seconds, or when the figures stand still; whichever is first."""
+
+    requests: int | None = None
+    duration_s: float | None = None
+    until_stable: bool = False
+    relative_width: float = 0.02  # of the 95% interval's half, against the mean
+    min_requests: int = 200  # before stability is looked for
+    max_requests: int = 10_000  # where only stability would end it
+
+    def __post_init__(self) -> None:
+        if self.requests is not None:
+            whole_number("limits.requests", self.requests)
+        if self.duration_s is not None:
+            positive_number("limits.duration_s", self.duration_s)
+        truth("limits.until_stable", self.until_stable)
+        if not 0 < positive_number("limits.relative_width", self.relative_width) < 1:
+            raise ConfigError(
+                f"limits.relative_width must be below 1, not {self.relative_width}",
+                "it is a share of the mean: 0.02 means 2%",
+                param="limits.relative_width",
+            )
+        whole_number("limits.min_requests", self.min_requests)
+        whole_number("limits.max_requests", self.max_requests)
+
+    @property
+    def most(self) -> int | None:
+        """The highest number of requests; None: nothing limits it."""
+        if self.requests is None and self.until_stable:
+            return self.max_requests
+        return self.requests
+
+
+def read_limits(data: Mapping[str, Any]) -> Limits:
+    """Limits from config data."""
+    given = known_keys("limits", data, LIMIT_KEYS)
+    return Limits(**{key: value for key, value in given.items() if value is not None})
+
+
+def label(profile: Profile) -> str:
+    """A short name of a profile, fit for a file name."""
+    match profile:
+        case Offline():
+            return "offline"
+        case Closed(concurrency):
+            return f"c{concurrency}"
+        case Gamma(rate, burstiness):
+            return f"gamma-{rate:g}-b{burstiness:g}"
+        case Trace(speed):
+            return f"trace-x{speed:g}"
+        case Ramp(low, high, duration_s):
+            return f"ramp-{low:g}-{high:g}-{duration_s:g}s"
+        case Constant(rate) | Poisson(rate):
+            return f"{profile.kind}-{rate:g}"
+
+
+def profile_data(profile: Profile) -> dict[str, Any]:
+    """A profile as the data that `read_profile` takes."""
+    return {"kind": profile.kind, **asdict(profile)}

@@ -1,0 +1,39 @@
+/* What makes the page live: the theme, the buttons that copy, the plots. */
+
+function themeButton() {
+  const button = byId("theme"), themes = ["system", "light", "dark"];
+  let now = 0;
+  button.addEventListener("click", () => {
+    now = (now + 1) % themes.length;
+    if (now) document.documentElement.dataset.theme = themes[now];
+    else delete document.documentElement.dataset.theme;
+    button.textContent = `Theme: ${themes[now]}`;
+  });
+}
+
+/* Tab-separated cells of a table, which a spreadsheet takes as they are; or the text of a piece of code. */
+function textOf(node) {
+  if (node.tagName !== "TABLE") return node.textContent;
+  return [...node.rows].map((row) => [...row.cells].map((cell) => cell.innerText.trim()).join("\t")).join("\n");
+}
+
+async function copy(button) {
+  const node = byId(button.dataset.copy), name = button.textContent;
+  try {
+    await navigator.clipboard.writeText(textOf(node));
+    button.textContent = "Copied";
+  } catch {
+    getSelection().selectAllChildren(node);
+    button.textContent = "Selected: press Ctrl+C";
+  }
+  setTimeout(() => { button.textContent = name; }, 2000);
+}
+
+function main() {
+  const data = JSON.parse(byId("data").textContent);
+  themeButton();
+  for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(button));
+  for (const draw of [distributionPlot, tradeoffPlot, energyPlot, timelinePlot]) draw(data);
+}
+
+main();

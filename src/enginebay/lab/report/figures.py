@@ -1,0 +1,82 @@
+"""Numbers as people read them: three digits that mean something, and a unit."""
+
+from __future__ import annotations
+
+import math
+
+from enginebay.lab.statistics.intervals import Interval
+
+# unit -> (factor, shown unit) from small to large; the largest in which the value is at least 1 is taken
+STEPS: dict[str, tuple[tuple[float, str], ...]] = {
+    "s": ((1e6, "µs"), (1e3, "ms"), (1.0, "s")),
+    "J": ((1e3, "mJ"), (1.0, "J"), (1e-3, "kJ")),
+    "bytes": ((1.0, "B"), (2.0**-10, "KiB"), (2.0**-20, "MiB"), (2.0**-30, "GiB")),
+    "share": ((100.0, "%"),),
+}
+SUFFIXES = (
+    ("tokens_per_s", "tokens/s"),
+    ("requests_per_s", "requests/s"),
+    ("_per_s", "/s"),
+    ("_s", "s"),
+    ("_j", "J"),
+    ("_w", "W"),
+    ("_bytes", "bytes"),
+    ("_c", "°C"),
+    ("_hz", "Hz"),
+    ("_share", "share"),
+    ("utilisation", "share"),
+)
+
+
+def unit_of(name: str) -> str:
+    """The unit that a measure's name says it has."""
+    stem, _, inner = name.partition(".")
+    if inner == "count":
+        return ""
+    if "j_per_" in stem:
+        return "J"
+    return next((unit for suffix, unit in SUFFIXES if stem.endswith(suffix)), "")
+
+
+def digits(value: float) -> str:
+    """Three significant digits, all of them from a thousand on, and an exponent only for what is very small."""
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:,.0f}"
+    if size < 1e-4:
+        return f"{value:.2e}"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(size)))}f}"
+
+
+def step(size: float, unit: str) -> tuple[float, str]:
+    """The factor and the name of the unit in which this size reads best."""
+    steps = STEPS.get(unit, ((1.0, unit),))
+    if size == 0:
+        return steps[-1]
+    fitting = [one for one in steps if abs(size) * one[0] >= 1]
+    return fitting[-1] if fitting else steps[0]
+
+
+def figure(value: float | None, unit: str = "") -> str:
+    """One number with its unit."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    factor, shown = step(value, unit)
+    return _with_unit(digits(value * factor), shown)
+
+
+def spread(found: Interval, unit: str = "") -> str:
+    """An estimate and its interval in one unit: `412 [404, 420] tokens/s`; without one, the estimate alone."""
+    if found.low is None or found.high is None:
+        return figure(found.estimate, unit)
+    factor, shown = step(found.estimate, unit)
+    low, high = digits(found.low * factor), digits(found.high * factor)
+    return _with_unit(f"{digits(found.estimate * factor)} [{low}, {high}]", shown)
+
+
+def _with_unit(text: str, unit: str) -> str:
+    if not unit:
+        return text
+    return f"{text}%" if unit == "%" else f"{text}\u202f{unit}"

@@ -1,0 +1,113 @@
+"""One run over time: tokens per second, requests in flight, power, and a sample of its requests."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+from enginebay.lab.report.curves import short
+from enginebay.lab.requests import Record
+from enginebay.lab.runs.reader import Run
+from enginebay.lab.runs.samples import StoredSample
+
+BINS = 240
+READINGS = 500  # of one device
+ROWS = 120  # of the waterfall
+
+
+def timeline(run: Run) -> dict[str, Any]:
+    """What the timeline and the waterfall draw of one run."""
+    records = run.records()
+    end_s = _end(run, records)
+    return {
+        "end": short(end_s),
+        "tokens": [short(one) for one in tokens_per_s(records, run.tokens(), end_s)],
+        "inflight": [short(one) for one in in_flight(records, end_s)],
+        "power": power(run.samples(), end_s),
+        "rows": waterfall(records),
+        "requests": len(records),
+    }
+
+
+def _end(run: Run, records: Sequence[Record]) -> float:
+    ends = [record.end_s for record in records if record.end_s is not None]
+    window = run.manifest.get("window_s")
+    known = float(window) if isinstance(window, int | float) else 0.0
+    return max([known, *ends]) or 1.0
+
+
+def tokens_per_s(records: Sequence[Record], tokens: Mapping[int, Sequence[float]], end_s: float) -> list[float]:
+    """Output tokens a second in each bin: a request's tokens, by the server's usage, spread over its output events."""
+    width = end_s / BINS
+    bins = [0.0] * BINS
+    for record in records:
+        times = tokens.get(record.index, ())
+        if record.error is not None or not record.output_tokens or not times:
+            continue
+        share = record.output_tokens / len(times) / width
+        for time_s in times:
+            bins[min(BINS - 1, max(0, int(time_s / width)))] += share
+    return bins
+
+
+def in_flight(records: Sequence[Record], end_s: float) -> list[float]:
+    """Mean number of requests under way in each bin."""
+    width = end_s / BINS
+    finished = [(record.sent_s, record.end_s) for record in records if record.end_s is not None]
+    started = _Elapsed(sorted(sent for sent, _ in finished))
+    ended = _Elapsed(sorted(end for _, end in finished))
+    sums = [started.at(edge * width) - ended.at(edge * width) for edge in range(BINS + 1)]
+    return [(late - early) / width for early, late in pairwise(sums)]
+
+
+class _Elapsed:
+    """The seconds that have passed since each of some moments, summed up."""
+
+    def __init__(self, moments: Sequence[float]) -> None:
+        self._moments = moments
+        self._sums = [0.0, *accumulate(moments)]
+
+    def at(self, now: float) -> float:
+        past = bisect_right(self._moments, now)
+        return past * now - self._sums[past]
+
+
+def power(samples: Sequence[StoredSample], end_s: float) -> list[dict[str, Any]]:
+    """Watts of each device inside the window; long ones are averaged in groups, which keeps the energy."""
+    devices: dict[str, list[tuple[float, float]]] = {}
+    for one in samples:
+        if one.power_w is not None and -1.0 <= one.time_s <= end_s + 1.0:
+            devices.setdefault(one.device, []).append((one.time_s, one.power_w))
+    return [{"device": name, **_thin(readings)} for name, readings in devices.items()]
+
+
+def _thin(readings: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    size = -(-len(readings) // READINGS)
+    groups = [readings[start : start + size] for start in range(0, len(readings), size)]
+    return {
+        "t": [short(sum(time for time, _ in group) / len(group)) for group in groups],
+        "w": [short(sum(watts for _, watts in group) / len(group)) for group in groups],
+        "each": size,
+    }
+
+
+def waterfall(records: Sequence[Record]) -> list[list[Any]]:
+    """Some requests from first to last, evenly picked; failed ones go first into the choice."""
+    failed = [record for record in records if record.error is not None]
+    whole = [record for record in records if record.error is None]
+    chosen = _evenly(failed, ROWS // 2)
+    chosen += _evenly(whole, ROWS - len(chosen))
+    return [_bar(record) for record in sorted(chosen, key=lambda one: (one.intended_s, one.index))]
+
+
+def _evenly(records: Sequence[Record], count: int) -> list[Record]:
+    if len(records) <= count:
+        return list(records)
+    return [records[place * len(records) // count] for place in range(count)]
+
+
+def _bar(record: Record) -> list[Any]:
+    times = (record.intended_s, record.sent_s, record.first_s, record.last_s, record.end_s)
+    return [record.index, *(None if one is None else short(one) for one in times), record.output_tokens, record.error]

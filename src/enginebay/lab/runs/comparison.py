@@ -1,0 +1,125 @@
+"""Points against each other, cycle by cycle, with what stands in the way of believing it. Pure but for parity answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from enginebay.errors import UsageError
+from enginebay.lab.parity import Answer, compare_answers, settings_across
+from enginebay.lab.runs.points import Point, points, same_load
+from enginebay.lab.runs.reader import Run
+from enginebay.lab.statistics.cycles import compare_cycles, cycle_intervals
+
+Pairs = list[tuple[Run, Run]]
+
+# Sections of a manifest that must be the same in both runs of a pair, and what it means when they are not.
+_SAME = (
+    ("model", "name", "the models differ"),
+    ("model", "sha256", "the model's files differ"),
+    ("workload", "sha256", "the requests differ"),
+    ("environment", "host", "they ran on different hosts"),
+    ("environment", "gpu", "they ran on different GPUs"),
+)
+
+
+def compare_runs(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Each point against the first one that had the same load; where no two had, each against the first."""
+    found = points(runs)
+    if len(found) < 2:
+        raise UsageError(
+            "there is nothing to compare: all of these runs repeat the same point",
+            "name runs of two engines or settings; `bay results aggregate` puts repetitions together",
+        )
+    rivals = [(_first_alike(point, found), point) for point in found]
+    alike = [(a, b) for a, b in rivals if a is not b]
+    return [compare_points(a, b) for a, b in alike or [(found[0], other) for other in found[1:]]]
+
+
+def compare_points(a: Point, b: Point) -> dict[str, Any]:
+    """Of b against a, in every figure that both have. `problems` is empty where the numbers can be believed."""
+    pairs = paired(a, b)
+    problems = _problems(a, b, pairs)
+    compared = compare_cycles(_measures(run for run, _ in pairs), _measures(run for _, run in pairs))
+    means = [cycle_intervals([pair[side].measures for pair in pairs]) for side in (0, 1)]
+    figures = {
+        name: {"a": means[0][name].estimate, "b": means[1][name].estimate, **asdict(comparison)}
+        for name, comparison in compared.items()
+    }
+    return {
+        "a": a.described(),
+        "b": b.described(),
+        "pairs": len(pairs),
+        "valid": not problems,
+        "problems": problems,
+        "figures": figures,
+        "parity": _parity(pairs, a, b),
+        "settings": settings_across({"a": a.runs[0].manifest["effective"], "b": b.runs[0].manifest["effective"]}),
+    }
+
+
+def paired(a: Point, b: Point) -> Pairs:
+    """Runs of the same cycle of the same study; of different studies, those of the same cycle."""
+    of_a, of_b = ({(run.study_id, run.cycle): run for run in point.counted} for point in (a, b))
+    if common := sorted(of_a.keys() & of_b.keys(), key=str):
+        return sorted(((of_a[key], of_b[key]) for key in common), key=lambda pair: pair[0].manifest["created"])
+    by_a, by_b = ({run.cycle: run for run in point.counted} for point in (a, b))
+    return [(by_a[cycle], by_b[cycle]) for cycle in sorted(by_a.keys() & by_b.keys())]
+
+
+def _first_alike(point: Point, among: Sequence[Point]) -> Point:
+    return next(other for other in among if same_load(point, other))
+
+
+def _measures(runs: Any) -> dict[int, Mapping[str, Any]]:
+    """By number of the pair, since cycles of several studies have the same numbers."""
+    return {number: run.measures for number, run in enumerate(runs)}
+
+
+def _problems(a: Point, b: Point, pairs: Pairs) -> list[str]:
+    """Why the difference may not be the engines'."""
+    found = [f"all runs of {point.name} are invalid" for point in (a, b) if point.status == "invalid"]
+    if not pairs:
+        return [*found, "no cycle was run on both"]
+    if not same_load(a, b):
+        found.append("the loads differ")
+    found += [why for section, key, why in _SAME if any(_differ(x, y, section, key) for x, y in pairs)]
+    if any(x.study_id != y.study_id for x, y in pairs):
+        found.append("they were not run in one study, so not in turn: what else changed in between is not known")
+    if len(pairs) == 1:
+        found.append("one pair has no interval: it takes at least 2 cycles")
+    return list(dict.fromkeys(found))
+
+
+def _differ(a: Run, b: Run, section: str, key: str) -> bool:
+    """What either of them does not tell is not held against them."""
+    x, y = a.manifest[section].get(key), b.manifest[section].get(key)
+    return x is not None and y is not None and x != y
+
+
+def _parity(pairs: Pairs, a: Point, b: Point) -> dict[str, Any] | None:
+    """Of the first two runs that both kept their answers to the same prompts."""
+    for one, other in pairs or [(a.runs[0], b.runs[0])]:
+        of_a, of_b = _answers(one), _answers(other)
+        if of_a and len(of_a) == len(of_b):
+            return compare_answers(of_a, of_b).as_dict()
+    return None
+
+
+def _answers(run: Run) -> list[Answer]:
+    kept = (run.parity() or {}).get("answers") or ()
+    return [
+        Answer(_ids(one["prompt_ids"]), _ids(one["token_ids"]), _logprobs(one), one.get("text", "")) for one in kept
+    ]
+
+
+def _ids(kept: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if kept is None else tuple(kept)
+
+
+def _logprobs(kept: Mapping[str, Any]) -> tuple[float, ...] | None:
+    """One that was not finite is kept as null."""
+    found = kept.get("logprobs")
+    return None if found is None else tuple(math.nan if one is None else one for one in found)

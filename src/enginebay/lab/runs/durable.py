@@ -1,0 +1,41 @@
+"""Writing files so that they are whole on disk, or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+READ_ONLY = 0o444
+
+
+def sync(path: Path) -> None:
+    """Have the disk hold what was written to this file, or the names in this folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Put a file in place in one step: a reader sees the old one or the new one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write_synced(beside, content)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

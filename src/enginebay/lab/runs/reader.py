@@ -1,0 +1,130 @@
+"""Reading runs. Nothing of a folder is believed before its hashes agree."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from enginebay.lab.requests import Record
+from enginebay.lab.runs.durable import sha256_of
+from enginebay.lab.runs.errors import CorruptRun
+from enginebay.lab.runs.folders import finished_folders
+from enginebay.lab.runs.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from enginebay.lab.runs.samples import StoredSample
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run. The manifest is in memory; requests, tokens and samples are read when asked for."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        return str(self.manifest["id"])
+
+    @property
+    def engine(self) -> str:
+        """Its kind; of a server that is not ours, its address."""
+        return str(self.manifest["engine"].get("kind") or self.manifest["server"].get("url") or "unknown")
+
+    @property
+    def model(self) -> str:
+        return str(self.manifest["model"].get("name", ""))
+
+    @property
+    def label(self) -> str:
+        return str(self.manifest["study"].get("label", ""))
+
+    @property
+    def study_id(self) -> str | None:
+        found = self.manifest["study"].get("id")
+        return None if found is None else str(found)
+
+    @property
+    def cycle(self) -> int:
+        return int(self.manifest["study"].get("cycle") or 1)
+
+    @property
+    def status(self) -> str:
+        return str(self.manifest["verdict"]["status"])
+
+    @property
+    def reasons(self) -> list[dict[str, Any]]:
+        return list(self.manifest["verdict"].get("reasons") or ())
+
+    @property
+    def measures(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.manifest["measures"]
+        return found
+
+    def records(self) -> list[Record]:
+        from enginebay.lab.runs.parquet import REQUESTS, read_rows
+
+        return read_rows(Record, self.path / REQUESTS.name)
+
+    def tokens(self) -> dict[int, list[float]]:
+        """When each output event of a request arrived, by the record's index."""
+        from enginebay.lab.runs.parquet import TOKENS, read_columns
+
+        found: dict[int, list[float]] = {}
+        for index, time_s in zip(*read_columns(self.path / TOKENS.name, ["index", "time_s"]), strict=True):
+            found.setdefault(index, []).append(time_s)
+        return found
+
+    def samples(self) -> list[StoredSample]:
+        """Empty where no meter could be read; `absent` in the manifest says why."""
+        from enginebay.lab.runs.parquet import POWER, read_rows
+        from enginebay.lab.runs.samples import StoredSample
+
+        return read_rows(StoredSample, self.path / POWER.name) if POWER.name in self.manifest["files"] else []
+
+    def parity(self) -> dict[str, Any] | None:
+        """What the parity prompts gave, or None where none were asked."""
+        if "parity.json" not in self.manifest["files"]:
+            return None
+        content: dict[str, Any] = json.loads((self.path / "parity.json").read_bytes())
+        return content
+
+    def verify(self) -> None:
+        """Check every file against its hash."""
+        for name, said in self.manifest["files"].items():
+            if not isinstance(said, dict) or Path(name).name != name:
+                raise CorruptRun(self.path, f"its manifest names a file that cannot be: {name}")
+            try:
+                found = sha256_of(self.path / name)
+            except FileNotFoundError:
+                raise CorruptRun(self.path, f"{name} is missing") from None
+            except OSError as error:
+                raise CorruptRun(self.path, f"{name} cannot be read: {error.strerror}") from None
+            if found != said.get("sha256"):
+                raise CorruptRun(self.path, f"{name} was changed after the run: its sha256 is not the manifest's")
+        for name in ("requests.parquet", "tokens.parquet"):
+            if name not in self.manifest["files"]:
+                raise CorruptRun(self.path, f"its manifest does not name {name}")
+
+
+def load_run(path: Path, verify: bool = True) -> Run:
+    """A run by its folder; raises CorruptRun with what is wrong."""
+    run = Run(path, read_manifest(path))
+    if verify:
+        run.verify()
+    return run
+
+
+def list_runs(folder: Path, verify: bool = True) -> tuple[list[Run], list[CorruptRun]]:
+    """Every finished run, oldest first, and what is wrong with those that cannot be read. Partial ones are no runs."""
+    runs: list[Run] = []
+    problems: list[CorruptRun] = []
+    for one in finished_folders(folder):
+        try:
+            runs.append(load_run(one, verify))
+        except CorruptRun as problem:
+            problems.append(problem)
+    return sorted(runs, key=lambda run: (run.manifest["created"], run.id)), problems

@@ -1,0 +1,82 @@
+"""A study: all its runs, one after the other. What is finished stays finished, so a killed study goes on where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from enginebay.errors import EnginebayError
+from enginebay.lab.conduct import Bench, conduct
+from enginebay.lab.points import Point, point_of, steps
+from enginebay.lab.runs.errors import UnknownRun
+from enginebay.lab.runs.folders import clean_partials, now
+from enginebay.lab.runs.reader import Run, load_run
+from enginebay.lab.runs.study import Step, Study, finished_runs, load_study, remaining, save_study, study_ids
+
+Began = Callable[[Step, int, int], None]  # a step, its number, and how many there are
+Ended = Callable[[Step, Run | EnginebayError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a study gave: its runs, and the points that could not be run."""
+
+    study_id: str
+    runs: list[Run]
+    failed: dict[int, EnginebayError]  # by point
+
+
+def new_study(folder: Path, points: Sequence[Point], cycles: int, config: dict[str, object]) -> Study:
+    """Plan a study and write the plan down, before its first run."""
+    created = now()
+    study = Study(
+        id=_free_id(folder, created.strftime("study-%Y%m%d-%H%M%S")),
+        created=created.isoformat(),
+        steps=tuple(steps([point.label for point in points], cycles)),
+        points=tuple(point.as_data() for point in points),
+        config=config,
+    )
+    save_study(folder, study)
+    return study
+
+
+def study_to_resume(folder: Path, name: str | None) -> Study:
+    """The study of this name; without one, the last that is not finished. Raises `UnknownRun`."""
+    if name is not None:
+        return load_study(folder, name)
+    for study_id in reversed(study_ids(folder)):
+        study = load_study(folder, study_id)
+        if remaining(study, finished_runs(folder, study_id)):
+            return study
+    raise UnknownRun("there is no study to resume", "all that were begun here are finished")
+
+
+def carry_out(bench: Bench, study: Study, began: Began, ended: Ended) -> Outcome:
+    """Make every run that is left. A point that cannot be run is left out of the cycles that follow."""
+    bench = replace(bench, study_id=study.id)
+    clean_partials(bench.runs)
+    done = finished_runs(bench.runs, study.id)
+    left = remaining(study, done)
+    points = [point_of(data) for data in study.points]
+    failed: dict[int, EnginebayError] = {}
+    made: list[Run] = []
+    for number, step in enumerate(left, len(study.steps) - len(left) + 1):
+        if step.point in failed:
+            continue
+        began(step, number, len(study.steps))
+        try:
+            run = load_run(conduct(bench, points[step.point], step))
+        except EnginebayError as error:
+            failed[step.point] = error
+            ended(step, error)
+            continue
+        made.append(run)
+        ended(step, run)
+    return Outcome(study.id, [*done.values(), *made], failed)
+
+
+def _free_id(folder: Path, wanted: str) -> str:
+    taken = set(study_ids(folder))
+    numbered = (wanted if number == 1 else f"{wanted}-{number}" for number in range(1, 1000))
+    return next(name for name in numbered if name not in taken)

@@ -1,0 +1,193 @@
+"""Whether what was answered is what was asked for, and whether it is enough to say what is said."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from enginebay.lab.measures.distribution import needed, quotable
+from enginebay.lab.parity import Parity
+from enginebay.lab.validity import limits
+from enginebay.lab.validity.facts import RunFacts
+from enginebay.lab.validity.flow import answered
+from enginebay.lab.validity.verdict import FINE, UNKNOWN, Finding, Reason, Severity, graded, graver
+
+_PRINTED = {"p90": 90.0, "p95": 95.0, "p99": 99.0}
+
+
+def no_requests(facts: RunFacts) -> Finding:
+    """Something was answered."""
+    if answered(facts.records):
+        return FINE
+    message = f"none of {len(facts.records)} requests was answered" if facts.records else "no request was sent"
+    return Reason("no_requests", "invalid", message, 0.0, 1.0)
+
+
+def errors(facts: RunFacts) -> Finding:
+    """Hardly any request failed. What a client never sent is its fault, and `delivered_rate` counts it."""
+    tried = [record for record in facts.records if record.error != "unsent"]
+    if not tried:
+        return UNKNOWN
+    failed = Counter(record.error for record in tried if record.error is not None)
+    kinds = ", ".join(f"{count} {name}" for name, count in failed.most_common())
+    message = f"{failed.total()} of {len(tried)} requests failed ({kinds}); latencies leave them out"
+    return graded("errors", failed.total() / len(tried), *limits.ERROR_SHARE, message)
+
+
+def too_few_for_percentile(facts: RunFacts) -> Finding:
+    """Percentiles have the requests that they need. One that decides something must; one that is printed is marked.
+
+    Requests count even for gaps between tokens: gaps of one answer are not independent.
+    """
+    count = len(answered(facts.records))
+    return graver(
+        _too_few("invalid", facts.percentiles, count),
+        _too_few("informative", _printed(facts.measures), count),
+    )
+
+
+def _printed(measures: Mapping[str, object] | None) -> list[float] | None:
+    if measures is None:
+        return None
+    shown = [one for one in measures.values() if isinstance(one, Mapping)]
+    return [percent for name, percent in _PRINTED.items() if any(one.get(name) is not None for one in shown)]
+
+
+def _too_few(severity: Severity, percentiles: Sequence[float] | None, count: int) -> Finding:
+    if not percentiles or not count:
+        return UNKNOWN
+    short = sorted(percent for percent in percentiles if not quotable(percent, count))
+    if not short:
+        return FINE
+    named = ", ".join(f"p{percent:g}" for percent in short)
+    least = needed(short[-1])
+    message = f"{count} answers are too few for {named}: do not quote it; p{short[-1]:g} needs {least}"
+    return Reason("too_few_for_percentile", severity, message, float(count), float(least))
+
+
+def too_few_cycles(facts: RunFacts) -> Finding:
+    """Repeated often enough for an interval."""
+    if facts.cycles is None:
+        return UNKNOWN
+    if facts.cycles >= limits.MIN_CYCLES:
+        return FINE
+    message = (
+        f"{facts.cycles} of at least {limits.MIN_CYCLES} cycles: no useful interval, and no comparison with another run"
+    )
+    return Reason("too_few_cycles", "informative", message, float(facts.cycles), float(limits.MIN_CYCLES))
+
+
+def output_lengths_off(facts: RunFacts) -> Finding:
+    """Answers are as long as asked for: fewer tokens are less work."""
+    pairs = [
+        (record.output_tokens, wanted)
+        for record in answered(facts.records)
+        if (wanted := _wanted(facts, record.index)) and record.output_tokens is not None
+    ]
+    if not pairs:
+        return UNKNOWN
+    wanted_sum = sum(wanted for _, wanted in pairs)
+    off = abs(sum(got for got, _ in pairs) / wanted_sum - 1)
+    wrong = sum(got != wanted for got, wanted in pairs)
+    message = f"{wrong} of {len(pairs)} answers have another length than asked for, {off:.1%} of all tokens"
+    informative, invalid = limits.OUTPUT_LENGTH
+    if off > invalid:
+        return Reason("output_lengths_off", "invalid", message, off, invalid)
+    share = wrong / len(pairs)
+    return Reason("output_lengths_off", "informative", message, share, informative) if share > informative else FINE
+
+
+def _wanted(facts: RunFacts, index: int) -> int | None:
+    requests = facts.requests or ()
+    return requests[index].output_tokens if 0 <= index < len(requests) else None
+
+
+def input_lengths_off(facts: RunFacts) -> Finding:
+    """The server read whole prompts: a prompt cut in silence is less work. More tokens than sent are its template's."""
+    requests = facts.requests or ()
+    pairs = [
+        (record.input_tokens, sent_tokens)
+        for record in answered(facts.records)
+        if record.input_tokens is not None
+        and 0 <= record.index < len(requests)
+        and (sent_tokens := requests[record.index].input_tokens) is not None
+    ]
+    if not pairs:
+        return UNKNOWN
+    short = sum(got < sent_tokens for got, sent_tokens in pairs)
+    message = (
+        f"the server counts fewer input tokens than were sent in {short} of {len(pairs)} requests: it cuts prompts"
+    )
+    return graded("input_lengths_off", short / len(pairs), *limits.SHORTER_PROMPTS, message)
+
+
+def unasked_cache_hits(facts: RunFacts) -> Finding:
+    """Prompts that share nothing on purpose are read, not remembered from a warm-up or an earlier cycle."""
+    told = [
+        (record.cached_tokens, record.input_tokens)
+        for record in answered(facts.records)
+        if record.cached_tokens is not None and record.input_tokens
+    ]
+    if facts.shared_prefix is not False or not told:
+        return UNKNOWN
+    share = sum(cached for cached, _ in told) / sum(read for _, read in told)
+    message = f"{share:.0%} of the input tokens came from the server's cache, and the workload shares none"
+    return graded("unasked_cache_hits", share, *limits.CACHED_SHARE, message)
+
+
+def stream_bunched(facts: RunFacts) -> Finding:
+    """One event, about one token: else gaps between events are not inter-token latencies."""
+    streams = [record for record in answered(facts.records) if record.events and (record.output_tokens or 0) > 1]
+    if not streams:
+        return UNKNOWN
+    per_event = sum(record.output_tokens or 0 for record in streams) / sum(record.events for record in streams)
+    if per_event <= limits.TOKENS_PER_EVENT:
+        return FINE
+    message = (
+        f"{per_event:.1f} tokens in an event: inter-token latency is that between events; use the time per output token"
+    )
+    return Reason("stream_bunched", "informative", message, per_event, limits.TOKENS_PER_EVENT)
+
+
+def parity_broken(facts: RunFacts) -> Finding:
+    """Both engines do the same work: the same tokens in, about the same model."""
+    parity = facts.parity
+    if parity is None:
+        return UNKNOWN
+    return graver(_prompts(parity), _distance(parity), _divergence(parity), _lengths(parity))
+
+
+def _prompts(parity: Parity) -> Finding:
+    if parity.same_prompt_ids is None:
+        return UNKNOWN
+    message = "the engines did not get the same prompt tokens: their speeds are of different work"
+    return FINE if parity.same_prompt_ids else Reason("parity_broken", "invalid", message, 0.0, 1.0)
+
+
+def _distance(parity: Parity) -> Finding:
+    if parity.logprob_distance is None:
+        return UNKNOWN
+    message = f"log probabilities are {parity.logprob_distance:.2g} nats apart: another precision, or another model"
+    return graded("parity_broken", parity.logprob_distance, *limits.LOGPROB_DISTANCE, message)
+
+
+def _divergence(parity: Parity) -> Finding:
+    """Only where log probabilities do not tell rounding from another model: rounding alone parts long answers."""
+    if parity.greedy_agreement is None or parity.logprob_distance is not None:
+        return UNKNOWN
+    message = (
+        f"greedy answers agree in {parity.greedy_agreement:.0%} of their tokens, and nothing tells that it is rounding"
+    )
+    return graded("parity_broken", 1 - parity.greedy_agreement, *limits.DIVERGENCE, message)
+
+
+def _lengths(parity: Parity) -> Finding:
+    if parity.output_length_ratio is None:
+        return UNKNOWN
+    off = abs(parity.output_length_ratio - 1)
+    if off <= limits.PARITY_LENGTH:
+        return FINE
+    message = (
+        f"answers are {parity.output_length_ratio:.2f} times as long as the other engine's when the model ends them"
+    )
+    return Reason("parity_broken", "informative", message, off, limits.PARITY_LENGTH)

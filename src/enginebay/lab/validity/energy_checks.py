@@ -1,0 +1,95 @@
+"""Whether the joules can be believed. Where there are none, nothing is published and little is to be said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from enginebay.lab.validity import limits
+from enginebay.lab.validity.facts import RunFacts
+from enginebay.lab.validity.verdict import FINE, UNKNOWN, Finding, Reason, Severity, graded, graver
+from enginebay.meters.energy import Energy
+from enginebay.meters.problem import Problem
+
+# Codes of enginebay.meters.problem. A counter that wrapped is put right there and is no fault.
+_BREAKS = ("reset", "jump", "stall", "gap", "uncovered")
+
+
+def energy_window_short(facts: RunFacts) -> Finding:
+    """The edges of the window are a small part of its energy."""
+    return graver(_each(facts, _short), _each(facts, _edges))
+
+
+def _short(device: str, energy: Energy) -> Finding:
+    informative, invalid = limits.GPU_WINDOW_S if device.startswith("gpu") else limits.CPU_WINDOW_S
+    if energy.window_s >= informative:
+        return FINE
+    message = f"{device}: energy over {energy.window_s:.1f} s; the meter is too slow for so short a window"
+    grave = not energy.window_s >= invalid
+    severity: Severity = "invalid" if grave else "informative"
+    return Reason("energy_window_short", severity, message, energy.window_s, invalid if grave else informative)
+
+
+def _edges(device: str, energy: Energy) -> Finding:
+    if energy.unsure_j is None or not energy.total_j:
+        return UNKNOWN
+    share = energy.unsure_j / energy.total_j
+    message = f"{device}: {share:.1%} of the energy may belong to before or after the window"
+    return graded("energy_window_short", share, *limits.ENERGY_EDGES, message)
+
+
+def energy_sources_apart(facts: RunFacts) -> Finding:
+    """The counter and the sampled power tell the same joules."""
+    return _each(facts, _apart)
+
+
+def _apart(device: str, energy: Energy) -> Finding:
+    counter, sampled = energy.counter_j, energy.power_j
+    if counter is None or sampled is None:
+        return UNKNOWN
+    apart = abs(sampled / counter - 1) if counter > 0 else float(sampled != counter)
+    message = f"{device}: the counter says {counter:.4g} J and sampled power {sampled:.4g} J, {apart:.1%} apart"
+    return graded("energy_sources_apart", apart, *limits.ENERGY_APART, message)
+
+
+def energy_counter(facts: RunFacts) -> Finding:
+    """What the published joules come from was read without a break."""
+    return graver(*(_breaks(device, energy) for device, energy in (facts.energy or {}).items()))
+
+
+def _breaks(device: str, energy: Energy) -> Finding:
+    found = [problem for problem in energy.problems if problem.code in _BREAKS]
+    if not found:
+        return FINE if energy.total_j is not None else UNKNOWN
+    used = [problem for problem in found if energy.total_j is not None and energy.source in problem.spoils]
+    if used:
+        return Reason("energy_counter", "invalid", _said(device, used), float(len(used)), 0.0)
+    tail = f"the joules are of the {energy.source}" if energy.total_j is not None else "there are no joules"
+    return Reason("energy_counter", "informative", f"{_said(device, found)}; {tail}", float(len(found)), 0.0)
+
+
+def energy_baseline(facts: RunFacts) -> Finding:
+    """The idle power that is taken off stood still, and was less than the whole."""
+    unsteady = [_unsteady(device, found) for device, found in (facts.idle_problems or {}).items()]
+    return graver(_each(facts, _below_idle), *unsteady)
+
+
+def _below_idle(device: str, energy: Energy) -> Finding:
+    found = [problem for problem in energy.problems if problem.code == "below_idle"]
+    if found:
+        return Reason("energy_baseline", "invalid", _said(device, found), energy.total_j, energy.idle_j)
+    return FINE if energy.idle_j is not None else UNKNOWN
+
+
+def _unsteady(device: str, problems: Iterable[Problem]) -> Finding:
+    found = [problem for problem in problems if problem.code == "unsteady"]
+    return Reason("energy_baseline", "informative", _said(device, found)) if found else FINE
+
+
+def _each(facts: RunFacts, check: Callable[[str, Energy], Finding]) -> Finding:
+    """Over the devices whose joules are published."""
+    published = {device: energy for device, energy in (facts.energy or {}).items() if energy.total_j is not None}
+    return graver(*(check(device, energy) for device, energy in published.items()))
+
+
+def _said(device: str, problems: Iterable[Problem]) -> str:
+    return f"{device}: " + "; ".join(problem.message for problem in problems)

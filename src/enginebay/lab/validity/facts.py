@@ -1,0 +1,66 @@
+"""What a verdict is made from. What is None is not known: its check is left out and nothing is claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from enginebay.lab.parity import Parity
+from enginebay.lab.requests import Record, Request
+from enginebay.meters.energy import Energy
+from enginebay.meters.problem import Problem
+from enginebay.meters.sample import Sample
+
+STEADY_OPEN = frozenset(("constant", "poisson", "gamma"))  # a rate that does not change
+SCHEDULED = STEADY_OPEN | {"trace", "ramp"}  # send times known beforehand
+STEADY = STEADY_OPEN | {"closed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """What the load client can do at most, as it calibrated itself."""
+
+    requests_per_s: float | None = None
+    events_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup:
+    """A series in order of sending, and where its steady part begins by the rule of `profiles/stable.py`."""
+
+    values: Sequence[float]
+    end: int
+    over: bool  # a steady part was found
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """One run. `records` are those of the measured window, `samples` too."""
+
+    records: Sequence[Record]
+    window_s: float | None = None
+    requests: Sequence[Request] | None = None  # by Record.index
+    # the load
+    profile: str | None = None  # kind: offline, closed, constant, poisson, gamma, trace, ramp
+    rate_per_s: float | None = None  # asked for
+    concurrency: int | None = None  # asked for
+    scheduled: int | None = (
+        None  # how many were due in the window, where records do not show those that were never sent
+    )
+    ceiling: Ceiling | None = None
+    client_core_share: float | None = None  # of the busiest process of the client, 1 = a whole core
+    # what came out
+    measures: Mapping[str, Any] | None = None  # as published
+    percentiles: Sequence[float] | None = None  # that something is decided by, such as an objective
+    warmup: Warmup | None = None
+    server_in_flight: float | None = None  # mean, as the server counted it
+    shared_prefix: bool | None = None  # the workload shares prompts' beginnings on purpose
+    parity: Parity | None = None  # against the engine that it is compared with
+    cycles: int | None = None
+    # the machine
+    others_busy: Sequence[float] | None = None  # share of all cores used by neither server nor client, 0 to 1
+    idle_gpu_busy: Mapping[str, float] | None = None  # share by device, engine loaded and nothing asked, 0 to 1
+    samples: Sequence[Sample] | None = None
+    energy: Mapping[str, Energy] | None = None  # each device by itself, of the same window
+    idle_problems: Mapping[str, Sequence[Problem]] | None = None  # found while the idle power was measured, by device

@@ -1,0 +1,87 @@
+"""Whether the machine was the same from beginning to end, and alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+
+from enginebay.lab.validity import limits
+from enginebay.lab.validity.facts import RunFacts
+from enginebay.lab.validity.verdict import FINE, UNKNOWN, Finding, Reason, graded, graver
+from enginebay.meters.sample import Sample
+
+# A power cap is how the device is set and belongs to its result; idle and chosen clocks are no fault either.
+_FAULTS = frozenset(("hardware_slowdown", "thermal_software", "thermal_hardware", "power_brake"))  # of meters/nvml.py
+
+
+def machine_busy(facts: RunFacts) -> Finding:
+    """Nothing else ran."""
+    return graver(_busy_cores(facts), _busy_gpus(facts))
+
+
+def _busy_cores(facts: RunFacts) -> Finding:
+    if not facts.others_busy:
+        return UNKNOWN
+    share = fmean(facts.others_busy)
+    message = f"other processes used {share:.0%} of the machine's cores"
+    return graded("machine_busy", share, *limits.OTHERS_BUSY, message)
+
+
+def _busy_gpus(facts: RunFacts) -> Finding:
+    if not facts.idle_gpu_busy:
+        return UNKNOWN
+    share, device = max((share, device) for device, share in facts.idle_gpu_busy.items())
+    message = f"{device} was {share:.0%} busy before anything was asked of the engine"
+    return graded("machine_busy", share, *limits.IDLE_GPU_BUSY, message)
+
+
+def thermal_drift(facts: RunFacts) -> Finding:
+    """The devices were as warm and as fast at the end as at the beginning."""
+    return graver(*(_drift(device, own) for device, own in _by_device(facts.samples or ())))
+
+
+def _by_device(samples: Sequence[Sample]) -> Iterable[tuple[str, list[Sample]]]:
+    devices: dict[str, list[Sample]] = {}
+    for sample in samples:
+        devices.setdefault(sample.device, []).append(sample)
+    return devices.items()
+
+
+def _drift(device: str, samples: Sequence[Sample]) -> Finding:
+    warmth = _quarters([one.temperature_c for one in samples])
+    if warmth is None:
+        return UNKNOWN
+    rise = warmth[1] - warmth[0]
+    if abs(rise) <= limits.TEMPERATURE_DRIFT_C:
+        return FINE
+    message = f"{device} went from {warmth[0]:.0f} to {warmth[1]:.0f} °C in the window"
+    clocks = _quarters([one.sm_clock_hz for one in samples])
+    fall = 1 - clocks[1] / clocks[0] if clocks and clocks[0] else 0.0
+    if rise > 0 and fall > limits.CLOCK_DRIFT:
+        message += f", and its clock fell by {fall:.0%}: warm it up before the window"
+        return Reason("thermal_drift", "invalid", message, rise, limits.TEMPERATURE_DRIFT_C)
+    return Reason("thermal_drift", "informative", message, rise, limits.TEMPERATURE_DRIFT_C)
+
+
+def _quarters(values: Iterable[float | None]) -> tuple[float, float] | None:
+    """Means of the first and the last quarter."""
+    known = [value for value in values if value is not None]
+    if len(known) < limits.THERMAL_MIN_SAMPLES:
+        return None
+    quarter = len(known) // 4
+    return fmean(known[:quarter]), fmean(known[-quarter:])
+
+
+def throttled(facts: RunFacts) -> Finding:
+    """No device was slowed down to save itself."""
+    return graver(*(_throttling(device, own) for device, own in _by_device(facts.samples or ())))
+
+
+def _throttling(device: str, samples: Sequence[Sample]) -> Finding:
+    if all(one.temperature_c is None and one.sm_clock_hz is None and not one.throttle for one in samples):
+        return UNKNOWN  # a meter that does not look at this
+    faults = [_FAULTS.intersection(one.throttle) for one in samples]
+    share = sum(map(bool, faults)) / len(samples)
+    names = ", ".join(sorted({name for found in faults for name in found}))
+    message = f"{device} was slowed down ({names}) in {share:.1%} of the samples"
+    return graded("throttled", share, *limits.THROTTLED_SHARE, message)

@@ -1,0 +1,107 @@
+"""Whether the run measured a steady state: otherwise its numbers depend on how long it was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from enginebay.lab.validity import limits
+from enginebay.lab.validity.facts import STEADY, STEADY_OPEN, RunFacts
+from enginebay.lab.validity.flow import answered, e2e_s, in_flight_at, mean_in_flight, sent
+from enginebay.lab.validity.verdict import FINE, UNKNOWN, Finding, Reason, graded
+
+
+def littles_law(facts: RunFacts) -> Finding:
+    """Mean in flight = rate x mean time, with the rate and time that are published."""
+    if facts.profile not in STEADY | {"trace"} or not facts.window_s:
+        return UNKNOWN
+    flow = _published_flow(facts) or _recorded_flow(facts, facts.window_s)
+    counted = facts.server_in_flight
+    mean = counted if counted is not None else mean_in_flight(answered(facts.records), facts.window_s)
+    if flow is None or mean <= 0:
+        return UNKNOWN
+    rate, time_s = flow
+    off = abs(rate * time_s / mean - 1)
+    message = (
+        f"{rate:.3g} requests/s x {time_s:.3g} s = {rate * time_s:.3g}, but {mean:.3g} were in flight: "
+        "the window is too short for such latencies, or counts requests that it should not"
+    )
+    return graded("littles_law", off, *limits.LITTLES_LAW, message)
+
+
+def _published_flow(facts: RunFacts) -> tuple[float, float] | None:
+    measures = facts.measures or {}
+    rate, times = measures.get("requests_per_s"), measures.get("e2e_s")
+    time_s = times.get("mean") if isinstance(times, Mapping) else None
+    return (float(rate), float(time_s)) if rate is not None and time_s is not None else None
+
+
+def _recorded_flow(facts: RunFacts, window_s: float) -> tuple[float, float] | None:
+    times = [
+        e2e_s(record) for record in answered(facts.records) if record.end_s is not None and record.end_s <= window_s
+    ]
+    known = [time_s for time_s in times if time_s is not None]
+    return (len(known) / window_s, fmean(known)) if known else None
+
+
+def backlog_grows(facts: RunFacts) -> Finding:
+    """In an open loop the server keeps up: else latency is a matter of how long one waits.
+
+    Throughput above capacity is a fair number, and so is that point of a curve: this never makes a run invalid.
+    """
+    if facts.profile not in STEADY_OPEN:
+        return UNKNOWN
+    gone = sent(facts.records)
+    times = sorted(record.sent_s for record in gone)
+    if not times:
+        return UNKNOWN
+    middle, last = (times[0] + times[-1]) / 2, times[-1]
+    arrivals = sum(time > middle for time in times)
+    if arrivals < limits.BACKLOG_MIN_ARRIVALS:
+        return UNKNOWN
+    before, after = in_flight_at(gone, middle), in_flight_at(gone, last)
+    growth = (after - before) / arrivals
+    # What is in flight at a moment scatters at least like a Poisson count; a difference of two like their sum.
+    if growth <= limits.BACKLOG_GROWTH or after - before <= limits.BACKLOG_SIGMAS * math.sqrt(before + after):
+        return FINE
+    message = (
+        f"in flight rose from {before} to {after} in the second half: the server falls behind, "
+        "so latencies depend on the length of the run; the throughput is a ceiling"
+    )
+    return Reason("backlog_grows", "informative", message, growth, limits.BACKLOG_GROWTH)
+
+
+def unstable_warmup(facts: RunFacts) -> Finding:
+    """The measured window begins after the warm-up, or hardly before its end."""
+    if facts.profile not in STEADY or facts.warmup is None or len(facts.warmup.values) < limits.WARMUP_MIN_VALUES:
+        return UNKNOWN
+    if not facts.warmup.over:
+        return _never_steady(facts, facts.warmup.values)
+    values, end = facts.warmup.values, facts.warmup.end
+    bias = _apart(fmean(values), fmean(values[end:]))
+    if bias <= limits.WARMUP_BIAS:
+        return FINE
+    message = f"the first {end} of {len(values)} requests were still warm-up and move the mean by {bias:.0%}"
+    return Reason("unstable_warmup", "informative", message, bias, limits.WARMUP_BIAS)
+
+
+def _never_steady(facts: RunFacts, values: Sequence[float]) -> Finding:
+    half = len(values) // 2
+    early, late = fmean(values[:half]), fmean(values[half:])
+    apart = _apart(early, late)
+    if apart <= limits.WARMUP_HALVES:  # by chance alone noise is cut late too: only a change that one can see counts
+        return FINE
+    message = (
+        f"no steady state: the first half's mean is {early:.3g}, the second's {late:.3g}; warm up or measure longer"
+    )
+    if facts.profile not in STEADY_OPEN or early > late:
+        return Reason("unstable_warmup", "invalid", message, apart, limits.WARMUP_HALVES)
+    # Engines grow faster as they warm up. What grows slower in an open loop is a queue, near capacity or above.
+    if isinstance(backlog_grows(facts), Reason):
+        return FINE
+    return Reason("unstable_warmup", "informative", message, apart, limits.WARMUP_HALVES)
+
+
+def _apart(value: float, reference: float) -> float:
+    return abs(value / reference - 1) if reference else float(value != reference)

@@ -1,0 +1,153 @@
+"""From a workload's description to the requests themselves: the same for the same seed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from enginebay.errors import ConfigError
+from enginebay.lab.requests import Prompt, Request
+from enginebay.lab.workload.chance import generator
+from enginebay.lab.workload.fields import whole_number
+from enginebay.lab.workload.jsonl import count_tokens, cut_prompt, read_lines
+from enginebay.lab.workload.lengths import draw_lengths
+from enginebay.lab.workload.prompts import PromptWriter
+from enginebay.lab.workload.spec import Jsonl, Recorded, Render, Synthetic, TextTokenizer, WorkloadSpec
+from enginebay.lab.workload.synthetic import recorded_requests, synthetic_requests
+from enginebay.lab.workload.traces import read_trace, select_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests, and what was left out or changed to make them, in words."""
+
+    requests: tuple[Request, ...]
+    notes: tuple[str, ...] = ()
+
+
+def make_requests(
+    spec: WorkloadSpec,
+    tokenizer: TextTokenizer | None,
+    count: int | None,
+    seed: int,
+    *,
+    context_length: int | None = None,
+    render: Render | None = None,
+) -> list[Request]:
+    """The requests of a workload; see `make_workload`."""
+    return list(make_workload(spec, tokenizer, count, seed, context_length=context_length, render=render).requests)
+
+
+def make_workload(
+    spec: WorkloadSpec,
+    tokenizer: TextTokenizer | None,
+    count: int | None,
+    seed: int,
+    *,
+    context_length: int | None = None,
+    render: Render | None = None,
+) -> Workload:
+    """So many requests (None: as many as the workload says or has). `render` gives the token ids of a chat.
+
+    The workload's own seed and this one both count. Without a tokenizer only files of prompts can be sent.
+    Raises ConfigError where lengths are impossible or the workload has fewer requests than asked for.
+    """
+    count = spec.requests if count is None else whole_number("workload.requests", count)
+    if isinstance(spec, Jsonl):
+        made = Workload(tuple(_jsonl(spec, tokenizer, count, seed, render)))
+    elif isinstance(spec, Recorded):
+        made = _recorded(spec, PromptWriter(_needed(tokenizer), spec.send, render), count, seed, context_length)
+    else:
+        made = Workload(tuple(_synthetic(spec, tokenizer, count, seed, context_length, render)))
+    _check_fit(made.requests, context_length)
+    return made
+
+
+def _synthetic(
+    spec: Synthetic,
+    tokenizer: TextTokenizer | None,
+    count: int | None,
+    seed: int,
+    context: int | None,
+    render: Render | None,
+) -> list[Request]:
+    if count is None:
+        raise ConfigError(
+            "a synthetic workload has no end", "say how many: workload.requests", param="workload.requests"
+        )
+    if isinstance(spec.input_tokens, int):  # said before time is spent on writing them
+        output = spec.output_tokens if isinstance(spec.output_tokens, int) else 1
+        _check_fit([Request((), spec.input_tokens, output)], context)
+    return synthetic_requests(spec, PromptWriter(_needed(tokenizer), spec.send, render), count, seed)
+
+
+def _recorded(spec: Recorded, writer: PromptWriter, count: int | None, seed: int, context: int | None) -> Workload:
+    rows, notes = select_rows(read_trace(spec.path, spec.format), spec.start_s, count, context, spec.too_long)
+    _check_count(len(rows), count, str(spec.path))
+    return Workload(tuple(recorded_requests(rows, writer, spec.block_tokens, (spec.seed, seed))), tuple(notes))
+
+
+def _jsonl(
+    spec: Jsonl, tokenizer: TextTokenizer | None, count: int | None, seed: int, render: Render | None
+) -> list[Request]:
+    lines = read_lines(spec.path)
+    chance = generator(spec.seed, seed)
+    if spec.shuffle:
+        lines = [lines[place] for place in chance.permutation(len(lines)).tolist()]
+    count = len(lines) if count is None else count
+    if not spec.repeat:
+        _check_count(len(lines), count, str(spec.path))
+    chosen = [lines[place % len(lines)] for place in range(count)]
+    others = [None] * count if spec.output_tokens is None else draw_lengths(spec.output_tokens, count, chance)
+    requests = []
+    for (prompt, wanted, group), other in zip(chosen, others, strict=True):
+        kept = prompt if spec.max_input_tokens is None else cut_prompt(prompt, spec.max_input_tokens, tokenizer, render)
+        length = count_tokens(kept, tokenizer, render)
+        requests.append(Request(kept, length, other if wanted is None else wanted, group=group))
+    return requests
+
+
+def _needed(tokenizer: TextTokenizer | None) -> TextTokenizer:
+    if tokenizer is None:
+        raise ConfigError(
+            "prompts of exact lengths need the model's tokenizer",
+            "name the model's files, or take a workload of kind jsonl",
+        )
+    return tokenizer
+
+
+def _check_count(there: int, wanted: int | None, what: str) -> None:
+    if not there or (wanted is not None and wanted > there):
+        asked = "" if wanted is None else f", and {wanted} are asked for"
+        raise ConfigError(
+            f"{what} has {there} requests to send{asked}", "ask for fewer requests", param="workload.requests"
+        )
+
+
+def _check_fit(requests: Sequence[Request], context_length: int | None) -> None:
+    """Prompt and answer must fit the model's context, and an answer has at least one token."""
+    if context_length is None:
+        return
+    for request in requests:
+        length, output = request.input_tokens or 0, request.output_tokens or 1
+        if length + output > context_length:
+            raise ConfigError(
+                f"{length} tokens in and {output} out do not fit the model's context of {context_length}",
+                "lower input_tokens or output_tokens, or give their distributions a max",
+                param="workload.input_tokens",
+            )
+
+
+def requests_sha256(requests: Sequence[Request]) -> str:
+    """What tells two workloads apart: the hash of all that is sent."""
+    digest = hashlib.sha256()
+    for one in requests:
+        row = [_plain(one.prompt), one.input_tokens, one.output_tokens, one.at_s, one.group]
+        digest.update(json.dumps(row, sort_keys=True, separators=(",", ":")).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _plain(prompt: Prompt) -> object:
+    return prompt if isinstance(prompt, str) else list(prompt)

@@ -1,0 +1,1 @@
+"""Meters: what reads joules, watts, bytes and processor time, and the sums over what was read."""

@@ -1,0 +1,182 @@
+"""Studies from a config file to what is printed of them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginebay.lab.client.ceiling import known_server
+from tests.integration.lab.conftest import Lab
+
+Write = Callable[..., str]
+
+
+def result(done: subprocess.CompletedProcess[str]) -> Any:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def _count(point: dict[str, Any]) -> int:
+    """Also those that a busy machine made invalid."""
+    return len(point["runs"]) + len(point["left_out"])
+
+
+def test_a_study_of_two_settings_is_measured_compared_and_kept(lab: Lab, write: Write, tmp_path: Path) -> None:
+    """A step that takes twice as long is found; points take turns in every cycle."""
+    config = write(sweep={"fake.step_s": [0.004, 0.008]}, num_cycles=3)
+    found = result(lab("experiment", config, "--json"))
+    assert [_count(point) for point in found["points"]] == [3, 3]
+    (comparison,) = found["comparisons"]
+    assert 1.4 < comparison["figures"]["tpot_s.median"]["ratio"]["estimate"] < 2.6
+    listed = result(lab("results", "list", "--json"))
+    assert len(listed["runs"]) == 6 and not listed["corrupt"]
+    order = [(run["label"], run["cycle"]) for run in sorted(listed["runs"], key=lambda run: run["created"])]
+    assert [cycle for _, cycle in order] == [1, 1, 2, 2, 3, 3]
+    assert order[1][0] == order[2][0] and order[0][0] == order[3][0]  # back and forth, so that drift meets both alike
+
+
+def test_a_run_holds_all_that_is_needed_to_repeat_it(lab: Lab, write: Write) -> None:
+    result(lab("experiment", write(), "--json"))
+    manifest = result(lab("results", "show", "latest", "--json"))
+    assert manifest["engine"]["kind"] == "fake" and manifest["server"]["ours"]
+    assert manifest["measures"]["answered"] == 40 and manifest["measures"]["output_tokens"] == 40 * 8
+    assert manifest["measures"]["input_tokens"] == 40 * 16
+    assert manifest["effective"]["step_s"] == 0.002
+    assert manifest["config"]["point"]["serve"]["fake"] == {"step_s": 0.002}
+    assert len(manifest["workload"]["sha256"]) == 64 and manifest["seeds"]
+    assert set(manifest["files"]) >= {"requests.parquet", "tokens.parquet", "parity.json"}
+    assert manifest["measures"]["server_peak_memory_bytes"] > 10 << 20
+    assert "energy_j" in manifest["measures"]["absent"] or manifest["measures"]["energy_j"] > 0
+    assert "ttft_s.p99" not in manifest["measures"] and "*.p99" in manifest["measures"]["absent"]
+
+
+def test_the_same_seed_sends_the_same_requests(lab: Lab, write: Write) -> None:
+    hashes = []
+    for seed in (1, 1, 2):
+        result(lab("experiment", write(random_seed=seed), "--json"))
+        hashes.append(result(lab("results", "show", "latest", "--json"))["workload"]["sha256"])
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_a_poisson_rate_is_held(lab: Lab, write: Write) -> None:
+    config = write(profile={"kind": "poisson", "rate": 50}, num_input_prompts=100)
+    result(lab("experiment", config, "--json"))
+    manifest = result(lab("results", "show", "latest", "--json"))
+    assert manifest["measures"]["answered"] == 100
+    codes = {reason["code"] for reason in manifest["verdict"]["reasons"]}
+    assert not codes & {"delivered_rate", "client_saturated", "littles_law", "errors"}
+
+
+def test_a_dry_run_runs_nothing_and_says_what_is_left_out(lab: Lab, write: Write, tmp_path: Path) -> None:
+    config = write(sweep={"decoder.num_beams": [1, 4], "fake.max_batch": [2, 4]})
+    done = lab("experiment", config, "--dry-run", "--json")
+    assert len(result(done)["points"]) == 2
+    assert done.stderr.count("left out") == 2 and "num_beams=4" in done.stderr
+    assert not (tmp_path / "home" / "runs").exists()
+
+
+def test_a_server_that_already_runs(lab: Lab, write: Write) -> None:
+    with known_server(ttft_s=0.02, itl_s=0.005) as url:
+        done = lab("experiment", "--url", url, "--model", "known", "--tokenizer", "bytes", "--profile",
+                   "closed:concurrency=4,requests=40", "--set", "parity=false", "--json")  # fmt: skip
+        result(done)
+    measures = result(lab("results", "show", "latest", "--json"))["measures"]
+    assert measures["answered"] == 40
+    assert 0.02 <= measures["ttft_s"]["median"] < 0.03
+    assert 0.0045 <= measures["tpot_s"]["median"] < 0.007
+
+
+@contextmanager
+def bad_server(answer: bytes) -> Iterator[str]:
+    """Gives every request the same bytes, and hangs up."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def talk() -> None:
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return
+            with sock:
+                sock.recv(1 << 16)
+                sock.sendall(answer)
+
+    threading.Thread(target=talk, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+_STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b"nonsense\r\n\r\n", "garbage"),
+        (_STREAM + b'data: {"choices":[{"text":"half"}]}\n\n', "closed"),
+        (_STREAM + b'data: {"choices":[{"text":"a","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n', "no_usage"),
+        (b"HTTP/1.1 500 No\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno", "status"),
+    ],
+)
+def test_what_a_bad_server_sends_is_an_error_and_never_tokens(
+    lab: Lab, write: Write, answer: bytes, error: str
+) -> None:
+    with bad_server(answer) as url:
+        done = lab("experiment", "--url", url, "--model", "m", "--tokenizer", "bytes", "--profile",
+                   "closed:concurrency=2,requests=10", "--set", "parity=false", "--set", "warmup=false", "--json")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    manifest = result(lab("results", "show", "latest", "--json"))
+    assert manifest["verdict"]["status"] == "invalid"
+    assert manifest["measures"]["errors_by_code"] == {error: 10}
+    assert not manifest["measures"].get("output_tokens")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"profile": {"kind": "poisson", "rate": 0}}, "rate"),
+        ({"profile": {"kind": "poisson", "rate": 1e9}, "num_input_prompts": 10}, "above what this client can send"),
+        ({"max_input_tokens": 100_000}, "context"),
+        ({"workload": {"kind": "synthetic", "input_tokens": 0}}, "input_tokens"),
+        ({"workload": {"kind": "nonsense"}}, "nonsense"),
+        ({"slo": {"ttft": 1}}, "slo"),
+        ({"profile": {"kind": "closed", "concurrency": 2, "rate": 3}}, "rate"),
+    ],
+)
+def test_bad_input_is_named(lab: Lab, write: Write, changes: dict[str, Any], said: str) -> None:
+    done = lab("experiment", write(**changes))
+    assert done.returncode in (1, 2), done.stderr
+    assert said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_unknown_preset_and_no_server(lab: Lab, write: Write) -> None:
+    done = lab("experiment", write(), "--preset", "vllm-thruput")
+    assert done.returncode == 2 and "vllm-throughput" in done.stderr
+    done = lab("experiment", "--url", "http://127.0.0.1:9", "--tokenizer", "bytes")
+    assert done.returncode == 1 and "does not answer" in done.stderr
+
+
+def test_a_setting_that_an_engine_ignores_stops_the_study_unless_told_otherwise(lab: Lab, write: Write) -> None:
+    config = write(decoder={"num_beams": 4})
+    refused = lab("experiment", config)
+    assert refused.returncode == 2 and "num_beams" in refused.stderr
+    assert "--ignore-engine-warnings" in refused.stderr
+    result(lab("experiment", config, "--ignore-backend-warnings", "--json"))
+
+
+def test_one_engine_that_does_not_start_does_not_stop_the_others(lab: Lab, write: Write) -> None:
+    config = write(sweep={"fake.fail_load": ["error", None]}, num_cycles=2)
+    done = lab("experiment", config, "--json")
+    assert done.returncode == 1 and "could not be run" in done.stderr
+    assert [_count(point) for point in json.loads(done.stdout)["points"]] == [2]

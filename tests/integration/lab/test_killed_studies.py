@@ -1,0 +1,67 @@
+"""A study that is killed goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from enginebay.lab.runs.reader import list_runs
+from tests.integration.lab.conftest import BAY, QUICK, Lab
+
+KILLS = 20
+
+
+def test_sigkill_at_random_moments_loses_no_finished_run(lab: Lab, write: Callable[..., str], tmp_path: Path) -> None:
+    """Killed twenty times, each time resumed; what was finished stays, byte for byte, and the study ends whole."""
+    fake = {**QUICK["fake"], "step_s": 0.001}  # type: ignore[dict-item]
+    config = write(num_cycles=8, sweep={"fake.max_batch": [2, 4]}, fake=fake, num_input_prompts=12)
+    runs = tmp_path / "home" / "runs"
+    environment = {**os.environ, "ENGINEBAY_HOME": str(tmp_path / "home")}
+    arguments = ["experiment", config]
+    dice = random.Random(5)
+    known: dict[str, str] = {}
+    for _ in range(KILLS):
+        child = subprocess.Popen([str(BAY), *arguments], env=environment, cwd=tmp_path, start_new_session=True,
+                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        try:
+            child.wait(dice.uniform(3.0, 7.0))
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        found, problems = list_runs(runs) if runs.exists() else ([], [])
+        assert not problems
+        now = {run.id: run.manifest["files"]["requests.parquet"]["sha256"] for run in found}
+        assert known.items() <= now.items()
+        known = now
+        if (runs / "studies").exists():
+            arguments = ["experiment", "--resume"]
+        time.sleep(0.1)
+    last = lab("experiment", "--resume", "--json")
+    if last.returncode != 0:  # the twentieth was not needed any more
+        assert "no study to resume" in last.stderr
+    found, problems = list_runs(runs)
+    assert not problems and len(found) == 16
+    assert len({(run.manifest["study"]["point"], run.cycle) for run in found}) == 16
+    assert not list(runs.glob("*.partial"))
+
+
+def test_a_corrupt_run_is_named_skipped_and_made_again(lab: Lab, write: Callable[..., str], tmp_path: Path) -> None:
+    done = lab("experiment", write(num_cycles=2), "--json")
+    assert done.returncode == 0, done.stderr
+    study = json.loads(done.stdout)["study"]
+    runs = tmp_path / "home" / "runs"
+    victim = list_runs(runs)[0][0]
+    (victim.path / "requests.parquet").chmod(0o644)
+    (victim.path / "requests.parquet").write_bytes(b"gone")
+    listed = lab("results", "list")
+    assert victim.id in listed.stderr and victim.id not in listed.stdout
+    again = lab("experiment", "--resume", "--study", study, "--json")
+    assert again.returncode == 0, again.stderr
+    found, problems = list_runs(runs)
+    assert len(found) == 2 and [problem.folder.name for problem in problems] == [victim.id]

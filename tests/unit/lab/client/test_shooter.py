@@ -1,0 +1,236 @@
+"""The loop of a process, against servers that behave and servers that do not."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic, sleep
+
+import pytest
+
+from enginebay.lab.client.known_server import writes
+from enginebay.lab.client.order import Order, Outcome, Progress, Shot, Target, request_bytes, share_out
+from enginebay.lab.client.shooter import Shooter
+from enginebay.lab.requests import Request
+
+Manner = Callable[[socket.socket, int], bool]  # what to do with the n-th request; false: hang up
+
+
+@contextmanager
+def server(manner: Manner) -> Iterator[int]:
+    """One thread for each connection; requests are counted over all."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    count = iter(range(10_000))
+    threads: list[threading.Thread] = []
+
+    def talk(sock: socket.socket) -> None:
+        with sock:
+            try:
+                while _one_request(sock) and manner(sock, next(count)):
+                    pass
+            except OSError:
+                return
+
+    def accept() -> None:
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return
+            threads.append(threading.Thread(target=talk, args=(sock,), daemon=True))
+            threads[-1].start()
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(5)
+
+
+def _one_request(sock: socket.socket) -> bool:
+    raw = b""
+    while b"\r\n\r\n" not in raw:
+        data = sock.recv(1 << 16)
+        if not data:
+            return False
+        raw += data
+    head, _, body = raw.partition(b"\r\n\r\n")
+    length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+    while len(body) < length:
+        body += sock.recv(1 << 16)
+    return True
+
+
+def well(sock: socket.socket, number: int) -> bool:
+    sock.sendall(b"".join(writes(4)))
+    return True
+
+
+def shoot(
+    port: int, count: int = 3, times: list[float] | None = None, connections: int = 1, timeout_s: float = 5.0
+) -> list[Outcome]:
+    target = Target(f"http://127.0.0.1:{port}", "m", timeout_s=timeout_s)
+    requests = [Request("hello", None, 4)] * count
+    order = share_out(target, requests, times, connections, 1)[0]
+    shooter = Shooter(order)
+    shooter.connect()
+    return sorted(shooter.run(monotonic()), key=lambda outcome: outcome.index)
+
+
+def test_a_closed_loop_sends_the_next_when_the_last_is_whole() -> None:
+    running: list[int] = []
+    most: list[int] = []
+
+    def slowly(sock: socket.socket, number: int) -> bool:
+        running.append(number)
+        most.append(len(running))
+        sleep(0.01)
+        running.remove(number)
+        return well(sock, number)
+
+    with server(slowly) as port:
+        outcomes = shoot(port, count=8, connections=2)
+    assert [outcome.error for outcome in outcomes] == [None] * 8
+    assert [outcome.output_tokens for outcome in outcomes] == [4] * 8
+    assert max(most) == 2
+    assert all(outcome.intended_s == outcome.sent_s for outcome in outcomes)
+
+
+def test_an_open_loop_does_not_wait_for_answers() -> None:
+    """Six requests 20 ms apart to a server that takes 200 ms for each: all are on their way before one is back."""
+
+    def late(sock: socket.socket, number: int) -> bool:
+        sleep(0.2)
+        return well(sock, number)
+
+    times = [0.02 * number for number in range(6)]
+    with server(late) as port:
+        outcomes = shoot(port, count=6, times=times, connections=1)
+    assert [outcome.error for outcome in outcomes] == [None] * 6
+    assert [outcome.intended_s for outcome in outcomes] == times
+    assert max(outcome.sent_s for outcome in outcomes) < min(outcome.end_s for outcome in outcomes)
+    assert all(outcome.sent_s >= outcome.intended_s for outcome in outcomes)
+
+
+def _garbage(sock: socket.socket, number: int) -> bool:
+    sock.sendall(b"220 mail.example.org ESMTP\r\n\r\n")
+    return False
+
+
+def _cut(sock: socket.socket, number: int) -> bool:
+    sock.sendall(b"".join(writes(4)[:2]))
+    return False
+
+
+def _hangs_up(sock: socket.socket, number: int) -> bool:
+    return False
+
+
+def _stalls(sock: socket.socket, number: int) -> bool:
+    sock.sendall(writes(4)[0])
+    sleep(1.5)
+    return False
+
+
+def _busy(sock: socket.socket, number: int) -> bool:
+    sock.sendall(b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy")
+    return True
+
+
+@pytest.mark.parametrize(
+    ("manner", "error"),
+    [(_garbage, "garbage"), (_cut, "closed"), (_hangs_up, "closed"), (_stalls, "stalled"), (_busy, "status")],
+)
+def test_a_server_that_misbehaves_is_an_error_and_not_tokens(manner: Manner, error: str) -> None:
+    with server(manner) as port:
+        outcomes = shoot(port, count=3, connections=1, timeout_s=0.5)
+    assert [outcome.error for outcome in outcomes] == [error] * 3
+    assert all(outcome.output_tokens is None and not outcome.arrivals for outcome in outcomes)
+
+
+def test_one_bad_answer_among_good_ones() -> None:
+    with server(lambda sock, number: _cut(sock, number) if number == 1 else well(sock, number)) as port:
+        outcomes = shoot(port, count=4, connections=1)
+    assert [outcome.error for outcome in outcomes] == [None, "closed", None, None]
+
+
+def test_a_kept_connection_that_was_closed_is_tried_again_on_a_new_one() -> None:
+    """A server may close an idle connection at any time; that is no error of the request."""
+
+    def once(sock: socket.socket, number: int) -> bool:
+        well(sock, number)
+        return False
+
+    with server(once) as port:
+        outcomes = shoot(port, count=3, connections=1)
+    assert [outcome.error for outcome in outcomes] == [None] * 3
+
+
+def test_a_server_that_dies_leaves_errors_for_the_rest() -> None:
+    with server(well) as port:
+        target = Target(f"http://127.0.0.1:{port}", "m", timeout_s=1.0)
+        shooter = Shooter(share_out(target, [Request("x", None, 4)] * 3, None, 1, 1)[0])
+    outcomes = _run_without_server(shooter)
+    assert [outcome.error for outcome in outcomes] == ["connect"] * 3
+
+
+def _run_without_server(shooter: Shooter) -> list[Outcome]:
+    with pytest.raises(OSError):
+        shooter.connect()
+    return Shooter(shooter._order).run(monotonic())
+
+
+def test_sending_stops_when_told_and_what_runs_is_waited_for() -> None:
+    with server(well) as port:
+        target = Target(f"http://127.0.0.1:{port}", "m")
+        order = share_out(target, [Request("x", None, 4)] * 5000, None, 1, 1, stop_sending_s=0.1)[0]
+        shooter = Shooter(order)
+        shooter.connect()
+        outcomes = shooter.run(monotonic())
+    assert 0 < len(outcomes) < 5000
+    assert all(outcome.error is None for outcome in outcomes)
+
+
+def test_a_prompt_larger_than_the_sockets_buffer_is_sent_whole() -> None:
+    with server(well) as port:
+        target = Target(f"http://127.0.0.1:{port}", "m")
+        shooter = Shooter(share_out(target, [Request("x" * (8 << 20), None, 4)], None, 1, 1)[0])
+        shooter.connect()
+        (outcome,) = shooter.run(monotonic())
+    assert outcome.error is None, outcome.detail
+
+
+def test_progress_says_what_was_sent_and_what_has_ended() -> None:
+    told: list[tuple[int, int, bool]] = []
+
+    def say(progress: Progress) -> None:
+        told.append((progress.sent, progress.ended, progress.over))
+
+    with server(well) as port:
+        target = Target(f"http://127.0.0.1:{port}", "m")
+        shooter = Shooter(share_out(target, [Request("x", None, 4)] * 3, None, 2, 1)[0], say)
+        shooter.connect()
+        shooter.run(monotonic())
+    assert told[-1] == (3, 3, True)
+
+
+def test_requests_are_dealt_in_turn_and_connections_shared_out() -> None:
+    requests = [Request((1, 2), 2, 4)] * 7
+    orders = share_out(Target("http://h:1", "m"), requests, [float(n) for n in range(7)], 5, 3)
+    assert [[shot.index for shot in order.shots] for order in orders] == [[0, 3, 6], [1, 4], [2, 5]]
+    assert [order.connections for order in orders] == [2, 2, 1]
+    assert isinstance(orders[0], Order) and isinstance(orders[0].shots[0], Shot)
+
+
+def test_a_request_asks_for_a_stream_with_usage_and_exactly_so_many_tokens() -> None:
+    raw = request_bytes(Target("http://h:1/proxy/v1", "m", body={"temperature": 0}), Request((5, 6), 2, 4))
+    assert raw.startswith(b"POST /proxy/v1/completions HTTP/1.1\r\nHost: h:1\r\n")
+    for part in (b'"include_usage":true', b'"prompt":[5,6]', b'"max_tokens":4', b'"min_tokens":4', b'"temperature":0'):
+        assert part in raw
+    chat = request_bytes(Target("http://h:1", "m"), Request(({"role": "user", "content": "hi"},)))
+    assert chat.startswith(b"POST /v1/chat/completions") and b"max_tokens" not in chat

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+
+from enginebay.lab.report.figures import digits, figure, spread, unit_of
+from enginebay.lab.statistics.intervals import Interval
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (1234.6, "1,235"), (999.4, "999"), (12.345, "12.3"), (0.01234, "0.0123"), (-3.14159, "-3.14")],
+)
+def test_numbers_have_three_digits_or_all_of_them_from_a_thousand_on(value: float, text: str) -> None:
+    assert digits(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.0123, "s", "12.3\u202fms"),
+        (2.5, "s", "2.50\u202fs"),
+        (0.00002, "s", "20.0\u202fµs"),
+        (0.0, "s", "0\u202fs"),
+        (3 * 2**30, "bytes", "3.00\u202fGiB"),
+        (0.25, "share", "25.0%"),
+        (4.0, "", "4.00"),
+        (None, "s", "–"),
+        (float("nan"), "s", "–"),
+    ],
+)
+def test_a_unit_is_chosen_in_which_the_number_reads_well(value: float | None, unit: str, text: str) -> None:
+    assert figure(value, unit) == text
+
+
+def test_an_interval_stands_in_the_unit_of_its_estimate() -> None:
+    assert spread(Interval(1.0, 0.9, 1.1, 5), "s") == "1.00 [0.900, 1.10]\u202fs"
+
+
+def test_one_run_has_no_interval() -> None:
+    assert spread(Interval(412.0, None, None, 1), "tokens/s") == "412\u202ftokens/s"
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("ttft_s.p95", "s"),
+        ("ttft_s.count", ""),
+        ("output_tokens_per_s", "tokens/s"),
+        ("goodput_requests_per_s", "requests/s"),
+        ("gpu_j_per_output_token", "J"),
+        ("gpu_energy_j", "J"),
+        ("goodput_share", "share"),
+        ("errors", ""),
+    ],
+)
+def test_the_unit_is_in_the_name(name: str, unit: str) -> None:
+    assert unit_of(name) == unit

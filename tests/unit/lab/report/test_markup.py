@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from enginebay.lab.report.markup import Html, h, join, table
+
+
+def test_text_is_escaped_and_markup_is_not() -> None:
+    assert h("p", "a < b & c", h("b", '"x"')) == "<p>a &lt; b &amp; c<b>&quot;x&quot;</b></p>"
+
+
+def test_attributes_are_escaped_and_named_as_html_does() -> None:
+    made = h("a", "x", class_="k", aria_label='say "hi"', hidden=True, title=None, open=False)
+    assert made == '<a class="k" aria-label="say &quot;hi&quot;" hidden>x</a>'
+
+
+def test_a_missing_cell_is_a_dash() -> None:
+    assert "<td>–</td>" in table(["a", "b"], [["x", None]], "caption")
+
+
+def test_joined_pieces_are_markup() -> None:
+    assert isinstance(join("<", h("br")), Html)
+    assert join("<", h("br")) == "&lt;<br>"

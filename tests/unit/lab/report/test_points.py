@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from enginebay.lab.report.comparable import differences
+from enginebay.lab.report.loads import load_of
+from enginebay.lab.report.points import arrange
+from tests.unit.lab.report.made import HOST, made_run, made_study
+
+INVALID = {"status": "invalid", "reasons": [{"code": "send_lag", "severity": "invalid", "message": "late"}]}
+
+
+@pytest.mark.parametrize(
+    ("profile", "label", "asked"),
+    [
+        ({"kind": "poisson", "rate": 4}, "Poisson, 4/s", 4.0),
+        ({"kind": "closed", "concurrency": 32}, "closed loop, 32 at once", 32.0),
+        ({"kind": "gamma", "rate": 2, "burstiness": 0.5}, "gamma, 2/s, burstiness 0.5", 2.0),
+        ({"kind": "ramp", "from_rate": 0, "to_rate": 8, "duration_s": 60}, "ramp, 0 to 8/s", None),
+        ({"kind": "offline"}, "offline", None),
+        ({}, "unknown", None),
+    ],
+)
+def test_a_load_is_a_number_and_words(profile: dict[str, Any], label: str, asked: float | None) -> None:
+    load = load_of(profile)
+    assert (load.label, load.asked) == (label, asked)
+
+
+def test_cycles_are_put_together_and_points_go_by_load() -> None:
+    report = arrange(made_study(cycles=3, rates=(6.0, 2.0)))
+    assert [one.label for one in report.series] == ["llamacpp", "transformers", "vllm"]
+    assert [point.load.asked for point in report.points] == [2.0, 6.0] * 3
+    assert all(len(point.group.runs) == 3 for point in report.points)
+    assert report.title == "smollm2 on llamacpp, transformers and vllm"
+
+
+def test_invalid_runs_are_left_out_of_the_means_and_said_so() -> None:
+    good, bad = made_run(cycle=1), made_run(cycle=2, token_s=0.5, verdict=INVALID)
+    (point,) = arrange([good, bad]).points
+    assert point.status == "valid"
+    assert point.figures["ttft_s.median"].estimate == good.measures["ttft_s"]["median"]
+    assert point.note() == "1 run, 1 invalid left out"
+
+
+def test_a_point_with_nothing_but_invalid_runs_is_invalid() -> None:
+    (point,) = arrange([made_run(verdict=INVALID)]).points
+    assert point.status == "invalid"
+
+
+def test_engines_of_one_kind_are_told_apart_by_what_differs() -> None:
+    small = made_run(config={"vllm": {"max_num_seqs": 32}, "random_seed": 1})
+    large = made_run(config={"vllm": {"max_num_seqs": 64}, "random_seed": 1})
+    assert [one.label for one in arrange([small, large]).series] == ["vllm · max_num_seqs=32", "vllm · max_num_seqs=64"]
+
+
+def test_versions_tell_apart_too() -> None:
+    old, new = made_run(), made_run()
+    new.manifest["engine"]["version"] = "2.0"
+    assert [one.label for one in arrange([old, new]).series] == ["vllm · 1.0", "vllm · 2.0"]
+
+
+def test_the_load_does_not_make_another_series() -> None:
+    slow = made_run(rate=1.0, config={"traffic_simulation": {"rate": 1}, "dtype": "auto"})
+    fast = made_run(rate=9.0, point=1, config={"traffic_simulation": {"rate": 9}, "dtype": "auto"})
+    report = arrange([slow, fast])
+    assert len(report.series) == 1
+    assert len(report.points) == 2
+
+
+def test_a_server_that_is_not_ours_goes_by_its_address() -> None:
+    run = made_run(engine="", server={"url": "http://elsewhere:8000", "ours": False})
+    assert arrange([run]).series[0].label == "http://elsewhere:8000"
+
+
+def test_what_differs_besides_the_engine_is_found() -> None:
+    here = made_run("vllm")
+    there = made_run("llamacpp", workload={"sha256": "f" * 64})
+    there.manifest["environment"] = {**HOST, "host": "lab-2"}  # type: ignore[index]
+    found = {name: values for name, values, _ in differences([here, there])}
+    assert found == {"host": ["lab-1", "lab-2"], "requests": ["cycle 1: 2 workloads"]}
+
+
+def test_cycles_may_have_different_requests() -> None:
+    assert differences(made_study(cycles=2)) == []

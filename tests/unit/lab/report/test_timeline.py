@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from enginebay.lab.report.timeline import BINS, READINGS, ROWS, in_flight, power, timeline, tokens_per_s, waterfall
+from enginebay.lab.requests import Record
+from enginebay.lab.runs.samples import StoredSample
+from tests.unit.lab.report.made import answers, failed, made_run
+
+
+def test_tokens_are_those_of_the_usage_not_the_number_of_events() -> None:
+    record = Record(0, 0.0, 0.0, 0.5, 1.5, 2.0, output_tokens=30, events=2)
+    rates = tokens_per_s([record], {0: [0.5, 1.5]}, 2.0)
+    assert sum(rates) * 2.0 / BINS == pytest.approx(30)
+
+
+def test_a_failed_request_has_no_tokens() -> None:
+    record = failed(Record(0, 0.0, 0.0))
+    assert sum(tokens_per_s([record], {0: [0.5]}, 2.0)) == 0
+
+
+def test_requests_in_flight_are_averaged_over_a_bin() -> None:
+    records = [Record(0, 0.0, 0.0, end_s=12.0), Record(1, 6.0, 6.0, end_s=18.0)]
+    found = in_flight(records, 24.0)
+    assert sum(found) * 24.0 / BINS == pytest.approx(24.0)  # Little: the time that requests spent
+    assert found[0] == pytest.approx(1.0)
+    assert found[BINS * 9 // 24] == pytest.approx(2.0)
+    assert found[-1] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_power_is_averaged_in_groups_so_that_its_energy_stays() -> None:
+    samples = [StoredSample(number * 0.01, "gpu 0", power_w=100.0 + number % 2) for number in range(5000)]
+    (found,) = power(samples, 50.0)
+    assert len(found["w"]) <= READINGS
+    assert sum(found["w"]) / len(found["w"]) == pytest.approx(100.5, abs=0.01)
+    assert found["each"] == 10
+
+
+def test_readings_without_watts_or_outside_the_window_are_not_drawn() -> None:
+    samples = [StoredSample(1.0, "cpu", energy_j=5.0), StoredSample(99.0, "gpu 0", power_w=10.0)]
+    assert power(samples, 10.0) == []
+
+
+def test_the_waterfall_keeps_failed_requests_and_the_order() -> None:
+    records, _ = answers(1, 1000, 10.0, 0.01)
+    records[500] = failed(records[500])
+    rows = waterfall(records)
+    assert len(rows) == ROWS
+    assert [row[0] for row in rows] == sorted(row[0] for row in rows)
+    assert [row[7] for row in rows if row[7]] == ["stalled"]
+
+
+def test_a_run_without_an_answer_still_has_a_timeline() -> None:
+    found = timeline(made_run(requests=3, errors=3, watts=None))
+    assert (found["requests"], found["power"], sum(found["tokens"])) == (3, [], 0)

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import os
+import platform
+import socket
+
+from enginebay import __version__
+from enginebay.lab.runs.environment import environment
+
+
+def test_the_host_is_told() -> None:
+    found = environment(["H100"])
+    assert (found["host"], found["python"], found["enginebay"]) == (
+        socket.gethostname(),
+        platform.python_version(),
+        __version__,
+    )
+    assert found["gpu"] == ["H100"] and found["cpu"]
+    assert 1 <= found["cores"] <= (os.cpu_count() or 1)
+    assert found["memory_bytes"] > 1 << 28

@@ -1,0 +1,56 @@
+"""A study goes on where it stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from enginebay.lab.runs.errors import CorruptStudy, UnknownRun
+from enginebay.lab.runs.reader import list_runs
+from enginebay.lab.runs.study import Step, Study, finished_runs, load_study, remaining, save_study, study_ids
+from tests.unit.lab.runs.made import write_run
+
+STEPS = tuple(Step(point, cycle, f"p{point}") for cycle in (1, 2) for point in (0, 1))
+STUDY = Study("20261115-s", "2026-11-15T14:30:15+00:00", STEPS, ({"engine": "a"}, {"engine": "b"}), {"num_cycles": 2})
+
+
+def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = save_study(tmp_path, STUDY)
+    assert path == tmp_path / "studies" / "20261115-s.json"
+    assert load_study(tmp_path, STUDY.id) == STUDY
+    assert study_ids(tmp_path) == [STUDY.id]
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+    assert list_runs(tmp_path) == ([], [])
+
+
+def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
+    for run_id, study_id, step in (("r1", STUDY.id, STEPS[0]), ("r2", "another", STEPS[1]), ("r3", STUDY.id, STEPS[2])):
+        write_run(tmp_path, run_id, study={"id": study_id, "point": step.point, "cycle": step.cycle, "label": "other"})
+    (tmp_path / "r4.partial").mkdir()
+    done = finished_runs(tmp_path, STUDY.id)
+    assert sorted(run.id for run in done.values()) == ["r1", "r3"]
+    assert remaining(STUDY, done) == [STEPS[1], STEPS[3]]
+
+
+def test_a_corrupt_run_is_run_again(tmp_path: Path) -> None:
+    run = write_run(tmp_path, study={"id": STUDY.id, "point": 0, "cycle": 1})
+    assert remaining(STUDY, finished_runs(tmp_path, STUDY.id)) == list(STEPS[1:])
+    (run.path / "tokens.parquet").unlink()
+    assert remaining(STUDY, finished_runs(tmp_path, STUDY.id)) == list(STEPS)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"id": 5}', b"\xff"])
+def test_a_plan_that_cannot_be_read_is_named(tmp_path: Path, content: bytes) -> None:
+    path = save_study(tmp_path, STUDY)
+    path.write_bytes(content)
+    with pytest.raises(CorruptStudy, match=path.name):
+        load_study(tmp_path, STUDY.id)
+
+
+def test_an_unknown_study_is_told_with_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(UnknownRun, match="no study has been begun"):
+        load_study(tmp_path, "x")
+    save_study(tmp_path, STUDY)
+    with pytest.raises(UnknownRun, match=STUDY.id):
+        load_study(tmp_path, "x")

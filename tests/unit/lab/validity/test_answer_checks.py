@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from enginebay.lab.parity import Parity
+from enginebay.lab.requests import Request
+from enginebay.lab.validity.answer_checks import (
+    errors,
+    input_lengths_off,
+    no_requests,
+    output_lengths_off,
+    parity_broken,
+    stream_bunched,
+    too_few_cycles,
+    too_few_for_percentile,
+    unasked_cache_hits,
+)
+from enginebay.lab.validity.facts import RunFacts
+from enginebay.lab.validity.verdict import FINE, UNKNOWN, Finding, Reason
+from tests.unit.lab.validity.runs import failed, open_loop, paced, record
+
+PARITY = Parity(8, True, 1.0, 1.0, None, 0.01, 0.05, 1.0, {})
+PRINTED = {"ttft_s": {"count": 50, "p90": 0.1, "p95": 0.1, "p99": 0.1}, "window_s": 5.0}
+
+
+def severity(finding: Finding) -> str:
+    return finding.severity if isinstance(finding, Reason) else finding.value
+
+
+def test_something_must_be_answered() -> None:
+    assert no_requests(RunFacts(paced(1))) is FINE
+    assert severity(no_requests(RunFacts([]))) == "invalid"
+    found = no_requests(RunFacts([failed(0, 0.0, "connect")]))
+    assert isinstance(found, Reason) and found.message == "none of 1 requests was answered"
+
+
+@pytest.mark.parametrize(("count", "expected"), [(0, "fine"), (1, "informative"), (4, "informative"), (5, "invalid")])
+def test_failures_are_counted(count: int, expected: str) -> None:
+    wrong = [failed(index, 0.0, "stalled") for index in range(count)]
+    assert severity(errors(RunFacts([*paced(400), *wrong]))) == expected
+
+
+def test_failures_are_named_and_unsent_ones_are_the_clients() -> None:
+    found = errors(RunFacts([*paced(8), failed(8, 0, "closed"), failed(9, 0, "closed"), failed(10, 0, "garbage")]))
+    assert isinstance(found, Reason) and "3 of 11 requests failed (2 closed, 1 garbage)" in found.message
+    assert errors(RunFacts([*paced(8), failed(8, 0, "unsent")])) is FINE
+    assert errors(RunFacts([failed(8, 0, "unsent")])) is UNKNOWN
+
+
+@pytest.mark.parametrize(("count", "named"), [(35, "p90, p95, p99"), (36, "p95, p99"), (72, "p99"), (367, "p99")])
+def test_percentiles_that_are_printed_need_their_requests(count: int, named: str) -> None:
+    found = too_few_for_percentile(RunFacts(paced(count), measures=PRINTED))
+    assert isinstance(found, Reason) and found.severity == "informative"
+    assert f"too few for {named}:" in found.message and found.limit == 368
+
+
+def test_with_enough_requests_every_percentile_stands() -> None:
+    assert too_few_for_percentile(RunFacts(paced(368), measures=PRINTED)) is FINE
+    assert too_few_for_percentile(RunFacts(paced(5))) is UNKNOWN
+    assert too_few_for_percentile(RunFacts(paced(5), measures={"ttft_s": {"p99": None}})) is UNKNOWN
+
+
+def test_a_percentile_that_decides_must_have_its_requests() -> None:
+    assert severity(too_few_for_percentile(RunFacts(paced(71), percentiles=[95], measures=PRINTED))) == "invalid"
+    assert too_few_for_percentile(RunFacts(paced(72), percentiles=[95])) is FINE
+
+
+def test_failed_requests_do_not_count_for_percentiles() -> None:
+    records = [*paced(71), failed(71, 0.0, "closed")]
+    assert severity(too_few_for_percentile(RunFacts(records, percentiles=[95]))) == "invalid"
+
+
+def test_cycles() -> None:
+    assert severity(too_few_cycles(open_loop(cycles=2))) == "informative"
+    assert too_few_cycles(open_loop(cycles=3)) is FINE
+    assert too_few_cycles(open_loop()) is UNKNOWN
+
+
+@pytest.mark.parametrize(("short", "expected"), [(0, "fine"), (4, "fine"), (5, "informative"), (100, "invalid")])
+def test_answers_that_are_too_short(short: int, expected: str) -> None:
+    records = [replace(one, output_tokens=8) if one.index < short else one for one in paced()]
+    assert severity(output_lengths_off(open_loop(records))) == expected
+
+
+def test_answers_that_are_too_long_are_other_work_too() -> None:
+    assert severity(output_lengths_off(open_loop([replace(one, output_tokens=20) for one in paced()]))) == "invalid"
+
+
+def test_where_no_length_was_asked_for_none_is_missed() -> None:
+    assert output_lengths_off(open_loop(requests=None)) is UNKNOWN
+    assert output_lengths_off(open_loop(requests=[Request(prompt="hi")] * 400)) is UNKNOWN
+
+
+@pytest.mark.parametrize(("cut", "expected"), [(0, "fine"), (1, "informative"), (5, "invalid")])
+def test_prompts_that_were_cut(cut: int, expected: str) -> None:
+    records = [replace(one, input_tokens=16 if one.index < cut else 40) for one in paced()]
+    assert severity(input_lengths_off(open_loop(records))) == expected
+    assert input_lengths_off(open_loop(records, requests=None)) is UNKNOWN
+
+
+@pytest.mark.parametrize(("cached", "expected"), [(0, "fine"), (4, "informative"), (30, "invalid")])
+def test_prompts_that_were_remembered(cached: int, expected: str) -> None:
+    records = [replace(one, cached_tokens=cached) for one in paced(40)]
+    assert severity(unasked_cache_hits(open_loop(records, shared_prefix=False))) == expected
+    assert unasked_cache_hits(open_loop(records, shared_prefix=True)) is UNKNOWN
+    assert unasked_cache_hits(open_loop(records)) is UNKNOWN
+
+
+def test_events_of_many_tokens() -> None:
+    assert stream_bunched(open_loop()) is FINE
+    found = stream_bunched(open_loop([replace(one, events=4) for one in paced(40)]))
+    assert isinstance(found, Reason) and (found.severity, found.figure) == ("informative", 4.0)
+    assert stream_bunched(open_loop([record(0, 0.0, output_tokens=1, events=1)])) is UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "fine"),
+        ({"same_prompt_ids": False}, "invalid"),
+        ({"logprob_distance": 0.2}, "informative"),
+        ({"logprob_distance": 0.9}, "invalid"),
+        ({"output_length_ratio": 1.3}, "informative"),
+        ({"output_length_ratio": 0.8}, "informative"),
+        ({"greedy_agreement": 0.2}, "fine"),  # the log probabilities say that it is rounding
+        ({"greedy_agreement": 0.2, "logprob_distance": None}, "informative"),
+        ({"greedy_agreement": 0.0, "logprob_distance": None}, "invalid"),
+        ({"greedy_agreement": 0.8, "logprob_distance": None}, "fine"),
+    ],
+)
+def test_parity(changes: dict[str, float | None], expected: str) -> None:
+    assert severity(parity_broken(open_loop(parity=replace(PARITY, **changes)))) == expected
+
+
+def test_parity_that_nobody_tells() -> None:
+    assert parity_broken(open_loop()) is UNKNOWN
+    assert parity_broken(open_loop(parity=Parity(1, None, 1.0, None, None, None, None, None, {}))) is UNKNOWN

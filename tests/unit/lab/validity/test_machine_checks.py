@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from enginebay.lab.validity.machine_checks import machine_busy, thermal_drift, throttled
+from enginebay.lab.validity.verdict import FINE, UNKNOWN, Finding, Reason
+from enginebay.meters.nvml import THROTTLES
+from enginebay.meters.sample import Sample
+from tests.unit.lab.validity.runs import open_loop
+
+
+def severity(finding: Finding) -> str:
+    return finding.severity if isinstance(finding, Reason) else finding.value
+
+
+@dataclass(frozen=True)
+class Course:
+    """A device over the window: temperature and clock go evenly from one figure to the other."""
+
+    warmth: tuple[float, float] = (60.0, 60.0)
+    clock: tuple[float, float] = (1.5e9, 1.5e9)
+    throttle: tuple[str, ...] = ()
+    throttled: int = 0  # how many of the samples
+    device: str = "gpu:0"
+
+    def samples(self, count: int = 200) -> list[Sample]:
+        shares = [index / (count - 1) for index in range(count)]
+        return [
+            Sample(
+                index * 0.1,
+                self.device,
+                temperature_c=self.warmth[0] + share * (self.warmth[1] - self.warmth[0]),
+                sm_clock_hz=self.clock[0] + share * (self.clock[1] - self.clock[0]),
+                throttle=self.throttle if index < self.throttled else (),
+            )
+            for index, share in enumerate(shares)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("shares", "expected"),
+    [([0.0, 0.02], "fine"), ([0.0, 0.2], "informative"), ([0.2, 0.2], "invalid"), ([], "unknown")],
+)
+def test_others_on_the_cores(shares: Sequence[float], expected: str) -> None:
+    assert severity(machine_busy(open_loop(others_busy=shares))) == expected
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, "fine"), (0.05, "informative"), (0.3, "invalid")])
+def test_others_on_a_gpu(share: float, expected: str) -> None:
+    found = machine_busy(open_loop(others_busy=[0.0], idle_gpu_busy={"gpu:0": 0.0, "gpu:1": share}))
+    assert severity(found) == expected
+    assert not isinstance(found, Reason) or "gpu:1" in found.message
+
+
+@pytest.mark.parametrize(
+    ("course", "expected"),
+    [
+        (Course(), "fine"),
+        (Course(warmth=(60, 65)), "fine"),
+        (Course(warmth=(50, 70)), "informative"),
+        (Course(warmth=(70, 50)), "informative"),
+        (Course(warmth=(50, 70), clock=(1.5e9, 1.4e9)), "invalid"),
+        (Course(warmth=(60, 61), clock=(1.5e9, 1.2e9)), "fine"),  # the load fell, not the device
+    ],
+)
+def test_devices_that_grow_warm(course: Course, expected: str) -> None:
+    steady = Course(device="gpu:1")
+    assert severity(thermal_drift(open_loop(samples=[*steady.samples(), *course.samples()]))) == expected
+
+
+def test_a_temperature_that_nobody_reads_or_hardly_anybody() -> None:
+    assert thermal_drift(open_loop()) is UNKNOWN
+    assert thermal_drift(open_loop(samples=[Sample(index / 10, "host") for index in range(100)])) is UNKNOWN
+    assert thermal_drift(open_loop(samples=Course(warmth=(20, 90)).samples(5))) is UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("names", "count", "expected"),
+    [
+        (("thermal_hardware",), 0, "fine"),
+        (("hardware_slowdown",), 20, "invalid"),
+        (("thermal_hardware",), 1, "informative"),
+        (("thermal_software",), 20, "invalid"),
+        (("power_brake",), 20, "invalid"),
+        (("power_cap",), 200, "fine"),
+        (("clocks_set", "sync_boost"), 200, "fine"),
+    ],
+)
+def test_devices_that_were_slowed_down(names: tuple[str, ...], count: int, expected: str) -> None:
+    assert set(names) <= set(THROTTLES.values())  # the meter's own words
+    course = Course(throttle=names, throttled=count)
+    assert severity(throttled(open_loop(samples=course.samples()))) == expected
+
+
+def test_a_meter_that_does_not_look_at_throttling() -> None:
+    assert throttled(open_loop(samples=[Sample(0.0, "cpu:package-0", energy_j=1.0)])) is UNKNOWN
+    assert throttled(open_loop()) is UNKNOWN
+    assert throttled(open_loop(samples=[*Course().samples(), Sample(0.0, "host")])) is FINE

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+
+from enginebay.lab.requests import Record
+from enginebay.lab.validity.facts import RunFacts, Warmup
+from enginebay.lab.validity.steady_checks import backlog_grows, littles_law, unstable_warmup
+from enginebay.lab.validity.verdict import FINE, UNKNOWN, Finding, Reason
+from tests.unit.lab.validity.runs import closed_loop, open_loop, paced, record
+
+
+def severity(finding: Finding) -> str:
+    return finding.severity if isinstance(finding, Reason) else finding.value
+
+
+def queued(rate: float, service_s: float, count: int, seed: int = 1) -> list[Record]:
+    """Poisson arrivals at one server that takes `service_s` for each: with rate x service_s above 1 it falls behind."""
+    chance = random.Random(seed)
+    at = free = 0.0
+    records = []
+    for index in range(count):
+        at += chance.expovariate(rate)
+        free = max(at, free) + service_s
+        records.append(record(index, at, free - at, sent_s=at))
+    return records
+
+
+def poisson(records: list[Record], rate: float) -> RunFacts:
+    return open_loop(records, profile="poisson", rate_per_s=rate)
+
+
+@pytest.mark.parametrize(("took_s", "expected"), [(1.0, "fine"), (8.0, "informative"), (30.0, "invalid")])
+def test_a_window_too_short_for_its_latencies(took_s: float, expected: str) -> None:
+    """The window ends with the last request sent, at 40 s."""
+    assert severity(littles_law(open_loop(paced(took_s=took_s), window_s=40.0))) == expected
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(1.0, "fine"), (1.1, "informative"), (1.5, "invalid")])
+def test_a_published_rate_that_the_requests_do_not_bear_out(factor: float, expected: str) -> None:
+    facts = closed_loop()
+    measures = {"requests_per_s": 4.0 * factor, "e2e_s": {"mean": 1.0}}
+    assert severity(littles_law(replace(facts, measures=measures))) == expected
+
+
+def test_the_servers_own_count_goes_first() -> None:
+    assert littles_law(closed_loop(server_in_flight=4.0)) is FINE
+    assert severity(littles_law(closed_loop(server_in_flight=7.0))) == "invalid"
+
+
+def test_the_law_is_for_steady_loads_with_a_window() -> None:
+    assert littles_law(closed_loop(profile="offline")) is UNKNOWN
+    assert littles_law(closed_loop(window_s=None)) is UNKNOWN
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_server_that_falls_behind(seed: int) -> None:
+    found = backlog_grows(poisson(queued(10.0, 0.13, 600, seed), 10.0))
+    assert severity(found) == "informative"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_server_that_keeps_up(seed: int) -> None:
+    assert backlog_grows(poisson(queued(10.0, 0.06, 600, seed), 10.0)) is FINE
+
+
+def test_few_arrivals_and_closed_loops_tell_nothing_of_a_backlog() -> None:
+    assert backlog_grows(open_loop(paced(30))) is UNKNOWN
+    assert backlog_grows(closed_loop()) is UNKNOWN
+
+
+def series(first: float, count: int = 100, slow: int = 30) -> list[float]:
+    return [first] * slow + [1.0] * (count - slow)
+
+
+def test_a_warm_up_inside_the_window_moves_the_mean() -> None:
+    found = unstable_warmup(closed_loop(warmup=Warmup(series(2.0), end=30, over=True)))
+    assert severity(found) == "informative"
+    assert isinstance(found, Reason) and found.figure == pytest.approx(fmean(series(2.0)) - 1)
+    assert unstable_warmup(closed_loop(warmup=Warmup(series(1.1), end=30, over=True))) is FINE
+
+
+def test_a_run_that_never_became_steady() -> None:
+    rising = [1.0 + index / 100 for index in range(100)]
+    assert severity(unstable_warmup(closed_loop(warmup=Warmup(rising, end=50, over=False)))) == "invalid"
+
+
+def test_in_an_open_loop_a_slower_start_is_a_warm_up_and_a_faster_one_a_queue() -> None:
+    rising = [1.0 + index / 100 for index in range(100)]
+    assert severity(unstable_warmup(open_loop(warmup=Warmup(rising, end=50, over=False)))) == "informative"
+    assert severity(unstable_warmup(open_loop(warmup=Warmup(rising[::-1], end=50, over=False)))) == "invalid"
+
+
+def test_noise_that_is_cut_late_is_no_trend() -> None:
+    noise = [1.0 + (index % 7) / 100 for index in range(100)]
+    assert unstable_warmup(closed_loop(warmup=Warmup(noise, end=50, over=False))) is FINE
+
+
+def test_an_overload_has_its_own_code() -> None:
+    records = queued(10.0, 0.13, 600)
+    latencies = [(one.end_s or 0.0) - one.sent_s for one in records]
+    facts = replace(poisson(records, 10.0), warmup=Warmup(latencies, end=300, over=False))
+    assert unstable_warmup(facts) is FINE
+    assert severity(backlog_grows(facts)) == "informative"
+
+
+def test_a_few_values_or_a_ramp_tell_nothing_of_a_warm_up() -> None:
+    assert unstable_warmup(closed_loop()) is UNKNOWN
+    assert unstable_warmup(closed_loop(warmup=Warmup([9.0] * 5 + [1.0] * 10, end=5, over=True))) is UNKNOWN
+    assert unstable_warmup(open_loop(profile="ramp", warmup=Warmup(series(2.0), end=30, over=True))) is UNKNOWN

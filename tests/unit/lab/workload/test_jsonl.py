@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from enginebay.errors import ConfigError
+from enginebay.lab.workload.make import make_requests
+from enginebay.lab.workload.spec import Jsonl
+from tests.unit.lab.workload.small_tokenizers import WORDS, byte_level, sentencepiece
+
+LONG = " ".join(WORDS[:30])
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(*lines):
+        path = tmp_path / "prompts.jsonl"
+        path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+        return path
+
+    return write
+
+
+def chat(*contents):
+    return {"messages": [{"role": "user", "content": content} for content in contents]}
+
+
+def render(messages):
+    return byte_level().encode("".join(f"|{one['content']}" for one in messages), add_special=False)
+
+
+def test_text_ids_and_messages(file):
+    path = file(
+        {"prompt": "lal bel", "output_tokens": 3},
+        {"prompt": [4, 5]},
+        "",
+        {**chat("bel"), "max_tokens": 9, "group": "a"},
+    )
+    text, ids, messages = make_requests(Jsonl(path, output_tokens=7), byte_level(), None, 0)
+    assert (text.prompt, text.output_tokens) == ("lal bel", 3)
+    assert text.input_tokens == len(byte_level().encode("lal bel"))
+    assert (ids.prompt, ids.input_tokens, ids.output_tokens) == ((4, 5), 2, 7)
+    assert messages.prompt == ({"role": "user", "content": "bel"},)
+    assert (messages.input_tokens, messages.output_tokens, messages.group) == (None, 9, "a")
+
+
+def test_no_tokenizer_is_needed_to_send_a_file(file):
+    (request,) = make_requests(Jsonl(file({"prompt": "hi"})), None, None, 0)
+    assert (request.prompt, request.input_tokens) == ("hi", None)
+
+
+def test_a_chat_is_counted_with_its_template(file):
+    (request,) = make_requests(Jsonl(file(chat("bel", "lal"))), byte_level(), None, 0, render=render)
+    assert request.input_tokens == len(render(request.prompt))
+
+
+def test_text_is_cut_to_its_beginning_with_the_first_token_counted(file):
+    tokenizer = sentencepiece()
+    (request,) = make_requests(Jsonl(file({"prompt": LONG}), max_input_tokens=6), tokenizer, None, 0)
+    assert request.input_tokens == len(tokenizer.encode(request.prompt)) == 6
+    assert LONG.startswith(request.prompt)
+
+
+def test_ids_are_cut_and_short_prompts_are_left_alone(file):
+    path = file({"prompt": list(range(9))}, {"prompt": [1]})
+    assert [one.prompt for one in make_requests(Jsonl(path, max_input_tokens=4), None, None, 0)] == [(0, 1, 2, 3), (1,)]
+
+
+def test_half_a_character_is_not_kept(file):
+    (request,) = make_requests(Jsonl(file({"prompt": "☃☃"}), max_input_tokens=4), byte_level(), None, 0)
+    assert request.prompt == "☃"
+
+
+def test_of_a_chat_the_last_text_gives_way(file):
+    path = file(chat("bel", LONG))
+    (request,) = make_requests(Jsonl(path, max_input_tokens=10), byte_level(), None, 0, render=render)
+    assert request.input_tokens == 10
+    assert request.prompt[0]["content"] == "bel"
+    assert LONG.startswith(request.prompt[1]["content"])
+
+
+def test_what_cannot_be_cut_is_refused(file):
+    path = file(chat("bel"))
+    with pytest.raises(ConfigError, match="needs the model's tokenizer"):
+        make_requests(Jsonl(path, max_input_tokens=1), byte_level(), None, 0)
+    with pytest.raises(ConfigError, match="leaves nothing"):
+        make_requests(Jsonl(path, max_input_tokens=1), byte_level(), None, 0, render=render)
+
+
+def test_more_than_the_file_has_is_refused_unless_it_may_repeat(file):
+    path = file({"prompt": "a"}, {"prompt": "b"})
+    with pytest.raises(ConfigError, match="has 2 requests to send, and 5 are asked for"):
+        make_requests(Jsonl(path), None, 5, 0)
+    assert "".join(one.prompt for one in make_requests(Jsonl(path, repeat=True), None, 5, 0)) == "ababa"
+
+
+def test_shuffling_follows_the_seed_and_loses_nothing(file):
+    spec = Jsonl(file(*({"prompt": word} for word in WORDS)), shuffle=True)
+    first, again, other = ([one.prompt for one in make_requests(spec, None, None, seed)] for seed in (1, 1, 2))
+    assert first == again != other
+    assert sorted(first) == sorted(other) == sorted(WORDS)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "line 2: not JSON"),
+        ("[1]", "line 2: needs either"),
+        ({"text": "a"}, "line 2: needs either"),
+        ({"prompt": "a", **chat("b")}, "line 2: needs either"),
+        ({"prompt": ""}, "line 2: the prompt is empty"),
+        ({"prompt": []}, "line 2: the prompt is empty"),
+        ({"prompt": [1, "a"]}, "wrong kind"),
+        ({"prompt": [1, -4]}, "wrong kind"),
+        ({"messages": ["hi"]}, "wrong kind"),
+        ({"prompt": "a", "max_tokens": 0}, "must be 1 or more"),
+    ],
+)
+def test_bad_lines_are_named(file, line, said):
+    with pytest.raises(ConfigError, match=said):
+        make_requests(Jsonl(file({"prompt": "fine"}, line)), None, None, 0)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\xff\xfe\xfa")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        make_requests(Jsonl(path), None, None, 0)
+    path.write_text("\n\n")
+    with pytest.raises(ConfigError, match="is empty"):
+        make_requests(Jsonl(path), None, None, 0)

@@ -1,0 +1,39 @@
+"""What can be read on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from enginebay.meters.find import find_meters
+from enginebay.meters.sample import Sample, devices, of_device
+
+
+def test_what_is_not_read_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    meters, absent = find_meters({"us": os.getpid()})
+    names = {meter.name for meter in meters} | {missing.meter for missing in absent}
+    assert {"nvml", "rapl", "host"} <= names
+    assert all(missing.reason for missing in absent)
+    for meter in meters:
+        assert meter.read()
+        meter.close()
+
+
+def test_importing_needs_only_the_standard_library() -> None:
+    code = (
+        "import sys; before = set(sys.modules)\n"
+        "import enginebay.meters.find, enginebay.meters.sampler, enginebay.meters.split, enginebay.meters.baseline\n"
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(sorted(new - set(sys.stdlib_module_names) - {'enginebay'}))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_samples_of_one_device_are_in_order() -> None:
+    samples = [Sample(2.0, "gpu:1"), Sample(1.0, "gpu:0"), Sample(0.5, "gpu:1"), Sample(2.0, "gpu:1", power_w=5.0)]
+    assert devices(samples, "gpu:") == ["gpu:0", "gpu:1"]
+    assert of_device(samples, "gpu:1") == [samples[2], samples[3]]
