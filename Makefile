@@ -7,7 +7,7 @@ PROMPT ?= Give three tips for a good night's sleep.
 # Engine environments and models made for the tests live in the checkout, so that nothing of yours is touched.
 TEST_HOME := $(CURDIR)/.home
 
-.PHONY: install serve run node check unit engines contract integration test soak bench-server bench-switch bench-worker bench-start docs clean
+.PHONY: install serve run node check unit engines contract integration test soak bench-server bench-switch bench-worker bench-start bench-lab compare docs clean
 
 install: $(VENV)/.installed
 
@@ -74,6 +74,15 @@ bench-switch: engines
 
 bench-start: install
 	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python bench/start.py
+
+bench-lab: engines
+	failed=0; for part in coverage client repeats; do \
+	  ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python -m bench.lab.$$part || failed=1; done; exit $$failed
+
+# Three engines on the embedded model, and a page of what came out.
+compare: engines
+	ENGINEBAY_HOME=$(TEST_HOME) $(BAY) experiment examples/compare.yaml
+	ENGINEBAY_HOME=$(TEST_HOME) $(BAY) report latest -o comparison.html
 
 docs: install
 	$(BAY) engines matrix --markdown > docs/engines.md

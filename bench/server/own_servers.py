@@ -55,12 +55,12 @@ def _vllm(plan: Plan, settings: Mapping[str, Any], port: int) -> Launch:
         # By itself it keeps a core back.
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-        "PYTHONPATH": str(_named_vllm(plan)),
+        "PYTHONPATH": str(named_vllm(plan)),
     }
     return Launch(command, environment)
 
 
-def _named_vllm(plan: Plan) -> Path:
+def named_vllm(plan: Plan) -> Path:
     """The CPU build is called vllm-cpu, and its command looks for a distribution called vllm: give it one."""
     version = plan.launch.python.parents[1].name.partition("-")[2]
     place = home() / "bench" / f"vllm-name-{version}"

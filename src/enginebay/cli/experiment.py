@@ -77,7 +77,7 @@ def experiment(
         points, dropped, cycle_count, given = (
             _of_url(config, preset, flags, url, model, tokenizer)
             if url
-            else _of_engines(config, preset, flags, model, tokenizer, ignore_warnings)
+            else of_engines(config, preset, flags, model, tokenizer, ignore_warnings)
         )
         _show_dropped(dropped)
         if dry_run:
@@ -105,7 +105,7 @@ def _flags(
     }
 
 
-def _of_engines(
+def of_engines(
     config: Path | None, preset: str | None, flags: dict[str, Any], model: str | None, tokenizer: str | None,
     ignore_warnings: bool,
 ) -> tuple[list[Point], list[Dropped], int, dict[str, Any]]:  # fmt: skip
@@ -170,8 +170,10 @@ def _stored_tokenizer(model: str) -> str | None:
         return None
 
 
-def _headers() -> dict[str, str]:
-    key = os.environ.get("ENGINEBAY_API_KEY") or os.environ.get("OPENAI_API_KEY")
+def _headers(*variables: str) -> dict[str, str]:
+    """With the key from the first of these variables that is set; without any, the one for text."""
+    names = variables or ("ENGINEBAY_API_KEY", "OPENAI_API_KEY")
+    key = next((os.environ[name] for name in names if os.environ.get(name)), None)
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
@@ -206,8 +208,8 @@ def _run(folder: Path, plan: Study) -> Outcome:
         f"requests/s here ({ceiling.processes} processes)"
     )
     bench = Bench(
-        runs=folder, study_id=plan.id, ceiling=ceiling, config=plan.config, headers=_headers(), say=progress.say,
-        live=progress.live, tokenizer=_read_tokenizer,
+        runs=folder, study_id=plan.id, ceiling=ceiling, config=plan.config, headers=_headers(),
+        admin_headers=_headers("ENGINEBAY_ADMIN_KEY"), say=progress.say, live=progress.live, tokenizer=read_tokenizer,
     )  # fmt: skip
     try:
         return carry_out(bench, plan, progress.began, progress.ended)
@@ -217,7 +219,7 @@ def _run(folder: Path, plan: Study) -> Outcome:
         raise
 
 
-def _read_tokenizer(path: str) -> TextTokenizer:
+def read_tokenizer(path: str) -> TextTokenizer:
     from enginebay.lab.workload.byte_tokenizer import NAME, ByteTokenizer
     from enginebay.text.tokenizer import load_tokenizer
 

@@ -207,9 +207,7 @@ def _show_settings(run: Run) -> None:
     """Only what ran otherwise than it was asked for; `--json` has everything."""
     from enginebay.lab.parity import settings_diff
 
-    changed = [
-        row for row in settings_diff(run.manifest["config"], run.manifest["effective"]) if row.state == "changed"
-    ]
+    changed = [row for row in settings_diff(run.asked, run.manifest["effective"]) if row.state == "changed"]
     if changed:
         print()
         table(("SETTING", "ASKED", "RAN"), [(row.name, row.asked, row.effective) for row in changed])

@@ -10,6 +10,8 @@ The rule of ADR-001, with llama.cpp added for what it does best:
     any other           the engines that declare the format
 
 The first that has nothing against it wins. If none has, the first that is merely not installed is named.
+
+What `bay choose` measured for this model on this host goes before the table, as long as its engine is there unchanged.
 """
 
 from __future__ import annotations
@@ -54,6 +56,16 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class Preference:
+    """The engine that was measured to be the best for this model on this host."""
+
+    kind: str
+    version: str  # that was measured
+    told: str  # what was found, for a person
+    date: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class _Objection:
     text: str
     curable: bool = False  # by installing the engine
@@ -65,18 +77,73 @@ def choose(
     installed: Mapping[str, Probe | None],
     asked: str | None = None,
     formats: Mapping[str, tuple[str, ...]] = FORMATS,
+    measured: Preference | None = None,
+    notes: tuple[str, ...] = (),
 ) -> Decision:
-    """The engine for this model on this host. `asked` is a kind, or "auto" or None for the rule above."""
+    """The engine for this model on this host. `asked` is a kind, or "auto" or None for the rule above.
+
+    `notes`: what else is to be said of the choice, such as measurements that do not count.
+    """
     if asked and asked != "auto":
         return _by_name(model, installed, asked, formats)
-    order = _ORDER.get((model.format, host.cuda)) or tuple(
-        kind for kind, known in formats.items() if model.format in known
-    )
+    if measured is not None:
+        against = _unfit(measured, model, host, installed.get(measured.kind), formats)
+        if not against:
+            dense = _needs_dense(measured.kind, model, formats)
+            why = (_situation(model, host), f"{measured.kind}: {measured.told}", *_dense_note(dense))
+            return Decision(measured.kind, why, dense=dense)
+        notes = (*notes, f"the measurement of {measured.date} is not used: {against}")
+    order = _order(model, host, formats)
     if not order:
         raise UsageError(
             f"no engine runs {model.name}: its format is {model.format}", "bay engines list shows what each engine runs"
         )
-    return _first_fit(order, model, host, installed, formats)
+    return _first_fit(order, model, host, installed, formats, notes)
+
+
+def candidates(
+    model: ModelFacts,
+    host: HostFacts,
+    installed: Mapping[str, Probe | None],
+    formats: Mapping[str, tuple[str, ...]] = FORMATS,
+) -> tuple[list[str], dict[str, str]]:
+    """The installed engines that can run this model here, the preferred first; and what is against the others."""
+    fit: list[str] = []
+    against: dict[str, str] = {}
+    others = [kind for kind, known in formats.items() if model.format in known]
+    for kind in dict.fromkeys([*_order(model, host, formats), *others]):
+        objection = _objection(kind, model, host, installed.get(kind), _needs_dense(kind, model, formats))
+        if objection is None:
+            fit.append(kind)
+        else:
+            against[kind] = objection.text
+    return fit, against
+
+
+def _order(model: ModelFacts, host: HostFacts, formats: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    return _ORDER.get((model.format, host.cuda)) or tuple(
+        kind for kind, known in formats.items() if model.format in known
+    )
+
+
+def _unfit(
+    measured: Preference,
+    model: ModelFacts,
+    host: HostFacts,
+    probe: Probe | None,
+    formats: Mapping[str, tuple[str, ...]],
+) -> str:
+    """Why what was measured cannot be gone by; empty when it can."""
+    kind = measured.kind
+    dense = _needs_dense(kind, model, formats)
+    if not dense and model.format not in formats.get(kind, ()):
+        return f"{kind} does not read {model.format}"
+    objection = _objection(kind, model, host, probe, dense)
+    if objection is not None:
+        return f"{kind}: {objection.text}"
+    if probe is not None and probe.version != measured.version:
+        return f"it was made with {kind} {measured.version}, and {probe.version} is installed"
+    return ""
 
 
 def _by_name(
@@ -99,9 +166,10 @@ def _first_fit(
     host: HostFacts,
     installed: Mapping[str, Probe | None],
     formats: Mapping[str, tuple[str, ...]],
+    notes: tuple[str, ...] = (),
 ) -> Decision:
     passed_over: dict[str, _Objection] = {}
-    start = (_situation(model, host),)
+    start = (_situation(model, host), *notes)
     for kind in order:
         dense = _needs_dense(kind, model, formats)
         objection = _objection(kind, model, host, installed.get(kind), dense)

@@ -28,7 +28,7 @@ from enginebay.lab.runs.manifest import new_manifest
 from enginebay.lab.runs.plain import plain
 from enginebay.lab.runs.study import Step
 from enginebay.lab.runs.writer import RunWriter
-from enginebay.lab.served import config_bytes, served
+from enginebay.lab.served import Served, config_bytes, served
 from enginebay.lab.validity.judge import judge
 from enginebay.lab.workload.make import Workload, make_workload, requests_sha256
 from enginebay.lab.workload.spec import TextTokenizer
@@ -49,6 +49,7 @@ class Bench:
     ceiling: Ceiling
     config: Mapping[str, Any] = field(default_factory=dict)  # as given
     headers: Mapping[str, str] = field(default_factory=dict)  # for a server that runs
+    admin_headers: Mapping[str, str] = field(default_factory=dict)  # for its meters, where those are others
     say: Callable[[str], None] = lambda text: None
     live: Callable[[Live, int], None] = lambda live, requests: None
     tokenizer: Callable[[str], TextTokenizer] | None = None  # reads the one at a path
@@ -65,8 +66,11 @@ class Measured:
     start_s: float | None
 
 
-def conduct(bench: Bench, point: Point, step: Step) -> Path:
-    """Make one run of a point; gives its folder. Raises what makes it impossible."""
+def conduct(bench: Bench, point: Point, step: Step, server: Served | None = None) -> Path:
+    """Make one run of a point; gives its folder. Raises what makes it impossible.
+
+    `server`: one that was started for this point's engine and serves several runs.
+    """
     plan = read_plan(point)
     created = now()
     manifest = new_manifest(
@@ -74,20 +78,27 @@ def conduct(bench: Bench, point: Point, step: Step) -> Path:
         engine={"kind": point.engine},
         model={"name": point.model, **point.source},
         study={"id": bench.study_id, "point": step.point, "cycle": step.cycle, "label": point.label},
-        config={"given": plain(bench.config), "point": plain(point.as_data())},
+        config=plain(point.as_config()),
         profile=profile_data(plan.profile),
         seeds={"requests": point.seed + step.cycle, "arrivals": point.seed + step.cycle},
     )
-    with RunWriter(bench.runs, manifest) as writer, _server(bench, point, writer) as (target, pid, start_s):
-        with observed(target.url, pid) as observation:
-            measured = _measure(bench, point, plan, step, target, writer, observation, start_s)
+    with RunWriter(bench.runs, manifest) as writer, _server(bench, point, writer, server) as (target, pid, start_s):
+        facts = read_facts(target)
+        target = replace(target, ours=facts.ours)
+        with observed(target, pid, bench.admin_headers) as observation:
+            measured = _measure(bench, point, plan, step, target, facts, writer, observation, start_s)
         return _write(point, plan, measured, observation, bench.ceiling, writer, target)
 
 
 @contextmanager
-def _server(bench: Bench, point: Point, writer: RunWriter) -> Iterator[tuple[Target, int | None, float | None]]:
+def _server(
+    bench: Bench, point: Point, writer: RunWriter, server: Served | None
+) -> Iterator[tuple[Target, int | None, float | None]]:
     """The server to measure: the one that runs, or one of our own that lives as long as the run."""
     body = dict(point.body)
+    if server is not None:
+        yield Target(server.url, point.model, server.headers, body, point.timeout_s), server.pid, server.start_s
+        return
     if point.serve is None:
         assert point.url is not None
         yield Target(point.url, point.model, bench.headers, body, point.timeout_s), None, None
@@ -101,10 +112,9 @@ def _server(bench: Bench, point: Point, writer: RunWriter) -> Iterator[tuple[Tar
 
 
 def _measure(
-    bench: Bench, point: Point, plan: Plan, step: Step, target: Target, writer: RunWriter,
+    bench: Bench, point: Point, plan: Plan, step: Step, target: Target, facts: ServerFacts, writer: RunWriter,
     observation: Observation, start_s: float | None,
 ) -> Measured:  # fmt: skip
-    facts = read_facts(target)
     seed = point.seed + step.cycle
     bench.say("writing prompts")
     workload = _workload(bench, point, plan, seed, facts)
@@ -124,7 +134,7 @@ def _measure(
     times = send_times(plan.profile, plan.limits, seed, requests)
     requests = requests if times is None else requests[: len(times)]
     bench.say(f"measuring {len(requests)} requests" if plan.limits.duration_s is None else "measuring")
-    fired = _fire(bench, plan, target, requests, times)
+    fired = _fire(bench, plan, target, requests, times, observation.window_soon)
     return Measured(facts, replace(workload, requests=tuple(requests)), fired, idle, start_s)
 
 
@@ -153,7 +163,10 @@ def _warm_up(bench: Bench, point: Point, plan: Plan, seed: int, facts: ServerFac
     fire(orders, requests)
 
 
-def _fire(bench: Bench, plan: Plan, target: Target, requests: tuple[Request, ...], times: list[float] | None) -> Fired:
+def _fire(
+    bench: Bench, plan: Plan, target: Target, requests: tuple[Request, ...], times: list[float] | None,
+    soon: Callable[[], None],
+) -> Fired:  # fmt: skip
     profile = plan.profile
     rate = max(profile.from_rate, profile.to_rate) if isinstance(profile, Ramp) else profile.rate
     if rate is not None:
@@ -167,7 +180,7 @@ def _fire(bench: Bench, plan: Plan, target: Target, requests: tuple[Request, ...
         bench.live(live, len(requests))
         return stops(live)
 
-    return fire(orders, requests, watch)
+    return fire(orders, requests, watch, soon)
 
 
 def _mean_output(requests: tuple[Request, ...]) -> float:
@@ -200,7 +213,9 @@ def _write(
     figures = measure(
         fired.records, fired.tokens, fired.window_s, plan.slo, by_kind(energies), point.price_per_hour, absent=absent
     )
-    figures |= observation.memory(*window) | device_figures(observation.within(*window))
+    figures |= observation.memory(*window) | device_figures(observation.samples, *window)
+    if observation.clock_error_s is not None:
+        figures["meters_clock_error_s"] = observation.clock_error_s
     if facts.memory_bytes is not None:
         figures["model_memory_bytes"] = facts.memory_bytes
     if measured.start_s is not None:

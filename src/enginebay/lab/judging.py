@@ -38,7 +38,7 @@ def facts_of(
         warmup=_warmup(fired),
         shared_prefix=_shares_prefix(plan),
         others_busy=_others(observation, *window),
-        samples=observation.within(*window),
+        samples=observation.evenly(*window),
         energy=energies or None,
         idle_problems=observation.idle_problems(idle) or None,
         idle_gpu_busy=observation.idle_gpu_busy(idle) or None,

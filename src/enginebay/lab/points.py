@@ -64,6 +64,25 @@ class Point:
     def as_data(self) -> dict[str, Any]:
         return asdict(self)
 
+    def as_config(self) -> dict[str, Any]:
+        """The configuration of `bay experiment` that gives this point again."""
+        settings = {} if self.serve is None else {self.engine: self.serve.get(self.engine) or {}}
+        whole = {
+            "engine": self.engine or None,
+            "model": self.model,
+            **settings,
+            "sampling": {name: value for name, value in self.body.items() if name != "seed"},  # it is random_seed
+            "workload": dict(self.workload),
+            "profile": dict(self.profile),
+            "limits": dict(self.limits),
+            "random_seed": self.seed,
+            "slo": self.slo,
+            "price_per_hour": self.price_per_hour,
+            "warmup": self.warmup,
+            "parity": self.parity,
+        }
+        return {name: value for name, value in whole.items() if value is not None and value != {}}
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

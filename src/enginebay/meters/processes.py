@@ -69,6 +69,14 @@ def children(pid: int, proc: Path = PROC) -> list[int]:
     return found
 
 
+def read_boot_id(proc: Path = PROC) -> str | None:
+    """Tells this start of this machine from any other, in all its containers alike."""
+    try:
+        return (proc / "sys/kernel/random/boot_id").read_text().strip() or None
+    except OSError:
+        return None
+
+
 def _memory_in_use(proc: Path) -> int | None:
     try:
         text = (proc / "meminfo").read_text()

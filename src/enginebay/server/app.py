@@ -23,6 +23,8 @@ from enginebay.server.tracing import Tracer, request_attributes, response_attrib
 
 _DOOR_S = 0.005  # before asking once more who takes requests instead of a worker that did not
 
+_OFTEN_ASKED = ("health", "metrics", "docs", "admin.meters")  # by machines, which would fill the log
+
 _find_route = lru_cache(maxsize=256)(find_route)
 
 
@@ -141,7 +143,7 @@ class App:
             if call.key is not None and call.key.tokens_per_minute is not None:
                 self.context.rates.charge(call.key, usage.prompt_tokens + usage.completion_tokens)
         trace_id = self._trace(call) if self._tracer.enabled and served is not None else ""
-        if call.endpoint not in ("health", "metrics", "docs") or status >= 500:
+        if call.endpoint not in _OFTEN_ASKED or status >= 500:
             self._log(call, status, duration_s, trace_id)
 
     def _log(self, call: Call, status: int, duration_s: float, trace_id: str) -> None:

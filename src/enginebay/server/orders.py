@@ -1,4 +1,4 @@
-"""What an administrator may ask of the fleet: look, load, unload, switch, change adapters, reload, upgrade an engine."""
+"""What an administrator may ask for: look, load, unload, switch, change adapters, reload, upgrade an engine, read meters."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from enginebay.fleet.outlook import told
 from enginebay.fleet.place import Place
 from enginebay.fleet.residency import Depth
 from enginebay.fleet.variants import Variant
+from enginebay.server.host_meters import HostMeters
 from enginebay.server.wanted import Wanted
 from enginebay.worker.client import WorkerClient
 
@@ -42,12 +43,13 @@ class Orders:
         self._orders: set[asyncio.Future[Any]] = set()
         self._upgraded: dict[str, Environment] = {}  # by engine: it stays so over a reload
         self._wanted = wanted  # the last that was taken in
+        self._meters = HostMeters()
 
     async def carry_out(self, command: str, arguments: dict[str, Any]) -> Any:
         known: dict[str, Callable[..., Awaitable[Any]]] = {
             "ps": self._ps, "load": self._load, "unload": self._unload, "switch": self._switch,
             "switches": self._switches, "logs": self._logs, "reload": self._reload, "add_lora": self._add_lora,
-            "remove_lora": self._remove_lora, "upgrade": self._upgrade,
+            "remove_lora": self._remove_lora, "upgrade": self._upgrade, "meters": self._meters.read,
         }  # fmt: skip
         order = asyncio.ensure_future(known[command](**arguments))
         self._orders.add(order)
@@ -59,6 +61,7 @@ class Orders:
             order.cancel()
         await asyncio.gather(*self._orders, return_exceptions=True)
         await self._changes.close()
+        await self._meters.close()
 
     async def _ps(self) -> dict[str, Any]:
         await self._fleet.look()

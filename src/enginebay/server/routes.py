@@ -35,6 +35,7 @@ ROUTES = (
     Route("POST", "/admin/unload", admin.unload, "admin.unload", scope="admin"),
     Route("POST", "/admin/switch", admin.switch, "admin.switch", scope="admin"),
     Route("GET", "/admin/switches", admin.switches, "admin.switches", scope="admin"),
+    Route("GET", "/admin/meters", admin.meters, "admin.meters", scope="admin"),
     Route("GET", "/admin/logs", admin.logs, "admin.logs", scope="admin"),
     Route("POST", "/admin/reload", admin.reload, "admin.reload", scope="admin"),
     Route("POST", "/admin/adapters", admin.add_adapter, "admin.adapters", scope="admin"),

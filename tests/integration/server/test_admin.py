@@ -31,7 +31,7 @@ class Managed:
         self.server, self.keys, self.home = server, keys, home
 
     def order(self, place: str, body: Any = None, key: str = "admin", **query: Any) -> httpx.Response:
-        method = "GET" if place in ("ps", "switches", "logs") else "POST"
+        method = "GET" if place in ("ps", "switches", "logs", "meters") else "POST"
         url = f"{self.server.url}/admin/{place}"
         return httpx.request(method, url, json=body, params=query, headers=bearer(self.keys[key]), timeout=60)
 
@@ -128,6 +128,22 @@ def test_logs(managed: Managed) -> None:
     assert managed.order("logs", model="first", lines=0).json()["error"]["param"] == "lines"
 
 
+def test_meters_read_the_server_and_its_workers(managed: Managed) -> None:
+    pid = managed.order("load", {"model": "first"}).json()["pid"]
+    before_s = time.monotonic()
+    found = managed.order("meters").json()
+    assert before_s <= found["monotonic_s"] <= time.monotonic()  # the same host has the same clock
+    samples = {sample["device"]: sample for sample in found["samples"]}
+    own = psutil.Process(managed.server.process.pid)
+    alone = own.memory_info().rss
+    assert pid in [one.pid for one in own.children(recursive=True)]
+    assert samples["tree:server"]["memory_bytes"] > alone + psutil.Process(pid).memory_info().rss / 2
+    assert samples["host"]["cpu_s"] > samples["tree:server"]["cpu_s"] > 0
+    assert found["cores"] == os.cpu_count() and all(one["reason"] for one in found["absent"])
+    again = {sample["device"]: sample for sample in managed.order("meters").json()["samples"]}
+    assert again["host"]["time_s"] > samples["host"]["time_s"] and again["host"]["cpu_s"] >= samples["host"]["cpu_s"]
+
+
 def test_an_adapter_comes_and_goes(managed: Managed, tmp_path: Path) -> None:
     plain = bearer(managed.keys["plain"])
     managed.order("load", {"model": "first"})
@@ -144,7 +160,7 @@ def test_an_adapter_comes_and_goes(managed: Managed, tmp_path: Path) -> None:
     assert managed.order("adapters/remove", adapter).json()["error"]["param"] == "name"
 
 
-@pytest.mark.parametrize("place", ["ps", "switches", "logs", "load", "unload", "switch", "reload", "adapters",
+@pytest.mark.parametrize("place", ["ps", "switches", "logs", "meters", "load", "unload", "switch", "reload", "adapters",
                                    "adapters/remove", "engines/upgrade"])  # fmt: skip
 def test_a_key_for_text_manages_nothing(managed: Managed, place: str) -> None:
     refused = managed.order(place, {"model": "first"} if place == "unload" else None, key="plain")

@@ -67,7 +67,7 @@ def test_show_says_the_verdict_the_numbers_and_what_is_absent(bay: Any, runs: Pa
         "r1",
         measures={"ttft_s": {"p95": 0.25}, "absent": {"energy_j": "no energy was read"}},
         verdict=INVALID,
-        config={"dtype": "float16", "batch": 2},
+        config={"fake": {"dtype": "float16", "batch": 2}},
         effective={"dtype": "float32", "batch": 2},
         absent={"cpu_energy": "only root may read it"},
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from enginebay.meters.host import HostMeter, open_host
-from enginebay.meters.processes import read_machine, read_process
+from enginebay.meters.processes import read_boot_id, read_machine, read_process
 from enginebay.meters.sample import Sample
 from enginebay.meters.shares import busy_share, cpu_s, others_share, peak_memory_bytes
 
@@ -53,6 +53,14 @@ class Proc:
 @pytest.fixture
 def proc(tmp_path: Path) -> Proc:
     return Proc(tmp_path)
+
+
+def test_a_start_of_the_machine_has_a_name(tmp_path: Path) -> None:
+    place = tmp_path / "sys/kernel/random"
+    place.mkdir(parents=True)
+    assert read_boot_id(tmp_path) is None
+    (place / "boot_id").write_text("0caa-1\n")
+    assert read_boot_id(tmp_path) == "0caa-1"
 
 
 def read(meter: HostMeter, device: str) -> Sample:

@@ -127,6 +127,7 @@ ADAPTER = {"model": "m", "name": "n", "path": tempfile.gettempdir()}
 PROPER: list[tuple[str, str, Any, str, dict[str, Any]]] = [
     ("GET", "/admin/ps", None, "ps", {}),
     ("GET", "/admin/switches", None, "switches", {}),
+    ("GET", "/admin/meters", None, "meters", {}),
     ("GET", "/admin/logs?model=a%2Fb", None, "logs", {"model": "a/b", "lines": 100}),
     ("GET", "/admin/logs?lines=10000&model=m", None, "logs", {"model": "m", "lines": 10_000}),
     ("POST", "/admin/load", {"model": "m"}, "load", {"model": "m"}),

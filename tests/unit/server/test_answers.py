@@ -83,10 +83,10 @@ def served(buffer: int = 1000) -> Any:
     )
 
 
-def form(choices: int = 1, logprobs: bool = False, usage: bool = False) -> ChatForm:
+def form(choices: int = 1, logprobs: bool = False, usage: bool = False, timing: bool = False) -> ChatForm:
     return ChatForm(
         id="id", created=1, model="m", fingerprint="e", choices=choices, with_logprobs=logprobs, include_usage=usage,
-        token_bytes=lambda token: bytes((token,)),
+        include_timing=timing, token_bytes=lambda token: bytes((token,)),
     )  # fmt: skip
 
 
@@ -123,8 +123,33 @@ async def test_the_end_is_one_write_too() -> None:
     answer.flushed()
     assert connection.ended and len(connection.writes) == 3
     assert connection.events[-1]["usage"]["total_tokens"] == 5
+    assert "enginebay" not in connection.events[-1]["usage"]  # which nobody asked for
     assert connection.events[-2]["choices"][0]["finish_reason"] == "length"
     assert answer.over.result() is None and not session.cancelled
+
+
+async def test_times_are_told_with_the_counts_to_whoever_asks() -> None:
+    answer, connection, _ = streamed(usage=True, timing=True)
+    connection.received = answer.submitted_at - 0.25
+    answer.token("a", 1)
+    answer.delta(Delta("", (), 0, (), FinishReason.LENGTH))
+    answer.done(DONE)
+    told = [event["usage"] for event in connection.events]
+    assert told[-1]["enginebay"] == {"queue_s": 0.25, "ttft_s": 0.1, "total_s": 0.2}
+    assert told[-1]["total_tokens"] == 5 and set(told[:-1]) == {None}
+
+
+async def test_of_several_prompts_the_first_token_of_any_and_the_end_of_all() -> None:
+    connection, session = Connection(), Session()
+    choices = [Choice(index) for index in range(3)]
+    answer = Streamed(connection, served(), choices, form(3, usage=True, timing=True))  # type: ignore[arg-type]
+    answer.submit(session, [GenerateRequest(token_ids=(1,))] * 3)  # type: ignore[arg-type]
+    for listener, timing in zip(
+        session.listeners.values(), (Timing(0.3, 0.4), Timing(0.1, 0.9), Timing(0.2, 0.5)), strict=True
+    ):
+        listener.done(Done(Usage(1, 1, 0), timing))
+    told = connection.events[-1]["usage"]["enginebay"]
+    assert (told["ttft_s"], told["total_s"]) == (0.1, 0.9)
 
 
 async def test_a_slow_client_gets_everything_later_as_one_write() -> None:

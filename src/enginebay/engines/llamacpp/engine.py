@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Sequence
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ class LlamaCppEngine:
         library = import_library()
         params = library.CommonParams()
         return Probe(
-            version=version("xllamacpp"),
+            version=library.__version__,
             versions=_versions(library),
             settings=tuple(name for name in dir(params) if not name.startswith("_")),
             devices=tuple(sorted({_device_kind(one) for one in library.get_device_info()})),
@@ -201,7 +200,7 @@ class LlamaCppEngine:
 
 
 def _versions(library: Any) -> dict[str, str]:
-    found = version("xllamacpp")
+    found: str = library.__version__  # importlib.metadata takes longer to import than the library
     build = library.BUILD_INFO
     return {
         "xllamacpp": found,

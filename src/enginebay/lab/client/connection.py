@@ -12,7 +12,7 @@ from typing import Any
 
 from enginebay.lab.client.framing import LAST_CHUNK, Head, looks_whole, read_head
 
-READ = 1 << 18
+READ = 1 << 16  # the allocator maps larger buffers from the system one by one: that costs more than the read
 
 
 class Connection:

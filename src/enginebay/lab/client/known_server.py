@@ -2,29 +2,38 @@
 
     python -m enginebay.lab.client.known_server --ttft-s 0.05 --itl-s 0.01
 
-One thread and a heap of due writes. Every answer streams `max_tokens` events, the first `ttft_s` after its request came,
-each further one `itl_s` later; without delays, as fast as the sockets take them. It says its port on its first line, and
-ends with its standard input.
+One thread and two queues of due writes. Every answer streams `max_tokens` events, the first `ttft_s` after its request
+came, each further one `itl_s` later; without delays, as fast as the sockets take them. It says its port on its first line,
+and ends with its standard input.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import re
 import select
 import socket
 import sys
+from collections import deque
+from contextlib import suppress
 from functools import lru_cache
-from heapq import heappop, heappush
 from time import monotonic
 
 _LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
 _TOKENS = re.compile(rb'"max_tokens"\s*:\s*(\d+)')
 _USUAL_TOKENS = 16
-_READ = 1 << 18
+_READ = 1 << 16
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+_WRITES_AT_ONCE = 16  # between two looks at what came in: a request's delay counts from the moment it is seen
+_BLOCKED_WAIT_S = 0.001  # before a socket that took no more is tried again
+# What other load clients ask before they begin; whatever else is asked is not known here.
+_PAGES = {
+    b"/health": {},
+    b"/v1/models": {"object": "list", "data": [{"id": "known", "object": "model", "root": "known"}]},
+}
 
 
 def _chunk(data: bytes) -> bytes:
@@ -60,13 +69,24 @@ def writes(tokens: int) -> tuple[bytes, ...]:
     return tuple(whole)
 
 
+def page(raw: bytes) -> bytes | None:
+    """The whole answer to a request that asks for no stream."""
+    method, _, rest = raw.partition(b" ")
+    path = rest.partition(b" ")[0].partition(b"?")[0]
+    if method == b"POST" and path.endswith(b"/completions"):
+        return None
+    status, body = ("200 OK", _PAGES[path]) if method == b"GET" and path in _PAGES else ("404 Not Found", {})
+    data = json.dumps(body).encode()
+    return f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
+
+
 class _Stream:
     """An answer that is being written."""
 
-    __slots__ = ("due", "left", "place", "socket", "unsent")
+    __slots__ = ("due", "left", "place", "send", "unsent")
 
     def __init__(self, sock: socket.socket, left: tuple[bytes, ...], due: float) -> None:
-        self.socket, self.left, self.due = sock, left, due
+        self.send, self.left, self.due = sock.send, left, due
         self.place = 0
         self.unsent = b""
 
@@ -74,14 +94,16 @@ class _Stream:
         """The next piece. True: more is to come."""
         data = self.unsent or self.left[self.place]
         try:
-            sent = self.socket.send(data)
+            sent = self.send(data)
         except BlockingIOError:
             sent = 0
         except OSError:
             return False
-        self.unsent = data[sent:]
-        if not self.unsent:
-            self.place += 1
+        if sent < len(data):
+            self.unsent = data[sent:]
+            return True
+        self.unsent = b""
+        self.place += 1
         return self.place < len(self.left)
 
 
@@ -97,13 +119,15 @@ class KnownServer:
         self._poll.register(self._listener, select.EPOLLIN)
         self._sockets: dict[int, socket.socket] = {}
         self._received: dict[int, bytes] = {}
-        self._due: list[tuple[float, int, _Stream]] = []
-        self._count = 0
+        # Each is in the order of what is due, since each kind of delay is always the same.
+        self._first: deque[_Stream] = deque()
+        self._next: deque[_Stream] = deque()
+        self._blocked: list[_Stream] = []
 
     def run(self) -> None:
         self._poll.register(sys.stdin, select.EPOLLIN)
         while True:
-            wait_s = self._due[0][0] - monotonic() if self._due else 1.0
+            wait_s = self._wait_s()
             if wait_s > 0:
                 select.select([self._poll], [], [], wait_s)
             for number, _ in self._poll.poll(0):
@@ -145,24 +169,44 @@ class KnownServer:
             self._received[number] = raw
             return
         self._received[number] = b""
+        whole = page(raw)
+        if whole is not None:
+            with suppress(OSError):
+                sock.send(whole)
+            return
         tokens = _TOKENS.search(raw)
         due = monotonic() + self._ttft_s
-        self._plan(_Stream(sock, writes(max(1, int(tokens[1])) if tokens else _USUAL_TOKENS), due))
+        self._first.append(_Stream(sock, writes(max(1, int(tokens[1])) if tokens else _USUAL_TOKENS), due))
 
-    def _plan(self, stream: _Stream) -> None:
-        self._count += 1  # streams that are due at the same moment are served in turn
-        heappush(self._due, (stream.due, self._count, stream))
+    def _wait_s(self) -> float:
+        """Until something is due; less than 0: it was."""
+        wait_s = _BLOCKED_WAIT_S if self._blocked else 1.0
+        now = monotonic()
+        for queue in (self._first, self._next):
+            if queue:
+                wait_s = min(wait_s, queue[0].due - now)
+        return wait_s
 
     def _write_due(self) -> None:
+        """Some of what is due, the oldest first."""
+        blocked, self._blocked = self._blocked, []
+        for stream in blocked:
+            self._write(stream)
+        first, later = self._first, self._next
         now = monotonic()
-        for _ in range(len(self._due)):
-            if not self._due or self._due[0][0] > now:
+        for _ in range(_WRITES_AT_ONCE):
+            queue = first if first and (not later or first[0].due <= later[0].due) else later
+            if not queue or queue[0].due > now:
                 return
-            stream = heappop(self._due)[2]
-            if stream.write():
-                if not stream.unsent:
-                    stream.due += self._itl_s
-                self._plan(stream)
+            self._write(queue.popleft())
+
+    def _write(self, stream: _Stream) -> None:
+        if stream.write():
+            if stream.unsent:
+                self._blocked.append(stream)
+            else:
+                stream.due += self._itl_s
+                self._next.append(stream)
 
 
 def main() -> None:
@@ -175,6 +219,9 @@ def main() -> None:
     if given.core is not None:
         os.sched_setaffinity(0, {given.core})
     server = KnownServer(given.ttft_s, given.itl_s, given.port)
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # a collection would be measured as the client's
     print(server.port, flush=True)
     server.run()
 

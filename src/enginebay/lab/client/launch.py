@@ -19,7 +19,7 @@ from enginebay.errors import EnginebayError
 from enginebay.lab.client.order import Order, Outcome, Progress, as_record
 from enginebay.lab.requests import Record, Request
 
-_HEADSTART_S = 0.2  # from the moment the last process is ready to the moment the window begins
+_HEADSTART_S = 0.3  # from the moment the last process is ready to the moment the window begins
 _READY_S = 60.0
 
 
@@ -52,12 +52,18 @@ class Fired:
 Watch = Callable[[Live], bool]  # true: send nothing more
 
 
-def fire(orders: Sequence[Order], requests: Sequence[Request], watch: Watch | None = None) -> Fired:
-    """Carry out the orders together. Raises `ClientFailed`."""
+def fire(
+    orders: Sequence[Order],
+    requests: Sequence[Request],
+    watch: Watch | None = None,
+    soon: Callable[[], None] = lambda: None,
+) -> Fired:
+    """Carry out the orders together; `soon` is called a moment before the window. Raises `ClientFailed`."""
     with tempfile.TemporaryDirectory(prefix="bay-lab-") as folder:
         crew = _Crew(Path(folder), orders)
         try:
             zero = crew.start()
+            soon()
             crew.watch(zero, watch)
             outcomes = crew.outcomes()
         finally:

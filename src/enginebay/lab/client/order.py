@@ -24,6 +24,7 @@ class Target:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: Mapping[str, Any] = field(default_factory=dict)  # sampling and the like, the same in every request
     timeout_s: float = 120.0  # without a byte for so long, a request has stalled
+    ours: bool = False  # it says how long requests waited, when asked, and what its meters read
 
     @property
     def place(self) -> tuple[str, int]:
@@ -99,7 +100,8 @@ class Progress(msgspec.Struct):
 
 def request_bytes(target: Target, request: Request) -> bytes:
     """The request as it goes over the wire. Always streamed, always with usage. Pure."""
-    body: dict[str, Any] = {"model": target.model, "stream": True, "stream_options": {"include_usage": True}}
+    told = {"include_usage": True} | ({"include_timing": True} if target.ours else {})
+    body: dict[str, Any] = {"model": target.model, "stream": True, "stream_options": told}
     prompt = request.prompt
     if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
         path, body["prompt"] = PATHS["completions"], prompt

@@ -39,6 +39,12 @@ class Run:
         return str(self.manifest["model"].get("name", ""))
 
     @property
+    def asked(self) -> Mapping[str, Any]:
+        """The engine's settings as they were asked for."""
+        found = self.manifest["config"].get(self.engine)
+        return found if isinstance(found, Mapping) else {}
+
+    @property
     def label(self) -> str:
         return str(self.manifest["study"].get("label", ""))
 

@@ -28,7 +28,7 @@ class Form:
     fingerprint: str
     with_logprobs: bool
     include_usage: bool
-    include_timing: bool = False
+    include_timing: bool = False  # with the usage
     token_bytes: TokenBytes
 
     def body(self, choices: Sequence[Choice], usage: Usage) -> bytes:
@@ -53,19 +53,14 @@ class Form:
         )  # fmt: skip
 
     def _tail(self) -> bytes:
-        return b"]" + (b',"usage":null' if self._counts else b"") + b"}\n\n"
+        return b"]" + (b',"usage":null' if self.include_usage else b"") + b"}\n\n"
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         return self._head() + _encode(choice) + self._tail()
 
-    @property
-    def _counts(self) -> bool:
-        """Whether there is an event with the counts; times are with them."""
-        return self.include_usage or self.include_timing
-
     def closing(self, usage: Usage, times: Times) -> bytes:
         counts = b""
-        if self._counts:
+        if self.include_usage:
             told = usage_object(usage)
             if self.include_timing:
                 told["enginebay"] = times_object(times)

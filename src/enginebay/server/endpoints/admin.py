@@ -32,6 +32,10 @@ async def switches(context: Context, call: Call) -> None:
     await _ordered(context, call, "switches")
 
 
+async def meters(context: Context, call: Call) -> None:
+    await _ordered(context, call, "meters")
+
+
 async def logs(context: Context, call: Call) -> None:
     asked = call.exchange.query
     unknown = next((name for name in asked if name not in ("model", "lines")), None)

@@ -44,7 +44,7 @@ async def chat(context: Context, call: Call) -> None:
         fingerprint=served.engine,
         choices=sampling.n,
         with_logprobs=sampling.logprobs is not None,
-        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        include_usage=bool(body.stream_options and body.stream_options.wants_usage),
         include_timing=bool(body.stream_options and body.stream_options.include_timing),
         token_bytes=served.client.prompts.token_bytes,
     )

@@ -54,7 +54,7 @@ async def completions(context: Context, call: Call) -> None:
         fingerprint=served.engine,
         echoes=echoes,
         with_logprobs=sampling.logprobs is not None,
-        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        include_usage=bool(body.stream_options and body.stream_options.wants_usage),
         include_timing=bool(body.stream_options and body.stream_options.include_timing),
         token_bytes=served.client.prompts.token_bytes,
     )

@@ -85,6 +85,37 @@ ADMIN_ANSWERS: dict[str, Schema] = {
             "missed": said(COUNT, "How many took longer than they should."),
         }
     ),
+    "Meters": obj(
+        {
+            "monotonic_s": said(NUMBER, "The clock of the samples, in the middle of the time that reading them took."),
+            "boot_id": said(
+                maybe(STRING), "Of the host since its last start; where it is the same, the clock is the same."
+            ),
+            "cores": said(maybe(COUNT), "Processors of the host."),
+            "samples": array(ref("MeterSample")),
+            "absent": said(array(obj({"meter": STRING, "reason": STRING})), "What cannot be read here, and why."),
+        }
+    ),
+    "MeterSample": said(
+        obj(
+            {
+                "time_s": NUMBER,
+                "device": said(STRING, "gpu:N, cpu:package-N, cpu:dram-N, host, or tree:server for our own processes."),
+                "energy_j": said(maybe(NUMBER), "Counts up; its zero means nothing, and it may wrap."),
+                "power_w": maybe(NUMBER),
+                "utilisation": said(maybe(NUMBER), "0 to 1; of processors since the reading before."),
+                "memory_bytes": maybe(COUNT),
+                "sm_clock_hz": maybe(NUMBER),
+                "temperature_c": maybe(NUMBER),
+                "throttle": said(array(STRING), "Why the clocks are lower than they could be."),
+                "cpu_s": said(maybe(NUMBER), "Processor time of all cores; counts up."),
+                "peak_memory_bytes": maybe(COUNT),
+                "wraps_at_j": maybe(NUMBER),
+                "limit_w": maybe(NUMBER),
+            }
+        ),
+        "One device at one moment. What it does not tell is null.",
+    ),
     "LogLines": obj({"lines": array(STRING)}),
     "Reloaded": obj({"added": array(STRING), "removed": array(STRING), "changed": array(STRING)}),
     "Upgraded": obj({"engine": STRING, "version": STRING, "models": said(array(STRING), "Those that moved over.")}),

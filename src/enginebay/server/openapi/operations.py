@@ -139,6 +139,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/admin/switches"): Operation(
         id="switches", tag=_ADMIN, summary="The last times a model was made ready, each by phase", answer="Switches",
     ),
+    ("GET", "/admin/meters"): Operation(
+        id="meters", tag=_ADMIN, summary="What the meters of the server's host read now",
+        description="GPUs, processors, memory, and what of it the server and its workers use.", answer="Meters",
+    ),
     ("GET", "/admin/logs"): Operation(
         id="logs", tag=_ADMIN, summary="The end of the log of a model's worker", answer="LogLines", names_model=True,
         query=(

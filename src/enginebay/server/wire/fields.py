@@ -45,6 +45,11 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_timing: bool | None = None  # ours
     include_obfuscation: bool | None = None
 
+    @property
+    def wants_usage(self) -> bool:
+        """Times are told with the counts."""
+        return bool(self.include_usage or self.include_timing)
+
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
     """A constraint on the output: one of these."""

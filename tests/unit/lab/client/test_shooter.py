@@ -232,5 +232,8 @@ def test_a_request_asks_for_a_stream_with_usage_and_exactly_so_many_tokens() -> 
     assert raw.startswith(b"POST /proxy/v1/completions HTTP/1.1\r\nHost: h:1\r\n")
     for part in (b'"include_usage":true', b'"prompt":[5,6]', b'"max_tokens":4', b'"min_tokens":4', b'"temperature":0'):
         assert part in raw
+    assert b"include_timing" not in raw  # others do not know it, and may refuse it
+    ours = request_bytes(Target("http://h:1", "m", ours=True), Request((5, 6), 2, 4))
+    assert b'"stream_options":{"include_usage":true,"include_timing":true}' in ours
     chat = request_bytes(Target("http://h:1", "m"), Request(({"role": "user", "content": "hi"},)))
     assert chat.startswith(b"POST /v1/chat/completions") and b"max_tokens" not in chat

@@ -147,7 +147,9 @@ def test_an_invalid_run_is_marked_above_in_the_table_and_in_the_plots() -> None:
 
 
 def test_settings_that_were_overruled_are_shown_both_ways() -> None:
-    run = made_run(config={"dtype": "bfloat16", "num_cycles": 3}, effective={"dtype": "float32"})
+    run = made_run(
+        engine="vllm", config={"vllm": {"dtype": "bfloat16"}, "num_cycles": 3}, effective={"dtype": "float32"}
+    )
     text = Page(render([run])).texts["settings"]
     assert "dtypefloat32 bfloat16" in text
     assert "num_cycles" not in text

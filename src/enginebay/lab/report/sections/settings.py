@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from enginebay.lab.parity import SettingRow, settings_diff
 from enginebay.lab.report.markup import Html, details, h, join, section, table
 from enginebay.lab.report.points import Report
-from enginebay.lab.report.settings import LOAD_KEYS, shown
+from enginebay.lab.report.settings import shown
 from enginebay.lab.report.source import part
 
 Column = Mapping[str, SettingRow]
 
 
 def settings(report: Report) -> Html | None:
-    columns = [_column(part(one.first, "config"), part(one.first, "effective")) for one in report.series]
+    columns = [_column(one.first.asked, part(one.first, "effective")) for one in report.series]
     names = list(dict.fromkeys(name for column in columns for name in column))
     told = [name for name in names if any(_ran(column.get(name)) for column in columns)]
     if not told:
@@ -36,8 +36,7 @@ def settings(report: Report) -> Html | None:
 
 
 def _column(asked: Mapping[str, object], effective: Mapping[str, object]) -> Column:
-    wanted = {name: value for name, value in asked.items() if name not in LOAD_KEYS}
-    return {row.name: row for row in settings_diff(wanted, effective)}
+    return {row.name: row for row in settings_diff(asked, effective)}
 
 
 def _ran(row: SettingRow | None) -> bool:

@@ -1,0 +1,187 @@
+"""What `bay choose` prints and writes: the table, the configuration, and the choice that `engine: auto` goes by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from enginebay import __version__
+from enginebay.cli.output import note, table
+from enginebay.errors import UsageError
+
+if TYPE_CHECKING:
+    from enginebay.contract import Probe
+    from enginebay.fleet.choices import Choice
+    from enginebay.fleet.host import HostFacts
+    from enginebay.fleet.models import StoredModel
+    from enginebay.lab.candidates import Candidate, Ranking
+    from enginebay.lab.highest import Wish
+    from enginebay.lab.points import Point
+
+_OUR_KEYS = ("model", "engine", "models")
+
+
+def objective_of(slo: Mapping[str, float]) -> str:
+    return ", ".join(f"{name}={value:g}" for name, value in slo.items())
+
+
+def show_table(ranking: Ranking, wish: Wish) -> None:
+    """One row for each engine, the best first; what is behind a verdict or an absent figure is said below."""
+    heads = ("ENGINE", "VERSION", "REQUESTS/S", "MISSED AT", "KEPT BY", "OUTPUT TOKENS/S", "J/OUTPUT TOKEN", "VERDICT")
+    table(heads, [_row(one) for one in ranking.order])
+    for one in ranking.order:
+        if one.rate is None:
+            note(f"{one.label}: {one.why_none}")
+        elif one.limit:
+            note(f"{one.label}: nothing above {one.rate:g} requests/s was tried: {one.limit}")
+        if "absent" in one.energy:
+            note(f"{one.label}: no energy per token: {one.energy['absent']}")
+        for reason in one.reasons:
+            if reason["message"] != one.why_none:
+                note(f"{one.label}: {reason['severity']}: {reason['code']}: {reason['message']}")
+    if len(ranking.level) > 1:
+        decided = "the one with the fewest joules is taken" if ranking.decided_by == "energy" else "the first is taken"
+        note(f"{' and '.join(ranking.level)} are within {wish.rules.resolution:.0%} of each other; {decided}")
+
+
+def _row(one: Candidate) -> Sequence[Any]:
+    from enginebay.lab.runs.figures import digits
+
+    kept = min((each.share for each in one.kept), default=None)
+    return (
+        one.label,
+        one.version,
+        "none" if one.rate is None else f"{one.rate:g}",
+        "-" if one.above is None else f"{one.above:g}",
+        "-" if kept is None else f"{kept:.1%}",
+        digits(one.figures.get("output_tokens_per_s")),
+        f"{digits(one.joules)} ({one.energy['of']})" if one.joules is not None else "-",
+        f"{one.status}{', confirmed' if one.confirmed else ''}",
+    )
+
+
+def config_of(point: Point, found: Candidate, wish: Wish) -> dict[str, Any]:
+    """The engine and its settings, and beside them what was measured, so that `bay experiment` can repeat it."""
+    served = dict(point.serve or {})
+    # What a model is for is written only where it is not the usual.
+    entries = {
+        name: {key: value for key, value in entry.items() if (key, value) != ("task", "generate")}
+        for name, entry in served.get("models", {}).items()
+    }
+    models = {name: entry for name, entry in entries.items() if entry}
+    settings = served.get(point.engine) or {}
+    return {
+        "model": point.model,
+        "engine": point.engine,
+        **({"models": models} if models else {}),
+        **({point.engine: settings} if settings else {}),
+        "slo": dict(wish.slo),
+        "workload": _without_requests(point.workload),
+        "profile": {**wish.profile, "rate": found.rate},
+        "limits": {"requests": wish.requests},
+    }
+
+
+def config_text(config: Mapping[str, Any], ranking: Ranking, wish: Wish, command: str) -> str:
+    """As YAML, with what it rests on as comments."""
+    import yaml
+
+    day = datetime.now(UTC).strftime("%Y-%m-%d")
+    found = [
+        f"{one.label} {one.version}: {f'{one.rate:g} requests/s' if one.rate is not None else 'none'} ({one.status})"
+        for one in ranking.order
+    ]
+    lines = [f"Measured on {day} by: {command}", f"Highest rate within {objective_of(wish.slo)}:", *found]
+    serving = {name: value for name, value in config.items() if name in (*_OUR_KEYS, config["engine"])}
+    rest = {name: value for name, value in config.items() if name not in serving}
+    head = "".join(f"# {line}\n" for line in lines)
+    about = "# What it was measured with; `bay experiment` repeats it, and a server does not need it.\n"
+    return f"{head}{_yaml(yaml, serving)}{about}{_yaml(yaml, rest)}"
+
+
+def _yaml(yaml: Any, data: Mapping[str, Any]) -> str:
+    return str(yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True))
+
+
+def _without_requests(workload: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in workload.items() if name != "requests"}
+
+
+def check_target(path: Path | None, force: bool) -> None:
+    """Said before anything is measured, not after."""
+    if path is None:
+        return
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise UsageError(f"{path} cannot be written", "give the path of a file in a folder that exists")
+    if path.exists() and not force:
+        raise UsageError(f"{path} is there already", "take another name, or write over it with --force")
+
+
+def choice_of(
+    ranking: Ranking, points: Mapping[str, Point], wish: Wish, stored: StoredModel, host: HostFacts,
+    installed: Mapping[str, Probe | None], study_id: str,
+) -> Choice:  # fmt: skip
+    """What is kept for `engine: auto`."""
+    from enginebay.fleet.choices import Choice, Measured, host_print, model_print
+
+    best = ranking.best
+    assert best is not None
+
+    def measured(one: Candidate) -> Measured:
+        probe = installed.get(one.engine)
+        return Measured(
+            engine=one.engine,
+            version=probe.version if probe is not None else one.version,
+            rate=one.rate,
+            why_none=one.why_none,
+            confirmed=one.confirmed,
+            sure=one.sure,
+            status=one.status,
+            reasons=tuple(f"{reason['code']}: {reason['message']}" for reason in one.reasons),
+            j_per_output_token=one.joules,
+            energy_of=str(one.energy.get("of", "")),
+            energy_absent=str(one.energy.get("absent", "")),
+            settings=dict((points[one.label].serve or {}).get(one.engine) or {}),
+        )
+
+    return Choice(
+        model=stored.name,
+        model_files=model_print(stored),
+        source=stored.source,
+        host=host_print(host),
+        engine=best.engine,
+        slo=dict(wish.slo),
+        measured=tuple(map(measured, ranking.order)),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        profile=dict(wish.profile),
+        workload=_without_requests(points[best.label].workload),
+        resolution=wish.rules.resolution,
+        decided_by=ranking.decided_by,
+        status=ranking.status,
+        study=study_id,
+        enginebay_version=__version__,
+    )
+
+
+def as_data(
+    ranking: Ranking, wish: Wish, model: str, study_id: str, config: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The result for programs."""
+    best = ranking.best
+    return {
+        "model": model,
+        "engine": best.engine if best else None,
+        "requests_per_s": best.rate if best else None,
+        "slo": dict(wish.slo),
+        "profile": dict(wish.profile),
+        "rules": asdict(wish.rules),
+        "verdict": ranking.status,
+        "level": list(ranking.level),
+        "decided_by": ranking.decided_by,
+        "candidates": [one.as_data() for one in ranking.order],
+        "study": study_id,
+        "config": config,
+    }

@@ -1,0 +1,62 @@
+"""What the meters of this host read now, for whoever measures the server from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
+
+from enginebay.meters.find import find_meters
+from enginebay.meters.host import HostMeter
+from enginebay.meters.processes import read_boot_id
+from enginebay.meters.sample import Absent, Meter
+
+TREE = "server"  # this process and all that come from it, the workers among them
+
+Found = tuple[list[Meter], list[Absent]]
+
+
+def of_this_server() -> Found:
+    return find_meters({TREE: os.getpid()})
+
+
+class HostMeters:
+    """Opened when they are first asked for. One thread reads them, since a driver may take its time."""
+
+    def __init__(self, find: Callable[[], Found] = of_this_server) -> None:
+        self._find = find
+        self._found: Found | None = None  # only the thread looks at it
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="meters")
+
+    async def read(self) -> dict[str, Any]:
+        """Every meter's samples, and what has none with the reason."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._read)
+
+    async def close(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
+        self._thread.shutdown()
+
+    def _read(self) -> dict[str, Any]:
+        before_s = time.monotonic()
+        if self._found is None:
+            self._found = self._find()
+        meters, absent = self._found
+        samples = [asdict(sample) for meter in meters for sample in meter.read()]
+        return {
+            # The middle of it, so that whoever asks can tell how far its own clock is from ours by the middle of its asking.
+            "monotonic_s": (before_s + time.monotonic()) / 2,
+            "boot_id": read_boot_id(),
+            "cores": next((meter.cores for meter in meters if isinstance(meter, HostMeter)), None),
+            "samples": samples,
+            "absent": [asdict(one) for one in absent],
+        }
+
+    def _close(self) -> None:
+        if self._found is not None:
+            for meter in self._found[0]:
+                meter.close()
+            self._found = None

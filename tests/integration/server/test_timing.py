@@ -1,0 +1,75 @@
+"""How long a request took, told by the server itself to whoever asks for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from tests.integration.server.asking import config_of
+from tests.integration.server.battered import CHAT, COMPLETIONS, HELLO, Battered
+from tests.integration.server.raw_http import until
+from tests.integration.server.serving import serving
+
+PREFILL_S, STEP_S = 0.1, 0.01
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": HELLO},
+    COMPLETIONS: {"prompt": "hello"},
+}
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[Battered]:
+    """A model that computes one request at a time."""
+    config = config_of({"step_s": STEP_S, "prefill_s": PREFILL_S}, {"running": 1, "queue": 8})
+    with serving(config=config) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        yield Battered(server, client)
+
+
+def usages(server: Battered, path: str, tokens: int, **options: Any) -> list[Any]:
+    """The usage of every event of a stream; False where an event says nothing of it."""
+    body = {
+        **BODIES[path], "model": "toy", "max_tokens": tokens, "ignore_eos": True, "stream": True,
+        "stream_options": options,
+    }  # fmt: skip
+    found = httpx.post(f"{server.server.url}{path}", json=body, timeout=60)
+    assert found.status_code == 200, found.text
+    lines = [line[6:] for line in found.text.splitlines() if line.startswith("data: {")]
+    return [json.loads(line).get("usage", False) for line in lines]
+
+
+@pytest.mark.parametrize("path", list(BODIES))
+def test_the_last_usage_says_how_long_it_took(slow: Battered, path: str) -> None:
+    *before, last = usages(slow, path, 10, include_usage=True, include_timing=True)
+    times = last["enginebay"]
+    assert set(times) == {"queue_s", "ttft_s", "total_s"} and last["completion_tokens"] == 10
+    assert times["ttft_s"] >= PREFILL_S and times["total_s"] >= times["ttft_s"] + 9 * STEP_S * 0.9
+    assert 0 < times["queue_s"] < 5 and set(before) == {None}
+
+
+@pytest.mark.parametrize("path", list(BODIES))
+def test_it_is_told_to_nobody_else(slow: Battered, path: str) -> None:
+    assert "enginebay" not in usages(slow, path, 2, include_usage=True)[-1]
+    assert set(usages(slow, path, 2)) == {False}
+    assert set(usages(slow, path, 2, include_timing=False)) == {False}
+    assert "enginebay" in usages(slow, path, 2, include_timing=True)[-1]  # times come with the counts
+
+
+def test_waiting_for_another_request_is_in_the_queue_time_alone(slow: Battered) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(usages, slow, CHAT, 60, include_timing=True)
+        until(lambda: slow.gauge("enginebay_requests_running") == 1)
+        second = threads.submit(usages, slow, CHAT, 2, include_timing=True)
+        until(lambda: slow.gauge("enginebay_requests_waiting") == 1)
+        ran, waited = first.result()[-1]["enginebay"], second.result()[-1]["enginebay"]
+    assert waited["queue_s"] > 10 * STEP_S and waited["queue_s"] > 5 * ran["queue_s"]
+    assert waited["queue_s"] < ran["total_s"] + 1 and waited["total_s"] < ran["total_s"]
+
+
+@pytest.mark.parametrize("path", list(BODIES))
+def test_of_streams_only(slow: Battered, path: str) -> None:
+    slow.refused(path, {"model": "toy", **BODIES[path], "stream_options": {"include_timing": True}}, "stream_options")

@@ -1,0 +1,138 @@
+"""What `bay choose` takes, and what it writes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginebay.cli.choose_output import check_target, choice_of, config_of, config_text
+from enginebay.cli.choose_wish import read_objective, read_sending, read_wish
+from enginebay.config.experiment import Experiment
+from enginebay.config.load import load_config
+from enginebay.contract import Probe
+from enginebay.errors import ConfigError, UsageError
+from enginebay.fleet.choices import find, save
+from enginebay.fleet.host import HostFacts
+from enginebay.fleet.models import StoredModel
+from enginebay.lab.candidates import Candidate, rank
+from enginebay.lab.points import Point, read_plan
+
+
+def wish(experiment: Experiment | None = None, slo: str = "ttft_p95=0.8", **given: Any) -> Any:
+    usual: dict[str, Any] = {
+        "profile": None, "requests": None, "seconds": None, "resolution": 0.1, "most_runs": 12
+    }  # fmt: skip
+    return read_wish(experiment or Experiment(), [slo] if slo else [], **{**usual, **given})
+
+
+def test_a_run_has_as_many_requests_as_the_percentile_needs() -> None:
+    assert wish().requests == 72
+    assert wish(slo="ttft_p99=0.8,tpot_p50=0.1").requests == 368
+    assert wish(slo="ttft_p50=0.8").requests == 50
+    assert wish(requests=9).requests == 9
+
+
+def test_the_profile_may_say_how_long_a_run_is() -> None:
+    found = wish(profile="gamma:burstiness=0.5,requests=200,duration_s=30")
+    assert found.profile == {"kind": "gamma", "burstiness": 0.5}
+    assert (found.requests, found.seconds) == (200, 30)
+    assert wish(profile="poisson:requests=200", requests=100).requests == 100
+
+
+def test_the_configuration_speaks_where_flags_do_not() -> None:
+    assert read_objective([], {"ttft_p90": 1}) == {"ttft_p90": 1.0}
+    assert read_sending(None, {"kind": "constant", "rate": 5}) == ({"kind": "constant"}, {})
+    assert read_sending(None, "gamma:rate=1,burstiness=2") == ({"kind": "gamma", "burstiness": 2}, {})
+    for other in (
+        None,
+        {"kind": "offline"},
+        "closed:concurrency=4",
+        {"kind": "sweep", "profile": "poisson", "rates": [1, 2]},
+    ):
+        assert read_sending(None, other) == ({"kind": "poisson"}, {})
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [([], "an objective is needed"), (["ttft_s=1"], "limit of one request"), (["ttft_p95=1,e2e_s=3"], "e2e_s")],
+)
+def test_an_objective_that_decides_nothing_is_refused(texts: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        read_objective(texts, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("offline", "no rate to look for"), ("poisson:rate=4", "is what is looked for"), ("gamma", "bur")],
+)
+def test_a_profile_without_a_rate_to_look_for_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_sending(text, None)
+
+
+POINT = Point(
+    label="llamacpp",
+    engine="llamacpp",
+    model="small",
+    workload={"kind": "synthetic", "input_tokens": 32, "output_tokens": 16, "requests": 5},
+    profile={"kind": "poisson", "rate": 1.0},
+    serve={
+        "engine": "llamacpp",
+        "offline": False,
+        "models": {"small": {"source": "file:/models/small.gguf", "task": "generate"}, "bare": {"task": "generate"}},
+        "llamacpp": {"context_length": 2048},
+        "server": {"limits": {"queue": 10}},
+    },
+)
+BEST = Candidate("llamacpp", "llamacpp", "1.0", rate=3.1, above=3.4, confirmed=True, sure=True)
+RANKING = rank([BEST, Candidate("vllm", "vllm", "0.32", rate=1.2)], 0.1)
+
+
+def test_what_is_written_serves_and_can_be_measured_again(tmp_path: Path) -> None:
+    text = config_text(config_of(POINT, BEST, wish()), RANKING, wish(), "bay choose small --slo ttft_p95=0.8")
+    path = tmp_path / "bay.yaml"
+    path.write_text(text)
+    loaded = load_config(path, environ={}, strict=True)
+    assert (loaded.engine, loaded.model) == ("llamacpp", "small")
+    assert loaded.settings_for("llamacpp", "small") == {"context_length": 2048}
+    assert loaded.models["small"].source == "file:/models/small.gguf"
+    assert loaded.experiment.slo == {"ttft_p95": 0.8} and loaded.experiment.limits == {"requests": 72}
+    assert loaded.experiment.sending == {"kind": "poisson", "rate": 3.1}
+    read_plan(replace(POINT, workload=loaded.experiment.workload or {}, profile=dict(loaded.experiment.sending or {})))
+    assert "server:" not in text and "bare" not in text and "task" not in text
+    assert "# vllm 0.32: 1.2 requests/s" in text
+    assert "# Measured on 20" in text and "bay choose small" in text
+
+
+def test_a_file_that_is_there_is_not_written_over_unasked(tmp_path: Path) -> None:
+    there = tmp_path / "bay.yaml"
+    check_target(there, force=False)
+    there.write_text("")
+    with pytest.raises(UsageError, match="there already"):
+        check_target(there, force=False)
+    check_target(there, force=True)
+    check_target(None, force=False)
+    for wrong in (tmp_path, tmp_path / "no" / "bay.yaml"):
+        with pytest.raises(UsageError, match="cannot be written"):
+            check_target(wrong, force=True)
+
+
+def test_the_choice_holds_the_versions_that_are_installed(tmp_path: Path) -> None:
+    host = HostFacts("Linux", "x86_64", "cpu", (), 2, 2, 8 << 30, 8, (), "", "/h", 1, "3.12", True)
+    path = tmp_path / "small.gguf"
+    path.write_bytes(b"x")
+    stored = StoredModel("small", "gguf", path, "", None, 1, 1, "", "file:small", tmp_path / "made")
+    installed = {"llamacpp": Probe("1.0.7"), "vllm": Probe("0.32.1")}
+    points = {"llamacpp": POINT, "vllm": replace(POINT, label="vllm", engine="vllm")}
+    choice = choice_of(RANKING, points, wish(), stored, host, installed, "choose-1")
+    save(choice, tmp_path / "choices")
+    found = find(stored, host, tmp_path / "choices").choice
+    assert found == choice
+    assert [(one.engine, one.version, one.rate) for one in choice.measured] == [
+        ("llamacpp", "1.0.7", 3.1),
+        ("vllm", "0.32.1", 1.2),
+    ]
+    assert choice.best.settings == {"context_length": 2048} and "requests" not in choice.workload

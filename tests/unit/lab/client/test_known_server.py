@@ -1,0 +1,57 @@
+"""The built-in server: never early, whoever asks, and known to other load clients."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from enginebay.lab.client.ceiling import known_server
+from enginebay.lab.client.known_server import page
+from enginebay.lab.client.launch import fire
+from enginebay.lab.client.order import Target, share_out
+from enginebay.lab.requests import Request
+
+TTFT_S, ITL_S = 0.04, 0.005
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with known_server(TTFT_S, ITL_S) as found:
+        yield found
+
+
+def test_no_token_comes_before_its_time(url: str) -> None:
+    requests = [Request((1, 2, 3), 3, tokens) for tokens in (1, 2, 5, 9, 30, 3, 7, 12)]
+    times = [0.003 * number for number in range(len(requests))]
+    fired = fire(share_out(Target(url, "known"), requests, times, 4, 1), requests)
+    assert [record.output_tokens for record in fired.records] == [request.output_tokens for request in requests]
+    for record in fired.records:
+        arrivals = fired.tokens[record.index]
+        assert len(arrivals) == record.output_tokens
+        for place, arrival in enumerate(arrivals):
+            assert arrival - record.sent_s >= TTFT_S + place * ITL_S
+
+
+def test_it_says_which_model_it_has(url: str) -> None:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as answer:
+        assert [one["id"] for one in json.load(answer)["data"]] == ["known"]
+    with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+        assert answer.status == 200
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/v1/completions", "/"])
+def test_what_it_does_not_know_it_says_so(url: str, path: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"{url}{path}", timeout=5)
+    assert refused.value.code == 404
+    refused.value.close()
+
+
+def test_only_a_posted_completion_streams() -> None:
+    assert page(b"POST /v1/completions HTTP/1.1\r\n\r\n") is None
+    assert page(b"POST /v1/chat/completions HTTP/1.1\r\n\r\n") is None
+    assert page(b"POST /tokenize HTTP/1.1\r\n\r\n") is not None

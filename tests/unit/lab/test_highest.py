@@ -1,0 +1,142 @@
+"""The whole search on a simulated server: so many places, each taken for so long by a request."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pytest
+
+from enginebay.lab.candidates import Candidate
+from enginebay.lab.choosing import Rules
+from enginebay.lab.client.ceiling import Ceiling
+from enginebay.lab.highest import Session, Watcher, Wish, _search
+from enginebay.lab.measures.measures import measure
+from enginebay.lab.profiles.profile import read_limits
+from enginebay.lab.profiles.read import read_profile
+from enginebay.lab.profiles.schedule import send_times
+from enginebay.lab.requests import Record, Request
+
+TOKENS = 4
+CEILING = Ceiling(tokens_per_s=1e6, requests_per_s=1e5, processes=1)
+SLO = {"ttft_p95": 0.5}
+
+
+@dataclass(frozen=True)
+class FakeRun:
+    id: str
+    found: Sequence[Record]
+    reasons: Sequence[Mapping[str, Any]]
+    measures: Mapping[str, Any]
+    manifest: Mapping[str, Any] = field(default_factory=lambda: {"engine": {"version": "1.0"}})
+
+    def records(self) -> Sequence[Record]:
+        return self.found
+
+
+@dataclass
+class FakeSession:
+    """`places` requests are worked on at once, `service_s` each; the first token comes when the work begins."""
+
+    places: int
+    service_s: float
+    first_s: float = 0.01
+    busy: Sequence[int] = ()  # numbers of the runs that something disturbs
+    runs: list[FakeRun] = field(default_factory=list)
+    asked: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = field(default_factory=list)
+
+    def measure(self, label: str, profile: Mapping[str, Any], limits: Mapping[str, Any]) -> FakeRun:
+        self.asked.append((profile, limits))
+        (read,) = read_profile(profile)
+        requests = [Request((1,), 1, TOKENS)] * int(limits["requests"])
+        kept = read_limits({"requests": limits["requests"]})
+        times = send_times(read, kept, len(self.runs), requests)
+        records = self._closed(profile["concurrency"], len(requests)) if times is None else self._open(times)
+        disturbed = len(self.runs) in self.busy
+        records = [replace(one, first_s=(one.first_s or 0) + 1.0) for one in records] if disturbed else records
+        window_s = max(one.end_s or 0.0 for one in records)
+        reasons = [{"code": "machine_busy", "severity": "invalid", "message": "busy"}] if disturbed else []
+        self.runs.append(FakeRun(f"run-{len(self.runs)}", records, reasons, measure(records, {}, window_s, SLO)))
+        return self.runs[-1]
+
+    def _open(self, times: Sequence[float]) -> list[Record]:
+        free = [0.0] * self.places
+        found = []
+        for index, sent in enumerate(times):
+            found.append(self._record(index, sent, max(sent, heapq.heappop(free))))
+            heapq.heappush(free, found[-1].end_s or 0.0)
+        return found
+
+    def _closed(self, concurrency: int, count: int) -> list[Record]:
+        free, ends, found = [0.0] * self.places, [0.0] * concurrency, []
+        for index in range(count):
+            sent = heapq.heappop(ends)
+            found.append(self._record(index, sent, max(sent, heapq.heappop(free))))
+            heapq.heappush(free, found[-1].end_s or 0.0)
+            heapq.heappush(ends, found[-1].end_s or 0.0)
+        return found
+
+    def _record(self, index: int, sent: float, begin: float) -> Record:
+        end = begin + self.service_s
+        return Record(index, sent, sent, begin + self.first_s, end, end, 1, TOKENS)
+
+
+def wish(**changes: Any) -> Wish:
+    return replace(Wish(SLO, {"kind": "poisson"}, 72, 15.0, Rules()), **changes)
+
+
+def find(session: FakeSession, **changes: Any) -> Candidate:
+    return _search(cast(Session, session), Candidate("sim", "sim"), wish(**changes), Watcher(), CEILING)
+
+
+@pytest.mark.parametrize(("places", "service_s"), [(1, 0.2), (4, 1.0), (16, 0.5)])
+def test_a_queue_is_found_near_and_below_its_capacity(places: int, service_s: float) -> None:
+    capacity = places / service_s
+    session = FakeSession(places, service_s)
+    found = find(session)
+    assert found.rate is not None and 0.5 * capacity < found.rate <= 1.02 * capacity
+    assert found.confirmed and found.status in ("valid", "informative")
+    assert found.capacity == pytest.approx(capacity, rel=0.05)
+    assert found.figures["ttft_s.p95"] <= 0.5
+    assert found.runs == [run.id for run in session.runs] and found.version == "1.0"
+    assert "absent" in found.energy
+
+
+def test_the_run_that_confirms_is_the_longest_and_every_run_is_long_enough() -> None:
+    session = FakeSession(4, 2.0)
+    find(session)
+    tries = [(profile["rate"], limits["requests"]) for profile, limits in session.asked if "rate" in profile]
+    assert all(count >= max(72, 20 * rate) for rate, count in tries)  # ten latencies of 2 s each
+    assert tries[-1][1] == max(count for _, count in tries) and tries[-1][1] >= 144
+
+
+def test_one_that_misses_it_alone_is_not_searched() -> None:
+    session = FakeSession(4, 1.0, first_s=0.7)
+    found = find(session)
+    assert found.rate is None and len(session.runs) == 1
+    assert "one request at a time: TTFT 0.7 s" in found.why_none
+    assert found.status == "valid"
+
+
+def test_a_miss_alone_on_a_busy_machine_proves_nothing() -> None:
+    found = find(FakeSession(4, 0.2, busy=range(100)))
+    assert found.rate is None and found.status == "invalid"
+
+
+def test_a_disturbed_run_is_made_again() -> None:
+    calm = FakeSession(4, 0.2)
+    undisturbed = find(calm)
+    first = next(place for place, (profile, _) in enumerate(calm.asked) if "rate" in profile)
+    session = FakeSession(4, 0.2, busy=(first,))
+    found = find(session)
+    rates = [profile["rate"] for profile, _ in session.asked if "rate" in profile]
+    assert rates[0] == rates[1]
+    assert found.rate is not None and undisturbed.rate is not None
+    assert found.rate == pytest.approx(undisturbed.rate, rel=0.25)
+
+
+def test_few_requests_are_not_sure() -> None:
+    found = find(FakeSession(1, 0.2), requests=10, seconds=0.5)
+    assert not found.sure and "narrowly_kept" in {one["code"] for one in found.reasons}

@@ -1,0 +1,139 @@
+"""Which meters a run is watched with, and what is made of their samples."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from time import monotonic, sleep
+
+import pytest
+
+from enginebay.lab.client.order import Target
+from enginebay.lab.observing import Observation, device_figures, observed
+from enginebay.meters.sample import Sample, devices
+from tests.unit.lab.test_remote_meter import FAR_S, Host, serving
+
+NOT_OURS = Target("http://127.0.0.1:9", "m")
+
+
+def test_a_child_is_followed_with_this_machines_meters() -> None:
+    with observed(NOT_OURS, os.getppid()) as found:
+        sleep(0.15)
+    assert {"host", "tree:client", "tree:server"} <= set(devices(found.samples))
+    assert found.cores == os.cpu_count() and found.clock_error_s is None
+
+
+def test_whose_time_a_strangers_is_cannot_be_told() -> None:
+    with observed(NOT_OURS, None) as found:
+        sleep(0.15)
+    assert "tree:server" not in devices(found.samples) and "host" in devices(found.samples)
+    assert found.others_busy(found.samples[0].time_s, found.samples[-1].time_s) is None
+
+
+def test_a_stranger_elsewhere_is_not_watched() -> None:
+    with observed(Target("http://192.0.2.1:9", "m"), None) as found:
+        pass
+    assert not found.samples and found.reasons()["energy"] == "the server is on another host"
+
+
+def test_a_server_of_ours_on_this_machine_tells_its_meters_and_the_client_is_counted_here() -> None:
+    with serving(Host()) as target, observed(target, None) as found:
+        sleep(0.15)
+    names = devices(found.samples)
+    assert names == ["gpu:0", "host", "tree:client"]
+    assert {sample.cpu_s for sample in found.samples if sample.device == "host"} == {5.0}  # the server's word alone
+    assert found.cores == 4 and found.reads_energy and found.clock_error_s == 0.0
+    assert found.reasons() == {"rapl": "not here"}
+
+
+def test_a_server_of_ours_elsewhere_tells_its_meters_alone() -> None:
+    before_s = monotonic()
+    with serving(Host(FAR_S)) as target, observed(target, None) as found:
+        sleep(0.15)
+    assert devices(found.samples) == ["gpu:0", "host"]
+    assert found.clock_error_s is not None and 0 < found.clock_error_s < 1
+    assert all(before_s - 1 < sample.time_s < monotonic() + 1 for sample in found.samples)
+
+
+def test_the_key_for_meters_is_another_than_that_for_text() -> None:
+    host = Host()
+    with serving(host) as target, observed(target, None, {"Authorization": "Bearer admin"}):
+        pass
+    assert {key for _, key, _ in host.asked} == {"Bearer admin"}
+
+
+def test_one_that_does_not_tell_is_watched_as_a_stranger_and_says_why() -> None:
+    host = Host()
+    host.status = 403
+    with serving(host) as target, observed(target, None) as found:
+        sleep(0.15)
+    assert "tree:client" in devices(found.samples) and found.cores == 0
+    assert "scope admin" in found.reasons()["server meters"]
+
+
+def test_readings_that_failed_are_told() -> None:
+    host = Host()
+    with serving(host) as target, observed(target, None) as found:
+        sleep(0.15)
+        host.status = 503
+        sleep(0.15)
+    assert "the last: the server answers 503" in found.reasons()["server meters"]
+    assert "gpu:0" in devices(found.samples)
+
+
+class Hurried:
+    """Stands for a sampler."""
+
+    def __init__(self) -> None:
+        self.bursts = 0
+
+    def burst(self) -> None:
+        self.bursts += 1
+
+
+def test_before_a_window_counters_are_read_often() -> None:
+    hurried = Hurried()
+    Observation(sampler=hurried).window_soon()  # type: ignore[arg-type]
+    assert hurried.bursts == 1
+
+
+def test_a_burst_counts_no_more_than_other_times() -> None:
+    times = sorted([n / 10 for n in range(50)] + [1 + n / 200 for n in range(100)])
+    samples = [Sample(time_s, device) for time_s in times for device in ("gpu:0", "gpu:1")]
+    found = Observation(samples=samples)
+    assert len(found.within(1.0, 3.0)) > 200
+    for device in ("gpu:0", "gpu:1"):
+        kept = [sample.time_s for sample in found.evenly(1.0, 3.0) if sample.device == device]
+        assert 20 <= len(kept) <= 35 and kept[0] == 1.0
+        assert all(b - a >= 0.049 for a, b in pairwise(kept))
+
+
+def test_outside_of_a_run_there_is_nothing_to_hurry() -> None:
+    Observation().window_soon()
+
+
+def _hot(time_s: float) -> Sample:
+    late = time_s >= 8
+    return Sample(
+        time_s, "gpu:1", utilisation=0.5 if late else 1.0, sm_clock_hz=1.5e9 if late else 2.0e9,
+        temperature_c=50 + time_s, throttle=("thermal_software",) if late else (),
+    )  # fmt: skip
+
+
+def test_figures_of_a_device_are_over_the_time_of_the_window() -> None:
+    times = [n / 10 for n in range(-20, 120)] + [9 + n / 1000 for n in range(500)]  # and a burst
+    figures = device_figures([_hot(time_s) for time_s in times], 0.0, 10.0)
+    assert figures == {
+        "gpu1_mean_utilisation": pytest.approx(0.9),
+        "gpu1_mean_sm_clock_hz": pytest.approx(1.9e9),
+        "gpu1_lowest_sm_clock_hz": 1.5e9,
+        "gpu1_sm_clock_drift": pytest.approx(-0.25),
+        "gpu1_mean_temperature_c": pytest.approx(54.95, abs=0.05),
+        "gpu1_temperature_drift_c": pytest.approx(8.0, abs=0.1),
+        "gpu1_throttled": pytest.approx({"thermal_software": 0.2}),
+    }
+
+
+def test_what_a_device_does_not_tell_is_no_figure() -> None:
+    assert device_figures([Sample(1.0, "gpu:0", energy_j=5.0)], 0.0, 2.0) == {"gpu0_throttled": {}}
+    assert device_figures([Sample(1.0, "host", cpu_s=5.0)], 0.0, 2.0) == {}

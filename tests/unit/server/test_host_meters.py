@@ -1,0 +1,125 @@
+"""GET /admin/meters: opened when first asked for, read beside the event loop, closed at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from dataclasses import fields
+
+import jsonschema
+import msgspec
+
+from enginebay.config.server import Limits
+from enginebay.meters.processes import read_boot_id
+from enginebay.meters.sample import Absent, Sample
+from enginebay.server.host_meters import Found, HostMeters, of_this_server
+from enginebay.server.openapi.document import document
+
+
+class Counted:
+    """A meter that remembers who used it, and when."""
+
+    name = "counted"
+
+    def __init__(self) -> None:
+        self.go = threading.Event()  # a reading takes until then
+        self.go.set()
+        self.threads: list[int] = []
+        self.under_way = self.most = self.closed = 0
+
+    def read(self) -> list[Sample]:
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        self.threads.append(threading.get_ident())
+        assert self.go.wait(10)
+        self.under_way -= 1
+        return [Sample(1.5, "gpu:0", energy_j=7.0, throttle=("power_cap",))]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def finding(meter: Counted, opened: list[int]) -> HostMeters:
+    def find() -> Found:
+        opened.append(threading.get_ident())
+        return [meter], [Absent("rapl", "none here")]
+
+    return HostMeters(find)
+
+
+async def test_opened_once_and_only_when_asked_for() -> None:
+    meter, opened = Counted(), list[int]()
+    meters = finding(meter, opened)
+    assert not opened
+    before_s = time.monotonic()
+    found = await meters.read()
+    assert before_s <= found["monotonic_s"] <= time.monotonic()
+    assert found["samples"][0]["energy_j"] == 7.0 and found["samples"][0]["power_w"] is None
+    assert found["absent"] == [{"meter": "rapl", "reason": "none here"}] and found["cores"] is None
+    await meters.read()
+    assert len(opened) == 1 and len(meter.threads) == 2
+    await meters.close()
+    assert meter.closed == 1
+
+
+async def test_never_opened_is_closed_all_the_same() -> None:
+    opened: list[int] = []
+    await finding(Counted(), opened).close()
+    assert not opened
+
+
+async def test_a_slow_driver_holds_up_nobody_and_is_asked_one_at_a_time() -> None:
+    meter = Counted()
+    meter.go.clear()
+    meters = finding(meter, [])
+    reading = [asyncio.ensure_future(meters.read()) for _ in range(3)]
+    while not meter.under_way:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.05)
+    assert len(meter.threads) == 1 and not any(one.done() for one in reading)
+    meter.go.set()
+    await asyncio.gather(*reading)
+    assert meter.most == 1 and len(meter.threads) == 3
+    assert set(meter.threads) != {threading.get_ident()} and len(set(meter.threads)) == 1
+    await meters.close()
+
+
+async def test_an_order_that_was_given_up_is_waited_for_before_the_meters_close() -> None:
+    meter = Counted()
+    meter.go.clear()
+    meters = finding(meter, [])
+    reading = asyncio.ensure_future(meters.read())
+    while not meter.under_way:
+        await asyncio.sleep(0)
+    reading.cancel()
+    closing = asyncio.ensure_future(meters.close())
+    await asyncio.sleep(0.05)
+    assert not closing.done() and not meter.closed
+    meter.go.set()
+    await closing
+    assert not meter.under_way and meter.closed == 1
+
+
+async def test_this_process_is_among_what_is_read() -> None:
+    meters = HostMeters(of_this_server)
+    await meters.read()
+    found = await meters.read()
+    await meters.close()
+    samples = {one["device"]: one for one in found["samples"]}
+    assert found["cores"] == os.cpu_count() and found["boot_id"] == read_boot_id()
+    assert samples["tree:server"]["memory_bytes"] > 1 << 20 and samples["tree:server"]["cpu_s"] > 0
+
+
+async def test_what_is_told_is_what_the_document_says() -> None:
+    meters = finding(Counted(), [])
+    told = [await meters.read(), await (real := HostMeters()).read()]
+    await meters.close()
+    await real.close()
+    components = document(Limits())["components"]
+    schema = {**components["schemas"]["Meters"], "components": components}
+    for one in told:
+        jsonschema.Draft202012Validator(schema).validate(msgspec.json.decode(msgspec.json.encode(one)))
+    known = set(components["schemas"]["MeterSample"]["properties"])
+    assert known == {field.name for field in fields(Sample)}
