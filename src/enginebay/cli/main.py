@@ -28,6 +28,7 @@ COMMANDS: dict[str, str] = {
     "reload": "Have a running server take in its changed configuration",
     "top": "Watch a server's models live",
     "experiment": "Measure engines, or a server that runs, under one load",
+    "choose": "Find the engine that serves a model best within an objective",
     "presets": "List and explain settings for common purposes",
     "results": "List, show, compare, aggregate and export runs",
     "report": "Make a page of runs that opens offline",

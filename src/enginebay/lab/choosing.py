@@ -80,10 +80,11 @@ def next_step(tries: Sequence[Try], bounds: Bounds, rules: Rules) -> Ask | End:
     left = rules.most_runs - len(tries)
     if not tries:
         return Ask(_written(min(bounds.start, bounds.highest)))
-    if left > 0 and _to_repeat(tries):
-        return Ask(tries[-1].rate, tries[-1].confirming)
     counted = _counted(tries)
     low, above = bracket(counted)
+    last_to_confirm = left == 1 and low is not None and not tries[-1].confirming
+    if left > 0 and not last_to_confirm and _to_repeat(tries):
+        return Ask(tries[-1].rate, tries[-1].confirming)
     if low is None:
         below = _below(counted, above or bounds.start, bounds, rules)
         return Ask(below) if left > 0 and below is not None else End(None, above)

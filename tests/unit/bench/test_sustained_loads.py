@@ -6,16 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from bench.lab.loads import Known, Load, One, Told, faults, highest, told
+from bench.lab.loads import Known, Load, One, Told, even, faults, highest, throughput, told
 
-KNOWN = Known(ttft_s=0.1, itl_s=0.01, tokens=11)  # a request lasts 0.2 s
-LOAD = Load("http://127.0.0.1:1", concurrency=4, rounds=2, tokens=11)
-RIGHT = Told(right=8, tokens=88, tokens_per_s=220.0, ttft_s=0.1, tpot_s=0.01)
+KNOWN = Known(ttft_s=0.1, itl_s=0.01, tokens=11)
+LOAD = even("http://127.0.0.1:1", 11, rate=4.0, warmup_s=1.0, measured_s=2.0)
+RIGHT = Told(right=8, tokens=88, rate=4.0, ttft_s=0.1, tpot_s=0.01)
+
+
+def test_an_even_load_has_a_warm_up_and_a_measured_part() -> None:
+    assert (LOAD.warmup, LOAD.measured, LOAD.requests) == (4, 8, 12)
+    assert even("", 11, rate=0.1, warmup_s=1.0, measured_s=2.0).measured == 2  # a rate needs two
 
 
 def test_what_is_right_is_sustained() -> None:
     assert faults(RIGHT, LOAD, KNOWN) == []
-    assert faults(replace(RIGHT, ttft_s=0.1049, tpot_s=0.0104, tokens_per_s=210.0), LOAD, KNOWN) == []
+    assert faults(replace(RIGHT, ttft_s=0.1049, tpot_s=0.0104, rate=3.85), LOAD, KNOWN) == []
+    assert RIGHT.tokens_per_s == 44.0
 
 
 @pytest.mark.parametrize(
@@ -26,20 +32,21 @@ def test_what_is_right_is_sustained() -> None:
         (replace(RIGHT, ttft_s=0.106), "TTFT +6%"),
         (replace(RIGHT, tpot_s=0.0106), "TPOT +6%"),
         (replace(RIGHT, tpot_s=0.009), "TPOT -10%"),
-        (replace(RIGHT, tokens_per_s=200.0), "tokens/s -9%"),
+        (replace(RIGHT, rate=3.6), "rate -10%"),
     ],
 )
 def test_each_figure_counts(wrong: Told, named: str) -> None:
     assert any(named in fault for fault in faults(wrong, LOAD, KNOWN))
 
 
-def test_the_first_round_does_not_count() -> None:
-    warm = [One(start_s=0.0, end_s=0.5, tokens=11, ttft_s=0.4, tpot_s=0.01)] * 4
-    rounds = [One(at, at + 0.2, 11, 0.1, 0.01) for at in (0.5, 0.7) for _ in range(4)]
-    found = told([*rounds, *warm], LOAD)
+def test_the_warm_up_does_not_count() -> None:
+    warm = [One(start_s=0.1 * place, end_s=9.0, tokens=11, ttft_s=0.4, tpot_s=0.01) for place in range(4)]
+    counted = [One(1 + place / 4, 1 + place / 4 + 0.2, 11, 0.1, 0.01) for place in range(8)]
+    found = told([*counted, *warm], LOAD)
     assert (found.right, found.tokens) == (8, 88)
-    assert (found.tokens_per_s, found.ttft_s) == (pytest.approx(220), pytest.approx(0.1))
+    assert (found.rate, found.ttft_s) == (pytest.approx(4), pytest.approx(0.1))
     assert told(warm, LOAD).right == 0
+    assert throughput([*counted, *warm], Load("", 11, 4, 8, concurrency=4)) == pytest.approx(88 / 1.95)
 
 
 @pytest.mark.parametrize("start", [0, 3, 7, 8, 20])

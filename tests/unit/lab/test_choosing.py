@@ -78,6 +78,14 @@ def test_a_doubtful_miss_is_tried_again_once_and_then_believed() -> None:
     assert isinstance(step, Ask) and step.rate < 2.0
 
 
+def test_the_last_run_confirms_what_was_kept_and_repeats_no_doubtful_miss() -> None:
+    tries = [Try(2.0, True), Try(3.0, False, doubtful=True)]
+    assert next_step(tries, Bounds(2.0, 0.1), Rules(most_runs=3)) == Ask(2.0, confirming=True)
+    assert next_step(tries, Bounds(2.0, 0.1), Rules(most_runs=4)) == Ask(3.0)
+    spoiled = [*tries, Try(2.0, False, doubtful=True, confirming=True)]
+    assert next_step(spoiled, Bounds(2.0, 0.1), Rules(most_runs=4)) == Ask(2.0, confirming=True)
+
+
 def test_the_last_run_confirms_although_the_resolution_is_not_reached() -> None:
     end, tries = search(lambda rate: rate <= 1.0, Bounds(0.9, 0.01), Rules(resolution=0.02, most_runs=4))
     assert tries[-1].confirming and end.confirmed and not end.narrow
