@@ -176,7 +176,7 @@ def told(choice: Choice) -> str:
         text += f", next {following.engine} {f'{following.rate:.3g}' if following.rate is not None else 'none'}"
     if choice.decided_by == "energy" and best.j_per_output_token is not None:
         text += f"; level with it, and the least energy: {best.j_per_output_token:.3g} J per output token"
-    return f"{text}; its runs are invalid, and somebody insisted" if choice.status == "invalid" else text
+    return f"{text}; its runs are invalid, and kept with --even-if-invalid" if choice.status == "invalid" else text
 
 
 def _read(path: Path) -> Choice | str:

@@ -107,7 +107,7 @@ def _serve(load: Load, directory: Path, control: socket.socket) -> int:
     load_s = time.perf_counter() - started
     server: Any = None
     try:
-        server, health, sessions = _open(engine, directory)
+        server, questions, sessions = _open(engine, directory)
         # From here on the parent's closing is the sign to end. A signal to all processes of a service is not:
         # the server then still has answers to finish.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -121,7 +121,7 @@ def _serve(load: Load, directory: Path, control: socket.socket) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if server is not None:
             sessions.close()
-            health.enter_graceful_shutdown()  # whoever asks now is told that no request would be answered
+            questions.end()
             server.stop(grace=None)
         engine.close()
     return 0
@@ -132,6 +132,7 @@ def _open(engine: Engine, directory: Path) -> tuple[Any, Any, Any]:
 
     from enginebay.worker.ledger import Ledger
     from enginebay.worker.proto import SERVICE
+    from enginebay.worker.questions_later import QuestionsLater
     from enginebay.worker.servicer import Servicer, handlers
     from enginebay.worker.sessions import Sessions
 
@@ -142,22 +143,11 @@ def _open(engine: Engine, directory: Path) -> tuple[Any, Any, Any]:
         ThreadPoolExecutor(_THREADS),
         options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)],
     )
-    server.add_generic_rpc_handlers((handlers(Servicer(engine, ledger)),))
-    health = _add_health_and_reflection(server, SERVICE)
+    questions = QuestionsLater(SERVICE)
+    server.add_generic_rpc_handlers((handlers(Servicer(engine, ledger)), questions))
     server.add_insecure_port(f"unix:{directory / 's'}")
     server.start()
-    return server, health, Sessions(directory / "t", ledger)
-
-
-def _add_health_and_reflection(server: Any, service: str) -> Any:
-    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-    from grpc_reflection.v1alpha import reflection
-
-    status = health.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(status, server)
-    status.set(service, health_pb2.HealthCheckResponse.SERVING)
-    reflection.enable_server_reflection((service, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    return status
+    return server, questions, Sessions(directory / "t", ledger)
 
 
 def _follow(load: Load, directory: Path) -> int:
