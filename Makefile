@@ -35,8 +35,8 @@ run: install
 	$(BAY) run $(MODEL) "$(PROMPT)"
 
 check: $(VENV)/.dev
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check --no-cache .
+	$(VENV)/bin/ruff format --no-cache --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 

@@ -16,7 +16,6 @@ from itertools import pairwise
 from statistics import fmean
 
 from bench.lab.peers import compare_with_peers
-
 from enginebay.lab.client.ceiling import calibrate, known_server, usual_processes
 from enginebay.lab.client.launch import Fired, fire
 from enginebay.lab.client.order import Target, share_out
