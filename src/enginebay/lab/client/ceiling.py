@@ -50,9 +50,9 @@ class Ceiling:
 
 
 def usual_processes() -> int:
-    """Two at least where there are two cores, so that a pause of one is not a pause of all; not more than eight."""
+    """Half of the cores, not more than eight: three busy processes on two cores wait for each other, and it is measured."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(8, max(2, cores // 4), cores))
+    return max(1, min(8, cores // 2))
 
 
 @contextmanager

@@ -22,6 +22,8 @@ from contextlib import suppress
 from functools import lru_cache
 from time import monotonic
 
+from enginebay.lab.client.priority import before_others
+
 _LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
 _TOKENS = re.compile(rb'"max_tokens"\s*:\s*(\d+)')
 _USUAL_TOKENS = 16
@@ -218,6 +220,7 @@ def main() -> None:
     given = options.parse_args()
     if given.core is not None:
         os.sched_setaffinity(0, {given.core})
+    before_others()
     server = KnownServer(given.ttft_s, given.itl_s, given.port)
     gc.collect()
     gc.freeze()

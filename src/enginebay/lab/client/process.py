@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from enginebay.lab.client.order import Order, Progress
+from enginebay.lab.client.priority import before_others
 from enginebay.lab.client.shooter import Shooter
 
 
@@ -22,6 +23,7 @@ def main(order_file: str, outcomes_file: str) -> int:
     order = msgspec.msgpack.decode(Path(order_file).read_bytes(), type=Order)
     if order.core is not None:
         os.sched_setaffinity(0, {order.core})
+    before_others()
     encode = msgspec.json.Encoder().encode
 
     def say(progress: Progress) -> None:

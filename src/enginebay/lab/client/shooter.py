@@ -21,7 +21,8 @@ from enginebay.lab.client.connection import READ, Connection, connected, open_co
 from enginebay.lab.client.framing import Garbage, Head
 from enginebay.lab.client.order import Order, Outcome, Progress
 
-_LONGEST_WAIT_S = 0.25  # between two looks at what has stalled, and two lines of progress
+_LONGEST_WAIT_S = 0.25  # and between two lines of progress
+_STALL_LOOKS = 20  # at every connection, in the time after which one has stalled: each look holds up all of them
 _MEMORY_BYTES = 1 << 29  # of answers that were not read yet
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 
@@ -56,6 +57,7 @@ class Shooter:
         self._waiting_bytes = 0
         self._progress = Progress()
         self._said_s = 0.0
+        self._looked_s = 0.0
         self._stopped = False
         found = socket.getaddrinfo(order.host, order.port, type=socket.SOCK_STREAM)[0]
         self._address: tuple[socket.AddressFamily, Any] = (found[0], found[4])
@@ -306,10 +308,13 @@ class Shooter:
         now = monotonic()
         if now - self._said_s < _LONGEST_WAIT_S:
             return
+        self._tell(now)
+        if now - self._looked_s < self._order.timeout_s / _STALL_LOOKS:
+            return
+        self._looked_s = now
         for connection in list(self._open.values()):
             if connection.busy and now - connection.last_s > self._order.timeout_s:
                 self._fail(connection, "stalled", f"nothing came for {self._order.timeout_s:g} s")
-        self._tell(now)
 
     def _tell(self, now: float, over: bool = False) -> None:
         self._progress.over = over
