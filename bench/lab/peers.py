@@ -7,7 +7,7 @@ The server's delays are known, so what a client should report is known too. Requ
 load there is: no two streams need the client at the same moment by design. A rate is sustained when every answer is whole,
 the rate is held within 5%, and the mean TTFT and the mean time per output token that the client itself reports are within
 5% of the server's. The highest rate that is sustained is looked for in steps of 15%; a step that fails is tried twice.
-Clients take turns, and share the machine with the server alone.
+Clients take turns, all with the same priority, and share the machine with the server alone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from bench.server.bars import at_least
 from enginebay.lab.client.ceiling import known_server, usual_processes
 from enginebay.lab.client.launch import fire
 from enginebay.lab.client.order import Target, share_out
+from enginebay.lab.client.priority import before_others
 from enginebay.lab.profiles import arrivals
 from enginebay.lab.requests import Request
 
@@ -116,6 +117,7 @@ def best_guidellm() -> Client:
 
 def compare_with_peers(pairs: int) -> bool:
     """Does ours sustain twice what each of the others does?"""
+    before_others()  # and so are all that are started from here: ours and the server would be anyway
     ours, vllm = Ours(), VllmBench()
     ceiling(ours)
     ceiling(vllm)
