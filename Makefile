@@ -7,7 +7,7 @@ PROMPT ?= Give three tips for a good night's sleep.
 # Engine environments and models made for the tests live in the checkout, so that nothing of yours is touched.
 TEST_HOME := $(CURDIR)/.home
 
-.PHONY: install serve run node check unit engines contract integration test soak bench-server bench-switch bench-worker bench-start bench-lab compare docs clean
+.PHONY: install serve run node check unit browser engines contract integration test soak bench-server bench-switch bench-worker bench-start bench-lab compare docs clean
 
 install: $(VENV)/.installed
 
@@ -50,13 +50,17 @@ engines: $(VENV)/.dev
 	ENGINEBAY_HOME=$(TEST_HOME) $(BAY) engines install ./examples/engine-echo
 	ENGINEBAY_HOME=$(TEST_HOME) $(BAY) models pull smollm2
 
+# The report in a real browser; skipped where there is no Chromium.
+browser: $(VENV)/.dev
+	$(VENV)/bin/pytest tests/browser
+
 contract: engines
 	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest tests/contract
 
 integration: engines node
 	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest tests/integration
 
-test: check unit contract integration
+test: check unit browser contract integration
 
 # Each part is run, whatever the one before it found; the result is that of all.
 bench-server: engines

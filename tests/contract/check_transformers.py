@@ -3,7 +3,7 @@
     python check_transformers.py MODEL_DIR                 the whole list, one process
     torchrun --nproc-per-node 2 check_transformers.py MODEL_DIR    greedy tokens of tensor parallel 2, as JSON
 
-MODEL_DIR is what make_tiny_llama.py wrote. Exits with 0 and prints `ok NAME` for each check, or fails with a traceback.
+MODEL_DIR is what make_tiny_llama.py wrote. ENGINEBAY_CHECK_DEVICE is where it runs, as cuda; unset: cpu. Exits with 0 and prints `ok NAME` for each check, or fails with a traceback.
 `src` must be on PYTHONPATH.
 """
 
@@ -16,18 +16,21 @@ import random
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 
 from enginebay.contract import FinishReason, GenerateRequest, Load, Sampling, TokenLogprobs
+from enginebay.engines.transformers import assembly, room
 from enginebay.engines.transformers import sampling as drawing
 from enginebay.engines.transformers.engine import TransformersEngine
 from enginebay.engines.transformers.row import Row
 from enginebay.errors import EnginebayError
 
 _WAIT_S = 120
+_DEVICE = os.environ.get("ENGINEBAY_CHECK_DEVICE", "cpu")
 
 
 class Recorder:
@@ -61,7 +64,8 @@ class Bench:
     """An engine and its recorder."""
 
     def __init__(self, path: str, **settings: Any) -> None:
-        named = {name.replace("__", "."): value for name, value in {"threads": 1, "device": "cpu", **settings}.items()}
+        usual = {"threads": 1, "device": _DEVICE, "dtype": "float32"}
+        named = {name.replace("__", "."): value for name, value in {**usual, **settings}.items()}
         self.engine = TransformersEngine(Load("transformers", "", "tiny", path, named))
         self.sink = Recorder()
         self.engine.start(self.sink)
@@ -97,11 +101,11 @@ def greedy(path: str) -> list[list[int]]:
     """What the library's own generate() answers, one prompt at a time."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(_DEVICE)
     model.generation_config.eos_token_id = None
     found = []
     for prompt in prompts(12):
-        ids = torch.tensor([prompt])
+        ids = torch.tensor([prompt], device=_DEVICE)
         made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False)
         found.append(made[0, len(prompt) :].tolist())
     return found
@@ -135,6 +139,130 @@ def check_little_memory_changes_nothing(path: str) -> None:
     schedule = bench.engine._continuous._schedule  # type: ignore[union-attr]
     schedule.limits = dataclasses.replace(schedule.limits, rows=5, step_tokens=64, cached_tokens=1100)
     assert bench.run(requests) == before
+    bench.engine.close()
+
+
+class Rerun:
+    """Records a step as the function that computes it: all of a CUDA graph's bookkeeping, on any device."""
+
+    def __init__(self) -> None:
+        self.recorded = self.replayed = 0
+
+    def rehearse(self, work: Callable[[], None]) -> None:
+        work()
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        self.recorded += 1
+
+        def replay() -> None:
+            self.replayed += 1
+            work()
+
+        return replay
+
+    def renew(self) -> None: ...
+
+
+class Broken(Rerun):
+    """Fails at the third recording."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        if self.recorded == 2:
+            raise RuntimeError("operation not permitted when stream is capturing\nand so on")
+        return super().record(work)
+
+
+class Deaf(Rerun):
+    """Replays nothing."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None
+
+
+def recording(path: str, recorder: Rerun, **settings: Any) -> Bench:
+    with mock.patch.object(assembly, "recorder_for", lambda *_: (recorder, None)):
+        bench = Bench(path, **settings)
+    runner_of(bench).runs_ahead = True
+    return bench
+
+
+def runner_of(bench: Bench) -> Any:
+    return bench.engine._parts.runner
+
+
+def mixed_requests() -> list[GenerateRequest]:
+    return [
+        ask(
+            prompt,
+            seed=i,
+            temperature=float(i % 2),
+            max_tokens=300 if i % 3 else 20,
+            n=1 + (i % 4 == 0),
+            stop=("zz",) * (i % 5 == 0),
+        )
+        for i, prompt in enumerate(prompts(16))
+    ]
+
+
+def check_recorded_steps_change_nothing(path: str) -> None:
+    """Rows that join, leave, fork, outgrow their shelf and lose their cache; shelves that grow, and that are trimmed."""
+    expected = greedy(path)
+    for settings in ({}, {"attn_implementation": "eager"}):
+        bench = recording(path, recorder := Rerun(), **settings)
+        found = bench.run([ask(prompt, temperature=0, max_tokens=40) for prompt in prompts(12)])
+        assert [choices[0] for choices in found] == expected, settings
+        assert recorder.replayed > recorder.recorded > 0, (recorder.replayed, recorder.recorded)
+        assert bench.engine.facts().effective["cuda_graphs"] == "on"
+        bench.engine.close()
+    plain = Bench(path)
+    before = plain.run(mixed_requests())
+    plain.engine.close()
+    with mock.patch.object(room, "_FIRST_ROWS", 1):
+        bench = recording(path, recorder := Rerun())
+        schedule, cache = bench.engine._continuous._schedule, runner_of(bench).cache  # type: ignore[union-attr]
+        cache.room = room.Room(20_000, 32)
+        assert bench.run(mixed_requests()) == before
+        recorded = recorder.recorded
+        schedule.limits = dataclasses.replace(schedule.limits, rows=5, step_tokens=64, cached_tokens=1100)
+        cache.room = room.Room(1100, 32)
+        assert bench.run(mixed_requests()) == before
+        assert recorder.recorded > recorded
+        runner_of(bench).rest()
+        assert not cache._shelves
+        assert bench.run(mixed_requests()) == before
+        bench.engine.close()
+
+
+def check_recording_that_fails_is_given_up(path: str) -> None:
+    expected = greedy(path)
+    for recorder, reason in ((Broken(), "could not be recorded (operation not permitted"), (Deaf(), "other results")):
+        bench = recording(path, recorder)
+        for _ in range(2):
+            found = bench.run([ask(prompt, temperature=0, max_tokens=40) for prompt in prompts(12)])
+            assert [choices[0] for choices in found] == expected, recorder
+        assert reason in bench.engine.facts().effective["cuda_graphs"], bench.engine.facts().effective
+        bench.engine.close()
+
+
+def check_a_failed_step_loses_no_finished_answer(path: str) -> None:
+    """Texts are handed out while the next step runs: also when that one fails."""
+    bench = recording(path, Rerun())
+    runner, computing = runner_of(bench), bench.engine._continuous.computing  # type: ignore[union-attr]
+    run = runner.run
+    seen: set[int] = set()
+
+    def failing(step: Any) -> Any:
+        seen.update(computing())
+        if computing() == {901} and 900 in seen:  # the step after the last of 900
+            raise RuntimeError("something broke")
+        return run(step)
+
+    runner.run = failing
+    for number, tokens in ((900, 5), (901, 50)):
+        bench.engine.submit(number, ask([5, 6, 7], temperature=0, max_tokens=tokens))
+    with bench.sink.changed:
+        assert bench.sink.changed.wait_for(lambda: 901 in bench.sink.errors, _WAIT_S)
+    assert bench.sink.ended == {(900, 0): FinishReason.LENGTH} and set(bench.sink.errors) == {901}
     bench.engine.close()
 
 
@@ -202,6 +330,9 @@ def parallel(path: str) -> None:
 CHECKS = (
     check_same_as_generate,
     check_little_memory_changes_nothing,
+    check_recorded_steps_change_nothing,
+    check_recording_that_fails_is_given_up,
+    check_a_failed_step_loses_no_finished_answer,
     check_draws_follow_the_probabilities,
     check_a_seed_survives_rounding,
 )

@@ -11,10 +11,12 @@ import pytest
 import pytest_asyncio
 
 from enginebay.config.load import load_config
+from enginebay.errors import EngineMissing, UnknownEngine
+from enginebay.fleet import environments
 from enginebay.fleet.model_worker import ModelWorker
 from enginebay.fleet.plan import make_plan
 from tests.contract.adapters import adapter_for
-from tests.contract.profiles import PROFILES, Profile
+from tests.contract.profiles import PROFILES, Profile, on_cuda
 
 
 async def open_worker(
@@ -22,19 +24,32 @@ async def open_worker(
     loras: dict[str, str] | None = None,
     task: str = "generate",
     model: str | None = None,
+    log: Path | None = None,
     **settings: Any,
 ) -> ModelWorker:
-    """A worker as the product starts it, with adapters on top."""
+    """A worker as the product starts it, with adapters on top, and a log of its own if it is to have one."""
     config = load_config(None, environ={})
     chosen = {**profile.settings, **settings}
     plan = make_plan(model or profile.model, engine=profile.kind, config=config, settings=chosen, task=task)
     load = replace(plan.launch.load, loras=loras or {})
-    return await ModelWorker.open(replace(plan, launch=replace(plan.launch, load=load)))
+    launch = replace(plan.launch, load=load, log=log or plan.launch.log)
+    return await ModelWorker.open(replace(plan, launch=launch))
 
 
 @pytest.fixture(scope="session", params=list(PROFILES))
 def profile(request: pytest.FixtureRequest) -> Profile:
-    return PROFILES[request.param]
+    found = PROFILES[request.param]
+    if on_cuda():
+        skip_without(found.kind)
+    return found
+
+
+def skip_without(kind: str) -> None:
+    """For hosts where nothing can be installed: leave out what is not there. Elsewhere its absence is a failure."""
+    try:
+        environments.find(kind)
+    except (EngineMissing, UnknownEngine) as missing:
+        pytest.skip(missing.message)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+
+def on_cuda() -> bool:
+    """Whether the engines run on a CUDA device here; ENGINEBAY_TEST_CUDA=0 or 1 knows better."""
+    asked = os.environ.get("ENGINEBAY_TEST_CUDA")
+    return Path("/dev/nvidia0").exists() if asked is None else asked == "1"
+
+
+def vllm_memory(gib: float) -> dict[str, Any]:
+    """Settings for a KV cache of this size. Told in bytes on a GPU too: a worker that measures what is free there would
+    be misled by the others that load at the same time."""
+    if not on_cuda():
+        return {"cpu_kvcache_space_gib": gib}
+    return {"gpu_memory_utilization": 0.02, "extra": {"kv_cache_memory_bytes": int(gib * 1024**3)}}
+
+
+# Tensor parallel wants a device for each part; on a CPU the parts share the cores.
+ONE_GPU = on_cuda() and len(list(Path("/dev").glob("nvidia[0-9]*"))) < 2
+# On a GPU vLLM's adapters and 8-bit kernels take no float32; float16 rounds less than bfloat16.
+VLLM_DTYPE = "float16" if on_cuda() else "float32"
 
 
 @dataclass(frozen=True)
@@ -58,10 +80,10 @@ PROFILES: dict[str, Profile] = {
             "smollm2",
             {
                 "max_model_len": 512,
-                "dtype": "float32",
+                "dtype": VLLM_DTYPE,
                 "max_num_seqs": 32,
                 "enforce_eager": True,
-                "cpu_kvcache_space_gib": 2,
+                **vllm_memory(2),
             },
         ),
     )

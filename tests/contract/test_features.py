@@ -18,14 +18,14 @@ import pytest
 
 from enginebay.contract import Delta
 from enginebay.errors import Unsupported
-from enginebay.fleet import environments
+from enginebay.fleet import environments, models
 from enginebay.fleet.model_worker import ModelWorker
 from enginebay.home import home
 from enginebay.worker.memory import family
 from tests.contract.adapters import HERE, dense_smollm2, made_by
 from tests.contract.asking import ask, ask_all, greedy, make_request
-from tests.contract.conftest import open_worker
-from tests.contract.profiles import PROFILES
+from tests.contract.conftest import open_worker, skip_without
+from tests.contract.profiles import ONE_GPU, PROFILES, VLLM_DTYPE, on_cuda, vllm_memory
 
 TEXTS = ("The cat sleeps on the sofa.", "A kitten is napping on the couch.", "Interest rates rose again in March.")
 
@@ -61,8 +61,9 @@ def tiny_int8(tiny_llama: Path) -> Path:
 
 TINY = {
     "transformers": {"dtype": "float32", "context_length": 256},
-    "vllm": {"dtype": "float32", "max_model_len": 256, "cpu_kvcache_space_gib": 1},
+    "vllm": {"dtype": VLLM_DTYPE, "max_model_len": 256, "enforce_eager": True, **vllm_memory(1)},
 }
+needs_two_devices = pytest.mark.skipif(ONE_GPU, reason="one GPU cannot be two of them")
 
 
 async def _tiny(kind: str, path: Path, **settings: Any) -> ModelWorker:
@@ -89,10 +90,14 @@ async def reference(tiny_llama: Path) -> list[list[int]]:
 
 @pytest.mark.parametrize(("kind", "model"), [("llamacpp", "smollm2"), ("transformers", "minilm"), ("vllm", "minilm")])
 async def test_embeddings(kind: str, model: str) -> None:
+    if on_cuda():
+        skip_without(kind)
+        if models.Store().get(model) is None:
+            pytest.skip(f"{model} is not here, and a host that only has a GPU to offer may not reach it")
     settings = {
         "llamacpp": {"context_length": 256},
         "transformers": {"dtype": "float32"},
-        "vllm": {"dtype": "float32", "cpu_kvcache_space_gib": 1},
+        "vllm": {"dtype": "float32", **vllm_memory(1)},
     }
     profile = PROFILES[kind]
     async with await open_worker(type(profile)(kind, kind, model, settings[kind]), task="embed") as worker:
@@ -133,6 +138,7 @@ async def test_vllm_speculates_with_ngrams_and_reuses_prefixes() -> None:
             await greedy(worker, "a", min_p=0.5)
 
 
+@needs_two_devices
 async def test_vllm_tensor_parallel_2_gives_the_same_answers(tiny_llama: Path, reference: list[list[int]]) -> None:
     async with await _tiny("vllm", tiny_llama, tensor_parallel_size=2) as worker:
         assert await _tiny_answers(worker) == reference
@@ -153,6 +159,7 @@ async def test_vllm_runs_a_quantized_checkpoint_through_generate(tiny_int8: Path
         assert worker.facts.effective["stepwise"] == "off"
 
 
+@needs_two_devices
 async def test_transformers_tensor_parallel_2_under_torchrun(tiny_llama: Path, reference: list[list[int]]) -> None:
     settings = {"sharding.strategy": "tensor_parallel", "sharding.num_shards": 2}
     async with await _tiny("transformers", tiny_llama, **settings) as worker:

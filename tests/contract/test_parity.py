@@ -41,7 +41,7 @@ async def _answers(worker: ModelWorker) -> list[Answer]:
 async def test_greedy_answers_agree() -> None:
     found = []
     for name in ("transformers", "vllm"):
-        async with await open_worker(PROFILES[name]) as worker:
+        async with await open_worker(PROFILES[name], dtype="float32") as worker:
             found.append(await _answers(worker))
     unexplained = []
     for question, one, other in zip(QUESTIONS, *found, strict=True):

@@ -16,6 +16,7 @@ File = Annotated[
 Strict = Annotated[bool, typer.Option("--strict", help="Keys without effect are errors")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
 Engine = Annotated[str | None, typer.Option("--engine", help="As if this engine were chosen")]
+Preset = Annotated[str | None, typer.Option("--preset", metavar="NAME", help="Below the file: see `bay presets`")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a dotted key, over all else")]
 
 
@@ -26,13 +27,14 @@ def main() -> None:
 
 @app.command()
 def validate(
-    file: File = None, strict: Strict = False, json: Json = False, engine: Engine = None, set_: Set = None
-) -> None:
+    file: File = None, strict: Strict = False, json: Json = False, engine: Engine = None, preset: Preset = None,
+    set_: Set = None,
+) -> None:  # fmt: skip
     """Check the configuration: every problem in one line each; exit code 2 when there is one."""
     from enginebay.cli.output import emit_json, note
     from enginebay.config.load import as_error, assess
 
-    found = assess(file, flags=_flags(engine, set_), strict=strict)
+    found = assess(file, preset=preset, flags=_flags(engine, set_), strict=strict)
     config, problems = found.config, found.problems
     if json:
         emit_json(
@@ -55,14 +57,15 @@ def validate(
 
 @app.command()
 def show(
-    file: File = None, strict: Strict = False, json: Json = False, engine: Engine = None, set_: Set = None
-) -> None:
+    file: File = None, strict: Strict = False, json: Json = False, engine: Engine = None, preset: Preset = None,
+    set_: Set = None,
+) -> None:  # fmt: skip
     """Print the effective configuration, with where each value came from."""
     from enginebay.cli.output import emit_json, note
     from enginebay.config.load import load_config
     from enginebay.config.show import to_json, to_yaml
 
-    config = load_config(file, flags=_flags(engine, set_), strict=strict)
+    config = load_config(file, preset=preset, flags=_flags(engine, set_), strict=strict)
     if json:
         emit_json(to_json(config))
         return

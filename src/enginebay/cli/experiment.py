@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from enginebay.cli.lab_keys import admin_headers, text_headers
 from enginebay.cli.lab_parts import need_lab
 from enginebay.cli.output import emit_json, note, table
 from enginebay.cli.stack_options import Offline, Set
@@ -35,6 +36,14 @@ def experiment(
     preset: Annotated[str | None, typer.Option("--preset", help="Settings by name: see `bay presets`")] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="The model (default: the configuration's)")] = None,
     url: Annotated[str | None, typer.Option("--url", help="Measure the server that runs at this address")] = None,
+    admin_key_env: Annotated[
+        str | None,
+        typer.Option(
+            "--admin-key-env",
+            metavar="NAME",
+            help="The variable with a key for the meters of --url; ENGINEBAY_ADMIN_KEY is sent to this host alone",
+        ),
+    ] = None,
     profile: Annotated[
         str | None, typer.Option("--profile", help="When requests are sent, like poisson:rate=4,requests=200")
     ] = None,
@@ -70,6 +79,8 @@ def experiment(
     from enginebay.lab.runs.folders import runs_dir
 
     folder = runs or runs_dir()
+    if admin_key_env is not None and not url and not resume:
+        raise UsageError("--admin-key-env is for a server that runs", "give --url too, or leave it out")
     if resume:
         plan = _resumed(folder, study)
     else:
@@ -86,7 +97,7 @@ def experiment(
         from enginebay.lab.studies import new_study
 
         plan = new_study(folder, points, cycle_count, given)
-    _report(_run(folder, plan), folder, allow_mixed, json)
+    _report(_run(folder, plan, admin_key_env), folder, allow_mixed, json)
 
 
 def _flags(
@@ -143,7 +154,7 @@ def _of_url(
     loaded = load_config(config, preset=preset, flags={name: value for name, value in flags.items() if name != "model"})
     if loaded.experiment.sweep:
         raise ConfigError("a server that runs has its settings already", "leave out the sweep, or --url")
-    name = model or loaded.model or find_model(Target(url, "", _headers()))
+    name = model or loaded.model or find_model(Target(url, "", text_headers(os.environ)))
     points = url_points(loaded, url, name, _tokenizer(tokenizer) or _stored_tokenizer(name))
     return points, [], loaded.experiment.num_cycles, _given(config, preset, flags)
 
@@ -170,13 +181,6 @@ def _stored_tokenizer(model: str) -> str | None:
         return None
 
 
-def _headers(*variables: str) -> dict[str, str]:
-    """With the key from the first of these variables that is set; without any, the one for text."""
-    names = variables or ("ENGINEBAY_API_KEY", "OPENAI_API_KEY")
-    key = next((os.environ[name] for name in names if os.environ.get(name)), None)
-    return {"Authorization": f"Bearer {key}"} if key else {}
-
-
 def _given(config: Path | None, preset: str | None, flags: dict[str, Any]) -> dict[str, Any]:
     """What the user wrote, for the manifest."""
     set_flags = {name: value for name, value in flags.items() if value is not None}
@@ -192,12 +196,13 @@ def _resumed(folder: Path, study: str | None) -> Study:
     return plan
 
 
-def _run(folder: Path, plan: Study) -> Outcome:
+def _run(folder: Path, plan: Study, admin_key_env: str | None) -> Outcome:
     from enginebay.cli.experiment_progress import StudyProgress
     from enginebay.lab.client.ceiling import calibrate
     from enginebay.lab.conduct import Bench
     from enginebay.lab.studies import carry_out
 
+    for_meters = admin_headers([point.get("url") for point in plan.points], admin_key_env, os.environ)
     progress = StudyProgress()
     progress.say("measuring the load client itself")
     ceiling = calibrate()
@@ -208,8 +213,8 @@ def _run(folder: Path, plan: Study) -> Outcome:
         f"requests/s here ({ceiling.processes} processes)"
     )
     bench = Bench(
-        runs=folder, study_id=plan.id, ceiling=ceiling, config=plan.config, headers=_headers(),
-        admin_headers=_headers("ENGINEBAY_ADMIN_KEY"), say=progress.say, live=progress.live, tokenizer=read_tokenizer,
+        runs=folder, study_id=plan.id, ceiling=ceiling, config=plan.config, headers=text_headers(os.environ),
+        admin_headers=for_meters, say=progress.say, live=progress.live, tokenizer=read_tokenizer,
     )  # fmt: skip
     try:
         return carry_out(bench, plan, progress.began, progress.ended)

@@ -17,6 +17,7 @@ COMMANDS: dict[str, str] = {
     "batch": "Run a file of requests at full batching, resumable",
     "models": "List, pull, show, verify and remove models",
     "engines": "List, install, remove and explain engines",
+    "bundle": "Make, verify and install offline bundles",
     "keys": "Create, list and revoke API keys of the server",
     "ps": "Show a server's models: state, memory, requests, last switch",
     "load": "Load a model of a running server",

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from enginebay.cli.output import note
-from enginebay.cli.stack_options import ConfigFile, Engine, Offline, Progress, Set, Strict, show_warnings
+from enginebay.cli.stack_options import ConfigFile, Engine, Offline, Preset, Progress, Set, Strict, show_warnings
 from enginebay.config.load import load_config
 from enginebay.config.model import Config
+from enginebay.config.presets import find_preset
 from enginebay.config.sources import assignment_flags
+from enginebay.errors import ConfigError
 
 if TYPE_CHECKING:
     from enginebay.fleet.place import Place
@@ -54,6 +56,7 @@ def serve(
         str | None, typer.Option("--log-level", help="debug, info, warning or error (default: info)")
     ] = None,
     config: ConfigFile = None,
+    preset: Preset = None,
     set_: Set = None,
     offline: Offline = None,
     strict: Strict = False,
@@ -69,7 +72,7 @@ def serve(
         "server.log_format": log_format,
         "server.log_level": log_level,
     }
-    asked = Asked(config, flags, models or [], engine, assignment_flags(set_ or []), strict)
+    asked = Asked(config, preset, flags, models or [], engine, assignment_flags(set_ or []), strict)
     _serve(asked)
 
 
@@ -78,11 +81,15 @@ class Asked:
     """The command line, to be read once more when the configuration has changed."""
 
     config: Path | None
+    preset: str | None
     flags: dict[str, Any]
     models: list[str]
     engine: str | None
     settings: dict[str, Any]
     strict: bool
+
+    def load(self) -> Config:
+        return load_config(self.config, preset=self.preset, flags=self.flags, strict=self.strict)
 
 
 def _serve(asked: Asked) -> None:
@@ -91,17 +98,20 @@ def _serve(asked: Asked) -> None:
     from enginebay.server.listening import bind, url_of
     from enginebay.server.log_lines import json_line
 
-    config = load_config(asked.config, flags=asked.flags, strict=asked.strict)
+    config = asked.load()
     keyring = _keyring(config)
     as_json = config.server.log_format == "json"
     progress = Progress(after_s=float("inf") if as_json else 0.0)
     show_warnings([*keyring.warnings, *map(str, config.warnings)])
     sock = bind(config.server, keyring)
     wanted = _wanted(asked, config, keyring, progress.say)
+    idle_preset = _idle_preset(asked, wanted)
+    if idle_preset and asked.strict:
+        raise ConfigError(idle_preset[0], "take a preset of that engine, or none", param="preset")
 
     def ready(places: list[Place]) -> None:
         progress.clear()
-        show_warnings(_idle_standbys(wanted))
+        show_warnings([*_idle_standbys(wanted), *idle_preset])
         known = list(map(str, config.warnings))
         for place in places:
             _announce_model(place, known, announce)
@@ -112,7 +122,7 @@ def _serve(asked: Asked) -> None:
         note(json_line(time.time(), "info", event, fields) if as_json else text)
 
     def read_again() -> Wanted:
-        found = load_config(asked.config, flags=asked.flags, strict=asked.strict)
+        found = asked.load()
         return _wanted(asked, found, _keyring(found), lambda _: None)
 
     async def run() -> None:
@@ -134,6 +144,17 @@ def _idle_standbys(wanted: Wanted) -> list[str]:
     """Spare processes that no model of this server could ever use."""
     used = {variant.kind for variant in wanted.variants}
     return [f"fleet.standby: no model runs on {kind}" for kind in wanted.config.fleet.standby if kind not in used]
+
+
+def _idle_preset(asked: Asked, wanted: Wanted) -> list[str]:
+    """A preset is for one engine: said where no model of this server runs on it, unless the configuration has said so."""
+    if asked.preset is None or any(warning.key == "preset" for warning in wanted.config.warnings):
+        return []
+    kind = find_preset(asked.preset).engine
+    used = sorted({variant.kind for variant in wanted.variants})
+    return (
+        [] if kind in used else [f"preset {asked.preset} counts on {kind} alone, and models run on {', '.join(used)}"]
+    )
 
 
 def _wanted(asked: Asked, config: Config, keyring: Keyring, say: Say) -> Wanted:

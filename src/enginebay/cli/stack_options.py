@@ -28,6 +28,9 @@ ConfigFile = Annotated[
         "--config", "-c", help="A YAML file (default: enginebay.yaml here, else config.yaml in ENGINEBAY_HOME)"
     ),
 ]
+Preset = Annotated[
+    str | None, typer.Option("--preset", help="Settings by name, below the configuration's own: see `bay presets`")
+]
 Set = Annotated[
     list[str] | None, typer.Option("--set", help="An engine setting for this run, like --set context_length=2048")
 ]

@@ -28,7 +28,7 @@ class Limits:
     request_timeout_s: float = _limit(3600.0, 1, "longest time for one answer")
     stream_buffer_bytes: int = _limit(1 << 20, 4096, "output held for a client that reads slowly")
     stall_timeout_s: float = _limit(60.0, 0.1, "a client that reads nothing for so long is cut off")
-    running: int = _limit(256, 1, "requests in the engine at once, for each model")
+    running: int = _limit(1024, 1, "requests in the engine at once, for each model")
     queue: int = _limit(1024, 0, "requests that wait for the engine, for each model; 0: none")
     queue_timeout_s: float = _limit(120.0, 0.1, "longest wait for the engine")
     n: int = _limit(16, 1, "choices of one request (n, best_of)")

@@ -1,10 +1,11 @@
 """The engine contract: frozen data and two interfaces, with no third-party imports."""
 
-from enginebay.contract.engine import Engine, Sink, Sleeps, TakesAdapters, TellsStats
+from enginebay.contract.engine import Engine, HasMeter, Sink, Sleeps, TakesAdapters, TellsStats
 from enginebay.contract.messages import (
     Delta,
     Done,
     Embedding,
+    Energy,
     Facts,
     FinishReason,
     GenerateRequest,
@@ -40,12 +41,14 @@ __all__ = [
     "Delta",
     "Done",
     "Embedding",
+    "Energy",
     "Engine",
     "EngineSpec",
     "Facts",
     "FinishReason",
     "GenerateRequest",
     "Guided",
+    "HasMeter",
     "LaunchMode",
     "Load",
     "Probe",

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 from enginebay.contract.messages import Embedding, Facts, FinishReason, GenerateRequest, Load, Stats, TokenLogprobs
 from enginebay.contract.spec import Probe
 from enginebay.errors import EnginebayError
+from enginebay.meters.sample import Absent, Meter
 
 
 class Sink(Protocol):
@@ -104,4 +105,13 @@ class TellsStats(Protocol):
 
     def stats(self) -> Stats:
         """Asked about every second, from any thread and while the engine works: cheap, and never waits for a step."""
+        ...
+
+
+@runtime_checkable
+class HasMeter(Protocol):
+    """Knows better than the host's meters what its requests use, or that these cannot tell."""
+
+    def meter(self) -> Meter | Absent | None:
+        """None: the host's meters are right."""
         ...

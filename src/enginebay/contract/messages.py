@@ -31,6 +31,7 @@ class GenerateRequest:
     sampling: Sampling = field(default_factory=Sampling)
     lora: str | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
+    energy: bool = False  # tell with `Done` what it used; for the worker, engines need not look
 
     def __post_init__(self) -> None:
         given = [name for name in ("token_ids", "text", "messages") if getattr(self, name) is not None]
@@ -83,11 +84,21 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class Energy:
+    """What a request used of a meter's joules. Without joules `absent` says why: there is never an estimate."""
+
+    joules: float | None = None  # above idle
+    idle_w: float | None = None  # with the engine loaded and nothing running; not in the joules
+    absent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The last word on a request, after the last delta of every choice."""
 
     usage: Usage
     timing: Timing
+    energy: Energy | None = None  # of requests that ask for it
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,10 @@ def with_parity(found: Sequence[Candidate], folder: Path) -> list[Candidate]:
 
 def _compared(one: Candidate, first: Candidate, reference: Run, folder: Path) -> Candidate:
     parity = compare_points(Point((reference,)), Point((_run(folder, one),)))["parity"]
-    finding = parity_broken(RunFacts((), parity=Parity(**parity))) if parity is not None else None
-    if not isinstance(finding, Reason):
+    if parity is None:
         return one
-    return one.with_reason(finding.code, finding.severity, f"against {first.label}: {finding.message}")
+    finding = parity_broken(RunFacts((), parity=Parity(**parity), parity_with=first.label))
+    return one.with_reason(finding.code, finding.severity, finding.message) if isinstance(finding, Reason) else one
 
 
 def _run(folder: Path, one: Candidate) -> Run:

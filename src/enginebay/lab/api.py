@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 from collections.abc import Mapping
 from typing import Any
 
 from enginebay.errors import EnginebayError
+from enginebay.lab.client.connection import TRUST
 from enginebay.lab.client.order import Target
 
 _LONGEST_ANSWER = 64 << 20
@@ -36,6 +38,8 @@ def ask(
         raw = answer.read(_LONGEST_ANSWER)
     except http.client.HTTPException as problem:
         raise Unintelligible(f"{target.url} does not speak HTTP: {problem!r}"[:300], "is this the address of a server?")
+    except ssl.SSLCertVerificationError as problem:
+        raise ServerUnusable(f"the certificate of {target.url} is not trusted: {problem.verify_message}", TRUST)
     except OSError as problem:
         raise ServerUnusable(
             f"{target.url} does not answer: {problem}", "does the server run, and is this its address?"

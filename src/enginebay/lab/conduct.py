@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,13 +14,17 @@ from enginebay.lab.asking import ServerFacts, parity_answers, read_facts
 from enginebay.lab.client.ceiling import Ceiling
 from enginebay.lab.client.launch import Fired, Live, fire
 from enginebay.lab.client.order import Target, share_out
-from enginebay.lab.judging import facts_of
+from enginebay.lab.judging import Around, facts_of
+from enginebay.lab.measured import Measured
 from enginebay.lab.measures.measures import measure
 from enginebay.lab.observing import Observation, by_kind, device_figures, gpu_names, observed
+from enginebay.lab.parity import Answer
+from enginebay.lab.phases import energy_phases
 from enginebay.lab.points import Plan, Point, read_plan
 from enginebay.lab.profiles.profile import Limits, Ramp, label, profile_data
 from enginebay.lab.profiles.schedule import requests_needed, send_times
 from enginebay.lab.profiles.stable import next_look, stability
+from enginebay.lab.references import Reference
 from enginebay.lab.requests import Request
 from enginebay.lab.runs.environment import environment
 from enginebay.lab.runs.folders import now, run_id
@@ -29,6 +33,7 @@ from enginebay.lab.runs.plain import plain
 from enginebay.lab.runs.study import Step
 from enginebay.lab.runs.writer import RunWriter
 from enginebay.lab.served import Served, config_bytes, served
+from enginebay.lab.server_count import request_seconds, spent_s
 from enginebay.lab.validity.judge import judge
 from enginebay.lab.workload.make import Workload, make_workload, requests_sha256
 from enginebay.lab.workload.spec import TextTokenizer
@@ -47,6 +52,7 @@ class Bench:
     runs: Path
     study_id: str
     ceiling: Ceiling
+    cycles: int | None = None  # of the study; None: its runs do not repeat each other
     config: Mapping[str, Any] = field(default_factory=dict)  # as given
     headers: Mapping[str, str] = field(default_factory=dict)  # for a server that runs
     admin_headers: Mapping[str, str] = field(default_factory=dict)  # for its meters, where those are others
@@ -55,21 +61,13 @@ class Bench:
     tokenizer: Callable[[str], TextTokenizer] | None = None  # reads the one at a path
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What came out of the measured part."""
-
-    facts: ServerFacts
-    workload: Workload
-    fired: Fired
-    idle: tuple[float, float]
-    start_s: float | None
-
-
-def conduct(bench: Bench, point: Point, step: Step, server: Served | None = None) -> Path:
+def conduct(
+    bench: Bench, point: Point, step: Step, server: Served | None = None, reference: Reference | None = None
+) -> Path:
     """Make one run of a point; gives its folder. Raises what makes it impossible.
 
-    `server`: one that was started for this point's engine and serves several runs.
+    `server`: one that was started for this point's engine and serves several runs. `reference`: the point of the same
+    study whose answers to the parity prompts this one's are held against.
     """
     plan = read_plan(point)
     created = now()
@@ -87,7 +85,8 @@ def conduct(bench: Bench, point: Point, step: Step, server: Served | None = None
         target = replace(target, ours=facts.ours)
         with observed(target, pid, bench.admin_headers) as observation:
             measured = _measure(bench, point, plan, step, target, facts, writer, observation, start_s)
-        return _write(point, plan, measured, observation, bench.ceiling, writer, target)
+        around = Around(bench.ceiling, bench.cycles, reference)
+        return _write(point, plan, measured, observation, around, writer, target)
 
 
 @contextmanager
@@ -119,6 +118,7 @@ def _measure(
     bench.say("writing prompts")
     workload = _workload(bench, point, plan, seed, facts)
     requests = workload.requests
+    answers: Sequence[Answer] = ()
     if plan.parity.enabled:
         bench.say("asking the parity prompts")
         # Always those of the first cycle, so that runs of all cycles can be compared with each other.
@@ -134,8 +134,10 @@ def _measure(
     times = send_times(plan.profile, plan.limits, seed, requests)
     requests = requests if times is None else requests[: len(times)]
     bench.say(f"measuring {len(requests)} requests" if plan.limits.duration_s is None else "measuring")
+    before_s = request_seconds(target)
     fired = _fire(bench, plan, target, requests, times, observation.window_soon)
-    return Measured(facts, replace(workload, requests=tuple(requests)), fired, idle, start_s)
+    server_s = spent_s(before_s, request_seconds(target))
+    return Measured(facts, replace(workload, requests=tuple(requests)), fired, idle, start_s, answers, server_s)
 
 
 def _workload(
@@ -203,16 +205,17 @@ def _until_stable(limits: Limits) -> Callable[[Live], bool]:
 
 
 def _write(
-    point: Point, plan: Plan, measured: Measured, observation: Observation, ceiling: Ceiling,
+    point: Point, plan: Plan, measured: Measured, observation: Observation, around: Around,
     writer: RunWriter, target: Target,
 ) -> Path:  # fmt: skip
-    fired, facts = measured.fired, measured.facts
-    window = (fired.zero, fired.zero + fired.window_s)
+    fired, facts, window = measured.fired, measured.facts, measured.window
     energies = observation.energies(*window, measured.idle)
+    phases = energy_phases(observation.samples, energies, fired.records, fired.zero, fired.window_s)
     absent = observation.reasons()
     figures = measure(
-        fired.records, fired.tokens, fired.window_s, plan.slo, by_kind(energies), point.price_per_hour, absent=absent
-    )
+        fired.records, fired.tokens, fired.window_s, plan.slo, by_kind(energies), point.price_per_hour, phases=phases,
+        absent=absent,
+    )  # fmt: skip
     figures |= observation.memory(*window) | device_figures(observation.samples, *window)
     if observation.clock_error_s is not None:
         figures["meters_clock_error_s"] = observation.clock_error_s
@@ -220,7 +223,7 @@ def _write(
         figures["model_memory_bytes"] = facts.memory_bytes
     if measured.start_s is not None:
         figures |= {"server_start_s": measured.start_s, "load_s": facts.load_s}
-    verdict = judge(facts_of(plan, measured.workload, fired, figures, observation, energies, ceiling, measured.idle))
+    verdict = judge(facts_of(plan, measured, figures, observation, energies, around))
     writer.records(fired.records, fired.tokens)
     writer.samples(observation.samples, fired.zero)
     writer.update(

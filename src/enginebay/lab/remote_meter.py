@@ -140,5 +140,8 @@ def open_remote(target: Target) -> tuple[RemoteMeter | None, list[Absent]]:
 
 def _refusal(status: int) -> str:
     if status in (401, 403):
-        return f"{PATH} needs a key with the scope admin: set ENGINEBAY_ADMIN_KEY"
+        return (
+            f"{PATH} needs a key with the scope admin: name the variable that holds it with --admin-key-env "
+            "(on this host ENGINEBAY_ADMIN_KEY is taken)"
+        )
     return f"the server has no {PATH}" if status == 404 else f"the server answers {status} at {PATH}"

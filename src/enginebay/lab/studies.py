@@ -9,6 +9,7 @@ from pathlib import Path
 from enginebay.errors import EnginebayError
 from enginebay.lab.conduct import Bench, conduct
 from enginebay.lab.points import Point, point_of, steps
+from enginebay.lab.references import References
 from enginebay.lab.runs.errors import UnknownRun
 from enginebay.lab.runs.folders import clean_partials, now
 from enginebay.lab.runs.reader import Run, load_run
@@ -54,11 +55,12 @@ def study_to_resume(folder: Path, name: str | None) -> Study:
 
 def carry_out(bench: Bench, study: Study, began: Began, ended: Ended) -> Outcome:
     """Make every run that is left. A point that cannot be run is left out of the cycles that follow."""
-    bench = replace(bench, study_id=study.id)
+    bench = replace(bench, study_id=study.id, cycles=max((step.cycle for step in study.steps), default=None))
     clean_partials(bench.runs)
     done = finished_runs(bench.runs, study.id)
     left = remaining(study, done)
     points = [point_of(data) for data in study.points]
+    references = References(points, done)
     failed: dict[int, EnginebayError] = {}
     made: list[Run] = []
     for number, step in enumerate(left, len(study.steps) - len(left) + 1):
@@ -66,12 +68,13 @@ def carry_out(bench: Bench, study: Study, began: Began, ended: Ended) -> Outcome
             continue
         began(step, number, len(study.steps))
         try:
-            run = load_run(conduct(bench, points[step.point], step))
+            run = load_run(conduct(bench, points[step.point], step, reference=references.of(step)))
         except EnginebayError as error:
             failed[step.point] = error
             ended(step, error)
             continue
         made.append(run)
+        references.take(step, run)
         ended(step, run)
     return Outcome(study.id, [*done.values(), *made], failed)
 

@@ -62,7 +62,7 @@ async def prepare(
         )  # fmt: skip
     if sampling.max_tokens is not None and sampling.max_tokens > room:
         sampling = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens or 0, room) or None)
-    return GenerateRequest(token_ids=tuple(ids), sampling=sampling, lora=request.lora)
+    return GenerateRequest(token_ids=tuple(ids), sampling=sampling, lora=request.lora, energy=request.energy)
 
 
 def say_headers(call: Call) -> None:

@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from enginebay.contract import Engine, FinishReason, GenerateRequest, TokenLogprobs
-from enginebay.contract.messages import Done, Timing, Usage
+from enginebay.contract.messages import Done, Energy, Timing, Usage
 from enginebay.errors import EnginebayError, EngineFailed
 from enginebay.worker.best_of import BestOf
 from enginebay.worker.door import Door
+from enginebay.worker.metering import Answer, Metering
 from enginebay.worker.outbox import Outbox
+from enginebay.worker.own_meter import find_meter, step_tokens
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +27,7 @@ class _Live:
         "best_of",
         "cached_tokens",
         "choices_left",
+        "energy",
         "first",
         "number",
         "outbox",
@@ -41,6 +44,7 @@ class _Live:
         self.tokens = 0
         self.prompt_tokens = len(request.token_ids or ())
         self.cached_tokens = 0
+        self.energy = request.energy
         self.best_of = BestOf.wanted(request.sampling)
         self.choices_left = request.sampling.best_of or request.sampling.n
 
@@ -60,6 +64,9 @@ class Ledger:
         self.moved_at = 0.0  # when the engine last put something, on the monotonic clock
         self.flushes = 0
         self.tokens = 0
+        self._metering: Metering | None = None  # while somebody asks for joules
+        self._no_meter = ""  # why there are none to tell
+        self._idle_w: float | None = None  # as far as was learned
 
     # What sessions call
 
@@ -93,6 +100,8 @@ class Ledger:
         live = _Live(number, outbox, request)
         self._live[own] = live
         outbox.own[number] = own
+        if request.energy or self._metering is not None:
+            self._meter(own, live)
         sampling = request.sampling
         if sampling.best_of is not None:
             ranked = sampling.logprobs or 0 if live.best_of else sampling.logprobs
@@ -113,7 +122,33 @@ class Ledger:
         own = outbox.own.pop(number, None)
         if own is not None and self._live.pop(own, None) is not None:
             self._cancel(own)
+            if (metering := self._metering) is not None:
+                metering.drop(own)
             self.door.leave()
+
+    def _meter(self, own: int, live: _Live) -> None:
+        """Count the request's tokens, if anybody wants to know joules. The first who does starts it, for all who run."""
+        with self._lock:
+            before = self._metering
+            if before is not None:
+                if before.enter(own, live.prompt_tokens, asks=live.energy):
+                    return
+                self._metering, self._no_meter, self._idle_w = None, before.absent, before.idle_w
+            if live.energy and not self._no_meter:
+                metering = Metering(
+                    lambda: find_meter(self._engine), self._idle_s, lambda: step_tokens(self._engine), self._idle_w
+                )
+                self._metering = metering
+                running = list(self._live)
+                for number in running:
+                    metering.enter(number, live.prompt_tokens if number == own else 0, asks=number == own)
+                for number in running:
+                    if number not in self._live:  # it has ended meanwhile, and would never leave
+                        metering.drop(number)
+
+    def _idle_s(self) -> float:
+        """For how long nothing has run on an engine that is awake."""
+        return self.door.idle_s() if self.door.is_open else 0.0
 
     def _cancel(self, own: int) -> None:
         try:
@@ -145,7 +180,11 @@ class Ledger:
             live.first = time.perf_counter()
             if self.first_token_s is None:
                 self.first_token_s = live.first - live.started
+            if (metering := self._metering) is not None:
+                metering.count(number, live.prompt_tokens - live.cached_tokens)
         live.tokens += len(token_ids)
+        if (metering := self._metering) is not None:
+            metering.count(number, len(token_ids))
         row = (live.number, text, token_ids, choice, logprobs)
         if live.best_of is None:
             live.outbox.row(row)
@@ -170,6 +209,8 @@ class Ledger:
             live.outbox.own.pop(live.number, None)
             live.outbox.failure(live.number, error)
             live.outbox.wake()
+            if (metering := self._metering) is not None:
+                metering.drop(number)
             self.door.leave()
 
     def usage(self, number: int, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> None:
@@ -180,6 +221,8 @@ class Ledger:
     def flush(self) -> None:
         self.flushes += 1
         self.moved_at = time.monotonic()
+        if (metering := self._metering) is not None:
+            metering.flush()
         for outbox in self._outboxes:
             outbox.wake()
 
@@ -193,5 +236,16 @@ class Ledger:
         self.tokens += live.tokens
         usage = Usage(live.prompt_tokens, live.tokens, live.cached_tokens)
         timing = Timing((live.first or now) - live.started, now - live.started)
-        live.outbox.done(live.number, Done(usage, timing))
+        done = Done(usage, timing)
+        metering = self._metering
+        if metering is not None and not live.first:  # it ended at once, and had its prompt computed all the same
+            metering.count(number, live.prompt_tokens - live.cached_tokens)
+        if metering is not None and live.energy:
+            metering.end(number, Answer(live.outbox, live.number, done, self.door.leave))
+            return
+        if metering is not None:
+            metering.end(number)
+        elif live.energy:
+            done = replace(done, energy=Energy(absent=self._no_meter))
+        live.outbox.done(live.number, done)
         self.door.leave()

@@ -32,17 +32,7 @@ class Outbox:
         self._ends.append(wire.finish_message(request, choice, reason, stop_reason))
 
     def done(self, request: int, done: Done) -> None:
-        usage, timing = done.usage, done.timing
-        self._ends.append(
-            pb.Done(
-                request=request,
-                prompt_tokens=usage.prompt_tokens,
-                completion_tokens=usage.completion_tokens,
-                cached_tokens=usage.cached_tokens,
-                ttft_s=timing.ttft_s,
-                total_s=timing.total_s,
-            )
-        )
+        self._ends.append(wire.done_message(request, done))
 
     def failure(self, request: int, error: EnginebayError) -> None:
         self._ends.append(wire.failure_message(request, error))

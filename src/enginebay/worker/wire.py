@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from enginebay.contract import Facts, FinishReason, GenerateRequest, Guided, Load, Sampling, TokenLogprobs
-from enginebay.contract.messages import Done, Timing, Usage
+from enginebay.contract.messages import Done, Energy, Timing, Usage
 from enginebay.errors import EnginebayError, Overloaded, from_kind
 from enginebay.worker.proto import worker_pb2 as pb
 
@@ -23,6 +23,7 @@ def submit_message(number: int, request: GenerateRequest) -> pb.Submit:
         token_ids=request.token_ids or (),
         sampling=_sampling_message(request.sampling),
         lora=request.lora or "",
+        energy=request.energy,
     )
     if request.token_ids is None:
         message.text = request.text or ""
@@ -40,6 +41,7 @@ def submitted_request(message: pb.Submit) -> GenerateRequest:
         sampling=_sampling(message.sampling),
         lora=message.lora or None,
         extras=json.loads(message.extras) if message.extras else {},
+        energy=message.energy,
     )
 
 
@@ -120,11 +122,39 @@ def received_stop_reason(message: pb.Finish) -> str | int | None:
     return message.stop_token_id if message.HasField("stop_token_id") else None
 
 
+def done_message(request: int, done: Done) -> pb.Done:
+    usage, timing, energy = done.usage, done.timing, done.energy
+    message = pb.Done(
+        request=request,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        ttft_s=timing.ttft_s,
+        total_s=timing.total_s,
+    )
+    if energy is not None:
+        if energy.joules is not None:
+            message.energy_j = energy.joules
+        else:
+            message.energy_absent = energy.absent
+        if energy.idle_w is not None:
+            message.idle_w = energy.idle_w
+    return message
+
+
 def received_done(message: pb.Done) -> Done:
     return Done(
         Usage(message.prompt_tokens, message.completion_tokens, message.cached_tokens),
         Timing(message.ttft_s, message.total_s),
+        _energy(message),
     )
+
+
+def _energy(message: pb.Done) -> Energy | None:
+    idle_w = message.idle_w if message.HasField("idle_w") else None
+    if message.HasField("energy_j"):
+        return Energy(message.energy_j, idle_w)
+    return Energy(None, idle_w, message.energy_absent) if message.HasField("energy_absent") else None
 
 
 def failure_message(request: int, error: EnginebayError) -> pb.Failure:

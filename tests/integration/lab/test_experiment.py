@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,11 @@ def test_a_study_of_two_settings_is_measured_compared_and_kept(lab: Lab, write: 
     order = [(run["label"], run["cycle"]) for run in sorted(listed["runs"], key=lambda run: run["created"])]
     assert [cycle for _, cycle in order] == [1, 1, 2, 2, 3, 3]
     assert order[1][0] == order[2][0] and order[0][0] == order[3][0]  # back and forth, so that drift meets both alike
+    verdicts = [result(lab("results", "show", run["id"], "--json"))["verdict"] for run in listed["runs"]]
+    assert all({"too_few_cycles", "client_saturated"} <= set(verdict["checked"]) for verdict in verdicts)
+    assert sum("parity_broken" in verdict["checked"] for verdict in verdicts) == 3  # the second point against the first
+    codes = {reason["code"] for verdict in verdicts for reason in verdict["reasons"]}
+    assert not codes & {"too_few_cycles", "parity_broken"}
 
 
 def test_a_run_holds_all_that_is_needed_to_repeat_it(lab: Lab, write: Write) -> None:
@@ -122,6 +128,44 @@ def test_a_server_of_ours_that_already_runs_tells_its_meters_and_its_queue(lab: 
     assert measures["queue_s"]["median"] < measures["ttft_s"]["median"]
     assert measures["server_peak_memory_bytes"] > held / 2 and measures["meters_clock_error_s"] == 0.0
     assert "server meters" not in manifest["absent"]
+
+
+@contextmanager
+def others(url: str, clients: int) -> Iterator[None]:
+    """Other clients of the same server, each with one long request after the other."""
+    body = json.dumps({"model": "toy", "prompt": [65] * 16, "max_tokens": 64, "ignore_eos": True}).encode()
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                answer.read()
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(60)
+
+
+@pytest.mark.parametrize("clients", [0, 4])
+def test_requests_of_others_at_the_same_server_are_noticed(lab: Lab, tmp_path: Path, clients: int) -> None:
+    config: dict[str, object] = {"models": {"toy": {"engine": "fake", "fake": {"step_s": 0.01}}}}
+    with serving(config=config, environ={"ENGINEBAY_HOME": str(tmp_path / "served")}) as server:
+        with others(server.url, clients):
+            done = lab("experiment", "--url", server.url, "--tokenizer", "bytes", "--profile",
+                       "closed:concurrency=4,requests=40", "--set", "max_input_tokens=16", "--set",
+                       "max_output_tokens=32", "--set", "parity=false", "--json")  # fmt: skip
+        result(done)
+    verdict = result(lab("results", "show", "latest", "--json"))["verdict"]
+    assert "machine_busy" in verdict["checked"]
+    said = [reason for reason in verdict["reasons"] if "others' (" in reason["message"]]
+    assert [reason["code"] for reason in said] == (["machine_busy"] if clients else [])
 
 
 @contextmanager

@@ -172,7 +172,7 @@ def test_the_guides_files_load_on_the_guides_presets(name: str, preset: str) -> 
     [
         "vllm: {max_num_seqs: 1025}",
         "vllm: {max_num_seqs: 0}",
-        "vllm: {gpu_memory_utilization: 0.49}",
+        "vllm: {gpu_memory_utilization: 0.0}",
         "vllm: {gpu_memory_utilization: 1.0}",
         "vllm: {block_size: 12}",
         "vllm: {speculative: {num_tokens: 11}}",

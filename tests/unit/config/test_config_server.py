@@ -59,7 +59,7 @@ def test_file_then_variables_then_flags(load: Any) -> None:
     config = load(text, environ=environ, flags={"server.port": 0, "server.host": None})
     server = config.server
     assert (server.host, server.port, server.workers) == ("0.0.0.0", 0, 3)
-    assert (server.limits.n, server.limits.queue, server.limits.running) == (3, 5, 256)
+    assert (server.limits.n, server.limits.queue, server.limits.running) == (3, 5, 1024)
     assert str(config.origin("server.host")) == "bay.yaml:1"
     assert str(config.origin("server.port")) == "flag"
     assert str(config.origin("server.limits.queue")) == "ENGINEBAY_SERVER_LIMITS_QUEUE"

@@ -153,6 +153,35 @@ def test_show_and_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  max_num_seqs: 3  # enginebay.yaml:1\n" in capsys.readouterr().out
 
 
+def test_a_preset_is_shown_below_the_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("enginebay.yaml").write_text("vllm: {max_num_seqs: 3, block_size: 16}\n")
+    monkeypatch.setenv("ENGINEBAY__VLLM__BLOCK_SIZE", "32")
+    assert main(["config", "show", "--preset", "vllm-low-latency", "--set", "vllm.seed=5"]) == 0
+    out = capsys.readouterr().out
+    for line in (
+        "engine: vllm  # preset vllm-low-latency\n",
+        "  enforce_eager: true  # preset vllm-low-latency\n",
+        "  max_num_seqs: 3  # enginebay.yaml:1\n",
+        "  block_size: 32  # ENGINEBAY__VLLM__BLOCK_SIZE\n",
+    ):
+        assert line in out
+    assert "  seed: 5" in out
+    assert main(["config", "validate", "--preset", "vllm-low-latency"]) == 0
+
+
+@pytest.mark.parametrize("command", ["show", "validate"])
+def test_a_preset_that_does_not_exist_is_bad_usage(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", command, "--preset", "vllm-thruput"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("bay: there is no preset called 'vllm-thruput'\n") and "did you mean vllm-throughput?" in err
+
+
+def test_a_preset_without_effect_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "--preset", "vllm-low-latency", "--engine", "llamacpp"]) == 0
+    assert "vllm-low-latency counts on vllm alone, and llamacpp is chosen" in capsys.readouterr().err
+    assert main(["config", "show", "--preset", "vllm-low-latency", "--engine", "llamacpp", "--strict"]) == 2
+
+
 def test_schema_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "schema"]) == 0
     assert "vllm" in json.loads(capsys.readouterr().out)["properties"]

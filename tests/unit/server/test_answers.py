@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from enginebay.contract import Delta, FinishReason, GenerateRequest, Sampling, TokenLogprobs
-from enginebay.contract.messages import Done, Timing, Usage
+from enginebay.contract.messages import Done, Energy, Timing, Usage
 from enginebay.errors import EngineFailed
 from enginebay.server.answers.chat import ChatForm
 from enginebay.server.answers.choice import Choice
@@ -83,10 +86,12 @@ def served(buffer: int = 1000) -> Any:
     )
 
 
-def form(choices: int = 1, logprobs: bool = False, usage: bool = False, timing: bool = False) -> ChatForm:
+def form(
+    choices: int = 1, logprobs: bool = False, usage: bool = False, timing: bool = False, energy: bool = False
+) -> ChatForm:
     return ChatForm(
         id="id", created=1, model="m", fingerprint="e", choices=choices, with_logprobs=logprobs, include_usage=usage,
-        include_timing=timing, token_bytes=lambda token: bytes((token,)),
+        include_timing=timing, include_energy=energy, token_bytes=lambda token: bytes((token,)),
     )  # fmt: skip
 
 
@@ -150,6 +155,39 @@ async def test_of_several_prompts_the_first_token_of_any_and_the_end_of_all() ->
         listener.done(Done(Usage(1, 1, 0), timing))
     told = connection.events[-1]["usage"]["enginebay"]
     assert (told["ttft_s"], told["total_s"]) == (0.1, 0.9)
+
+
+async def test_joules_are_told_with_the_counts_to_whoever_asks() -> None:
+    answer, connection, _ = streamed(usage=True, energy=True)
+    answer.token("a", 1)
+    answer.delta(Delta("", (), 0, (), FinishReason.LENGTH))
+    answer.done(replace(DONE, energy=Energy(1.25, 90.5)))
+    assert connection.events[-1]["usage"]["enginebay"] == {"energy_j": 1.25, "energy_idle_w": 90.5}
+
+
+def test_both_ways_to_tell_joules() -> None:
+    whole = json.loads(form(energy=True).body([], Usage(), Energy(absent="no meter")))
+    assert whole["usage"]["enginebay"] == {"energy_absent": "no meter"}
+    assert "enginebay" not in json.loads(form().body([], Usage(), Energy(1.0, 2.0)))["usage"]
+    untold = json.loads(form(energy=True).body([], Usage(), None))["usage"]["enginebay"]
+    assert untold == {"energy_absent": "the worker does not tell it"}
+
+
+@pytest.mark.parametrize(
+    ("energies", "told"),
+    [
+        ((Energy(1.0, 90.0), Energy(2.0, 91.0)), {"energy_j": 3.0, "energy_idle_w": 91.0}),
+        ((Energy(1.0, 90.0), Energy(None, 91.0, "shared")), {"energy_absent": "shared", "energy_idle_w": 91.0}),
+        ((Energy(absent="shared"), Energy(1.0, 90.0)), {"energy_absent": "shared"}),
+    ],
+)
+async def test_of_several_prompts_the_sum_if_all_are_known(energies: tuple[Energy, Energy], told: object) -> None:
+    connection, session = Connection(), Session()
+    answer = Streamed(connection, served(), [Choice(0), Choice(1)], form(2, usage=True, energy=True))  # type: ignore[arg-type]
+    answer.submit(session, [GenerateRequest(token_ids=(1,), energy=True)] * 2)  # type: ignore[arg-type]
+    for listener, energy in zip(session.listeners.values(), energies, strict=True):
+        listener.done(replace(DONE, energy=energy))
+    assert connection.events[-1]["usage"]["enginebay"] == told
 
 
 async def test_a_slow_client_gets_everything_later_as_one_write() -> None:

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginebay.contract import Facts, GenerateRequest, Guided, Load, Sampling
+from enginebay.contract import Done, Energy, Facts, GenerateRequest, Guided, Load, Sampling, Timing, Usage
 from enginebay.worker import wire
 from enginebay.worker.proto import worker_pb2 as pb
 
@@ -23,7 +24,7 @@ def _there_and_back(request: GenerateRequest) -> GenerateRequest:
 
 def test_every_parameter_crosses_the_wire() -> None:
     assert all(getattr(FULL, field.name) != getattr(Sampling(), field.name) for field in fields(Sampling))
-    request = GenerateRequest(token_ids=(1, 2, 3), sampling=FULL, lora="adapter")
+    request = GenerateRequest(token_ids=(1, 2, 3), sampling=FULL, lora="adapter", energy=True)
     assert _there_and_back(request) == request
 
 
@@ -44,6 +45,15 @@ def test_unset_stays_unset() -> None:
 def test_constraints_cross_the_wire(guided: Guided) -> None:
     request = GenerateRequest(token_ids=(1,), sampling=Sampling(guided=guided))
     assert _there_and_back(request) == request
+
+
+@pytest.mark.parametrize(
+    "energy", [None, Energy(12.5, 90.25), Energy(0.0, 90.0), Energy(absent="no meter"), Energy(None, 90.0, "shared")]
+)
+def test_the_last_word_crosses_the_wire(energy: Energy | None) -> None:
+    done = Done(Usage(7, 5, 3), Timing(0.25, 1.5), energy)
+    message = pb.Done.FromString(wire.done_message(9, done).SerializeToString())
+    assert message.request == 9 and wire.received_done(message) == done
 
 
 def test_facts_and_loads_cross_as_json() -> None:

@@ -17,9 +17,11 @@ from typing import Any
 from enginebay import __version__
 from enginebay.contract import Embedding, Facts, FinishReason, GenerateRequest, Load, Probe, Sink, Stats, TokenLogprobs
 from enginebay.engines.fake.babble import EOS, Sampler
+from enginebay.engines.fake.counter import Counter
 from enginebay.engines.fake.instances import instance
 from enginebay.engines.fake.spec import SPEC
 from enginebay.errors import ContextOverflow, EngineFailed, InvalidRequest, LoadFailed, OutOfMemory
+from enginebay.meters.sample import Meter
 from enginebay.text.incremental import StopScanner
 
 Piece = tuple[str, tuple[int, ...]]  # text and token ids of one event
@@ -45,6 +47,7 @@ class _Sequence:
         "made",
         "most",
         "number",
+        "prompt_tokens",
         "ready",
         "sampling",
     )
@@ -56,6 +59,7 @@ class _Sequence:
         self.number, self.choice, self.sampling, self.ready = number, choice, sampling, ready
         self.most = min(room, sampling.max_tokens or room)
         self.made = 0
+        self.prompt_tokens = len(request.token_ids or ()) if choice == 0 else 0  # computed once for all choices
         self.ended = False
         self._pieces: Iterator[Piece] | None = None
         self._sampler: Sampler | None = None
@@ -116,6 +120,8 @@ class FakeEngine:
         self._closed = False
         self._tokens = 0
         self._steps = 0
+        idle_w, busy_w = self._settings["idle_w"], self._settings["busy_w"]
+        self._counter = None if idle_w is None else Counter(idle_w, busy_w)
         self._loras = set(load.loras)
         time.sleep(self._settings["load_s"])
         self._fail_load(self._settings["fail_load"])
@@ -156,6 +162,9 @@ class FakeEngine:
             effective=self._settings,
             sleep_levels=(1, 2),
         )
+
+    def meter(self) -> Meter | None:
+        return self._counter
 
     def sleep(self, level: int) -> None:
         if level not in (1, 2):
@@ -253,6 +262,8 @@ class FakeEngine:
                 if self._cancelled:
                     self._sequences = [one for one in self._sequences if one.number not in self._cancelled]
                     self._cancelled.clear()
+                if self._counter is not None:
+                    self._counter.work(bool(self._sequences))
                 if self._sequences:
                     return True
                 self._changed.wait()
@@ -260,6 +271,8 @@ class FakeEngine:
 
     def _step(self, batch: Sequence[_Sequence], sink: Sink) -> None:
         waiting = self._settings["prefill_s"] > 0
+        if self._settings["token_s"]:
+            time.sleep(self._settings["token_s"] * sum(1 if one.made else 1 + one.prompt_tokens for one in batch))
         fail_after = self._settings["fail_after_tokens"]
         for one in batch:
             if waiting and one.ready > time.perf_counter():

@@ -64,6 +64,11 @@ SPEC = EngineSpec(
         "sleep_s": Setting("float", "How long falling asleep takes", default=0.0, minimum=0),
         "wake_s": Setting("float", "How long waking takes", default=0.0, minimum=0),
         "wake_fails": Setting("bool", "Fail when woken", default=False),
+        "token_s": Setting(
+            "float", "How much longer a step takes for each of its tokens, those of prompts too", default=0.0, minimum=0
+        ),
+        "idle_w": Setting("float", "It has an energy counter, and draws so much with nothing to do", minimum=0),
+        "busy_w": Setting("float", "And so much while it computes", default=0.0, minimum=0),
     },
     smaller=("context_length",),
 )

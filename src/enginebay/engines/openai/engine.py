@@ -17,6 +17,7 @@ from enginebay.engines.openai.catalogue import Listed, look_up
 from enginebay.engines.openai.remote import read_remote, settings_of
 from enginebay.engines.openai.spec import EXTRA_PARAMETERS, EXTRAS, SPEC
 from enginebay.errors import EnginebayError, EngineFailed, LoadFailed, Unsupported
+from enginebay.meters.sample import Absent
 
 _log = logging.getLogger(__name__)
 _CLOSE_S = 5.0
@@ -85,6 +86,9 @@ class OpenAIEngine:
             warnings=self._warnings,
             refused={} if self._settings["extras"] else dict.fromkeys(EXTRA_PARAMETERS, EXTRAS),
         )
+
+    def meter(self) -> Absent:
+        return Absent("openai", "the model runs elsewhere")
 
     # Called by the worker's threads
 

@@ -14,9 +14,11 @@ from enginebay.engines.transformers.adapters import Adapters
 from enginebay.engines.transformers.batches import BatchRules
 from enginebay.engines.transformers.embedding import Embedder
 from enginebay.engines.transformers.generation import Draft, Generator
+from enginebay.engines.transformers.graphs import CudaRecorder, Recorder
 from enginebay.engines.transformers.loading import Loaded, explained, load_draft, load_model, pooling_of
-from enginebay.engines.transformers.options import Options, obstacle_in_settings, strategy_for
+from enginebay.engines.transformers.options import Options, obstacle_in_settings, obstacle_to_graphs, strategy_for
 from enginebay.engines.transformers.parallel import Peers, Place
+from enginebay.engines.transformers.room import Room
 from enginebay.engines.transformers.runner import Runner
 from enginebay.engines.transformers.schedule import Limits
 from enginebay.engines.transformers.settings import RETIRED
@@ -98,6 +100,10 @@ def _prepare_generation(parts: Parts, load: Load, options: Options, kind: str, n
         budget = measure.cache_budget_bytes(loaded.device, parts.peers.place.size) // max(1, runner.bytes_per_token)
         parts.limits = Limits(parts.limits.rows, parts.limits.step_tokens, budget, loaded.context_length)
         parts.effective |= {"batching.max_tokens_per_batch": parts.limits.step_tokens, "cached_tokens": budget}
+        recorder, reason = recorder_for(loaded, options, parts.peers.alone)
+        if recorder is not None:
+            runner.record_with(recorder, Room(budget, parts.limits.rows))
+        parts.effective |= {"cuda_graphs": "on" if recorder is not None else f"off: {reason}"}
         parts.rules = _rules("dynamic", parts.limits.rows, options, kind)
         return
     parts.rules = _rules(strategy, parts.limits.rows, options, kind)
@@ -117,6 +123,13 @@ def _runner(parts: Parts, options: Options, load: Load) -> tuple[Runner | None, 
     runner = Runner(loaded.model, parts.adapters, loaded.context_length, loaded.device, options.compile_mode)
     with explained(load.path):
         return runner, runner.obstacle()
+
+
+def recorder_for(loaded: Loaded, options: Options, alone: bool) -> tuple[Recorder | None, str | None]:
+    """What records steps on this device, or the reason why nothing does."""
+    devices = {str(tensor.device) for tensor in loaded.model.parameters()}
+    reason = obstacle_to_graphs(options, devices, alone, loaded.quantization is not None)
+    return (CudaRecorder(loaded.device), None) if reason is None else (None, reason)
 
 
 def _rules(strategy: str, rows: int, options: Options, kind: str) -> BatchRules:

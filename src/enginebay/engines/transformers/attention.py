@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from enginebay.engines.transformers.schedule import Segment
-from enginebay.engines.transformers.shelves import Shelf, ShelfCache
+from enginebay.engines.transformers.layout import Group, Layout, Prefill
+from enginebay.engines.transformers.shelves import Shelf
 
 NAME = "enginebay"
 _STRIDE = 64  # attention lengths are multiples of this, so that few shapes occur
@@ -31,9 +31,16 @@ class Decoding:
     begin: int  # of its tokens in the step
     reach: int  # cached positions that attention reads
     height: int  # rows of the shelf that attention reads
-    whole: bool  # every row of the shelf takes part, in order
+    whole: bool  # the shelf's first rows take part, in order
     masks: dict[tuple[Any, int | None, Any], Any] = field(default_factory=dict)
     slots: dict[tuple[Any, int, int], Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, group: Group, device: Any) -> Decoding:
+        reach = min(group.shelf.capacity, math.ceil(group.longest / _STRIDE) * _STRIDE)
+        rows = torch.tensor(group.indices, device=device)
+        positions = torch.tensor([segment.start for segment in group.segments], device=device)
+        return cls(group.shelf, rows, positions, group.begin, reach, group.indices[-1] + 1, group.whole)
 
     def write(self, shelf: Any, new: Any) -> None:
         """Put new keys or values [rows, heads, size] in place. One flat copy; the indices are the same for all layers."""
@@ -59,72 +66,64 @@ class Decoding:
         return self.masks[key]
 
 
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """A run of one row's tokens."""
+class Together:
+    """Beginnings of several prompts on one shelf as one batch [runs, heads, longest, size], the shorter ones padded.
 
-    shelf: Shelf
-    row: int
-    start: int  # in the row
-    begin: int  # in the step
-    count: int
+    A padding token repeats its run's last: it comes after all that is looked at, and where it is written nobody looks
+    before the row's own next token is there.
+    """
+
+    def __init__(self, runs: Sequence[Prefill], device: Any) -> None:
+        self.shelf = runs[0].shelf
+        self.runs = runs
+        self.longest = max(run.count for run in runs)
+        self.begin, self.stop = runs[0].begin, runs[-1].begin + runs[-1].count
+        self._rows = torch.tensor([run.row for run in runs], device=device)
+        self._tokens: Any = None  # of the step, for each place of the batch; none when there is no padding
+        if any(run.count < self.longest for run in runs):
+            tokens = [run.begin + min(i, run.count - 1) for run in runs for i in range(self.longest)]
+            kept = [at * self.longest + i for at, run in enumerate(runs) for i in range(run.count)]
+            self._tokens, self._kept = torch.tensor(tokens, device=device), torch.tensor(kept, device=device)
+
+    def batch(self, packed: Any) -> Any:
+        """[heads, tokens, size] of the step as [runs, heads, longest, size]."""
+        if self._tokens is None:
+            mine = packed[:, self.begin : self.stop]
+        else:
+            mine = packed.index_select(1, self._tokens.to(packed.device))
+        return mine.unflatten(1, (len(self.runs), self.longest)).transpose(0, 1)
+
+    def unpadded(self, answer: Any) -> Any:
+        """[runs, heads, longest, size] as [tokens, heads, size]."""
+        flat = answer.transpose(1, 2).flatten(0, 1)
+        return flat if self._tokens is None else flat.index_select(0, self._kept.to(flat.device))
+
+    def write(self, shelf: Any, new: Any) -> None:
+        shelf[:, :, : self.longest].index_copy_(0, self._rows.to(shelf.device), new)
 
 
 @dataclass(slots=True)
-class Layout:
-    """Where each token of a step belongs. `order`: segments in the order of the step's tokens."""
+class Work:
+    """What attention does in one step."""
 
-    order: list[Segment]
     decoding: list[Decoding]
-    prefills: list[Prefill]
+    together: list[Together] = field(default_factory=list)
+    alone: list[Prefill] = field(default_factory=list)
 
-
-def lay_out(segments: Sequence[Segment], cache: ShelfCache, device: Any) -> Layout:
-    """Put the segments of a step in order."""
-    by_shelf: dict[int, list[tuple[int, Segment]]] = {}
-    longer: list[Segment] = []
-    for segment in segments:
-        if len(segment.tokens) == 1 and segment.start > 0:
-            shelf, index = cache.place(segment.key)
-            by_shelf.setdefault(shelf.capacity, []).append((index, segment))
-        else:
-            longer.append(segment)
-    order: list[Segment] = []
-    decoding = []
-    for members in by_shelf.values():
-        members.sort(key=lambda member: member[0])
-        shelf, _ = cache.place(members[0][1].key)
-        decoding.append(_decoding(shelf, members, len(order), device))
-        order += [segment for _, segment in members]
-    prefills = []
-    begin = len(order)
-    for segment in longer:
-        shelf, index = cache.place(segment.key)
-        prefills.append(Prefill(shelf, index, segment.start, begin, len(segment.tokens)))
-        begin += len(segment.tokens)
-    return Layout(order + longer, decoding, prefills)
-
-
-def _decoding(shelf: Shelf, members: list[tuple[int, Segment]], begin: int, device: Any) -> Decoding:
-    rows = [index for index, _ in members]
-    positions = [segment.start for _, segment in members]
-    reach = min(shelf.capacity, math.ceil((max(positions) + 1) / _STRIDE) * _STRIDE)
-    return Decoding(
-        shelf,
-        torch.tensor(rows, device=device),
-        torch.tensor(positions, device=device),
-        begin,
-        reach,
-        rows[-1] + 1,
-        whole=rows == list(range(len(rows))),
-    )
+    @classmethod
+    def of(cls, layout: Layout, device: Any) -> Work:
+        return cls(
+            [Decoding.of(group, device) for group in layout.groups],
+            [Together(runs, device) for runs in layout.batches],
+            layout.alone,
+        )
 
 
 class ShelfAttention:
-    """The attention function the model calls during our steps; `layout` is set for each step."""
+    """The attention function the model calls during our steps; `work` is set for each step."""
 
     def __init__(self, eager: bool) -> None:
-        self.layout: Layout | None = None
+        self.work: Work | None = None
         self._attend = _eager if eager else scaled_dot_product_attention
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # its shapes change with every step
@@ -140,18 +139,23 @@ class ShelfAttention:
         **kwargs: Any,
     ) -> tuple[Any, None]:
         """query, key, value: [1, heads, tokens, head size]; returns [1, tokens, heads, head size]."""
-        if self.layout is None or attention_mask is not None or kwargs.get("softcap") is not None or "s_aux" in kwargs:
+        if self.work is None or attention_mask is not None or kwargs.get("softcap") is not None or "s_aux" in kwargs:
             raise NotImplementedError("this model's attention has more to it than keys, values and a window")
-        layer, layout = module.layer_idx, self.layout
-        if len(layout.decoding) == 1 and not layout.prefills:
-            return self._decode(layer, layout.decoding[0], query, key, value, scaling, sliding_window)[None], None
+        layer, work, states = module.layer_idx, self.work, (query, key, value)
+        if len(work.decoding) == 1 and not work.together and not work.alone:
+            return self._decode(layer, work.decoding[0], *states, scaling, sliding_window)[None], None
         out = value.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
-        for group in layout.decoding:
+        for group in work.decoding:
             place = slice(group.begin, group.begin + len(group.rows))
-            out[0, place] = self._decode(layer, group, query, key, value, scaling, sliding_window)
-        for run in layout.prefills:
-            place = slice(run.begin, run.begin + run.count)
-            out[0, place] = self._prefill(layer, run, query, key, value, scaling, sliding_window)
+            out[0, place] = self._decode(layer, group, *states, scaling, sliding_window)
+        alone = list(work.alone)
+        for batch in work.together:
+            if sliding_window is not None and batch.longest > sliding_window:
+                alone += batch.runs
+            else:
+                out[0, batch.begin : batch.stop] = self._prefill_together(layer, batch, *states, scaling)
+        for run in alone:
+            out[0, run.begin : run.begin + run.count] = self._prefill(layer, run, *states, scaling, sliding_window)
         return out, None
 
     def _decode(
@@ -169,6 +173,18 @@ class ShelfAttention:
         seen_keys, seen_values = keys[which, :, : group.reach], values[which, :, : group.reach]
         answer = self._attend(asked, seen_keys, seen_values, attn_mask=group.mask(query, window), scale=scaling)
         return answer.reshape(count, -1, value.shape[3])
+
+    def _prefill_together(
+        self, layer: int, batch: Together, query: Any, key: Any, value: Any, scaling: float | None
+    ) -> Any:
+        """[tokens, heads, size]"""
+        keys, values = batch.shelf.tensors(layer, key, value)
+        asked, new_keys, new_values = batch.batch(query[0]), batch.batch(key[0]), batch.batch(value[0])
+        batch.write(keys, new_keys)
+        batch.write(values, new_values)
+        groups = query.shape[1] // key.shape[1]
+        seen_keys, seen_values = (new.repeat_interleave(groups, dim=1) for new in (new_keys, new_values))
+        return batch.unpadded(self._attend(asked, seen_keys, seen_values, is_causal=True, scale=scaling))
 
     def _prefill(
         self, layer: int, run: Prefill, query: Any, key: Any, value: Any, scaling: float | None, window: int | None

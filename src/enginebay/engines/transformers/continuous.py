@@ -1,25 +1,32 @@
-"""Continuous batching: every step computes what all running rows need, and rows join and leave between steps."""
+"""Continuous batching: every step computes what running rows need, and rows join and leave between steps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from enginebay.engines.transformers.drawn import Drawn
 from enginebay.engines.transformers.outlet import Outlet
 from enginebay.engines.transformers.parallel import Peers
 from enginebay.engines.transformers.row import Row
 from enginebay.engines.transformers.runner import Runner
-from enginebay.engines.transformers.sampling import draw
+from enginebay.engines.transformers.sampling import choose, read
 from enginebay.engines.transformers.schedule import Limits, Schedule, Segment
 
 
 class Continuous:
-    """Plans a step, runs it on every rank, draws the tokens and hands them out."""
+    """Plans a step, runs it on every rank, draws the tokens and hands them out.
+
+    A device that works by itself is given the next step before the texts of the last one are made: which rows end is
+    known from their tokens alone, or else their text is read at once (see `Row`).
+    """
 
     def __init__(self, runner: Runner, limits: Limits, outlet: Outlet, peers: Peers) -> None:
         self._runner = runner
         self._schedule = Schedule(limits)
         self._outlet = outlet
         self._peers = peers
+        self._unsaid: list[tuple[Row, Drawn]] = []
         self.steps = 0
 
     def add(self, rows: Sequence[Row]) -> None:
@@ -48,30 +55,56 @@ class Continuous:
 
     def advance(self) -> bool:
         """One step; false when there was nothing to do."""
+        self._schedule.apart = self._runner.records
         step = self._schedule.plan()
         if step is None:
-            return False
+            return self._hand_out()
         self._peers.send(step)
-        segments, logits = self._runner.run(step)
+        chosen: Any = None
+        try:
+            segments, logits = self._runner.run(step)
+            leaders, rows = self._rows(segments)
+            if rows:
+                logits = _spread(logits, leaders)
+                chosen = choose(logits, rows, [row.output for row in rows])
+        finally:
+            self._hand_out()  # also if this step fails: what the last one made is complete
         self._schedule.done(step)
         self.steps += bool(step.segments)  # without any, it only frees memory
-        if segments:
-            self._draw(segments, logits)
-            self._outlet.flush()
+        if rows:
+            self._note(leaders, rows, read(chosen, logits, rows))
+            if not self._runner.runs_ahead:
+                self._hand_out()
         return True
 
-    def _draw(self, segments: Sequence[Segment], logits: object) -> None:
+    def _rows(self, segments: Sequence[Segment]) -> tuple[list[Row], list[Row]]:
+        """The rows of these segments, and the same with those that start from their prompts."""
         by_key = {row.key: row for row in self._schedule.running}
         leaders = [by_key[segment.key] for segment in segments]
-        rows = [row for leader in leaders for row in (leader, *leader.siblings)]
-        if len(rows) > len(leaders):
-            places = [i for i, leader in enumerate(leaders) for _ in (leader, *leader.siblings)]
-            logits = logits[places]  # type: ignore[index]
-        for row, drawn in zip(rows, draw(logits, rows, [row.output for row in rows]), strict=True):
-            self._outlet.token(row, drawn)
+        return leaders, [row for leader in leaders for row in (leader, *leader.siblings)]
+
+    def _note(self, leaders: Sequence[Row], rows: Sequence[Row], drawn: Sequence[Drawn]) -> None:
+        self._unsaid = list(zip(rows, drawn, strict=True))
+        for row, one in self._unsaid:
+            row.note(one.token)
         for leader in leaders:
-            self._schedule.fork(leader)
-            if leader.finished is not None:
-                self._schedule.finish(leader)
-        for row in [row for row in self._schedule.running if row.finished is not None]:
-            self._schedule.finish(row)
+            if leader.siblings:
+                self._schedule.fork(leader)
+        self._schedule.finish_ended()
+
+    def _hand_out(self) -> bool:
+        """Texts of the last step's tokens; false when there are none."""
+        unsaid, self._unsaid = self._unsaid, []
+        for row, drawn in unsaid:
+            if self._outlet.is_open(row.number):
+                self._outlet.say(row, drawn)
+        if unsaid:
+            self._outlet.flush()
+        return bool(unsaid)
+
+
+def _spread(logits: Any, leaders: Sequence[Row]) -> Any:
+    """A row's logits once for itself and once for each of its siblings."""
+    if not any(leader.siblings for leader in leaders):
+        return logits
+    return logits[[i for i, leader in enumerate(leaders) for _ in (leader, *leader.siblings)]]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 from enginebay.engines import cores
 
@@ -21,6 +22,7 @@ import transformers
 
 from enginebay.contract import Embedding, Facts, GenerateRequest, Load, Probe, Sink, Stats
 from enginebay.engines.transformers import measure, warm
+from enginebay.engines.transformers.adapters import Adapters
 from enginebay.engines.transformers.assembly import Parts, assemble
 from enginebay.engines.transformers.batcher import Batcher
 from enginebay.engines.transformers.continuous import Continuous
@@ -110,7 +112,7 @@ class TransformersEngine:
             memory_bytes=measure.memory_bytes(),
             versions=measure.versions(),
             asked=dict(self._load.settings),
-            effective=parts.effective,
+            effective=self._effective(),
             warnings=parts.warnings,
             refused=parts.refused,
             load_s=self._load_s,
@@ -161,12 +163,12 @@ class TransformersEngine:
         return Stats(batcher.steps + continuous.steps, continuous.used_ratio(), len(waiting))
 
     def sleep(self, level: int) -> None:
-        """The KV cache needs no thought: rows that have ended have left it."""
+        """No row is left in the KV cache: all have ended."""
         if level not in self._levels:
             known = ", ".join(map(str, self._levels)) or "none"
             raise InvalidRequest(f"there is no sleep level {level} here", f"levels: {known}", param="level")
         if not self._asleep:
-            self._do_between_steps(self._weights.leave, "go to sleep")
+            self._do_between_steps(self._leave_device, "go to sleep")
             self._asleep = True
 
     def wake(self) -> None:
@@ -176,13 +178,13 @@ class TransformersEngine:
 
     def add_lora(self, name: str, path: str) -> None:
         self._check_adaptable()
-        self._do_between_steps(lambda: self._parts.adapters.add(name, path), f"load adapter {name}")
+        self._do_between_steps(lambda: self._change_adapters(lambda a: a.add(name, path)), f"load adapter {name}")
 
     def remove_lora(self, name: str) -> None:
         """New requests no longer find it; it is deleted when those that use it have ended."""
         self._check_adaptable()
         self._parts.adapters.withdraw(name)
-        job = Job(lambda: self._parts.adapters.delete(name), after=name)
+        job = Job(lambda: self._change_adapters(lambda a: a.delete(name)), after=name)
         if self._thread is None:
             job.do()
         else:
@@ -204,6 +206,21 @@ class TransformersEngine:
             compiled=options.compile_mode is not None,
             draft=options.draft_model is not None,
         )
+
+    def _effective(self) -> dict[str, Any]:
+        """As it was loaded, but for what turned out not to work."""
+        reason = self._parts.runner.why_not_recorded if self._parts.runner is not None else None
+        return self._parts.effective | ({"cuda_graphs": f"off: {reason}"} if reason is not None else {})
+
+    def _leave_device(self) -> None:
+        if self._parts.runner is not None:
+            self._parts.runner.rest()
+        self._weights.leave()
+
+    def _change_adapters(self, change: Callable[[Adapters], None]) -> None:
+        if self._parts.runner is not None:
+            self._parts.runner.forget_recordings()
+        change(self._parts.adapters)
 
     def _check_adaptable(self) -> None:
         if not self._parts.peers.alone:

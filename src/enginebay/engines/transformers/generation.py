@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers.generation import GenerationMixin
 
 from enginebay.engines.transformers.adapters import Adapters
 from enginebay.engines.transformers.parallel import Peers
@@ -80,7 +83,7 @@ class Generator:
             attention_mask=mask,
             generation_config=config,
             logits_processor=LogitsProcessorList([_Choosing(choose)]),
-            stopping_criteria=StoppingCriteriaList([_Judging(judge)]),
+            stopping_criteria=StoppingCriteriaList([_Judging(judge, call.assisted and asks_of_drafts())]),
             **keywords,
         )
         width = 1 if self._encoder else ids.shape[1]
@@ -136,11 +139,26 @@ class _Choosing(LogitsProcessor):  # type: ignore[misc]
 
 
 class _Judging(StoppingCriteria):  # type: ignore[misc]
-    def __init__(self, judge: Judge) -> None:
+    """With `of_drafts`, every other call is about tokens that are not verified yet, and so nobody's output."""
+
+    def __init__(self, judge: Judge, of_drafts: bool) -> None:
         self._judge = judge
+        self._of_drafts = of_drafts
+        self._drafted = False
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        return torch.tensor(self._judge(input_ids), dtype=torch.bool, device=input_ids.device)
+        self._drafted = self._of_drafts and not self._drafted
+        verdict = [False] * input_ids.shape[0] if self._drafted else self._judge(input_ids)
+        return torch.tensor(verdict, dtype=torch.bool, device=input_ids.device)
+
+
+@cache
+def asks_of_drafts() -> bool:
+    """Whether the library, as it did until 5.17, also asks whether to stop before it verifies each draft."""
+    try:
+        return "stopping_criteria(candidate_input_ids" in inspect.getsource(GenerationMixin._assisted_decoding)
+    except (OSError, TypeError, AttributeError):
+        return False
 
 
 def only(tokens: Sequence[int], scores: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ class Options:
     max_memory: Mapping[int | str, Any] | None = None
     attention: str | None = None
     compile_mode: str | None = None
+    cuda_graphs: bool = True  # where they are possible
     use_cache: bool = True
     threads: int | None = None
     seed: int | None = None
@@ -59,6 +60,7 @@ def read_options(settings: Mapping[str, Any]) -> Options:
         max_memory=_memory(get("max_memory")),
         attention=get("attn_implementation"),
         compile_mode=_compile_mode(get("torch_compile")),
+        cuda_graphs=get("cuda_graphs") not in ("off", False),
         use_cache=get("use_cache") is not False,
         threads=get("threads"),
         seed=get("seed"),
@@ -106,6 +108,19 @@ def obstacle_in_settings(options: Options) -> str | None:
     if options.assisted:
         return "assisted generation drafts for one request at a time"
     return None
+
+
+def obstacle_to_graphs(options: Options, devices: Collection[str], alone: bool, quantized: bool) -> str | None:
+    """Why steps are not recorded as CUDA graphs; `None` when they are. `devices`: where the weights are, as cuda:0."""
+    if not options.cuda_graphs:
+        return "cuda_graphs is off"
+    if not all(device.startswith("cuda") for device in devices):
+        return "the model is not on CUDA"
+    if not alone or len(devices) != 1:
+        return "the model is on several devices"
+    if options.compile_mode is not None:
+        return "torch_compile is on"
+    return "the weights are quantized" if quantized else None
 
 
 def _check(options: Options) -> None:

@@ -36,8 +36,12 @@ class Outlet:
 
     def token(self, row: Row, drawn: Drawn) -> None:
         """One more token of a row; also tells when it was the last."""
-        text = row.push(drawn.token)
-        self._sink.token(row.number, text, (drawn.token,), row.choice, drawn.logprobs)
+        row.note(drawn.token)
+        self.say(row, drawn)
+
+    def say(self, row: Row, drawn: Drawn) -> None:
+        """The token that the row has just noted."""
+        self._sink.token(row.number, row.text(), (drawn.token,), row.choice, drawn.logprobs)
         if row.finished is not None:
             self._ended(row)
 

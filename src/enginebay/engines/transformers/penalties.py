@@ -14,16 +14,7 @@ from enginebay.engines.transformers.row import Row
 
 def changes(row: Row, output: Sequence[int]) -> bool:
     """Whether `apply` would do anything to this row."""
-    sampling = row.sampling
-    return bool(
-        sampling.logit_bias
-        or row.constraint is not None
-        or len(output) < row.min_tokens
-        or sampling.value("repetition_penalty") != 1.0
-        or sampling.value("presence_penalty")
-        or sampling.value("frequency_penalty")
-        or sampling.value("no_repeat_ngram_size")
-    )
+    return row.shaped or len(output) < row.min_tokens
 
 
 def apply(scores: Any, row: Row, output: Sequence[int]) -> None:

@@ -8,7 +8,10 @@ import torch
 from transformers import AttentionInterface
 
 from enginebay.engines.transformers.adapters import Adapters
-from enginebay.engines.transformers.attention import NAME, ShelfAttention, lay_out
+from enginebay.engines.transformers.attention import NAME, Decoding, ShelfAttention, Work
+from enginebay.engines.transformers.graphs import Recorder, StepGraphs, close
+from enginebay.engines.transformers.layout import lay_out
+from enginebay.engines.transformers.room import Room
 from enginebay.engines.transformers.schedule import Release, Reserve, Segment, Step
 from enginebay.engines.transformers.shelves import ShelfCache
 
@@ -30,35 +33,85 @@ class Runner:
         self._attention = ShelfAttention(eager=self._own_attention == "eager")
         AttentionInterface.register(NAME, self._attention)
         self._forward = torch.compile(model, mode=compile_mode, dynamic=True) if compile_mode else model
+        self._graphs: StepGraphs | None = None
+        self._gathers = device.type == "cuda"  # prompts of similar length: fewer launches, a little padding
+        self.runs_ahead = device.type == "cuda"  # a step has only begun when `run` returns
         self.cache = ShelfCache(context_length)
         self.bytes_per_token = 0  # of keys and values; known once `obstacle` has tried
+        if device.type == "cuda":
+            # cuDNN's attention is preferred on some devices, and makes a plan for each new shape: here most are new.
+            torch.backends.cuda.enable_cudnn_sdp(False)
+
+    @property
+    def records(self) -> bool:
+        """Whether steps that only decode are recorded and replayed."""
+        return self._graphs is not None and self._graphs.off is None
+
+    @property
+    def why_not_recorded(self) -> str | None:
+        return self._graphs.off if self._graphs is not None else None
+
+    def record_with(self, recorder: Recorder, room: Room) -> None:
+        """Record steps that only decode, from now on."""
+        self.cache.room = room
+        self._gathers = True
+        self._graphs = StepGraphs(recorder, self._decoded, room.rows, self._device)
+
+    def forget_recordings(self) -> None:
+        """The model is about to change."""
+        if self._graphs is not None:
+            self._graphs.forget()
+
+    def rest(self) -> None:
+        """Nothing runs, and the weights are about to leave: give back what is kept for speed alone."""
+        self.forget_recordings()
+        self.cache.free_unused()
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def run(self, step: Step) -> tuple[list[Segment], Any]:
-        """The segments that want a token, in order, and their logits [segments, vocabulary] in float32."""
-        for operation in step.operations:
-            self.cache.apply(operation)
+        """The segments that want a token, in order, and their logits [segments, vocabulary] in float32.
+
+        The logits are good until the next step.
+        """
+        self.cache.apply(step.operations)
         if not step.segments:
             return [], None
-        layout = lay_out(step.segments, self.cache, self._device)
+        layout = lay_out(step.segments, self.cache, self._gathers)
+        self._adapters.use(step.lora)
+        decodes = not layout.batches and not layout.alone and all(segment.wanted for segment in layout.order)
+        if self._graphs is not None and decodes and step.lora is None:
+            logits = self._graphs.run(layout.groups)
+            if logits is not None:
+                return layout.order, logits
         tokens = [token for segment in layout.order for token in segment.tokens]
         positions = [p for s in layout.order for p in range(s.start, s.start + len(s.tokens))]
         wanted, ends = _ends(layout.order)
-        self._adapters.use(step.lora)
-        self._attention.layout = layout
+        logits = self._logits(
+            Work.of(layout, self._device),
+            torch.tensor([tokens], device=self._device),
+            torch.tensor([positions], device=self._device),
+            torch.tensor(ends, dtype=torch.long, device=self._device),
+        )
+        return wanted, logits.float()
+
+    def _logits(self, work: Work, tokens: Any, positions: Any, kept: Any) -> Any:
+        self._attention.work = work
         self._config._attn_implementation = NAME
         try:
             output = self._forward(
-                input_ids=torch.tensor([tokens], device=self._device),
-                position_ids=torch.tensor([positions], device=self._device),
+                input_ids=tokens,
+                position_ids=positions,
                 past_key_values=self.cache,
                 use_cache=True,
-                logits_to_keep=torch.tensor(ends, dtype=torch.long, device=self._device),
+                logits_to_keep=kept,
             )
         finally:
             self._config._attn_implementation = self._own_attention
-            self._attention.layout = None
-        return wanted, output.logits[0].float()
+            self._attention.work = None
+        return output.logits[0]
+
+    def _decoded(self, rows: Decoding, tokens: Any, positions: Any) -> Any:
+        return self._logits(Work([rows]), tokens[None], positions[None], 0)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def obstacle(self) -> str | None:
@@ -79,22 +132,21 @@ class Runner:
         ) as error:
             return f"its attention cannot be replaced ({str(error).splitlines()[0][:120] or type(error).__name__})"
         finally:
-            for key in (-1, -2):
-                self.cache.apply(Release(key))
+            self.cache.apply([Release(-1), Release(-2)])
 
     def _difference(self) -> str | None:
         """Two rows of different length, one computed in two steps, must give the logits of a plain forward pass."""
         vocabulary = self._config.vocab_size
-        texts = {-1: [(7 * i + 3) % vocabulary for i in range(9)], -2: [(5 * i + 2) % vocabulary for i in range(5)]}
-        first = [Segment(-1, 0, texts[-1][:8], False), Segment(-2, 0, texts[-2][:4], False)]
+        texts = {-1: [(7 * i + 3) % vocabulary for i in range(9)], -2: [(5 * i + 2) % vocabulary for i in range(7)]}
+        first = [Segment(-1, 0, texts[-1][:8], False), Segment(-2, 0, texts[-2][:6], False)]
         second = [Segment(key, len(text) - 1, text[-1:], True) for key, text in texts.items()]
-        self.run(Step(None, [Reserve(-1, 8), Reserve(-2, 4)], first))
-        wanted, logits = self.run(Step(None, [Reserve(-1, 9), Reserve(-2, 5)], second))
+        self.run(Step(None, [Reserve(-1, 8), Reserve(-2, 6)], first))
+        wanted, logits = self.run(Step(None, [Reserve(-1, 9), Reserve(-2, 7)], second))
         self.bytes_per_token = self.cache.bytes_per_token(-1)
         plain = self._plain_logits(list(texts.values()))
         for segment, ours in zip(wanted, logits, strict=True):
             theirs = plain[list(texts).index(segment.key), len(texts[segment.key]) - 1].float()
-            if not _close(ours, theirs.to(ours.device)):
+            if not close(ours, theirs.to(ours.device)):
                 return "its attention is not plain: results differ from the library's own"
         return None
 
@@ -126,9 +178,3 @@ def _ends(order: list[Segment]) -> tuple[list[Segment], list[int]]:
             wanted.append(segment)
             ends.append(at - 1)
     return wanted, ends
-
-
-def _close(ours: Any, plain: Any) -> bool:
-    """Equal up to the rounding that half precision brings."""
-    spread = float(plain.std()) or 1.0
-    return bool(torch.isfinite(ours).all()) and float((ours - plain).abs().max()) < 0.1 * spread

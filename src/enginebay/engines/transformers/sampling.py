@@ -25,15 +25,28 @@ _LUCK = float(1 << 62)
 
 def draw(logits: Any, rows: Sequence[Row], outputs: Sequence[Sequence[int]]) -> list[Drawn]:
     """One token for each row of `logits` [rows, vocabulary] (float32), to follow its output so far."""
+    return read(choose(logits, rows, outputs), logits, rows)
+
+
+def choose(logits: Any, rows: Sequence[Row], outputs: Sequence[Sequence[int]]) -> Any:
+    """The same, still on the device, which may not have come to it yet."""
     scores = shaped(logits, rows, outputs)
+    greedy = [i for i, row in enumerate(rows) if row.greedy]
+    if len(greedy) == len(rows):
+        return scores.argmax(dim=-1)
+    chancy = [i for i, row in enumerate(rows) if not row.greedy]
+    lucks = [rows[i].luck(len(outputs[i])) for i in chancy]
+    drawn = _sample(_heated(scores, rows, chancy), [rows[i] for i in chancy], lucks)
+    if not greedy:
+        return drawn
     tokens = torch.empty(len(rows), dtype=torch.long, device=logits.device)
-    greedy = [i for i, row in enumerate(rows) if row.sampling.greedy]
-    chancy = [i for i, row in enumerate(rows) if not row.sampling.greedy]
-    if greedy:
-        tokens[greedy] = _take(scores, greedy).argmax(dim=-1)
-    if chancy:
-        lucks = [rows[i].luck(len(outputs[i])) for i in chancy]
-        tokens[chancy] = _sample(_heated(scores, rows, chancy), [rows[i] for i in chancy], lucks)
+    tokens[greedy] = _take(scores, greedy).argmax(dim=-1)
+    tokens[chancy] = drawn
+    return tokens
+
+
+def read(tokens: Any, logits: Any, rows: Sequence[Row]) -> list[Drawn]:
+    """What was chosen, with the log probabilities that rows ask for; waits for the device."""
     chosen: list[int] = tokens.tolist()
     logprobs = _logprobs(logits, rows, chosen)
     return [Drawn(token, logprobs.get(i, ())) for i, token in enumerate(chosen)]

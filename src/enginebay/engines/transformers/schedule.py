@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from enginebay.engines.transformers.row import Row
 
 SMALLEST_SHELF = 256
+PATIENCE = 8  # steps that prompts wait for company, where they are computed apart
+COMPANY = 16  # one waiting prompt for so many that decode is enough company
+BURST = 4  # steps of prompts in a row, at most
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A run of one row's tokens to compute; `wanted`: the next token is drawn from its last position."""
 
     key: int
@@ -72,15 +74,35 @@ def shelf_capacity(length: int, context_length: int) -> int:
     return max(length, min(capacity, context_length))
 
 
+def prompts_are_due(prompts: int, decoding: int, waited: int) -> bool:
+    """Whether the next step computes prompts, where those who decode must wait meanwhile.
+
+    Prompts gather until there is one for every `COMPANY` rows that decode, or until they have `waited` for `PATIENCE`
+    steps. After a step of prompts (`waited` is then minus the number of them in a row) whoever decodes has one, unless
+    more rows wait than decode, and after a `BURST` in any case. So neither side waits without end.
+    """
+    if not prompts or not decoding:
+        return prompts > 0
+    if waited < 0:
+        return prompts >= decoding and -waited < BURST
+    return prompts * COMPANY >= decoding or waited >= PATIENCE
+
+
 @dataclass(slots=True)
 class Schedule:
-    """Waiting and running rows, and the cache operations decided since the last step."""
+    """Waiting and running rows, and the cache operations decided since the last step.
+
+    `apart`: a step computes either prompts or one token of every row that decodes, see `prompts_are_due`; otherwise
+    prompts join those who decode.
+    """
 
     limits: Limits
     waiting: deque[Row] = field(default_factory=deque)
     running: list[Row] = field(default_factory=list)
     operations: list[CacheOp] = field(default_factory=list)
+    apart: bool = False
     _last_lora: str | None = None
+    _waited: dict[str | None, int] = field(default_factory=dict)  # each adapter's, as `prompts_are_due` has it
 
     def add(self, row: Row) -> None:
         self.waiting.append(row)
@@ -101,7 +123,15 @@ class Schedule:
 
     def finish(self, row: Row) -> None:
         self.running.remove(row)
-        self.operations.append(Release(row.key))
+        self._release(row)
+
+    def finish_ended(self) -> None:
+        """Let go of every row that has come to its end."""
+        ended = [row for row in self.running if row.finished is not None]
+        if ended:
+            self.running = [row for row in self.running if row.finished is None]
+            for row in ended:
+                self._release(row)
 
     def plan(self) -> Step | None:
         """The next step, or `None` when there is nothing to do. Without segments it only frees what has ended."""
@@ -109,7 +139,7 @@ class Schedule:
         lora = self._next_lora()
         if lora is not _NOBODY:
             self._make_room()
-            segments = self._running_segments(lora) + self._admit(lora)
+            segments = self._segments(lora)
         if not segments and not self.operations:
             return None
         operations, self.operations = self.operations, []
@@ -128,6 +158,7 @@ class Schedule:
                 continue
             if len(self.running) < self.limits.rows and self._fits(sibling):
                 sibling.cached = len(leader.prompt)
+                sibling.room = shelf_capacity(sibling.cached, self.limits.context_length)
                 self.running.append(sibling)
                 self.operations.append(Fork(leader.key, sibling.key, sibling.cached))
             else:
@@ -144,29 +175,50 @@ class Schedule:
         self._last_lora = chosen
         return chosen or None
 
-    def _running_segments(self, lora: str | None) -> list[Segment]:
-        """Every row that decodes, then the rest of prompts that were begun."""
+    def _segments(self, lora: str | None) -> list[Segment]:
         mine = [row for row in self.running if row.lora == lora]
         decoding = [row for row in mine if row.cached == row.length - 1]
-        budget = self.limits.step_tokens
-        segments = [self._segment(row, 1) for row in decoding]
-        for row in mine:
-            left = budget - sum(len(segment.tokens) for segment in segments)
-            if row.cached < row.length - 1 and left > 0:
-                segments.append(self._segment(row, min(left, row.length - row.cached)))
-        return segments
+        begun = [row for row in mine if row.cached < row.length - 1] if len(decoding) < len(mine) else []
+        if not self.apart:
+            segments = [self._segment(row, 1) for row in decoding]
+            return segments + self._prompts(lora, begun, self.limits.step_tokens - len(segments))
+        if self._due(lora, len(decoding), len(begun)):
+            return self._prompts(lora, begun, self.limits.step_tokens)
+        return [self._segment(row, 1) for row in decoding]
 
-    def _admit(self, lora: str | None) -> list[Segment]:
+    def _due(self, lora: str | None, decoding: int, begun: int) -> bool:
+        """`prompts_are_due` for the prompts that could be computed now, and count their waiting."""
+        free = self.limits.rows - len(self.running)
+        line = [row for row in self.waiting if row.lora == lora] if self.waiting and free > 0 else []
+        prompts = begun + (min(free, len(line)) if line and self._fits(line[0]) else 0)
+        waited = self._waited.get(lora, 0)
+        due = prompts_are_due(prompts, decoding, waited)
+        self._waited[lora] = min(waited, 0) - 1 if due else max(waited, -1) + 1 if prompts else 0
+        return due
+
+    def _prompts(self, lora: str | None, begun: Sequence[Row], left: int) -> list[Segment]:
+        """The rest of prompts that were begun, then new ones, in at most `left` tokens."""
+        segments = []
+        for row in begun:
+            if left > 0:
+                size = row.length - row.cached
+                segments.append(self._segment(row, min(left, size)))
+                left -= size
+        return segments + self._admit(lora, left)
+
+    def _admit(self, lora: str | None, left: int) -> list[Segment]:
         """Start waiting rows: whole prompts while they fit; a long one begins in pieces when it is first in line."""
         segments: list[Segment] = []
-        budget = self.limits.step_tokens
-        left = budget - sum(1 for row in self.running if row.lora == lora)
-        left -= sum(row.length - row.cached for row in self.running if row.lora == lora and row.cached < row.length - 1)
+        if not self.waiting:
+            return segments
+        capacity = self._capacity(self.running)
         for row in [row for row in self.waiting if row.lora == lora]:
-            if len(self.running) >= self.limits.rows or left <= 0 or not self._fits(row):
+            capacity += shelf_capacity(row.length, self.limits.context_length)
+            full = bool(self.running) and capacity > self.limits.cached_tokens
+            if len(self.running) >= self.limits.rows or left <= 0 or full:
                 break
             size = row.length
-            if size > left and (segments or size <= budget // 2):
+            if size > left and (segments or size <= self.limits.step_tokens // 2):
                 break
             self.waiting.remove(row)
             self.running.append(row)
@@ -175,9 +227,18 @@ class Schedule:
         return segments
 
     def _segment(self, row: Row, count: int) -> Segment:
-        stop = row.cached + count
-        self.operations.append(Reserve(row.key, stop))
-        return Segment(row.key, row.cached, row.tokens(row.cached, stop), wanted=stop == row.length)
+        start, length = row.cached, row.length
+        stop = start + count
+        if stop > row.room:
+            row.room = shelf_capacity(stop, self.limits.context_length)
+            self.operations.append(Reserve(row.key, stop))
+        # Nearly always the last token alone is wanted.
+        tokens = [row.output[-1]] if stop == length == start + 1 and row.output else row.tokens(start, stop)
+        return Segment(row.key, start, tokens, stop == length)
+
+    def _release(self, row: Row) -> None:
+        row.room = 0
+        self.operations.append(Release(row.key))
 
     def _capacity(self, rows: Iterable[Row]) -> int:
         return sum(shelf_capacity(row.length, self.limits.context_length) for row in rows)

@@ -62,6 +62,13 @@ _EXECUTION = {
         translates("torch.compile(mode=...)"),
         choices=(False, True, "default", "reduce-overhead", "max-autotune"),
     ),
+    "cuda_graphs": Setting(
+        "str",
+        "Record steps that only decode and replay them, where batching is continuous; auto: on one CUDA device, with dense weights "
+        "and without torch_compile or an adapter",
+        choices=("auto", "off"),
+        default="auto",
+    ),
     "use_cache": Setting("bool", "Keep keys and values; false saves memory, is slow, and batches dynamically"),
     "threads": Setting("int", "CPU threads; unset: all cores this process may use", minimum=1),
     "seed": Setting("int", "Makes requests without a seed of their own repeatable, in order of arrival"),

@@ -2,17 +2,23 @@
 
 Rows stand on shelves: a shelf holds rows of up to its capacity in one tensor per layer, [rows, kv heads, capacity,
 head size]. A step writes one position per row in place, and attention reads a view: nothing is concatenated or copied,
-except when a row outgrows its shelf or the last row fills a gap. Short rows never pay for one long neighbour.
+except when a row outgrows its shelf or the last rows fill gaps. Short rows never pay for one long neighbour.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache
 
+from enginebay.engines.transformers.room import Room, rows_for
 from enginebay.engines.transformers.schedule import CacheOp, Fork, Release, Reserve, shelf_capacity
+
+_generations = itertools.count(1)
 
 
 class Shelf:
@@ -22,29 +28,37 @@ class Shelf:
         self.capacity = capacity
         self.keys: list[int] = []  # row keys in order
         self.layers: dict[int, tuple[Any, Any]] = {}
-        self._allocated = 0
+        self.allocated = 0
+        self.generation = 0  # another number means other tensors; no two shelves share one
+
+    @property
+    def unused(self) -> int:
+        """Tokens that there is memory for and no row."""
+        return (self.allocated - len(self.keys)) * self.capacity
 
     def add(self, key: int) -> int:
         self.keys.append(key)
-        if len(self.keys) > self._allocated:
-            self._grow()
         return len(self.keys) - 1
 
-    def remove(self, index: int) -> int | None:
-        """Take a row out; returns the key of the row that moved into its place, if one did."""
-        last = len(self.keys) - 1
-        moved = None
-        if index != last:
-            for keys, values in self.layers.values():
-                keys[index].copy_(keys[last])
-                values[index].copy_(values[last])
-            moved = self.keys[last]
-            self.keys[index] = moved
-        self.keys.pop()
-        if not self.keys:
-            self.layers.clear()
-            self._allocated = 0
+    def remove(self, indices: Collection[int]) -> dict[int, int]:
+        """Take rows out; the last rows fill the gaps. Returns the new index of each key that moved."""
+        gone, left = set(indices), len(self.keys) - len(indices)
+        gaps = sorted(index for index in gone if index < left)
+        movers = [index for index in range(left, len(self.keys)) if index not in gone]
+        moved = {self.keys[mover]: gap for gap, mover in zip(gaps, movers, strict=True)}
+        if moved:
+            copy_rows(self, movers, self, gaps, self.capacity)
+        for key, gap in moved.items():
+            self.keys[gap] = key
+        del self.keys[left:]
         return moved
+
+    def resize(self, rows: int) -> None:
+        """Make room for so many rows; those that are there stay."""
+        self.allocated = rows
+        self.generation = next(_generations)
+        for layer, pair in self.layers.items():
+            self.layers[layer] = (self._resized(pair[0]), self._resized(pair[1]))
 
     def tensors(self, layer: int, like_keys: Any, like_values: Any) -> tuple[Any, Any]:
         """This layer's tensors, made on first use: only the model knows their shape, type and device."""
@@ -55,18 +69,28 @@ class Shelf:
     def _zeros(self, like: Any) -> Any:
         # Zeros, not empty: what is masked must still be finite.
         return torch.zeros(
-            self._allocated, like.shape[1], self.capacity, like.shape[3], dtype=like.dtype, device=like.device
+            self.allocated, like.shape[1], self.capacity, like.shape[3], dtype=like.dtype, device=like.device
         )
 
-    def _grow(self) -> None:
-        self._allocated = max(1, self._allocated * 2)
-        for layer, pair in self.layers.items():
-            self.layers[layer] = (self._widened(pair[0]), self._widened(pair[1]))
-
-    def _widened(self, old: Any) -> Any:
-        new = torch.zeros(self._allocated, *old.shape[1:], dtype=old.dtype, device=old.device)
-        new[: old.shape[0]] = old
+    def _resized(self, old: Any) -> Any:
+        new = torch.zeros(self.allocated, *old.shape[1:], dtype=old.dtype, device=old.device)
+        kept = min(old.shape[0], self.allocated)
+        new[:kept] = old[:kept]
         return new
+
+
+def copy_rows(source: Shelf, rows: Sequence[int], target: Shelf, places: Sequence[int], length: int) -> None:
+    """The first `length` positions of some rows, to rows of the same or another shelf."""
+    indices: dict[Any, tuple[Any, Any]] = {}
+    for layer, pair in source.layers.items():
+        for old, new in zip(pair, target.tensors(layer, *pair), strict=True):
+            if len(rows) == 1:
+                new[places[0], :, :length].copy_(old[rows[0], :, :length])
+                continue
+            if old.device not in indices:
+                indices[old.device] = (torch.tensor(rows, device=old.device), torch.tensor(places, device=old.device))
+            mine, theirs = indices[old.device]
+            new[:, :, :length].index_copy_(0, theirs, old[:, :, :length].index_select(0, mine))
 
 
 class ShelfCache(Cache):  # type: ignore[misc]
@@ -77,25 +101,38 @@ class ShelfCache(Cache):  # type: ignore[misc]
         self._context_length = context_length
         self._shelves: dict[int, Shelf] = {}
         self._places: dict[int, tuple[Shelf, int]] = {}
+        self.room: Room | None = None  # set once the memory for it is known
 
     def place(self, key: int) -> tuple[Shelf, int]:
         return self._places[key]
 
-    def apply(self, operation: CacheOp) -> None:
-        match operation:
-            case Reserve(key, length):
-                self._reserve(key, length)
-            case Fork(key, copy, length):
-                self._reserve(copy, length)
-                self._copy(self._places[key], self._places[copy], length)
-            case Release(key):
-                if key in self._places:
-                    self._vacate(key)
+    def apply(self, operations: Iterable[CacheOp]) -> None:
+        """In order; neighbours of one kind at once, so that each layer's tensors are touched once for all of them."""
+        for kind, several in itertools.groupby(operations, type):
+            if kind is Reserve:
+                self._reserve({one.key: one.length for one in several if isinstance(one, Reserve)})
+            elif kind is Release:
+                self._vacate({self._places.pop(one.key) for one in several if one.key in self._places})
+            else:
+                for one in several:
+                    self._fork(one)
 
     def bytes_per_token(self, key: int) -> int:
         """Memory of one token of this row, over all layers."""
         tensors = [tensor for pair in self._places[key][0].layers.values() for tensor in pair]
         return sum(t.shape[1] * t.shape[3] * t.element_size() for t in tensors)
+
+    def free_unused(self, wanted: float = math.inf, growing: Shelf | None = None) -> None:
+        """Give back the memory of rows that nobody uses, as many tokens as are wanted; not of the shelf that grows."""
+        idle = [shelf for shelf in self._shelves.values() if shelf is not growing and shelf.unused]
+        for shelf in sorted(idle, key=lambda shelf: shelf.unused, reverse=True):
+            if wanted <= 0:
+                return
+            wanted -= shelf.unused
+            if shelf.keys:
+                shelf.resize(len(shelf.keys))
+            else:
+                del self._shelves[shelf.capacity]
 
     def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Nothing to do here: attention itself writes to the shelves and reads from them."""
@@ -104,29 +141,49 @@ class ShelfCache(Cache):  # type: ignore[misc]
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
 
-    def _reserve(self, key: int, length: int) -> None:
-        capacity = shelf_capacity(length, self._context_length)
-        old = self._places.get(key)
-        if old is not None and old[0].capacity >= length:
-            return
-        shelf = self._shelves.setdefault(capacity, Shelf(capacity))
-        index = shelf.add(key)
-        if old is not None:
-            self._copy(old, (shelf, index), old[0].capacity)
-            self._vacate(key)
-        self._places[key] = (shelf, index)
+    def _reserve(self, lengths: dict[int, int]) -> None:
+        """Places for new rows, and larger ones for rows that outgrow their shelf."""
+        moves: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (old, new capacity) -> (old, new index)
+        for key, length in lengths.items():
+            old = self._places.get(key)
+            if old is not None and old[0].capacity >= length:
+                continue
+            capacity = shelf_capacity(length, self._context_length)
+            shelf = self._shelves.setdefault(capacity, Shelf(capacity))
+            index = self._add(shelf, key)
+            self._places[key] = (shelf, index)
+            if old is not None:
+                moves.setdefault((old[0].capacity, capacity), []).append((old[1], index))
+        for (small, large), pairs in moves.items():
+            copy_rows(self._shelves[small], [i for i, _ in pairs], self._shelves[large], [j for _, j in pairs], small)
+        # Only now: rows that fill gaps would not be where the copies look for them.
+        self._vacate({(self._shelves[small], row) for (small, _), pairs in moves.items() for row, _ in pairs})
 
-    def _copy(self, source: tuple[Shelf, int], target: tuple[Shelf, int], length: int) -> None:
-        (old, i), (new, j) = source, target
-        for layer, (keys, values) in old.layers.items():
-            new_keys, new_values = new.tensors(layer, keys, values)
-            new_keys[j, :, :length].copy_(keys[i, :, :length])
-            new_values[j, :, :length].copy_(values[i, :, :length])
+    def _fork(self, operation: CacheOp) -> None:
+        assert isinstance(operation, Fork)
+        self._reserve({operation.copy: operation.length})
+        (old, i), (new, j) = self._places[operation.key], self._places[operation.copy]
+        copy_rows(old, [i], new, [j], operation.length)
 
-    def _vacate(self, key: int) -> None:
-        shelf, index = self._places.pop(key)
-        moved = shelf.remove(index)
-        if moved is not None:
-            self._places[moved] = (shelf, index)
-        if not shelf.keys:
-            self._shelves.pop(shelf.capacity, None)
+    def _add(self, shelf: Shelf, key: int) -> int:
+        if len(shelf.keys) == shelf.allocated:
+            needed = shelf.allocated + 1
+            if self.room is not None:
+                self.free_unused(self._taken() + shelf.capacity - self.room.tokens, growing=shelf)
+            shelf.resize(rows_for(needed, shelf.allocated, shelf.capacity, self._taken(), self.room))
+        return shelf.add(key)
+
+    def _taken(self) -> int:
+        return sum(shelf.allocated * shelf.capacity for shelf in self._shelves.values())
+
+    def _vacate(self, places: Collection[tuple[Shelf, int]]) -> None:
+        """Take rows, which no key names any more, off their shelves."""
+        by_shelf: dict[int, list[int]] = {}
+        for shelf, index in places:
+            by_shelf.setdefault(shelf.capacity, []).append(index)
+        for capacity, indices in by_shelf.items():
+            shelf = self._shelves[capacity]
+            for key, index in shelf.remove(indices).items():
+                self._places[key] = (shelf, index)
+            if not shelf.keys and self.room is None:
+                del self._shelves[capacity]

@@ -17,6 +17,7 @@ _GIB = 1024**3
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the adapter ranks that vLLM has kernels for
 _SLOTS = 4  # adapters in one batch, where nobody says
 _KV_GIB = 4.0
+_SINGLE = ("float32", "float")
 _CPU_BLOCK = 32  # the attention kernels of a CPU take multiples of this
 
 
@@ -43,6 +44,7 @@ class Plan:
     environment: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     one_process: bool = False  # on a CPU: the engine process computes itself, with no process per rank
+    late: bool = False  # steps are decided late; wished for, then what came of it
 
     @property
     def ranks(self) -> int:
@@ -65,6 +67,7 @@ def plan(load: Load, host: Host, config: Mapping[str, Any], lora_ranks: Mapping[
         decide(draft, host, given, config)
     _lora(draft, host, given, lora_ranks or {})
     _extra(draft, host, given)
+    draft.late = host.device != "cpu" and draft.ranks == 1 and given.get("late_scheduling") != "off"
     draft.one_process = host.device == "cpu" and draft.ranks == 1 and not _wants_own_processes(given)
     return draft
 
@@ -283,6 +286,10 @@ def _lora(draft: Plan, host: Host, given: Mapping[str, Any], ranks: Mapping[str,
     """`ranks`: adapter name -> rank, of the adapters the model lists."""
     if not ranks and not given.get("lora.enabled"):
         return
+    if host.device != "cpu" and draft.arguments.get("dtype") in _SINGLE:
+        raise ConfigError(
+            "vllm.dtype is float32: on a GPU vLLM's adapters compute in float16 or bfloat16", "set dtype: bfloat16"
+        )
     if ranks and given.get("lora.enabled") is False:
         _warn(draft, "lora.enabled", "is false, but the model lists adapters; they are loaded")
     wanted = max([given.get("lora.max_rank", 0), *ranks.values()]) or 16
@@ -341,6 +348,7 @@ _SPECIAL = frozenset(
     for name in SETTINGS
     if name.split(".")[0] in ("speculative", "lora", "batching", "sharding", "quantization")
     or name in ("attention.backend", "attention.flash_version", "rope_scaling", "rope_theta", "dtype", "fp_precision")
-    or name in ("cpu_kvcache_space_gib", "cpu_threads_bind", "start_method", "stepwise", "sleep_mode")
+    or name
+    in ("cpu_kvcache_space_gib", "cpu_threads_bind", "start_method", "stepwise", "late_scheduling", "sleep_mode")
     or name in ("logprobs", "logit_bias", "extra")
 )

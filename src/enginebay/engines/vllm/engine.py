@@ -108,7 +108,11 @@ class VllmEngine:
             memory_bytes=memory.used_bytes(),
             versions=library.versions(),
             asked=dict(self._load.settings),
-            effective={**library.effective(self._config), "stepwise": self._stepwise},
+            effective={
+                **library.effective(self._config),
+                "stepwise": self._stepwise,
+                "late_scheduling": "auto" if self._plan.late else "off",
+            },
             warnings=tuple(self._plan.warnings),
             refused=self._refused(),
             sleep_levels=self._sleeper.levels,

@@ -18,16 +18,20 @@ _DEAD = "EngineDeadError"
 _BUSY = "GracefulHTTPError"  # vLLM's own admission limits, set through `extra`
 _LONG = 160
 _OTHER = "use engine transformers, or a checkpoint with another quantization"
-_MEMORY_WORDS = (
-    "out of memory",
-    "outofmemory",
-    "no available memory",
-    "available kv cache memory",
-    "larger than the available kv cache",
-    "memory for the cache blocks",
-    "cannot allocate memory",
-    "less than desired",
-    "less than requested memory",
+# What vLLM says when memory is short, and what helps; the first that fits counts.
+_SHORT_OF_MEMORY: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("less than desired", "less than requested memory"),
+        "others hold memory of this GPU: end them, or lower gpu_memory_utilization",
+    ),
+    (
+        ("no available memory", "available kv cache", "memory for the cache blocks"),
+        "lower max_model_len, or give it more: gpu_memory_utilization, on a CPU cpu_kvcache_space_gib",
+    ),
+    (
+        ("out of memory", "outofmemory", "cannot allocate memory"),
+        "make it smaller (quantization_method: fp8, max_num_seqs), or spread it: tensor_parallel_size, cpu_offload_gb",
+    ),
 )
 
 
@@ -65,9 +69,9 @@ def load_error(
         return ModelInvalid(f"the weight files of {model} are damaged: {one_line(text)}", "fetch the model again")
     if "_opnamespace" in low:
         return LoadFailed(f"vLLM {version} has no kernel for {model} on this machine: {one_line(text)}", _OTHER)
-    if any(word in low for word in _MEMORY_WORDS):
-        hint = "lower max_model_len, or give it more: gpu_memory_utilization, on a CPU cpu_kvcache_space_gib"
-        return OutOfMemory(f"not enough memory to load {model} on vLLM: {one_line(text)}", hint)
+    for words, hint in _SHORT_OF_MEMORY:
+        if any(word in low for word in words):
+            return OutOfMemory(f"not enough memory to load {model} on vLLM: {one_line(text) or kind}", hint)
     return LoadFailed(f"vLLM {version} could not load {model}: {one_line(text) or kind}", "the worker's log has more")
 
 

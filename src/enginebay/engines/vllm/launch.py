@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from enginebay.engines.cores import physical_cores
+from enginebay.engines.vllm import late_scheduling, library
 from enginebay.engines.vllm.arguments import Plan
 from enginebay.engines.vllm.phases import phases, tells
 
@@ -34,10 +35,12 @@ class StartFailed(Exception):
 def create_config(plan: Plan) -> Any:
     """vLLM's own config, from the engine arguments."""
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
 
     os.environ.update(plan.environment)
     with _environment(VLLM_ENABLE_V1_MULTIPROCESSING="0") if plan.one_process else contextlib.nullcontext():
-        return AsyncEngineArgs(**plan.arguments).create_engine_config()
+        # By this word vLLM knows the batch that suits the device; without it, it takes the smallest one.
+        return AsyncEngineArgs(**plan.arguments).create_engine_config(UsageContext.OPENAI_API_SERVER)
 
 
 def start(config: Any, plan: Plan, method: str, notes: ErrorNotes) -> Any:
@@ -47,7 +50,7 @@ def start(config: Any, plan: Plan, method: str, notes: ErrorNotes) -> Any:
     try:
         return _start(config, plan, chosen, notes)
     except StartFailed as failure:
-        if chosen == "spawn" or method == "fork" or not _may_be_the_fork(failure):
+        if chosen == "spawn" or method == "fork" or not _may_pass(failure):
             raise
         logging.getLogger(__name__).warning("vLLM did not start when forked (%s); spawning it", failure)
         return _start(config, plan, "spawn", notes)
@@ -69,6 +72,8 @@ def _start(config: Any, plan: Plan, method: str, notes: ErrorNotes) -> Any:
     from vllm.v1.executor import Executor
 
     environment = {_METHOD: method, **_cpu_environment(config, plan, method)}
+    if method == "fork" and plan.late:
+        plan.late = _decide_late(config)
     try:
         with _environment(**environment), _children_die_with_us(), notes.taken():
             # With statistics, so that the engine process tells them; `StepStats` ends what this process would count.
@@ -77,10 +82,26 @@ def _start(config: Any, plan: Plan, method: str, notes: ErrorNotes) -> Any:
         raise StartFailed(*(notes.first() or (type(error).__name__, str(error)))) from error
 
 
-def _may_be_the_fork(failure: StartFailed) -> bool:
-    """A model that cannot be loaded fails in a spawned process too; one that just vanished might not."""
+def _decide_late(config: Any) -> bool:
+    """Have the engine process decide its steps late, where that means something."""
+    from vllm.platforms import current_platform
+    from vllm.v1.engine.core import EngineCoreProc
+
+    if not current_platform.is_cuda() or not config.scheduler_config.async_scheduling:
+        return False
+    reason = late_scheduling.why_not(EngineCoreProc, library.version())
+    if reason is not None:
+        logging.getLogger(__name__).warning("late_scheduling: %s", reason)
+        return False
+    late_scheduling.install(EngineCoreProc)
+    return True
+
+
+def _may_pass(failure: StartFailed) -> bool:
+    """A model that cannot be loaded fails in a spawned process too. One that just vanished might not, nor one that was
+    measuring the GPU's free memory while another process gave some back."""
     low = failure.text.lower()
-    return "fork" in low or "engine core initialization failed" in low
+    return "fork" in low or "engine core initialization failed" in low or "error in memory profiling" in low
 
 
 def _cpu_environment(config: Any, plan: Plan, method: str) -> dict[str, str]:

@@ -11,8 +11,8 @@ _MEMORY = {
     "max_num_batched_tokens": Setting("int", "Tokens in one step", minimum=1, native="max_num_batched_tokens"),
     "gpu_memory_utilization": Setting(
         "float",
-        "Fraction of GPU memory for weights and KV cache",
-        minimum=0.5,
+        "Fraction of GPU memory for weights and KV cache; small where several models share a GPU",
+        minimum=0.01,
         maximum=0.99,
         native="gpu_memory_utilization",
     ),
@@ -118,6 +118,12 @@ _EXECUTION = {
     "stepwise": Setting(
         "str",
         "Collect each step's tokens at once (auto), or use vLLM's generate() (off)",
+        choices=("auto", "off"),
+        default="auto",
+    ),
+    "late_scheduling": Setting(
+        "str",
+        "On a GPU, decide each step as late as possible, so that new requests wait for one step less",
         choices=("auto", "off"),
         default="auto",
     ),

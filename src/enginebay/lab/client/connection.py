@@ -12,6 +12,7 @@ from typing import Any
 
 from enginebay.lab.client.framing import LAST_CHUNK, Head, looks_whole, read_head
 
+TRUST = "SSL_CERT_FILE names a file with the certificates to trust"
 READ = 1 << 16  # the allocator maps larger buffers from the system one by one: that costs more than the read
 
 
@@ -106,6 +107,10 @@ def _trusted() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
+def untrusted(problem: ssl.SSLCertVerificationError) -> str:
+    return f"the server's certificate is not trusted: {problem.verify_message} ({TRUST})"
+
+
 def connected(connection: Connection) -> bool:
     """Has it been opened, handshake and all? Raises `OSError` when it cannot be."""
     problem = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -116,5 +121,7 @@ def connected(connection: Connection) -> bool:
             connection.socket.do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return False
+        except ssl.SSLCertVerificationError as refusal:
+            raise OSError(untrusted(refusal)) from None
     connection.connecting = False
     return True

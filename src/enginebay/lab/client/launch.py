@@ -47,6 +47,7 @@ class Fired:
     tokens: dict[int, list[float]]  # when the output events of each request arrived
     zero: float  # the monotonic clock at the start of the window
     window_s: float  # to the end of the last answer
+    core_share: float | None = None  # of a core that the busiest process used in its window; 1 is a whole one
 
 
 Watch = Callable[[Live], bool]  # true: send nothing more
@@ -64,7 +65,7 @@ def fire(
         try:
             zero = crew.start()
             soon()
-            crew.watch(zero, watch)
+            told = crew.watch(zero, watch)
             outcomes = crew.outcomes()
         finally:
             crew.end()
@@ -76,7 +77,8 @@ def fire(
     records.sort(key=lambda record: record.index)
     tokens = {outcome.index: outcome.arrivals for own in outcomes for outcome in own if outcome.error is None}
     window_s = max((record.end_s or 0.0 for record in records), default=0.0)
-    return Fired(records, tokens, zero, window_s)
+    core_share = max((one.core_share for one in told.values() if one.over), default=None)
+    return Fired(records, tokens, zero, window_s, core_share)
 
 
 class _Crew:
@@ -123,8 +125,8 @@ class _Crew:
             why = line.removeprefix("failed ") or "it ended at once"
             raise ClientFailed(f"the load client has no connection to the server: {why}", "does the server run?")
 
-    def watch(self, zero: float, watch: Watch | None) -> None:
-        """Follow the load until every process is through."""
+    def watch(self, zero: float, watch: Watch | None) -> dict[int, Progress]:
+        """Follow the load until every process is through; gives the last word of each."""
         told: dict[int, Progress] = {}
         live = Live()
         stopped = False
@@ -142,6 +144,7 @@ class _Crew:
                     stopped = True
                     for process in self._processes:
                         process.terminate()
+        return told
 
     def _take_lines(self, number: int, told: dict[int, Progress], live: Live) -> bool:
         """What a process has said since. False: it will say no more."""

@@ -96,6 +96,7 @@ class Progress(msgspec.Struct):
     events: int = 0  # of streams; about as many as tokens, for people to look at
     ends: list[tuple[int, float, float]] = []  # (index, sent_s, end_s) since the last line
     over: bool = False
+    core_share: float = 0.0  # of a core that the process used in its window, once that is over; 1 is a whole one
 
 
 def request_bytes(target: Target, request: Request) -> bytes:

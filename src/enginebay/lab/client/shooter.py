@@ -13,7 +13,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, thread_time
 from typing import Any
 
 from enginebay.lab.client.answers import Answer, read_answer
@@ -82,9 +82,11 @@ class Shooter:
         """Send everything and wait for all answers."""
         self._zero = self._said_s = zero
         self._sleep_until(zero)
+        used_s = thread_time()
         while self._send_due() or self._running():
             self._wait()
             self._look_after()
+        self._progress.core_share = (thread_time() - used_s) / max(monotonic() - zero, 1e-6)
         for connection in list(self._open.values()):
             self._drop(connection)
         self._poll.close()

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 _PER = {"output_token": "output_tokens", "total_token": "total_tokens", "good_token": "good_output_tokens"}
-_PHASES = {"prefill": "input_tokens", "decode": "output_tokens"}
+IDLE, PREFILL, DECODE = "idle", "prefill", "decode"
+# The idle one is not called idle_energy_j: of each kind of device that is what idling would have drawn all the time.
+_PHASES = {IDLE: "idle_phase_energy_j", PREFILL: "prefill_energy_j", DECODE: "decode_energy_j"}
+_PER_PHASE = {
+    PREFILL: ("prefill_j_per_input_token", "input_tokens"),
+    DECODE: ("decode_j_per_output_token", "output_tokens"),
+}
+_MIXED = 0.1  # of the prefill's time other answers may be written in; beyond, its joules are not of the prompts alone
 
 
 class EnergyUse(Protocol):
@@ -20,14 +28,21 @@ class EnergyUse(Protocol):
     def active_j(self) -> float | None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """The energy of the window by what was done; without joules, why it cannot be told."""
+
+    joules: Mapping[str, float] = field(default_factory=dict)  # by idle, prefill, decode
+    mixed: float = 0.0  # share of the time in prefill in which other answers were being written
+    why: str = ""
+
+
 Counts = Mapping[str, int | None]  # input_tokens, output_tokens, total_tokens, good_output_tokens; None: not known
 Figures = tuple[dict[str, Any], dict[str, str]]  # what there is, and why the rest is absent
 
 
-def energy_figures(
-    energy: Mapping[str, EnergyUse] | None, counts: Counts, phases_j: Mapping[str, float] | None
-) -> Figures:
-    """`energy` by kind of device ("gpu", "cpu"); `phases_j` by idle, prefill, decode, where it can be told.
+def energy_figures(energy: Mapping[str, EnergyUse] | None, counts: Counts, phases: Phases | None) -> Figures:
+    """`energy` by kind of device ("gpu", "cpu"); `phases` of all kinds together.
 
     Joules per token are the whole energy of the window, idle power included, over the tokens of the same window: of each
     kind, and of all kinds together with `energy_of` saying which those are.
@@ -35,7 +50,7 @@ def energy_figures(
     read = {kind: use for kind, use in (energy or {}).items() if use.total_j is not None}
     names = [f"j_per_{name}" for name in _PER]
     if not read:
-        return {}, dict.fromkeys(["energy_j", *names], "no energy was read")
+        return {}, dict.fromkeys(["energy_j", *names, *_PHASES.values()], "no energy was read")
     figures: dict[str, Any] = {"energy_of": "+".join(sorted(read))}
     absent: dict[str, str] = {}
     for kind, use in read.items():
@@ -44,7 +59,7 @@ def energy_figures(
         _add_per_token(figures, absent, f"{kind}_", use.total_j or 0.0, counts)
     figures["energy_j"] = sum(use.total_j or 0.0 for use in read.values())
     _add_per_token(figures, absent, "", figures["energy_j"], counts)
-    _add_phases(figures, absent, phases_j, counts)
+    _add_phases(figures, absent, phases or Phases(why="nobody told the phases apart"), counts)
     return figures, absent
 
 
@@ -74,17 +89,22 @@ def _add_per_token(figures: dict[str, Any], absent: dict[str, str], prefix: str,
             absent[f"{prefix}j_per_{name}"] = _why_none(tokens)
 
 
-def _add_phases(
-    figures: dict[str, Any], absent: dict[str, str], phases_j: Mapping[str, float] | None, counts: Counts
-) -> None:
-    for phase, counted in _PHASES.items():
-        joules, tokens = (phases_j or {}).get(phase), counts.get(counted)
+def _add_phases(figures: dict[str, Any], absent: dict[str, str], phases: Phases, counts: Counts) -> None:
+    for phase, name in _PHASES.items():
+        if phase in phases.joules:
+            figures[name] = phases.joules[phase]
+        else:
+            absent[name] = phases.why
+    for phase, (name, counted) in _PER_PHASE.items():
+        joules, tokens = phases.joules.get(phase), counts.get(counted)
         if joules is None:
-            absent[f"{phase}_energy_j"] = "prefill and decode cannot be told apart"
-            continue
-        figures[f"{phase}_energy_j"] = joules
-        if tokens:
-            figures[f"{phase}_j_per_{counted.removesuffix('s')}"] = joules / tokens
+            absent[name] = phases.why
+        elif phases.mixed > _MIXED:
+            absent[name] = f"other answers were being written in {phases.mixed:.0%} of the prefill's time"
+        elif not tokens:
+            absent[name] = _why_none(tokens)
+        else:
+            figures[name] = joules / tokens
 
 
 def _why_none(tokens: int | None) -> str:

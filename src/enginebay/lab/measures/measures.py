@@ -12,7 +12,7 @@ from typing import Any
 
 from enginebay.lab.measures import latencies
 from enginebay.lab.measures.distribution import PERCENTILES, distribution, needed, quotable
-from enginebay.lab.measures.energy import EnergyUse, cost_figures, energy_figures
+from enginebay.lab.measures.energy import EnergyUse, Phases, cost_figures, energy_figures
 from enginebay.lab.measures.slo import Slo, is_good, missed, read_slo
 from enginebay.lab.requests import Record
 
@@ -28,7 +28,7 @@ def measure(
     energy: Mapping[str, EnergyUse] | None = None,
     price: float | None = None,
     *,
-    phases_j: Mapping[str, float] | None = None,
+    phases: Phases | None = None,
     absent: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """`tokens`: when each output of a request arrived, by `Record.index`. `price`: of the machine, per hour.
@@ -45,7 +45,7 @@ def measure(
         _latency_figures(records, tokens),
         _rate_figures(ended, counts, window_s),
         _goodput_figures(records, good, limits, counts["good_output_tokens"], window_s),
-        energy_figures(energy, counts, phases_j),
+        energy_figures(energy, counts, phases),
         cost_figures(price, window_s, counts),
     ]
     figures: dict[str, Any] = {"window_s": window_s, **_outcomes(records, ended)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -27,15 +28,8 @@ def pairs(report: Report) -> list[Pair]:
     return [Pair(a, b, compare_points(a.group, b.group)) for a, b in _rivals(report.points)]
 
 
-def _rivals(points: tuple[Point, ...]) -> list[tuple[Point, Point]]:
-    found: list[tuple[Point, Point]] = []
-    for alike in _by_load(points):
-        every = list(combinations(alike, 2))
-        found += every if len(alike) <= EVERY_PAIR else every[: len(alike) - 1]
-    return found
-
-
-def _by_load(points: tuple[Point, ...]) -> list[list[Point]]:
+def by_load(points: Sequence[Point]) -> list[list[Point]]:
+    """Points of which the same was asked, and which may so be compared."""
     loads: list[list[Point]] = []
     for point in points:
         same = next((one for one in loads if same_load(one[0].group, point.group)), None)
@@ -44,3 +38,11 @@ def _by_load(points: tuple[Point, ...]) -> list[list[Point]]:
         else:
             same.append(point)
     return loads
+
+
+def _rivals(points: Sequence[Point]) -> list[tuple[Point, Point]]:
+    found: list[tuple[Point, Point]] = []
+    for alike in by_load(points):
+        every = list(combinations(alike, 2))
+        found += every if len(alike) <= EVERY_PAIR else every[: len(alike) - 1]
+    return found

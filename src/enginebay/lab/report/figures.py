@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from enginebay.lab.statistics.intervals import Interval
 
@@ -74,6 +75,29 @@ def spread(found: Interval, unit: str = "") -> str:
     factor, shown = step(found.estimate, unit)
     low, high = digits(found.low * factor), digits(found.high * factor)
     return _with_unit(f"{digits(found.estimate * factor)} [{low}, {high}]", shown)
+
+
+def column_unit(estimates: Sequence[float], unit: str) -> tuple[float, str]:
+    """The factor and the unit that suit a whole column: those of its middle value."""
+    ordered = sorted(abs(one) for one in estimates)
+    return step(ordered[len(ordered) // 2], unit)
+
+
+def named(title: str, unit: str) -> str:
+    """A title with its unit, unless it says it already."""
+    return f"{title}, {unit}" if unit and not title.endswith(unit) else title
+
+
+def times(estimate: float, low: float | None, high: float | None) -> tuple[str, str]:
+    """A ratio and its interval, with as many decimals as it takes to tell them from 1."""
+    ends = [one for one in (estimate, low, high) if one is not None]
+    decimals = next((some for some in range(2, 5) if all(one == 1 or round(one, some) != 1 for one in ends)), 5)
+
+    def text(value: float) -> str:
+        return f"{value:.{decimals}f}" if 0.5 <= value < 10 else digits(value)
+
+    interval = "" if low is None or high is None else f"[{text(low)}, {text(high)}]"
+    return f"{text(estimate)}\u202f×", interval
 
 
 def _with_unit(text: str, unit: str) -> str:

@@ -61,5 +61,10 @@ def badge(status: str) -> Html:
     return h("span", h("span", sign, aria_hidden="true"), f" {status}", class_=f"badge {known}")
 
 
+def swatch(series: int) -> Html:
+    """The colour that an engine has everywhere on the page."""
+    return h("span", class_=f"swatch c{series % 8}", aria_hidden="true")
+
+
 def details(summary: Html | str, *children: Html | str | None, opened: bool = False) -> Html:
     return h("details", h("summary", summary), *children, open=opened)

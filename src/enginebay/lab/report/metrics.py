@@ -19,9 +19,9 @@ TITLES: dict[str, str] = {
     "ttft_from_intended_s.p95": "TTFT p95 from the intended time",
     "e2e_from_intended_s.p95": "End to end p95 from the intended time",
     "goodput_requests_per_s": "Goodput, requests/s",
-    "j_per_output_token": "J per output token",
-    "j_per_total_token": "J per total token",
-    "j_per_good_token": "J per SLO-good token",
+    "j_per_output_token": "Energy per output token",
+    "j_per_total_token": "Energy per total token",
+    "j_per_good_token": "Energy per SLO-good token",
 }
 
 TABLE = (

@@ -18,12 +18,12 @@ from enginebay.lab.report.data import embed, page_data
 from enginebay.lab.report.markup import Html, h, join
 from enginebay.lab.report.points import Report, arrange
 from enginebay.lab.report.sections.comparison import comparison, parity
-from enginebay.lab.report.sections.findings import findings
+from enginebay.lab.report.sections.glance import glance
 from enginebay.lab.report.sections.method import absent, method, reproduce
 from enginebay.lab.report.sections.plots import plots
 from enginebay.lab.report.sections.results import results
 from enginebay.lab.report.sections.settings import settings
-from enginebay.lab.report.sections.verdicts import verdicts
+from enginebay.lab.report.sections.verdicts import reasons, verdicts
 from enginebay.lab.report.settings import shown as as_text
 from enginebay.lab.report.source import counted, part
 from enginebay.lab.runs.reader import Run
@@ -32,6 +32,7 @@ SCRIPTS = ("dom.js", "scale.js", "chart.js", "distribution.js", "tradeoff.js", "
 NAVIGATION = (
     ("verdicts", "Verdict"),
     ("results", "Results"),
+    ("reasons", "Reasons"),
     ("comparison", "Comparison"),
     ("distributions", "Latency"),
     ("tradeoff", "Throughput"),
@@ -41,7 +42,7 @@ NAVIGATION = (
     ("settings", "Settings"),
     ("method", "Method"),
     ("absent", "Absent"),
-    ("reproduce", "Do it again"),
+    ("reproduce", "Reproduce"),
 )
 
 
@@ -83,8 +84,9 @@ def render(runs: Sequence[Run], title: str = "") -> str:
 def _body(report: Report) -> Html:
     compared = pairs(report)
     return join(
-        verdicts(report, findings(compared)),
+        verdicts(report, glance(report, compared)),
         results(report),
+        reasons(report),
         comparison(compared),
         plots(),
         parity(compared),

@@ -12,19 +12,21 @@ from enginebay.lab.requests import Record
 from enginebay.lab.runs.reader import Run
 from enginebay.lab.runs.samples import StoredSample
 
-BINS = 240
+BINS = 240  # at most
+EVENTS = 10  # of output in a bin, on average: fewer would draw the steps of the engine, not its speed
 READINGS = 500  # of one device
 ROWS = 120  # of the waterfall
 
 
 def timeline(run: Run) -> dict[str, Any]:
     """What the timeline and the waterfall draw of one run."""
-    records = run.records()
+    records, tokens = run.records(), run.tokens()
     end_s = _end(run, records)
+    bins = max(20, min(BINS, sum(map(len, tokens.values())) // EVENTS))
     return {
         "end": short(end_s),
-        "tokens": [short(one) for one in tokens_per_s(records, run.tokens(), end_s)],
-        "inflight": [short(one) for one in in_flight(records, end_s)],
+        "tokens": [short(one) for one in tokens_per_s(records, tokens, end_s, bins)],
+        "inflight": [short(one) for one in in_flight(records, end_s, bins)],
         "power": power(run.samples(), end_s),
         "rows": waterfall(records),
         "requests": len(records),
@@ -38,27 +40,29 @@ def _end(run: Run, records: Sequence[Record]) -> float:
     return max([known, *ends]) or 1.0
 
 
-def tokens_per_s(records: Sequence[Record], tokens: Mapping[int, Sequence[float]], end_s: float) -> list[float]:
+def tokens_per_s(
+    records: Sequence[Record], tokens: Mapping[int, Sequence[float]], end_s: float, count: int = BINS
+) -> list[float]:
     """Output tokens a second in each bin: a request's tokens, by the server's usage, spread over its output events."""
-    width = end_s / BINS
-    bins = [0.0] * BINS
+    width = end_s / count
+    bins = [0.0] * count
     for record in records:
         times = tokens.get(record.index, ())
         if record.error is not None or not record.output_tokens or not times:
             continue
         share = record.output_tokens / len(times) / width
         for time_s in times:
-            bins[min(BINS - 1, max(0, int(time_s / width)))] += share
+            bins[min(count - 1, max(0, int(time_s / width)))] += share
     return bins
 
 
-def in_flight(records: Sequence[Record], end_s: float) -> list[float]:
+def in_flight(records: Sequence[Record], end_s: float, count: int = BINS) -> list[float]:
     """Mean number of requests under way in each bin."""
-    width = end_s / BINS
+    width = end_s / count
     finished = [(record.sent_s, record.end_s) for record in records if record.end_s is not None]
     started = _Elapsed(sorted(sent for sent, _ in finished))
     ended = _Elapsed(sorted(end for _, end in finished))
-    sums = [started.at(edge * width) - ended.at(edge * width) for edge in range(BINS + 1)]
+    sums = [started.at(edge * width) - ended.at(edge * width) for edge in range(count + 1)]
     return [(late - early) / width for early, late in pairwise(sums)]
 
 
@@ -110,4 +114,6 @@ def _evenly(records: Sequence[Record], count: int) -> list[Record]:
 
 def _bar(record: Record) -> list[Any]:
     times = (record.intended_s, record.sent_s, record.first_s, record.last_s, record.end_s)
-    return [record.index, *(None if one is None else short(one) for one in times), record.output_tokens, record.error]
+    # Ten microseconds, however late in the run: a reader takes differences of these.
+    shown = (None if one is None else round(one, 5) for one in times)
+    return [record.index, *shown, record.output_tokens, record.error]

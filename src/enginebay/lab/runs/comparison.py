@@ -102,13 +102,14 @@ def _differ(a: Run, b: Run, section: str, key: str) -> bool:
 def _parity(pairs: Pairs, a: Point, b: Point) -> dict[str, Any] | None:
     """Of the first two runs that both kept their answers to the same prompts."""
     for one, other in pairs or [(a.runs[0], b.runs[0])]:
-        of_a, of_b = _answers(one), _answers(other)
+        of_a, of_b = answers_of(one), answers_of(other)
         if of_a and len(of_a) == len(of_b):
             return compare_answers(of_a, of_b).as_dict()
     return None
 
 
-def _answers(run: Run) -> list[Answer]:
+def answers_of(run: Run) -> list[Answer]:
+    """What a run answered to the parity prompts; nothing where none were asked."""
     kept = (run.parity() or {}).get("answers") or ()
     return [
         Answer(_ids(one["prompt_ids"]), _ids(one["token_ids"]), _logprobs(one), one.get("text", "")) for one in kept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from enginebay.lab.measures.distribution import needed, quotable
 from enginebay.lab.parity import Parity
@@ -154,7 +155,10 @@ def parity_broken(facts: RunFacts) -> Finding:
     parity = facts.parity
     if parity is None:
         return UNKNOWN
-    return graver(_prompts(parity), _distance(parity), _divergence(parity), _lengths(parity))
+    found = graver(_prompts(parity), _distance(parity), _divergence(parity), _lengths(parity))
+    if not isinstance(found, Reason) or not facts.parity_with:
+        return found
+    return replace(found, message=f"against {facts.parity_with}: {found.message}")
 
 
 def _prompts(parity: Parity) -> Finding:

@@ -44,6 +44,11 @@ def _short(tier: int) -> str:
     return f"GPU < {gpu:g} s, CPU < {cpu:g} s, or > {_percent(edges)}"
 
 
+def _busy(tier: int) -> str:
+    cores, gpu, requests = limits.OTHERS_BUSY[tier], limits.IDLE_GPU_BUSY[tier], limits.OTHERS_IN_FLIGHT[tier]
+    return f"> {_percent(cores)} of cores, > {_percent(gpu)} of a GPU or > {_percent(requests)} of requests"
+
+
 _NEEDED = ", ".join(f"p{percent} {needed(percent)}" for percent in (90, 95, 99))
 
 CODES: Mapping[str, Code] = {
@@ -118,7 +123,7 @@ CODES: Mapping[str, Code] = {
         "with fewer, the 95% interval of the percentile has no upper end in the sample (order statistics)",
     ),
     "too_few_cycles": Code(
-        "cycles of the study",
+        "cycles that the study was planned with",
         f"< {limits.MIN_CYCLES}",
         "-",
         ("comparison",),
@@ -151,7 +156,7 @@ CODES: Mapping[str, Code] = {
         "gaps between events are not gaps between tokens",
     ),
     "parity_broken": Code(
-        "against the other engine: prompt ids, log probabilities (where they are told, else greedy agreement), lengths",
+        "against the study's first point with the same prompts (`bay choose`: its first engine): prompt ids, log probabilities (where they are told, else greedy agreement), lengths",
         f"> {limits.LOGPROB_DISTANCE[0]:g} nats, < {_percent(1 - limits.DIVERGENCE[0])} of tokens agree, "
         f"or lengths > {_percent(limits.PARITY_LENGTH)} off",
         f"other prompt ids, > {limits.LOGPROB_DISTANCE[1]:g} nats, or < {_percent(round(1 - limits.DIVERGENCE[1], 6))} of tokens agree",
@@ -159,9 +164,9 @@ CODES: Mapping[str, Code] = {
         "precision explains a little distance, not another model",
     ),
     "machine_busy": Code(
-        "share of all cores used by others; of a GPU while nothing was asked",
-        f"> {_percent(limits.OTHERS_BUSY[0])} of cores or > {_percent(limits.IDLE_GPU_BUSY[0])} of a GPU",
-        f"> {_percent(limits.OTHERS_BUSY[1])} of cores or > {_percent(limits.IDLE_GPU_BUSY[1])} of a GPU",
+        "share of all cores used by others; of a GPU while nothing was asked; of the requests that a bay server counts in flight",
+        _busy(0),
+        _busy(1),
         ALL,
         "what others take is not there for the engine, and their joules are counted as its own",
     ),

@@ -54,13 +54,16 @@ class RunFacts:
     measures: Mapping[str, Any] | None = None  # as published
     percentiles: Sequence[float] | None = None  # that something is decided by, such as an objective
     warmup: Warmup | None = None
-    server_in_flight: float | None = None  # mean, as the server counted it
     shared_prefix: bool | None = None  # the workload shares prompts' beginnings on purpose
     parity: Parity | None = None  # against the engine that it is compared with
-    cycles: int | None = None
+    parity_with: str = ""  # what that one is called
+    cycles: int | None = None  # of the study, as planned
     # the machine
     others_busy: Sequence[float] | None = None  # share of all cores used by neither server nor client, 0 to 1
     idle_gpu_busy: Mapping[str, float] | None = None  # share by device, engine loaded and nothing asked, 0 to 1
+    server_in_flight: float | None = (
+        None  # mean over the window, of all requests that the server had, whoever sent them
+    )
     samples: Sequence[Sample] | None = None
     energy: Mapping[str, Energy] | None = None  # each device by itself, of the same window
     idle_problems: Mapping[str, Sequence[Problem]] | None = None  # found while the idle power was measured, by device

@@ -46,6 +46,8 @@ DIVERGENCE = (0.5, 0.95)
 # Machine.
 OTHERS_BUSY = (0.05, 0.15)
 IDLE_GPU_BUSY = (0.02, 0.10)
+OTHERS_IN_FLIGHT = (0.05, 0.15)  # as OTHERS_BUSY
+COUNTED_LATE_S = 0.005  # a busy server notices the end of a request a little after its client
 TEMPERATURE_DRIFT_C = 5.0  # leakage power grows with temperature, and boost clocks fall in steps of a few degrees
 CLOCK_DRIFT = 0.03
 THERMAL_MIN_SAMPLES = 8

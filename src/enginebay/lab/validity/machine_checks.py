@@ -7,6 +7,7 @@ from statistics import fmean
 
 from enginebay.lab.validity import limits
 from enginebay.lab.validity.facts import RunFacts
+from enginebay.lab.validity.flow import mean_in_flight, sent
 from enginebay.lab.validity.verdict import FINE, UNKNOWN, Finding, Reason, graded, graver
 from enginebay.meters.sample import Sample
 
@@ -16,7 +17,7 @@ _FAULTS = frozenset(("hardware_slowdown", "thermal_software", "thermal_hardware"
 
 def machine_busy(facts: RunFacts) -> Finding:
     """Nothing else ran."""
-    return graver(_busy_cores(facts), _busy_gpus(facts))
+    return graver(_busy_server(facts), _busy_cores(facts), _busy_gpus(facts))  # what one can do most about goes first
 
 
 def _busy_cores(facts: RunFacts) -> Finding:
@@ -33,6 +34,19 @@ def _busy_gpus(facts: RunFacts) -> Finding:
     share, device = max((share, device) for device, share in facts.idle_gpu_busy.items())
     message = f"{device} was {share:.0%} busy before anything was asked of the engine"
     return graded("machine_busy", share, *limits.IDLE_GPU_BUSY, message)
+
+
+def _busy_server(facts: RunFacts) -> Finding:
+    """Alone, a server has a request for no longer than its client waits: what it counts beyond that is of others."""
+    if facts.server_in_flight is None or not facts.window_s:
+        return UNKNOWN
+    own = sent(facts.records)
+    ours = mean_in_flight(own, facts.window_s) + limits.COUNTED_LATE_S * len(own) / facts.window_s
+    share = max(0.0, 1 - ours / facts.server_in_flight) if facts.server_in_flight else 0.0
+    message = (
+        f"{share:.0%} of the requests that the server worked on were others' ({facts.server_in_flight:.3g} in flight)"
+    )
+    return graded("machine_busy", share, *limits.OTHERS_IN_FLIGHT, message)
 
 
 def thermal_drift(facts: RunFacts) -> Finding:

@@ -17,8 +17,7 @@ def littles_law(facts: RunFacts) -> Finding:
     if facts.profile not in STEADY | {"trace"} or not facts.window_s:
         return UNKNOWN
     flow = _published_flow(facts) or _recorded_flow(facts, facts.window_s)
-    counted = facts.server_in_flight
-    mean = counted if counted is not None else mean_in_flight(answered(facts.records), facts.window_s)
+    mean = mean_in_flight(answered(facts.records), facts.window_s)
     if flow is None or mean <= 0:
         return UNKNOWN
     rate, time_s = flow

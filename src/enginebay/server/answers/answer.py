@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from enginebay.contract import Delta, GenerateRequest
-from enginebay.contract.messages import Done, Timing, Usage
+from enginebay.contract.messages import Done, Energy, Timing, Usage
 from enginebay.errors import Cancelled, EnginebayError
 from enginebay.server.answers.choice import Times
 from enginebay.server.failures import error_body, error_headers, shown
@@ -30,6 +30,7 @@ class Answer:
         self.served = served
         self.over: asyncio.Future[EnginebayError | None] = asyncio.get_running_loop().create_future()
         self.usage = Usage()
+        self.energy: Energy | None = None  # where it is asked for
         self.finish_reason = ""  # of the choice that ended last
         self.submitted_at = 0.0
         self.first_at = 0.0
@@ -109,6 +110,7 @@ class Answer:
             known.cached_tokens + new.cached_tokens,
         )
         self._timing = done.timing if self._timing is None else _together(self._timing, done.timing)
+        self.energy = done.energy if self.energy is None else _sum(self.energy, done.energy)
         self._left -= 1
         if self._left == 0:
             self._tick()
@@ -161,6 +163,13 @@ class Answer:
 def _together(one: Timing, other: Timing) -> Timing:
     """Of prompts that were submitted at the same time: the first token of any, and the end of all."""
     return Timing(min(one.ttft_s, other.ttft_s), max(one.total_s, other.total_s))
+
+
+def _sum(one: Energy, other: Energy | None) -> Energy:
+    """Of several prompts; what one of them lacks, all lack."""
+    if one.joules is None or other is None or other.joules is None:
+        return one if one.joules is None or other is None else other
+    return Energy(one.joules + other.joules, other.idle_w)
 
 
 class _Part:

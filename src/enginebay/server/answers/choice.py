@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from enginebay.contract import TokenLogprobs
-from enginebay.contract.messages import Usage
+from enginebay.contract.messages import Energy, Usage
 from enginebay.text.tools import CallArguments, CallStart, ToolEvent, ToolParser
 
 
@@ -61,6 +61,15 @@ def usage_object(usage: Usage) -> dict[str, object]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+
+
+def energy_object(energy: Energy | None) -> dict[str, object]:
+    """Of a request that asks for it."""
+    energy = energy or Energy(absent="the worker does not tell it")
+    told: dict[str, object] = {"energy_absent": energy.absent}
+    if energy.joules is not None:
+        told = {"energy_j": round(energy.joules, 6)}
+    return told if energy.idle_w is None else {**told, "energy_idle_w": round(energy.idle_w, 3)}
 
 
 def times_object(times: Times) -> dict[str, float]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from enginebay.contract import TokenLogprobs
-from enginebay.contract.messages import Usage
+from enginebay.contract.messages import Energy, Usage
 from enginebay.server.answers.choice import Choice, Times
 
 
@@ -27,5 +27,5 @@ class Events(Protocol):
 
     def finish(self, index: int, reason: str) -> bytes: ...
 
-    def closing(self, usage: Usage, times: Times) -> bytes:
+    def closing(self, usage: Usage, times: Times, energy: Energy | None = None) -> bytes:
         """After the last event of every choice."""

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from enginebay.contract.messages import Usage
-from enginebay.server.answers.choice import Choice, Times, times_object, usage_object
+from enginebay.contract.messages import Energy, Usage
+from enginebay.server.answers.choice import Choice, Times, energy_object, times_object, usage_object
 from enginebay.server.answers.logprobs import TokenBytes
 
 _encode = msgspec.json.Encoder().encode
@@ -29,9 +29,13 @@ class Form:
     with_logprobs: bool
     include_usage: bool
     include_timing: bool = False  # with the usage
+    include_energy: bool = False  # likewise
     token_bytes: TokenBytes
 
-    def body(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+    def body(self, choices: Sequence[Choice], usage: Usage, energy: Energy | None = None) -> bytes:
+        told = usage_object(usage)
+        if self.include_energy:
+            told["enginebay"] = energy_object(energy)
         return _encode(
             {
                 "id": self.id,
@@ -39,7 +43,7 @@ class Form:
                 "created": self.created,
                 "model": self.model,
                 "choices": [self._choice(choice) for choice in choices],
-                "usage": usage_object(usage),
+                "usage": told,
                 "system_fingerprint": self.fingerprint,
             }
         )
@@ -58,11 +62,15 @@ class Form:
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         return self._head() + _encode(choice) + self._tail()
 
-    def closing(self, usage: Usage, times: Times) -> bytes:
+    def closing(self, usage: Usage, times: Times, energy: Energy | None = None) -> bytes:
         counts = b""
         if self.include_usage:
             told = usage_object(usage)
-            if self.include_timing:
-                told["enginebay"] = times_object(times)
+            ours = {
+                **(times_object(times) if self.include_timing else {}),
+                **(energy_object(energy) if self.include_energy else {}),
+            }
+            if ours:
+                told["enginebay"] = ours
             counts = self._head() + b'],"usage":' + _encode(told) + b"}\n\n"
         return counts + b"data: [DONE]\n\n"

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from enginebay.contract import TokenLogprobs
-from enginebay.contract.messages import Usage
+from enginebay.contract.messages import Energy, Usage
 from enginebay.errors import EnginebayError
+from enginebay.server.answers.choice import energy_object
 from enginebay.server.answers.output import FunctionCall, Item, Output, item_object, part_object
 from enginebay.server.failures import error_object, shown
 from enginebay.text.tools import CallArguments, Text, ToolEvent
@@ -27,17 +28,23 @@ class ResponseForm:
     created: int
     model: str
     echoed: Mapping[str, Any]
+    include_energy: bool = False  # in the usage
 
     def unfinished(self) -> dict[str, Any]:
         return self._object("in_progress", [])
 
-    def finished(self, output: Output, usage: Usage, reason: str | None) -> dict[str, Any]:
+    def finished(
+        self, output: Output, usage: Usage, reason: str | None, energy: Energy | None = None
+    ) -> dict[str, Any]:
         """`reason` is the engine's reason to finish."""
+        told = usage_object(usage)
+        if self.include_energy:
+            told["enginebay"] = energy_object(energy)
         cut = reason == "length"
         status = "incomplete" if cut else "completed"
         return self._object(
             status, output.objects(status),
-            usage=usage_object(usage),
+            usage=told,
             incomplete_details={"reason": "max_output_tokens"} if cut else None,
             completed_at=None if cut else int(time.time()),
         )  # fmt: skip
@@ -105,9 +112,9 @@ class ResponseEvents:
             )
         return before
 
-    def closing(self, usage: Usage, reason: str | None) -> bytes:
+    def closing(self, usage: Usage, reason: str | None, energy: Energy | None = None) -> bytes:
         before = b"" if self._output.items else self._moved_to(self._output.message())
-        response = self._form.finished(self._output, usage, reason)
+        response = self._form.finished(self._output, usage, reason, energy)
         ended = self._closed(response["status"])
         return before + ended + self._write(f"response.{response['status']}", {"response": response})
 

@@ -45,7 +45,8 @@ class WholeResponse(Answer):
     def complete(self) -> None:
         for event, known in self._reader.end():
             self._output.take(event, known)
-        self.exchange.respond(200, _encode(self._form.finished(self._output, self.usage, self._reason)))
+        whole = self._form.finished(self._output, self.usage, self._reason, self.energy)
+        self.exchange.respond(200, _encode(whole))
 
 
 class StreamedResponse(Streaming):
@@ -89,7 +90,7 @@ class StreamedResponse(Streaming):
 
     def _closing(self) -> bytes:
         held_back = b"".join(self._events.event(*found) for found in self._reader.end())
-        return held_back + self._events.closing(self.usage, self._reason)
+        return held_back + self._events.closing(self.usage, self._reason, self.energy)
 
     def _failure(self, error: EnginebayError) -> bytes:
         return self._events.failure(error)

@@ -82,7 +82,7 @@ class Streamed(Streaming):
         return self._events.opening()
 
     def _closing(self) -> bytes:
-        return self._events.closing(self.usage, self.times)
+        return self._events.closing(self.usage, self.times, self.energy)
 
     def _failure(self, error: EnginebayError) -> bytes:
         return b"data: %b\n\n" % error_body(error)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from enginebay.contract import Delta
-from enginebay.contract.messages import Usage
+from enginebay.contract.messages import Energy, Usage
 from enginebay.server.answers.answer import Answer
 from enginebay.server.answers.choice import Choice
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.served import ServedModel
 
-Body = Callable[[Sequence[Choice], Usage], bytes]
+Body = Callable[[Sequence[Choice], Usage, Energy | None], bytes]
 
 
 class Whole(Answer):
@@ -40,7 +40,7 @@ class Whole(Answer):
         for choice in self._choices:
             if choice.parser is not None:
                 self._parse(choice)
-        self.exchange.respond(200, self._body(self._choices, self.usage))
+        self.exchange.respond(200, self._body(self._choices, self.usage, self.energy))
 
     def _parse(self, choice: Choice) -> None:
         assert choice.parser is not None

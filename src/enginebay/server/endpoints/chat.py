@@ -29,8 +29,9 @@ async def chat(context: Context, call: Call) -> None:
     tools, sampling = await call.beside(_read, body, served)
     asked, asked_param = _max_tokens(body)
     request = GenerateRequest(
-        messages=tools.told(body.messages), sampling=sampling, lora=lora, extras=_extras(body, tools, served)
-    )
+        messages=tools.told(body.messages), sampling=sampling, lora=lora, extras=_extras(body, tools, served),
+        energy=body.wants_energy,
+    )  # fmt: skip
     prepared = await prepare(
         call, served, request,
         truncate=body.truncate_prompt_tokens, asked=asked, asked_param=asked_param,
@@ -44,8 +45,9 @@ async def chat(context: Context, call: Call) -> None:
         fingerprint=served.engine,
         choices=sampling.n,
         with_logprobs=sampling.logprobs is not None,
-        include_usage=bool(body.stream_options and body.stream_options.wants_usage),
-        include_timing=bool(body.stream_options and body.stream_options.include_timing),
+        include_usage=body.wants_usage,
+        include_timing=body.wants_timing,
+        include_energy=body.wants_energy,
         token_bytes=served.client.prompts.token_bytes,
     )
     answer = (

@@ -36,9 +36,9 @@ async def completions(context: Context, call: Call) -> None:
     if sequences > limits.prompts:
         raise InvalidRequest(f"prompts times n is {sequences}, allowed here is at most {limits.prompts}", param="n")
     requests = [
-        GenerateRequest(text=prompt, sampling=sampling, lora=lora)
+        GenerateRequest(text=prompt, sampling=sampling, lora=lora, energy=body.wants_energy)
         if isinstance(prompt, str)
-        else GenerateRequest(token_ids=prompt, sampling=sampling, lora=lora)
+        else GenerateRequest(token_ids=prompt, sampling=sampling, lora=lora, energy=body.wants_energy)
         for prompt in prompts
     ]
     prepared = [
@@ -54,8 +54,9 @@ async def completions(context: Context, call: Call) -> None:
         fingerprint=served.engine,
         echoes=echoes,
         with_logprobs=sampling.logprobs is not None,
-        include_usage=bool(body.stream_options and body.stream_options.wants_usage),
-        include_timing=bool(body.stream_options and body.stream_options.include_timing),
+        include_usage=body.wants_usage,
+        include_timing=body.wants_timing,
+        include_energy=body.wants_energy,
         token_bytes=served.client.prompts.token_bytes,
     )
     answer = (

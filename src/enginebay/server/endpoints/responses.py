@@ -74,12 +74,16 @@ def _read(body: ResponsesBody, served: ServedModel, lora: str | None) -> _Asked:
         max_tokens=body.max_output_tokens, logprobs=read_logprobs(body), guided=tools.guided,
         vocabulary=served.client.prompts.vocabulary_size,
     )  # fmt: skip
-    request = GenerateRequest(messages=tools.told(messages), sampling=sampling, lora=lora, extras=tools.extras)
+    request = GenerateRequest(
+        messages=tools.told(messages), sampling=sampling, lora=lora, extras=tools.extras, energy=body.wants_energy
+    )
     return _Asked(request, tools, read_template_options(body.chat_template_kwargs, tools=tools.shown))
 
 
 def _answer(call: Call, served: ServedModel, body: ResponsesBody, asked: _Asked) -> Answer:
-    form = ResponseForm(f"resp_{call.id}", int(call.started), body.model, echoed(body, asked.sampling))
+    form = ResponseForm(
+        f"resp_{call.id}", int(call.started), body.model, echoed(body, asked.sampling), body.wants_energy
+    )
     output = Output(form.id, served.call_id, served.client.prompts.token_bytes)
     reader = Reader(asked.tools.parser(), served.marked)
     if not call.stream:

@@ -66,6 +66,16 @@ _MODEL = {
     "max_model_len": COUNT,
     "parent": said(STRING, "Of an adapter: the model it belongs to."),
 }
+_TIMES = {
+    "queue_s": said(NUMBER, "From the request's arrival until the engine had it."),
+    "ttft_s": said(NUMBER, "From then on to the first token."),
+    "total_s": said(NUMBER, "From then on to the last token."),
+}
+_ENERGY = {
+    "energy_j": said(NUMBER, "The request's share of the joules above idle, by the tokens it had in each step."),
+    "energy_idle_w": said(NUMBER, "What is drawn with the engine loaded and nothing running; not in the joules."),
+    "energy_absent": said(STRING, "Instead of energy_j: why it is not known."),
+}
 _STATUS = enum("in_progress", "completed", "incomplete")
 
 ANSWERS: dict[str, Schema] = {
@@ -89,14 +99,8 @@ ANSWERS: dict[str, Schema] = {
                 "total_tokens": COUNT,
                 "prompt_tokens_details": obj({"cached_tokens": COUNT}),
                 "enginebay": said(
-                    obj(
-                        {
-                            "queue_s": said(NUMBER, "From the request's arrival until the engine had it."),
-                            "ttft_s": said(NUMBER, "From then on to the first token."),
-                            "total_s": said(NUMBER, "From then on to the last token."),
-                        }
-                    ),
-                    "Of streams that ask for it with stream_options.include_timing.",
+                    obj({**_TIMES, **_ENERGY}, (*_TIMES, *_ENERGY)),
+                    "Of streams that ask for it with stream_options.include_timing, and of requests that include_energy.",
                 ),
             },
             ("enginebay",),
@@ -239,7 +243,11 @@ ANSWERS: dict[str, Schema] = {
                         "output_tokens": COUNT,
                         "output_tokens_details": obj({"reasoning_tokens": COUNT}),
                         "total_tokens": COUNT,
-                    }
+                        "enginebay": said(
+                            obj(_ENERGY, tuple(_ENERGY)), "Of requests that ask for it with include_energy."
+                        ),
+                    },
+                    ("enginebay",),
                 )
             ),
             "instructions": maybe(STRING),

@@ -202,6 +202,7 @@ MEANINGS: dict[str, str] = {
     "stream_options": "Only with stream.",
     "include_usage": "One more event with the token counts.",
     "include_timing": "The same event, and in its usage how long the request took here, as `enginebay`.",
+    "include_energy": "Tell with the usage, as `enginebay`, the request's share of the joules above idle.",
     "user": _BOOKS,
     "metadata": _BOOKS,
     "ResponsesBody.metadata": "Given back with the response.",

@@ -93,6 +93,7 @@ class ResponsesText(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ResponsesStreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
+    include_energy: bool | None = None  # ours
     include_obfuscation: bool | None = None
 
 
@@ -145,3 +146,8 @@ class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
     stop: Text | list[Text] | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=1, description="Keep only the last k prompt tokens")] | None = None
     chat_template_kwargs: Object | None = None
+    include_energy: bool | None = None
+
+    @property
+    def wants_energy(self) -> bool:
+        return bool(self.include_energy or (self.stream_options and self.stream_options.include_energy))

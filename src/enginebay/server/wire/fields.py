@@ -43,12 +43,8 @@ Text = Annotated[str, Meta(min_length=1)]
 class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_timing: bool | None = None  # ours
+    include_energy: bool | None = None  # ours
     include_obfuscation: bool | None = None
-
-    @property
-    def wants_usage(self) -> bool:
-        """Times are told with the counts."""
-        return bool(self.include_usage or self.include_timing)
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
@@ -93,6 +89,7 @@ class Generating(Struct, forbid_unknown_fields=True, kw_only=True):
     truncate_prompt_tokens: Annotated[int, Meta(ge=1, description="Keep only the last k prompt tokens")] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    include_energy: bool | None = None  # ours
     # For whoever keeps the books; they shape nothing.
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -100,3 +97,17 @@ class Generating(Struct, forbid_unknown_fields=True, kw_only=True):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    @property
+    def wants_energy(self) -> bool:
+        return bool(self.include_energy or (self.stream_options and self.stream_options.include_energy))
+
+    @property
+    def wants_timing(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_timing)
+
+    @property
+    def wants_usage(self) -> bool:
+        """Of a stream. Times and joules are told with the counts."""
+        asked = bool(self.stream_options and self.stream_options.include_usage)
+        return asked or self.wants_timing or self.wants_energy

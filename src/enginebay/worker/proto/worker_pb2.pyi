@@ -43,6 +43,7 @@ class Submit(google.protobuf.message.Message):
     TEXT_FIELD_NUMBER: builtins.int
     MESSAGES_FIELD_NUMBER: builtins.int
     EXTRAS_FIELD_NUMBER: builtins.int
+    ENERGY_FIELD_NUMBER: builtins.int
     number: builtins.int
     """chosen by the client, unique within its session"""
     lora: builtins.str
@@ -52,6 +53,8 @@ class Submit(google.protobuf.message.Message):
     """JSON"""
     extras: builtins.str
     """JSON: what else belongs to the chat"""
+    energy: builtins.bool
+    """tell with Done what it used"""
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
@@ -66,9 +69,10 @@ class Submit(google.protobuf.message.Message):
         text: builtins.str = ...,
         messages: builtins.str = ...,
         extras: builtins.str = ...,
+        energy: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["extras", b"extras", "lora", b"lora", "messages", b"messages", "number", b"number", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["energy", b"energy", "extras", b"extras", "lora", b"lora", "messages", b"messages", "number", b"number", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]) -> None: ...
 
 global___Submit = Submit
 
@@ -379,12 +383,19 @@ class Done(google.protobuf.message.Message):
     CACHED_TOKENS_FIELD_NUMBER: builtins.int
     TTFT_S_FIELD_NUMBER: builtins.int
     TOTAL_S_FIELD_NUMBER: builtins.int
+    ENERGY_J_FIELD_NUMBER: builtins.int
+    IDLE_W_FIELD_NUMBER: builtins.int
+    ENERGY_ABSENT_FIELD_NUMBER: builtins.int
     request: builtins.int
     prompt_tokens: builtins.int
     completion_tokens: builtins.int
     cached_tokens: builtins.int
     ttft_s: builtins.float
     total_s: builtins.float
+    energy_j: builtins.float
+    """Of requests that ask for it: the joules above idle, or why they are not known."""
+    idle_w: builtins.float
+    energy_absent: builtins.str
     def __init__(
         self,
         *,
@@ -394,8 +405,18 @@ class Done(google.protobuf.message.Message):
         cached_tokens: builtins.int = ...,
         ttft_s: builtins.float = ...,
         total_s: builtins.float = ...,
+        energy_j: builtins.float | None = ...,
+        idle_w: builtins.float | None = ...,
+        energy_absent: builtins.str | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "request", b"request", "total_s", b"total_s", "ttft_s", b"ttft_s"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_energy_absent", b"_energy_absent", "_energy_j", b"_energy_j", "_idle_w", b"_idle_w", "energy_absent", b"energy_absent", "energy_j", b"energy_j", "idle_w", b"idle_w"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_energy_absent", b"_energy_absent", "_energy_j", b"_energy_j", "_idle_w", b"_idle_w", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "energy_absent", b"energy_absent", "energy_j", b"energy_j", "idle_w", b"idle_w", "prompt_tokens", b"prompt_tokens", "request", b"request", "total_s", b"total_s", "ttft_s", b"ttft_s"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_energy_absent", b"_energy_absent"]) -> typing.Literal["energy_absent"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_energy_j", b"_energy_j"]) -> typing.Literal["energy_j"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_idle_w", b"_idle_w"]) -> typing.Literal["idle_w"] | None: ...
 
 global___Done = Done
 

@@ -9,6 +9,7 @@ from enginebay.engines.transformers.options import (
     Options,
     context_length,
     obstacle_in_settings,
+    obstacle_to_graphs,
     read_options,
     strategy_for,
     with_defaults,
@@ -93,3 +94,23 @@ def test_context_length() -> None:
     assert context_length({"max_position_embeddings": 2048}, 4096, {"factor": 2.0}) == 4096
     with pytest.raises(LoadFailed, match="context_length is 4096, and the model has 2048"):
         context_length({"max_position_embeddings": 2048}, 4096, None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "devices", "alone", "quantized", "reason"),
+    [
+        ({}, {"cuda:0"}, True, False, None),
+        ({"cuda_graphs": "auto"}, {"cuda:1"}, True, False, None),
+        ({"cuda_graphs": "off"}, {"cuda:0"}, True, False, "cuda_graphs is off"),
+        ({}, {"cpu"}, True, False, "the model is not on CUDA"),
+        ({}, {"cuda:0", "cpu"}, True, False, "the model is not on CUDA"),
+        ({}, {"cuda:0", "cuda:1"}, True, False, "the model is on several devices"),
+        ({}, {"cuda:0"}, False, False, "the model is on several devices"),
+        ({"torch_compile": True}, {"cuda:0"}, True, False, "torch_compile is on"),
+        ({}, {"cuda:0"}, True, True, "the weights are quantized"),
+    ],
+)
+def test_where_steps_are_recorded(
+    settings: dict[str, object], devices: set[str], alone: bool, quantized: bool, reason: str | None
+) -> None:
+    assert obstacle_to_graphs(read_options(settings), devices, alone, quantized) == reason

@@ -84,3 +84,46 @@ def test_luck_depends_on_seed_choice_and_place_alone() -> None:
 @pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1])
 def test_any_seed_of_the_contract_will_do(seed: int) -> None:
     assert luck(seed, 127, 10_000_000) >= 0
+
+
+# Noted first, read later
+
+
+def test_the_end_is_known_before_the_text_is_read() -> None:
+    one = row(1, max_tokens=2)
+    one.note(ord("a"))
+    assert (one.finished, one.text()) == (None, "a")
+    one.note(ord("b"))
+    assert (one.finished, one.text()) == (FinishReason.LENGTH, "b")
+
+
+def test_a_stop_string_is_read_at_once_and_sent_once() -> None:
+    one = row(1, stop=("bc",))
+    for letter, text in (("a", "a"), ("b", ""), ("c", "")):
+        one.note(ord(letter))
+        ended = one.finished
+        assert one.text() == text
+    assert (ended, one.stop_reason) == (FinishReason.STOP, "bc")
+
+
+def test_a_stop_token_ends_a_row_that_also_has_stop_strings() -> None:
+    one = row(1, stop=("ab",), stop_token_ids=(ord("x"),))
+    one.push(ord("a"))
+    one.note(ord("x"))
+    assert (one.finished, one.text()) == (FinishReason.STOP, "a")
+
+
+@pytest.mark.parametrize(
+    ("sampling", "shaped"),
+    [
+        ({}, False),
+        ({"temperature": 0.5, "top_p": 0.9, "stop": ("a",), "logprobs": 3}, False),
+        ({"logit_bias": {3: 1.0}}, True),
+        ({"repetition_penalty": 1.1}, True),
+        ({"presence_penalty": 0.1}, True),
+        ({"frequency_penalty": 0.1}, True),
+        ({"no_repeat_ngram_size": 2}, True),
+    ],
+)
+def test_rows_whose_logits_are_changed_are_known(sampling: dict[str, object], shaped: bool) -> None:
+    assert row(1, **sampling).shaped is shaped

@@ -157,11 +157,45 @@ def test_adapters_take_turns() -> None:
     assert order == [(None, [2]), ("a", [3]), ("b", [1]), (None, [2])]
 
 
-def test_every_step_reserves_what_it_writes() -> None:
+def test_a_row_reserves_again_when_it_outgrows_its_shelf() -> None:
+    plan = schedule(step_tokens=300)
+    plan.add(row(1, prompt=255))
+    assert run(plan).operations == [Reserve(1, 255)]
+    assert run(plan).operations == []
+    assert run(plan).operations == [Reserve(1, 257)]
+
+
+def test_a_row_that_lost_its_cache_reserves_anew() -> None:
     plan = schedule()
-    plan.add(row(1, prompt=5))
-    assert run(plan).operations == [Reserve(1, 5)]
-    assert run(plan).operations == [Reserve(1, 6)]
+    one = row(1, prompt=5)
+    plan.add(one)
+    run(plan)
+    plan.finish(one)
+    one.cached = 0
+    plan.add(one)
+    assert run(plan).operations == [Release(1), Reserve(1, 6)]
+
+
+def test_a_choice_that_was_copied_reserves_when_it_outgrows_its_copy() -> None:
+    plan = schedule(step_tokens=300)
+    leader, sibling = row(1, prompt=256), row(2, prompt=256, number=1)
+    leader.siblings = [sibling]
+    plan.add(leader)
+    run(plan)
+    sibling.push(ord("b"))
+    plan.fork(leader)
+    assert run(plan).operations == [Fork(1, 2, 256), Reserve(1, 257), Reserve(2, 257)]
+
+
+def test_all_that_has_ended_goes_at_once() -> None:
+    plan = schedule()
+    rows = [row(key, max_tokens=1 + key % 2) for key in range(4)]
+    for one in rows:
+        plan.add(one)
+    run(plan)
+    plan.finish_ended()
+    assert [one.key for one in plan.running] == [1, 3]
+    assert plan.operations == [Release(0), Release(2)]
 
 
 def test_shelves_double() -> None:

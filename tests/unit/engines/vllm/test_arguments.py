@@ -256,6 +256,14 @@ def test_adapters_imply_lora_and_size_it() -> None:
         decide({}, ranks={"a": 4096})
 
 
+def test_adapters_on_a_gpu_are_not_of_single_precision() -> None:
+    with pytest.raises(ConfigError, match="float32") as refused:
+        decide({"dtype": "float32"}, ranks={"a": 8})
+    assert "bfloat16" in refused.value.hint
+    assert decide({"dtype": "float32"}, CPU, ranks={"a": 8}).arguments["enable_lora"]
+    assert decide({"dtype": "float32"}).arguments["dtype"] == "float32"
+
+
 def test_a_cpu_keeps_an_adapter_slot_empty() -> None:
     assert decide({"lora.max_loras": 1}, CPU, ranks={"a": 8, "b": 8}).arguments["max_loras"] == 3
 

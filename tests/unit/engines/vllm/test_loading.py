@@ -16,6 +16,7 @@ import pytest
 
 from enginebay.engines import cores
 from enginebay.engines.vllm import launch, model_files, stepwise
+from enginebay.engines.vllm.arguments import Plan
 from enginebay.engines.vllm.failures import load_error, one_line, request_error
 from enginebay.engines.vllm.outputs import Stream
 from enginebay.errors import EngineFailed, InvalidRequest, LoadFailed, ModelInvalid, OutOfMemory, WorkerDied
@@ -103,6 +104,45 @@ def test_load_errors_are_told_apart() -> None:
     assert "engine transformers" in str(strange)
     assert "kernel" in str(failure("'_OpNamespace' '_C' object has no attribute 'x'", "AttributeError"))
     assert type(failure("heads must be divisible")) is LoadFailed
+
+
+@pytest.mark.parametrize(
+    ("text", "helps"),
+    [
+        ("No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.", "more: gpu_memory_util"),
+        ("(0.5 GiB KV cache is needed, which is larger than the available KV cache memory (0.1 GiB).", "max_model_len"),
+        ("Free memory on device cuda:0 (9/139 GiB) is less than desired GPU memory utilization (0.92).", "lower gpu_"),
+        ("CUDA out of memory. Tried to allocate 448.00 MiB. GPU 0 has a total capacity of 139 GiB.", "tensor_parallel"),
+    ],
+)
+def test_what_helps_depends_on_which_memory_is_short(text: str, helps: str) -> None:
+    told = failure(text)
+    assert isinstance(told, OutOfMemory)
+    assert helps in told.hint
+    assert "\n" not in told.message
+
+
+@pytest.mark.parametrize(
+    ("text", "again"),
+    [("Engine core initialization failed.", True), ("Error in memory profiling. Initial free", True), ("no", False)],
+)
+def test_what_may_pass_is_tried_again(text: str, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def start(config: object, plan: object, method: str, notes: object) -> str:
+        tried.append(method)
+        if method == "fork":
+            raise launch.StartFailed("AssertionError", text)
+        return "up"
+
+    monkeypatch.setattr(launch, "_start", start)
+    monkeypatch.setattr(launch, "start_method", lambda _: "fork")
+    if again:
+        assert launch.start(None, Plan(), "auto", launch.ErrorNotes()) == "up"
+    else:
+        with pytest.raises(launch.StartFailed):
+            launch.start(None, Plan(), "auto", launch.ErrorNotes())
+    assert tried == (["fork", "spawn"] if again else ["fork"])
 
 
 def test_one_line_of_a_validation_error() -> None:

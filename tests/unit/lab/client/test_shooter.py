@@ -237,3 +237,20 @@ def test_a_request_asks_for_a_stream_with_usage_and_exactly_so_many_tokens() -> 
     assert b'"stream_options":{"include_usage":true,"include_timing":true}' in ours
     chat = request_bytes(Target("http://h:1", "m"), Request(({"role": "user", "content": "hi"},)))
     assert chat.startswith(b"POST /v1/chat/completions") and b"max_tokens" not in chat
+
+
+def test_the_client_says_how_much_of_a_core_it_used() -> None:
+    """It waits for a server that takes its time, and waiting costs nothing."""
+    last: list[Progress] = []
+
+    def slowly(sock: socket.socket, number: int) -> bool:
+        sleep(0.1)
+        return well(sock, number)
+
+    with server(slowly) as port:
+        shooter = Shooter(
+            share_out(Target(f"http://127.0.0.1:{port}", "m"), [Request("x", None, 4)] * 5, None, 1, 1)[0], last.append
+        )
+        shooter.connect()
+        shooter.run(monotonic())
+    assert last[-1].over and 0 < last[-1].core_share < 0.5

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from enginebay.lab.measures.energy import Phases
 from enginebay.lab.measures.figures import better, flat_figures
 from enginebay.lab.measures.measures import measure
 from enginebay.lab.requests import Record
@@ -108,9 +109,12 @@ def test_an_objective_is_met_or_missed_by_name() -> None:
     assert found["slo_missed"] == {"ttft_p95": pytest.approx(2 / 3)}
 
 
+PHASES = Phases({"idle": 920.0, "prefill": 300.0, "decode": 340.0})
+
+
 def test_joules_per_token_are_of_the_whole_window() -> None:
     energy = {"gpu": Use(1040.0, 400.0, 640.0), "cpu": Use(520.0)}
-    found = measure(RECORDS, TOKENS, 10.0, {"ttft_s": 0.5}, energy, phases_j={"prefill": 300.0, "decode": 340.0})
+    found = measure(RECORDS, TOKENS, 10.0, {"ttft_s": 0.5}, energy, phases=PHASES)
     assert found["energy_of"] == "cpu+gpu"
     assert found["energy_j"] == pytest.approx(1560.0)
     assert found["j_per_output_token"] == pytest.approx(30.0)
@@ -118,6 +122,7 @@ def test_joules_per_token_are_of_the_whole_window() -> None:
     assert found["gpu_j_per_total_token"] == pytest.approx(1040 / 202)
     assert found["gpu_j_per_good_token"] == pytest.approx(1040 / 11)
     assert (found["gpu_idle_energy_j"], found["gpu_active_energy_j"]) == (400.0, 640.0)
+    assert (found["idle_phase_energy_j"], found["prefill_energy_j"], found["decode_energy_j"]) == (920.0, 300.0, 340.0)
     assert found["prefill_j_per_input_token"] == pytest.approx(2.0)
     assert found["decode_j_per_output_token"] == pytest.approx(340 / 52)
     assert "cpu_idle_energy_j" not in found

@@ -34,7 +34,7 @@ globalThis.document = {
   querySelectorAll: () => [], documentElement: new Node_("html"), activeElement: null,
 };
 globalThis.ResizeObserver = class { observe() {} };
-Object.assign(globalThis, { innerWidth: 1200, innerHeight: 800 });
+Object.assign(globalThis, { innerWidth: 1200, innerHeight: 800, addEventListener() {} });
 document.getElementById("data").own = data;
 
 new Function(script)();

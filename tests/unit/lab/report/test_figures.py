@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginebay.lab.report.figures import digits, figure, spread, unit_of
+from enginebay.lab.report.figures import column_unit, digits, figure, named, spread, times, unit_of
 from enginebay.lab.statistics.intervals import Interval
 
 
@@ -38,6 +38,30 @@ def test_an_interval_stands_in_the_unit_of_its_estimate() -> None:
 
 def test_one_run_has_no_interval() -> None:
     assert spread(Interval(412.0, None, None, 1), "tokens/s") == "412\u202ftokens/s"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        ((1.234, 1.2, 1.3), ("1.23\u202f×", "[1.20, 1.30]")),
+        ((1.0024, 1.0004, 1.0044), ("1.0024\u202f×", "[1.0004, 1.0044]")),  # settled, and must be seen to be
+        ((0.409, 0.4, 0.41), ("0.409\u202f×", "[0.400, 0.410]")),
+        ((25.2, None, None), ("25.2\u202f×", "")),
+        ((1.0, 1.0, 1.0), ("1.00\u202f×", "[1.00, 1.00]")),
+    ],
+)
+def test_a_ratio_has_the_digits_that_tell_it_from_one(
+    ratio: tuple[float, float | None, float | None], text: tuple[str, str]
+) -> None:
+    assert times(*ratio) == text
+
+
+def test_a_column_has_the_unit_of_its_middle() -> None:
+    assert column_unit([0.0009, 0.09, 1.2], "s") == (1e3, "ms")
+
+
+def test_a_title_says_its_unit_once() -> None:
+    assert (named("TTFT p95", "ms"), named("Output tokens/s", "tokens/s")) == ("TTFT p95, ms", "Output tokens/s")
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,19 @@ def test_the_waterfall_keeps_failed_requests_and_the_order() -> None:
     assert [row[7] for row in rows if row[7]] == ["stalled"]
 
 
+def test_times_of_a_late_request_are_not_rounded_away() -> None:
+    """Its latencies are differences of these."""
+    (row,) = waterfall([Record(0, 3600.0, 3600.0003, 3600.0123, 3600.5, 3600.501, output_tokens=9)])
+    assert row[2] - row[1] == pytest.approx(0.0003, abs=1e-5)
+    assert row[3] - row[2] == pytest.approx(0.012, abs=1e-5)
+
+
+def test_a_short_run_has_fewer_bins() -> None:
+    """Bins narrower than the engine's steps would show a comb."""
+    assert len(timeline(made_run(requests=10))["tokens"]) < BINS
+    assert len(timeline(made_run(requests=200))["tokens"]) == BINS
+
+
 def test_a_run_without_an_answer_still_has_a_timeline() -> None:
     found = timeline(made_run(requests=3, errors=3, watts=None))
     assert (found["requests"], found["power"], sum(found["tokens"])) == (3, [], 0)

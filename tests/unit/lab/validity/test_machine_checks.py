@@ -9,7 +9,7 @@ from enginebay.lab.validity.machine_checks import machine_busy, thermal_drift, t
 from enginebay.lab.validity.verdict import FINE, UNKNOWN, Finding, Reason
 from enginebay.meters.nvml import THROTTLES
 from enginebay.meters.sample import Sample
-from tests.unit.lab.validity.runs import open_loop
+from tests.unit.lab.validity.runs import closed_loop, open_loop, record
 
 
 def severity(finding: Finding) -> str:
@@ -53,6 +53,30 @@ def test_others_on_a_gpu(share: float, expected: str) -> None:
     found = machine_busy(open_loop(others_busy=[0.0], idle_gpu_busy={"gpu:0": 0.0, "gpu:1": share}))
     assert severity(found) == expected
     assert not isinstance(found, Reason) or "gpu:1" in found.message
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "expected"),
+    [
+        (0.0, "fine"),
+        (2.0, "fine"),
+        (4.0, "fine"),
+        (4.1, "fine"),
+        (4.4, "informative"),
+        (7.0, "invalid"),
+        (None, "unknown"),
+    ],
+)
+def test_others_at_the_server(in_flight: float | None, expected: str) -> None:
+    """Four are in flight. On the way to the server and back it counts less, and that is no fault."""
+    assert severity(machine_busy(closed_loop(server_in_flight=in_flight))) == expected
+
+
+def test_a_server_may_notice_the_end_of_short_requests_late() -> None:
+    quick = [record(index, index / 100, 0.01, sent_s=index / 100) for index in range(1000)]
+    assert machine_busy(open_loop(quick, window_s=10.0, server_in_flight=1.4)) is FINE
+    assert severity(machine_busy(open_loop(quick, window_s=10.0, server_in_flight=1.9))) == "invalid"
+    assert machine_busy(open_loop(quick, window_s=None, server_in_flight=9.0)) is UNKNOWN
 
 
 @pytest.mark.parametrize(

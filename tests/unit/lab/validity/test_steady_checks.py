@@ -46,11 +46,6 @@ def test_a_published_rate_that_the_requests_do_not_bear_out(factor: float, expec
     assert severity(littles_law(replace(facts, measures=measures))) == expected
 
 
-def test_the_servers_own_count_goes_first() -> None:
-    assert littles_law(closed_loop(server_in_flight=4.0)) is FINE
-    assert severity(littles_law(closed_loop(server_in_flight=7.0))) == "invalid"
-
-
 def test_the_law_is_for_steady_loads_with_a_window() -> None:
     assert littles_law(closed_loop(profile="offline")) is UNKNOWN
     assert littles_law(closed_loop(window_s=None)) is UNKNOWN

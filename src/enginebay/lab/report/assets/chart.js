@@ -1,7 +1,7 @@
 /* One chart: axes, layers, a cursor by pointer and by keyboard.
 
    spec = { label, height, x: {title, unit, log, domain}, y: {...}, layers, tip(cursor), stops(), mode, draw(frame) }
-   A layer = { series, name, dash, shape: "line" | "step" | "area", points: [[x, y], ...], marks: [{x, y, xs, ys, hollow}] }
+   A layer = { series, name, dash, shape: "line" | "step" | "area", points: [[x, y], ...], marks: [{x, y, xs, ys, status}] }
    The cursor is an x (mode "x"), a mark (mode "mark") or a row (mode "row"); `onCursor` lets stacked charts share it. */
 
 class Chart {
@@ -35,7 +35,7 @@ class Chart {
 
   axes(narrow) {
     const { frame, spec } = this;
-    const across = axisTicks(this.x, spec.x.unit, narrow ? 4 : 8), up = axisTicks(this.y, spec.y.unit, spec.height ? 3 : 5);
+    const across = axisTicks(this.x, spec.x.unit, narrow ? 4 : 8), up = axisTicks(this.y, spec.y.unit, spec.height ? 3 : 7);
     const parts = [];
     if (!spec.y.hidden) for (const tick of up.ticks) {
       const at = this.y(tick.at);
@@ -75,14 +75,15 @@ class Chart {
     const x = this.x(mark.x), y = this.y(mark.y);
     if (mark.xs) group.append(svg("line", { class: "error", x1: this.x(mark.xs[0]), x2: this.x(mark.xs[1]), y1: y, y2: y }));
     if (mark.ys) group.append(svg("line", { class: "error", x1: x, x2: x, y1: this.y(mark.ys[0]), y2: this.y(mark.ys[1]) }));
-    group.append(svg("path", { class: mark.hollow ? "mark hollow" : "mark", d: markPath(layer.series, x, y, 5) }));
+    group.append(svg("path", { class: mark.status === "valid" ? "mark" : "mark hollow", d: markPath(layer.series, x, y, 5) }));
+    if (mark.status === "invalid") group.append(svg("path", { class: "crossed", d: `M${x - 8},${y - 8}l16,16m0,-16l-16,16` }));
   }
 
   hit() {
     const { frame } = this;
     return svg("rect", {
       class: "hit", x: frame.left, y: frame.top, width: frame.right - frame.left, height: frame.bottom - frame.top,
-      onpointermove: (event) => this.point(event), onpointerdown: (event) => this.point(event), onpointerleave: () => this.leave(),
+      onpointermove: (event) => this.point(event), onpointerdown: (event) => this.point(event), onpointerleave: (event) => { if (event.pointerType !== "touch") this.leave(); },
     });
   }
 

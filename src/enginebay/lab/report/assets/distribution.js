@@ -3,16 +3,17 @@
 function distributionPlot(data) {
   const place = byId("distribution-plot"), controls = byId("distribution-plot-controls");
   const kinds = Object.keys(data.distributions).filter((key) => data.points.some((point) => point.curves[key]));
-  if (!kinds.length) return place.replaceChildren(el("p", { class: "quiet" }, "No request of these runs was answered."));
+  if (!kinds.length) return place.replaceChildren(el("p", { class: "note" }, "No request of these runs was answered."));
   const loads = [...new Set(data.points.map((point) => point.load))];
   const state = { kind: kinds[0], view: "cumulative", load: data.points.length > 8 ? loads[loads.length - 1] : "", axis: "log" };
   const entries = data.points.map((point) => ({
-    point, series: point.series, dash: loads.indexOf(point.load), hidden: false,
+    point, series: point.series, hidden: false,
     name: `${data.series[point.series]} · ${point.load}${point.status === "valid" ? "" : ` (${point.status})`}`,
   }));
   const canvas = el("div"), keys = el("div");
   const chart = new Chart(canvas, () => distributionSpec(data, state, entries));
   const redraw = () => {
+    for (const entry of entries) entry.dash = state.load || loads.length === 1 ? entry.series : loads.indexOf(entry.point.load);
     keys.replaceChildren(legend(entries.filter((entry) => inLoad(entry, state)), () => chart.draw()));
     chart.draw();
   };

@@ -24,9 +24,11 @@ function showTip(tip, x, y) {
     el("span", {}, row.name), el("span", { class: "value" }, row.value)));
   box.replaceChildren(el("b", {}, tip.title), ...rows);
   box.hidden = false;
-  const room = 14;
-  const left = x + room + box.offsetWidth > innerWidth ? x - room - box.offsetWidth : x + room;
-  const top = Math.min(y + room, innerHeight - box.offsetHeight - 4);
+  const room = 14, width = box.offsetWidth, height = box.offsetHeight;
+  const right = x + room + width <= innerWidth, beside = right || x - room - width >= 0;
+  const left = right ? x + room : beside ? x - room - width : (innerWidth - width) / 2;
+  const above = !beside && y - 2 * room - height >= 0; // on a narrow screen: not under the finger
+  const top = above ? y - 2 * room - height : Math.min(y + room, innerHeight - height - 4);
   box.style.left = `${Math.max(4, left)}px`;
   box.style.top = `${Math.max(4, top)}px`;
 }
@@ -54,7 +56,7 @@ function legend(entries, onchange) {
 }
 
 function sample(entry) {
-  return svg("svg", { width: 26, height: 12, class: `c${entry.series % 8}`, "aria-hidden": "true" },
+  return svg("svg", { width: 26, height: 12, class: `sample c${entry.series % 8}`, "aria-hidden": "true" },
     entry.dash === undefined ? null : svg("line", { x1: 0, x2: 26, y1: 6, y2: 6, class: "line", "stroke-dasharray": DASHES[entry.dash % DASHES.length] }),
     entry.dash === undefined || entry.marked ? svg("path", { d: markPath(entry.series, 13, 6, 4.5), class: "mark" }) : null);
 }

@@ -14,7 +14,7 @@ function themeButton() {
 /* Tab-separated cells of a table, which a spreadsheet takes as they are; or the text of a piece of code. */
 function textOf(node) {
   if (node.tagName !== "TABLE") return node.textContent;
-  return [...node.rows].map((row) => [...row.cells].map((cell) => cell.innerText.trim()).join("\t")).join("\n");
+  return [...node.rows].map((row) => [...row.cells].map((cell) => cell.innerText.trim().replace(/\s+/g, " ")).join("\t")).join("\n");
 }
 
 async function copy(button) {
@@ -32,6 +32,7 @@ async function copy(button) {
 function main() {
   const data = JSON.parse(byId("data").textContent);
   themeButton();
+  addEventListener("scroll", hideTip, { passive: true });
   for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(button));
   for (const draw of [distributionPlot, tradeoffPlot, energyPlot, timelinePlot]) draw(data);
 }

@@ -70,10 +70,10 @@ function logTicks(low, high, count) {
   return ticks.length > 1 ? ticks : linearTicks(low, high, count);
 }
 
-/* Ticks and their names, all in the unit of the largest. */
+/* Ticks and their names, all in one unit: that of the largest, or of the middle where the axis is logarithmic. */
 function axisTicks(scale, unit, count) {
   const [low, high] = scale.domain;
-  const [factor, name] = unitFor(high, unit);
+  const [factor, name] = unitFor(scale.log ? Math.sqrt(low * high) : high, unit);
   const values = (scale.log ? logTicks : linearTicks)(low * factor, high * factor, count);
   return { name, ticks: values.map((value) => ({ at: value / factor, text: tickText(value) })) };
 }

@@ -3,16 +3,17 @@
 function timelinePlot(data) {
   const place = byId("timeline-plot"), controls = byId("timeline-plot-controls");
   const names = data.runs.map((run, number) => [String(number), `${data.series[run.series]} · ${run.load}${run.cycle === null ? "" : ` · cycle ${run.cycle}`} · ${run.status}`]);
-  controls.append(choice("Run", names, (value) => drawRun(place, data.runs[Number(value)]), "0"));
-  drawRun(place, data.runs[0]);
+  const first = Math.max(0, data.runs.findIndex((run) => run.status === "valid"));
+  controls.append(choice("Run", names, (value) => drawRun(place, data.runs[Number(value)], names[Number(value)][1]), String(first)));
+  drawRun(place, data.runs[first], names[first][1]);
 }
 
-function drawRun(place, run) {
+function drawRun(place, run, name) {
   hideTip();
   const lanes = [tokenLane(run), flightLane(run), ...(run.power.length ? [powerLane(run)] : []), rowLane(run)];
   const charts = [];
   const boxes = lanes.map(() => el("div"));
-  place.replaceChildren(...boxes, el("p", { class: "quiet" }, runNote(run)));
+  place.replaceChildren(el("p", { class: "note" }, el("strong", {}, name)), ...boxes, el("p", { class: "note" }, runNote(run)));
   lanes.forEach((lane, number) => {
     const onCursor = (cursor) => {
       const at = cursor === null ? null : typeof cursor === "number" ? cursor : cursor.at;
@@ -70,7 +71,7 @@ function powerLane(run) {
 }
 
 function rowLane(run) {
-  const each = run.rows.length > 60 ? 4 : 7;
+  const each = run.rows.length > 60 ? 3 : 6;
   const find = (chart, y) => Math.max(0, Math.min(run.rows.length - 1, Math.floor((y - chart.frame.top) / each)));
   return {
     label: `${run.rows.length} requests over time of ${run.id}. Use the arrow keys to go through them.`, height: 24 + 42 + Math.max(1, run.rows.length) * each,

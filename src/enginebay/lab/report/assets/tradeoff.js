@@ -18,7 +18,10 @@ function energyPlot(data) {
 
 function pointPlot(data, plan) {
   const place = byId(plan.name), controls = byId(`${plan.name}-controls`);
-  if (!plan.up.length || !plan.across.length) return place.replaceChildren(el("p", { class: "quiet" }, plan.none));
+  if (!plan.up.length || !plan.across.length) {
+    byId(`${plan.name}-caption`).hidden = true;
+    return place.replaceChildren(el("p", { class: "note" }, plan.none));
+  }
   const state = { x: plan.across[0][0], y: plan.up[0], axis: "linear" };
   const entries = data.series.map((name, series) => ({ name, series, dash: series, marked: true, hidden: false }));
   const canvas = el("div");
@@ -35,7 +38,8 @@ function pointPlot(data, plan) {
 }
 
 const statOf = (point, key) => (key === "asked" ? (point.asked === null ? null : [point.asked, null, null]) : point.stats[key] || null);
-const barOf = ([, low, high]) => (low === null || high === null ? null : [low, high]);
+/* None of these can be below 0, whatever the interval says. */
+const barOf = ([, low, high]) => (low === null || high === null ? null : [Math.max(0, low), high]);
 
 function pointSpec(data, plan, state, entries) {
   const log = state.axis === "log";
@@ -61,7 +65,7 @@ function pointSpec(data, plan, state, entries) {
   };
 }
 
-/* An interval that reaches below zero has no place on a logarithmic axis: its end is cut at a tenth of the mean. */
+/* An interval that reaches zero has no place on a logarithmic axis: its end is cut at a tenth of the mean. */
 function onLog(mark) {
   const cut = (bar, mean) => bar && [Math.max(bar[0], mean / 10), bar[1]];
   return { ...mark, xs: cut(mark.xs, mark.x), ys: cut(mark.ys, mark.y) };
@@ -70,7 +74,7 @@ function onLog(mark) {
 function markOf(point, state) {
   const x = statOf(point, state.x), y = statOf(point, state.y);
   if (!x || !y) return null;
-  return { point, x: x[0], y: y[0], xs: barOf(x), ys: barOf(y), hollow: point.status !== "valid" };
+  return { point, x: x[0], y: y[0], xs: barOf(x), ys: barOf(y), status: point.status };
 }
 
 /* Points come in the order of their load; a line makes sense only along one kind of load. */

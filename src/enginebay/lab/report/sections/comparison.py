@@ -7,9 +7,11 @@ from typing import Any
 
 from enginebay.lab.measures.figures import better
 from enginebay.lab.report.comparing import EVERY_PAIR, Pair
-from enginebay.lab.report.figures import digits, figure
-from enginebay.lab.report.markup import Html, h, join, section, table
+from enginebay.lab.report.figures import digits, figure, times
+from enginebay.lab.report.markup import Html, badge, h, join, section, table
 from enginebay.lab.report.metrics import COMPARED, TITLES
+from enginebay.lab.report.points import worst
+from enginebay.lab.report.source import counted
 
 PARITY = {
     "answers": "answers compared",
@@ -21,26 +23,29 @@ PARITY = {
     "logprob_distance_max": "logprob distance, largest",
     "output_length_ratio": "output length ratio",
 }
+COUNTS = ("answers", "first_divergence")
 SHARES = ("identical_answers", "greedy_agreement")
 
 
 def comparison(pairs: Sequence[Pair]) -> Html | None:
     if not pairs:
         return None
-    head: list[Html | str] = ["metric", "engines", "load", "ratio, 95% interval", "pairs", "finding"]
-    rows = [_row(pair, key) for key in COMPARED for pair in pairs if key in pair.found["figures"]]
+    keys = [key for key in COMPARED if any(key in pair.found["figures"] for pair in pairs)]
+    head: list[Html | str] = ["engines", "load", "pairs", *(TITLES[key] for key in keys)]
+    rows = [[*_which(pair), *(_cell(pair, key) for key in keys)] for pair in pairs]
     many = len({pair.b.series.number for pair in pairs} | {pair.a.series.number for pair in pairs}) > EVERY_PAIR
     return section(
         "comparison",
         "Comparison",
         h(
             "p",
-            "Runs of the same cycle in pairs, on the same seeded arrivals. Two engines differ where the 95% interval of "
-            "their difference leaves out 0; each line has a 5% chance of a false alarm.",
+            "The first engine's figure as a multiple of the second's, with its 95% interval, from runs of the same cycle in "
+            "pairs on the same seeded arrivals. They differ where the interval of their difference leaves out 0; each cell "
+            "has a 5% chance of a false alarm. “+3 runs” would settle a difference of the size seen, 80% of the time.",
             " With this many engines, each is compared with the first only." if many else None,
         ),
         _problems(pairs),
-        table(head, rows, "Engines compared in pairs"),
+        table(head, rows, "Engines compared in pairs", id="comparison-table", class_="pinned"),
     )
 
 
@@ -51,9 +56,9 @@ def _problems(pairs: Sequence[Pair]) -> Html | None:
     items = [h("li", h("strong", f"{_names(pair)} · {pair.a.load.label}: "), why) for pair, why in found]
     return h(
         "div",
-        h("p", h("strong", "A difference below may not be the engines'.")),
+        h("p", h("strong", "Struck-through differences are not to be believed.")),
         h("ul", *items),
-        class_="banner informative",
+        class_="banner invalid",
     )
 
 
@@ -61,36 +66,36 @@ def _names(pair: Pair) -> str:
     return f"{pair.b.series.label} / {pair.a.series.label}"
 
 
-def _row(pair: Pair, key: str) -> list[Html | str | None]:
-    found = pair.found["figures"][key]
+def _which(pair: Pair) -> list[Html | str | None]:
+    status = worst([pair.a.status, pair.b.status])
     return [
-        TITLES[key],
-        _names(pair),
+        join(_names(pair), None if status == "valid" else h("small", badge(status))),
         pair.a.load.label,
-        _ratio(found["ratio"]),
         str(pair.found["pairs"]),
-        _finding(pair, key),
     ]
 
 
-def _ratio(ratio: Mapping[str, Any] | None) -> str | None:
-    if ratio is None:
+def _cell(pair: Pair, key: str) -> Html | None:
+    found = pair.found["figures"].get(key)
+    if found is None or found["ratio"] is None:
         return None
-    text = f"{digits(ratio['estimate'])}\u202f×"
-    if ratio["low"] is None or ratio["high"] is None:
-        return text
-    return f"{text} [{digits(ratio['low'])}, {digits(ratio['high'])}]"
+    ratio = found["ratio"]
+    estimate, interval = times(ratio["estimate"], ratio["low"], ratio["high"])
+    shown = join(
+        h("strong", estimate) if found["differs"] else estimate,
+        h("small", interval, class_="whole") if interval else None,
+    )
+    if not pair.found["valid"]:
+        return h("s", shown, title="not to be believed")
+    return join(shown, h("small", _finding(pair, key, found)))
 
 
-def _finding(pair: Pair, key: str) -> Html:
-    found = pair.found["figures"][key]
-    if not found["differs"]:
-        return h("span", found["outlook"], class_="quiet")
-    b_is_better = (found["difference"]["estimate"] > 0) == (better(key) == "higher")
-    winner = (pair.b if b_is_better else pair.a).series.label
-    if pair.found["valid"]:
-        return join(h("strong", winner), " is better")
-    return h("span", f"{winner} is ahead; see the doubts above", class_="quiet")
+def _finding(pair: Pair, key: str, found: Mapping[str, Any]) -> Html | str:
+    if found["differs"]:
+        b_is_better = (found["difference"]["estimate"] > 0) == (better(key) == "higher")
+        return h("b", f"{(pair.b if b_is_better else pair.a).series.label} better")
+    more = found["more_runs"]
+    return "not settled" if more is None else f"not settled, +{counted(more, 'run')}"
 
 
 def parity(pairs: Sequence[Pair]) -> Html | None:
@@ -106,7 +111,9 @@ def parity(pairs: Sequence[Pair]) -> Html | None:
         "parity",
         "Parity",
         h("p", "The same prompts, answered greedily by each engine and compared token by token."),
-        table(["measure", *(_names(pair) for pair in columns)], rows, "Agreement of the engines' answers"),
+        table(
+            ["measure", *(_names(pair) for pair in columns)], rows, "Agreement of the engines' answers", class_="pinned"
+        ),
     )
 
 
@@ -119,4 +126,6 @@ def _agreement(name: str, found: Mapping[str, Any]) -> Html | str | None:
         return "yes" if value else h("strong", "no")
     if isinstance(value, Mapping):
         value = value["median"]
-    return figure(value, "share" if name in SHARES else "")
+    if name in COUNTS:
+        return f"{value:g}"
+    return figure(value, "share") if name in SHARES else digits(value)

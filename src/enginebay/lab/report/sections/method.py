@@ -9,7 +9,7 @@ from typing import Any
 from enginebay.lab.parity import flat_settings
 from enginebay.lab.report.figures import figure
 from enginebay.lab.report.markup import Html, details, h, join, section, table
-from enginebay.lab.report.points import Report
+from enginebay.lab.report.points import Point, Report
 from enginebay.lab.report.settings import shown
 from enginebay.lab.report.source import part
 from enginebay.lab.runs.reader import Run
@@ -34,10 +34,11 @@ def _rows(runs: tuple[Run, ...], name: str) -> list[list[Html | str | None]]:
     return [[f"{name} · {one}", _values(columns, one)] for one in names]
 
 
-def _values(columns: list[dict[str, Any]], name: str) -> str:
+def _values(columns: list[dict[str, Any]], name: str) -> Html | str:
     values = list(dict.fromkeys(_text(name, column[name]) for column in columns if column.get(name) is not None))
     tail = f" / … {len(values) - 8} more" if len(values) > 8 else ""
-    return " / ".join(values[:8]) + tail
+    text = " / ".join(values[:8]) + tail
+    return h("code", text) if name.endswith("sha256") else text
 
 
 def _text(name: str, value: Any) -> str:
@@ -71,36 +72,45 @@ def absent(report: Report) -> Html | None:
     if not found:
         return None
     rows: list[list[Html | str | None]] = [
-        [h("code", what), why, "all" if len(ids) == len(report.runs) else f"{len(ids)} of {len(report.runs)}"]
-        for (what, why), ids in found.items()
+        [h("code", what), "all" if len(ids) == len(report.runs) else f"{len(ids)} of {len(report.runs)}", why]
+        for (what, why), ids in sorted(found.items())
     ]
-    return section("absent", "What is not here", table(["measure", "reason", "runs"], rows, "Absent measures and why"))
+    return section("absent", "What is not here", table(["measure", "runs", "reason"], rows, "Absent measures and why"))
 
 
 def reproduce(report: Report) -> Html:
     ids = list(dict.fromkeys(str(part(run, "study").get("id") or run.id) for run in report.runs))
     return section(
         "reproduce",
-        "Do it again",
-        *(_config(number, one.label, one.first) for number, one in enumerate(report.series)),
+        "Reproduce",
+        h("h3", "An engine at a load"),
+        *(_commands(report)),
+        *(_config(number, one) for number, one in enumerate(report.points)),
         h("h3", "This page"),
         _code("page-command", f"bay report {' '.join(ids)} -o report.html"),
         details("Runs and the hashes of their files", _files(report)),
     )
 
 
-def _config(number: int, label: str, run: Run) -> Html:
-    text = json.dumps(part(run, "config"), indent=2, ensure_ascii=False, default=str)
+def _commands(report: Report) -> list[Html]:
+    """One for each server that was measured; ours are started by the experiment itself."""
+    servers = dict.fromkeys(_url(point.group.runs[0]) for point in report.points)
+    return [
+        _code(f"command-{number}", f"bay experiment experiment.yaml{url and f' --url {url}'}")
+        for number, url in enumerate(servers)
+    ]
+
+
+def _url(run: Run) -> str:
     server = part(run, "server")
-    theirs = "" if server.get("ours", True) else f" --url {server.get('url')}"
-    command = f"bay experiment experiment.yaml{theirs}"
-    return join(
-        h("h3", label),
-        _code(f"command-{number}", command),
-        details(
-            join("The configuration as given; save it as ", h("code", "experiment.yaml")),
-            _code(f"config-{number}", text),
-        ),
+    return "" if server.get("ours", True) else str(server.get("url"))
+
+
+def _config(number: int, point: Point) -> Html:
+    text = json.dumps(part(point.group.runs[0], "config"), indent=2, ensure_ascii=False, default=str)
+    return details(
+        join(h("code", "experiment.yaml"), f" of {point.name}"),
+        _code(f"config-{number}", text),
     )
 
 

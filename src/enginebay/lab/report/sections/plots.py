@@ -27,14 +27,16 @@ def plots() -> Html:
             _figure(
                 "tradeoff-plot",
                 "Each mark is a point of the study; bars are 95% confidence intervals over cycles; a line joins the loads "
-                "of one engine. Hollow marks are not valid.",
+                "of one engine. Hollow marks are informative, crossed ones invalid.",
             ),
         ),
         section(
             "energy",
             "Energy against load",
             _figure(
-                "energy-plot", "Energy per token as the load grows; bars are 95% confidence intervals over cycles."
+                "energy-plot",
+                "Energy per token as the load grows; bars are 95% confidence intervals over cycles. Hollow marks are "
+                "informative, crossed ones invalid.",
             ),
         ),
         section(
@@ -42,7 +44,7 @@ def plots() -> Html:
             "One run over time",
             _figure(
                 "timeline-plot",
-                f"{BINS} bins. Output tokens are those of the server's usage, spread evenly over the output events of each "
+                f"Up to {BINS} bins. Output tokens are those of the server's usage, spread evenly over the output events of each "
                 f"request. Below, up to {ROWS} requests evenly picked: pale while the client is late, lighter until the "
                 "first token, full while tokens arrive, crossed where the request failed.",
             ),
@@ -54,6 +56,6 @@ def _figure(name: str, caption: str) -> Html:
     return h(
         "figure",
         h("div", id=f"{name}-controls", class_="controls"),
-        h("div", h("p", "This plot needs JavaScript.", class_="quiet"), id=name, class_="plot"),
-        h("figcaption", caption, " ", h("span", KEYS, class_="quiet")),
+        h("div", h("p", "This plot needs JavaScript.", class_="note"), id=name, class_="plot"),
+        h("figcaption", caption, " ", h("span", KEYS, class_="keys"), id=f"{name}-caption"),
     )

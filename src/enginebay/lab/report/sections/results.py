@@ -2,53 +2,88 @@
 
 from __future__ import annotations
 
-from enginebay.lab.report.figures import spread, unit_of
-from enginebay.lab.report.markup import Html, badge, details, h, join, section, table
+from enginebay.lab.report.figures import column_unit, digits, named, spread, unit_of
+from enginebay.lab.report.markup import Html, badge, details, h, join, section, swatch, table
 from enginebay.lab.report.metrics import TABLE, TITLES
 from enginebay.lab.report.points import Point, Report
+
+Cells = list[Html | str | None]
 
 
 def results(report: Report) -> Html:
     shown = [key for key in TABLE if any(key in point.figures for point in report.points)]
-    rows = [_row(point, shown) for point in report.points]
-    head: list[Html | str] = ["engine", "load", "verdict", "from", *(TITLES[key] for key in shown)]
+    units = {key: column_unit(_estimates(report, key), unit_of(key)) for key in shown}
+    rows = [_row(point, units) for point in sorted(report.points, key=_by_load)]
+    head: list[Html | str] = [
+        "engine",
+        "load",
+        "verdict",
+        *(named(TITLES[key], unit) for key, (_, unit) in units.items()),
+    ]
     return section(
         "results",
         "Results",
         h(
             "p",
-            "Means over the counted runs of a point; in brackets the 95% confidence interval of the mean (Student t over "
-            "cycles). One run has no interval. Struck-through figures come from invalid runs.",
+            "Means over the counted runs; in brackets the 95% confidence interval of the mean (Student t over cycles). One "
+            "run has no interval. Struck-through figures come from invalid runs.",
         ),
-        table(head, rows, "Throughput, latency and energy of each engine at each load", id="results-table"),
+        table(
+            head,
+            rows,
+            "Throughput, latency and energy of each engine at each load",
+            id="results-table",
+            class_="pinned",
+        ),
         h("button", "Copy the table", type="button", class_="copy", data_copy="results-table"),
         details("All measures", _all(report)),
     )
 
 
-def _row(point: Point, keys: list[str]) -> list[Html | str | None]:
-    cells: list[Html | str | None] = [
-        join(h("span", class_=f"swatch c{point.series.number % 8}", aria_hidden="true"), point.series.label),
+def _estimates(report: Report, key: str) -> list[float]:
+    return [point.figures[key].estimate for point in report.points if key in point.figures]
+
+
+def _by_load(point: Point) -> tuple[str, float, str, int]:
+    """Engines at one load one below the other, since those may be compared."""
+    load = point.load
+    return load.unit, -1.0 if load.asked is None else load.asked, load.label, point.series.number
+
+
+def _row(point: Point, units: dict[str, tuple[float, str]]) -> Cells:
+    cells: Cells = [
+        join(swatch(point.series.number), point.series.label),
         point.load.label,
-        badge(point.status),
-        point.note(),
+        join(badge(point.status), h("small", point.note())),
     ]
-    return cells + [_cell(point, key) for key in keys]
+    return cells + [_number(point, key, factor) for key, (factor, _) in units.items()]
 
 
-def _cell(point: Point, key: str) -> Html | None:
+def _number(point: Point, key: str, factor: float) -> Html | None:
     found = point.figures.get(key)
     if found is None:
         return None
-    text = spread(found, unit_of(key))
+    known = found.low is not None and found.high is not None
+    ends = h("small", f"[{_scaled(found.low, factor)}, {_scaled(found.high, factor)}]") if known else None
+    return _marked(point, join(_scaled(found.estimate, factor), ends))
+
+
+def _scaled(value: float | None, factor: float) -> str:
+    return "–" if value is None else digits(value * factor)
+
+
+def _marked(point: Point, text: Html | str) -> Html:
     return h("s", text, title="from an invalid run") if point.status == "invalid" else h("span", text)
 
 
 def _all(report: Report) -> Html:
     """Every number that the runs measured, a column for each point."""
     keys = dict.fromkeys(key for point in report.points for key in point.figures)
-    rows: list[list[Html | str | None]] = [
-        [h("code", key), *(_cell(point, key) for point in report.points)] for key in keys
-    ]
+    rows: list[Cells] = [[h("code", key), *(_any(point, key) for point in report.points)] for key in keys]
     head: list[Html | str] = ["measure", *(join(point.name, " ", badge(point.status)) for point in report.points)]
-    return table(head, rows, "All measures")
+    return table(head, rows, "All measures", class_="pinned")
+
+
+def _any(point: Point, key: str) -> Html | None:
+    found = point.figures.get(key)
+    return None if found is None else _marked(point, spread(found, unit_of(key)))

@@ -59,7 +59,7 @@ def _table(head: list[Html | str], names: list[str], columns: Sequence[Column], 
     rows: list[list[Html | str | None]] = [
         [h("code", name), *(_cell(column.get(name)) for column in columns)] for name in names
     ]
-    return table(head, rows, caption)
+    return table(head, rows, caption, class_="pinned")
 
 
 def _cell(row: SettingRow | None) -> Html | str | None:

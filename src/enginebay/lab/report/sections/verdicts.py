@@ -1,68 +1,93 @@
-"""First of all: may these numbers be published?"""
+"""First of all: may these numbers be published? And if not, why not."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from enginebay.lab.report.comparable import differences
 from enginebay.lab.report.markup import Html, badge, details, h, join, section, table
 from enginebay.lab.report.points import Point, Report, worst
-from enginebay.lab.report.source import cycle, part
+from enginebay.lab.report.source import counted, cycle, part
 from enginebay.lab.runs.manifest import STATUSES
 from enginebay.lab.runs.reader import Run
 from enginebay.lab.validity.codes import CODES
 
 SENTENCES = {
     "valid": "may be published as they stand",
-    "informative": "may be published only with the reasons below next to them",
-    "invalid": "must not be published; the reasons below say why",
+    "informative": "may be published only with the reasons next to them",
+    "invalid": "must not be published",
 }
 
 
-def verdicts(report: Report, findings: Html | None) -> Html:
-    counts = Counter(run.status for run in report.runs)
-    overall = worst(counts)
-    return section(
-        "verdicts",
-        "Verdict",
-        h("div", h("p", _headline(counts, len(report.runs))), class_=f"banner {overall}", role="status"),
-        findings,
-        _reason_list(report.runs),
-        _differences(report),
-        _unchecked(report.runs),
-        details("The verdict of each run", _each(report), opened=overall != "valid" and len(report.runs) <= 12),
+def verdicts(report: Report, glance: Html) -> Html:
+    return section("verdicts", "Verdict", _banner(report), glance, _differences(report))
+
+
+def _banner(report: Report) -> Html:
+    of_points = Counter(point.status for point in report.points)
+    of_runs = Counter(run.status for run in report.runs)
+    left_out = any(len(point.group.counted) < len(point.group.runs) for point in report.points)
+    colour = worst([*of_points, "informative" if left_out else "valid"])
+    return h(
+        "div",
+        h("p", _headline(of_points)),
+        h("p", _of_runs(of_runs, left_out)),
+        _reasons_in_short(report.runs),
+        class_=f"banner {colour}",
+        role="status",
     )
 
 
-def _headline(counts: Counter[str], total: int) -> Html:
-    if len(counts) == 1:
-        only = next(iter(counts))
-        which = "The one run is" if total == 1 else f"All {total} runs are"
-        return join(h("strong", f"{which} {only}. "), f"The numbers {SENTENCES.get(only, SENTENCES['invalid'])}.")
-    parts = [
-        join(h("strong", f"{counts[one]} of {total} runs {'is' if counts[one] == 1 else 'are'} {one}"), f": {tail}. ")
-        for one, tail in (
-            ("invalid", "left out of the means of points that have other runs, and marked wherever they are shown"),
-            ("informative", "counted, and marked"),
-            ("valid", "counted"),
-        )
-        if counts[one]
-    ]
-    return join(*parts)
+def _headline(counts: Counter[str]) -> Html:
+    """A point is an engine at a load; its numbers are those of its counted runs."""
+    total = counts.total()
+    return join(*(_sentence(one, counts[one], total) for one in STATUSES if counts[one]))
 
 
-def _reason_list(runs: tuple[Run, ...]) -> Html | None:
-    """Each reason once, with how many runs have it and one of their messages."""
+def _sentence(status: str, count: int, total: int) -> Html:
+    which = f"{count} of {total} points" if count < total else f"All {total} points" if total > 1 else "The one point"
+    verb, whose = ("is", "its") if count == 1 else ("are", "their")
+    return join(h("strong", f"{which} {verb} {status}"), f": {whose} numbers {SENTENCES[status]}. ")
+
+
+def _of_runs(counts: Counter[str], left_out: bool) -> str:
+    listed = ", ".join(f"{counts[one]} {one}" for one in STATUSES if counts[one])
+    tail = " Invalid runs are left out of the means of points that have other runs." if left_out else ""
+    return f"{counted(counts.total(), 'run')}: {listed}.{tail}"
+
+
+def _by_code(runs: Sequence[Run]) -> list[tuple[str, list[dict[str, object]]]]:
+    """Each reason with the places it was found in, the most frequent first."""
     found: dict[str, list[dict[str, object]]] = {}
     for run in runs:
         for reason in run.reasons:
             found.setdefault(str(reason.get("code", "?")), []).append(reason)
+    return sorted(found.items(), key=lambda item: -len(item[1]))
+
+
+def _reasons_in_short(runs: Sequence[Run]) -> Html | None:
+    found = _by_code(runs)
     if not found:
         return None
-    ordered = sorted(found.items(), key=lambda item: -len(item[1]))
-    rows = [_reason_row(code, each) for code, each in ordered]
+    listed = [
+        piece for code, each in found for piece in (", ", join(h("code", code), f" in {counted(len(each), 'run')}"))
+    ]
+    return h("p", h("a", "Why", href="#reasons"), ": ", *listed[1:], ".")
+
+
+def reasons(report: Report) -> Html:
+    """What lies behind the verdicts."""
+    found = _by_code(report.runs)
     head: list[Html | str] = ["reason", "makes a run", "runs", "for example", "concerns", "why it matters"]
-    return table(head, rows, "Why runs are not simply valid")
+    shown = table(head, [_reason_row(code, each) for code, each in found], "Why runs are not simply valid")
+    return section(
+        "reasons",
+        "Reasons",
+        shown if found else h("p", "No check found anything against any run."),
+        _unchecked(report.runs),
+        details("The verdict of each run", _each(report), opened=bool(found) and len(report.runs) <= 12),
+    )
 
 
 def _reason_row(code: str, each: list[dict[str, object]]) -> list[Html | str | None]:
@@ -93,13 +118,17 @@ def _differences(report: Report) -> Html | None:
     )
 
 
-def _unchecked(runs: tuple[Run, ...]) -> Html | None:
+def _unchecked(runs: Sequence[Run]) -> Html | None:
     """Checks that lacked their facts claim nothing; a reader should know which."""
-    codes = dict.fromkeys(str(code) for run in runs for code in part(run, "verdict").get("unchecked") or ())
+    codes = Counter(str(code) for run in runs for code in part(run, "verdict").get("unchecked") or ())
     if not codes:
         return None
-    listed = [piece for code in codes for piece in (", ", h("code", code))][1:]
-    return h("p", "Nothing is claimed about these checks, whose facts were not there: ", *listed, ".", class_="quiet")
+    listed = [piece for code, count in codes.items() for piece in (", ", h("code", code), _of(count, len(runs)))][1:]
+    return h("p", "Nothing is claimed about these checks, whose facts were not there: ", *listed, ".", class_="note")
+
+
+def _of(count: int, total: int) -> str | None:
+    return None if count == total else f" ({count} of {total} runs)"
 
 
 def _each(report: Report) -> Html:

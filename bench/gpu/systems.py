@@ -1,0 +1,157 @@
+"""What is measured on a GPU: the engine without a server, its own server, and ours. All may be up at once; one is under load."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from enginebay.lab.client.ceiling import usual_processes
+from enginebay.lab.client.launch import Fired, fire
+from enginebay.lab.client.order import Target, share_out
+from enginebay.lab.requests import Request
+
+_BAY = (sys.executable, "-c", "from enginebay.cli.main import run; run()")
+_START_S = 420.0
+_NOT_OURS = ("kv_cache_memory_bytes",)  # vLLM's own names, for what our settings have no name for
+
+
+class System:
+    """A process that answers. `settings` are vLLM's engine arguments, the same for all."""
+
+    def __init__(self, name: str, model: Path, settings: Mapping[str, Any], folder: Path) -> None:
+        self.name, self.model, self.settings = name, model, settings
+        self.log = folder / f"{name.replace(' ', '-')}.log"
+        self.started_s = 0.0
+        self._began = monotonic()
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                self.command(), stdin=subprocess.PIPE, stdout=self.out(), stderr=log, start_new_session=True,
+                env={**os.environ, **self.environment()},
+            )  # fmt: skip
+
+    def command(self) -> Sequence[str]:
+        raise NotImplementedError
+
+    def out(self) -> int | None:
+        return subprocess.DEVNULL
+
+    def environment(self) -> Mapping[str, str]:
+        return {}
+
+    def ready(self) -> bool:
+        raise NotImplementedError
+
+    def wait(self) -> None:
+        """Until it answers. Raises `SystemExit` with its last words."""
+        while not self.ready():
+            if self.process.poll() is not None or monotonic() - self._began > _START_S:
+                raise SystemExit(f"{self.name} did not start:\n{self.log.read_text(errors='replace')[-3000:]}")
+            sleep(0.2)
+        self.started_s = monotonic() - self._began
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(20)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class Offline(System):
+    """`LLM` in a process of its own."""
+
+    def command(self) -> Sequence[str]:
+        arguments = {"model": str(self.model), "disable_log_stats": True, **self.settings}
+        return [sys.executable, "-m", "bench.gpu.offline", json.dumps(arguments)]
+
+    def out(self) -> int | None:
+        return subprocess.PIPE
+
+    def ready(self) -> bool:
+        assert self.process.stdout is not None
+        return bool(self.process.stdout.readline())
+
+    def run(self, requests: Sequence[Request], tokens: int, streams: int) -> Mapping[str, float]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        order = {"prompts": [request.prompt for request in requests], "tokens": tokens, "streams": streams}
+        self.process.stdin.write(json.dumps(order).encode() + b"\n")
+        self.process.stdin.flush()
+        return dict(json.loads(self.process.stdout.readline()))
+
+
+class Served(System):
+    """A server that speaks OpenAI's API."""
+
+    def __init__(self, name: str, model: Path, settings: Mapping[str, Any], folder: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        super().__init__(name, model, settings, folder)
+
+    @property
+    def target(self) -> Target:
+        return Target(f"http://127.0.0.1:{self.port}", self.model.name, self.headers(), {"temperature": 0})
+
+    def headers(self) -> Mapping[str, str]:
+        return {}
+
+    def ready(self) -> bool:
+        return _answers(f"http://127.0.0.1:{self.port}{self.health()}")
+
+    def health(self) -> str:
+        return "/health"
+
+    def fire(self, requests: Sequence[Request], streams: int, times: Sequence[float] | None = None) -> Fired:
+        fired = fire(share_out(self.target, requests, times, streams, usual_processes()), requests)
+        wrong = [record for record in fired.records if record.error]
+        if wrong:
+            raise SystemExit(f"{self.name}: {len(wrong)} requests failed: {wrong[0].error} {wrong[0].detail}")
+        return fired
+
+
+class VllmServe(Served):
+    """`vllm serve`; "-N" at the end of the name: with N API servers."""
+
+    def command(self) -> Sequence[str]:
+        command = [
+            sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(self.model),
+            "--served-model-name", self.model.name, "--host", "127.0.0.1", "--port", str(self.port),
+            "--disable-uvicorn-access-log",
+        ]  # fmt: skip
+        for name, value in self.settings.items():
+            command += [f"--{name.replace('_', '-')}", str(value)]
+        count = self.name.rpartition("-")[2]
+        return [*command, "--api-server-count", count] if count.isdigit() else command
+
+
+class Ours(Served):
+    """`bay serve` with the vllm engine, as it comes."""
+
+    def command(self) -> Sequence[str]:
+        config = self.log.with_suffix(".json")
+        model = {"source": str(self.model), "engine": "vllm", "load": "start"}
+        extra = {name: value for name, value in self.settings.items() if name in _NOT_OURS}
+        own = {name: value for name, value in self.settings.items() if name not in _NOT_OURS}
+        config.write_text(json.dumps({"models": {self.model.name: model}, "vllm": {**own, "extra": extra}}))
+        return [*_BAY, "serve", "--config", str(config), "--port", str(self.port), "--log-level", "warning"]
+
+    def health(self) -> str:
+        return "/health/ready"
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False

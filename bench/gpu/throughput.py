@@ -1,0 +1,178 @@
+"""The whole stack on a GPU against the bare engine and its own server: the same requests, taking turns.
+
+    python -m bench.gpu.throughput --model FOLDER --out FOLDER [--streams 256 512] [--cycles 5] [--seconds 500]
+
+Every system gets 4 × streams requests of 128 tokens in and 128 out, at most `streams` of them in flight, under the lab's
+client; the engine without a server gets them in its own process. Then requests arrive by Poisson at 70% of what ours gave.
+Writes `runs.jsonl` (a line for each run) and `stamps.msgpack` (when every token came), and prints the table.
+Ends early, with what there is, when the time is up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from bench.gpu.processor_time import processor_times
+from bench.gpu.systems import Offline, Ours, Served, System, VllmServe
+from enginebay.lab.client.launch import Fired
+from enginebay.lab.profiles import arrivals
+from enginebay.lab.requests import Request
+from enginebay.meters.nvml import open_nvml
+
+INPUT, OUTPUT, WAVES = 128, 128, 4
+_VOCABULARY = range(100, 49000)  # ordinary tokens of every tokenizer used here
+_SHARE = 0.7  # of capacity, for arrivals by themselves
+_POISSON_S = 15.0
+KINDS: Mapping[str, type[System]] = {
+    "offline": Offline,
+    "ours": Ours,
+    "vllm serve": VllmServe,
+    "vllm serve-4": VllmServe,
+}
+
+
+def requests(seed: int, count: int, output: int = OUTPUT) -> list[Request]:
+    """Prompts that share nothing with those of another seed: a prefix cache finds none of them."""
+    source = random.Random(seed)
+    return [Request(tuple(source.choices(_VOCABULARY, k=INPUT)), INPUT, output) for _ in range(count)]
+
+
+def figures(fired: Fired) -> dict[str, Any]:
+    records = fired.records
+    ttfts = sorted((record.first_s or 0.0) - record.sent_s for record in records)
+    tokens = sum(record.output_tokens or 0 for record in records)
+    return {
+        "window_s": fired.window_s,
+        "output_tokens": tokens,
+        "output_tokens_per_s": tokens / fired.window_s,
+        "ttft_median_s": median(ttfts),
+        "ttft_p95_s": ttfts[int(0.95 * (len(ttfts) - 1))],
+        "e2e_median_s": median((record.end_s or 0.0) - record.sent_s for record in records),
+    }
+
+
+class Study:
+    """Runs of all systems, written down as they come."""
+
+    def __init__(self, systems: Mapping[str, System], out: Path, deadline: float) -> None:
+        self.systems, self._out, self._deadline = systems, out, deadline
+        self.runs: list[dict[str, Any]] = []
+        self._meter, absent = open_nvml()
+        if absent:
+            print(absent, flush=True)
+
+    def _joules(self) -> float | None:
+        return sum(sample.energy_j or 0.0 for sample in self._meter.read()) if self._meter else None
+
+    def run(
+        self, name: str, load: str, sent: Sequence[Request], streams: int, times: Sequence[float] | None = None
+    ) -> bool:
+        """One run of one system. False: no time is left."""
+        longest = max((run["window_s"] for run in self.runs if run["load"] == load), default=20.0)
+        if monotonic() + 1.5 * longest > self._deadline:
+            return False
+        system = self.systems[name]
+        used, joules, began = processor_times(system.process.pid), self._joules(), monotonic()
+        if isinstance(system, Offline):
+            found = dict(system.run(sent, OUTPUT, streams))
+        else:
+            assert isinstance(system, Served)
+            fired = system.fire(sent, streams, times)
+            found = figures(fired)
+            self._keep(name, load, fired)
+        after = processor_times(system.process.pid)
+        after_j = self._joules()
+        found |= {
+            "system": name,
+            "load": load,
+            "cycle": sum(r["system"] == name and r["load"] == load for r in self.runs),
+        }
+        found["cores"] = {key: round((after[key] - used.get(key, 0.0)) / (monotonic() - began), 2) for key in after}
+        if joules is not None and after_j is not None:
+            found["gpu_energy_j"] = after_j - joules
+        self.runs.append(found)
+        with (self._out / "runs.jsonl").open("a") as lines:
+            lines.write(json.dumps(found) + "\n")
+        print(f"{load:<12}{name:<14}{found['output_tokens_per_s']:>9,.0f} tok/s  "
+              f"TTFT {found.get('ttft_median_s', 0) * 1e3:7.1f} ms  {found['cores']}", flush=True)  # fmt: skip
+        return True
+
+    def _keep(self, name: str, load: str, fired: Fired) -> None:
+        """Each token's arrival in microseconds after the one before it: small, and nothing is lost."""
+        answers = []
+        for record in fired.records:
+            last, gaps = 0, []
+            for stamp in fired.tokens.get(record.index, ()):
+                now = round(stamp * 1e6)
+                gaps.append(now - last)
+                last = now
+            answers.append((record.index, record.intended_s, record.sent_s, record.end_s, record.output_tokens, gaps))
+        with (self._out / "stamps.msgpack").open("ab") as place:
+            place.write(msgspec.msgpack.encode({"system": name, "load": load, "answers": answers}))
+
+    def mean(self, name: str, load: str, figure: str) -> float | None:
+        values = [run[figure] for run in self.runs if (run["system"], run["load"]) == (name, load) and figure in run]
+        return fmean(values) if values else None
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    options.add_argument("--model", type=Path, required=True)
+    options.add_argument("--out", type=Path, required=True)
+    options.add_argument("--systems", nargs="+", choices=list(KINDS), default=["offline", "ours", "vllm serve-4"])
+    options.add_argument("--streams", nargs="+", type=int, default=[256, 512])
+    options.add_argument("--cycles", type=int, default=5)
+    options.add_argument("--seconds", type=float, default=500.0)
+    options.add_argument("--cache-gib", type=float, default=20.0, help="KV cache of each system")
+    options.add_argument("--set", nargs="*", default=[], help="engine arguments, NAME=JSON")
+    given = options.parse_args()
+    deadline = monotonic() + given.seconds
+    given.out.mkdir(parents=True, exist_ok=True)
+    settings: dict[str, Any] = {"load_format": "dummy", "max_model_len": 2048, "gpu_memory_utilization": 0.3}
+    # Systems that start together would take each other's memory for their own; a cache of a given size needs no guess.
+    settings["kv_cache_memory_bytes"] = int(given.cache_gib * 2**30)
+    settings |= {name: json.loads(value) for name, _, value in (one.partition("=") for one in given.set)}
+    systems = {name: KINDS[name](name, given.model, settings, given.out) for name in given.systems}
+    try:
+        for system in systems.values():
+            system.wait()
+            print(f"{system.name} is up after {system.started_s:.1f} s", flush=True)
+        study(Study(systems, given.out, deadline), given.streams, given.cycles)
+    finally:
+        for system in systems.values():
+            system.stop()
+    return 0
+
+
+def study(work: Study, streams: Sequence[int], cycles: int) -> None:
+    names = list(work.systems)
+    for name in names:
+        work.run(name, "warm-up", requests(999, 256), 256)
+    for cycle in range(cycles):
+        order = names if cycle % 2 == 0 else names[::-1]
+        for count in streams:
+            for name in order:
+                if not work.run(name, f"closed {count}", requests(cycle * 10_000 + count, WAVES * count), count):
+                    return
+        if cycle == 0 and (capacity := work.mean("ours", f"closed {streams[0]}", "output_tokens_per_s")):
+            rate = _SHARE * capacity / OUTPUT
+            times = arrivals.poisson(rate, int(rate * _POISSON_S), 1)
+            for name in order:
+                if name != "offline":
+                    work.run(name, "poisson", requests(77, len(times)), 512, times)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    sys.exit(main())

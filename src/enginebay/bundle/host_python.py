@@ -1,0 +1,52 @@
+"""A Python of this host: what it is, and which packages it has."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from enginebay.bundle import host_facts
+from enginebay.bundle.checking import as_our_errors
+from enginebay.bundle.manifest import Manifest
+from enginebay.bundle.standalone import mismatch
+from enginebay.errors import EnginebayError
+from enginebay.fleet.children import outside_environment, running
+
+
+@dataclass(frozen=True, slots=True)
+class HostPython:
+    path: str
+    facts: Mapping[str, str]
+    paths: tuple[str, ...]  # where its packages lie
+    packages: Mapping[str, str]  # canonical name: version
+
+
+def base_python() -> str:
+    """The host's own Python, when bay runs in an environment that was made from it."""
+    return str(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+def ask(python: str) -> HostPython:
+    """Raises `EnginebayError` if it is no Python."""
+    command = [python, str(host_facts.__file__)]
+    with running(command, outside_environment(), stderr=subprocess.PIPE) as process:
+        said, complained = process.communicate()
+    try:
+        answer = json.loads(said)
+    except ValueError:
+        reason = (complained.strip().splitlines() or ["it gives no answer"])[-1]
+        raise EnginebayError(
+            f"{python} is not a Python that can be used: {reason}", "name another with --python PATH"
+        ) from None
+    return HostPython(python, answer["facts"], tuple(answer["paths"]), answer["packages"])
+
+
+def check_target(manifest: Manifest, python: HostPython) -> None:
+    """Raises `EnginebayError` when the bundle is for another host."""
+    with as_our_errors():
+        wrong = mismatch(dict(manifest.target), dict(python.facts))
+        if wrong is not None:
+            raise wrong

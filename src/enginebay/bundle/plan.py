@@ -1,0 +1,67 @@
+"""Which wheels of a bundle a host needs, and whether it has what it was said to have. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pip._vendor.packaging.requirements import InvalidRequirement, Requirement
+from pip._vendor.packaging.version import InvalidVersion, Version
+
+from enginebay.bundle.manifest import Engine, Package
+from enginebay.bundle.wanted import name_in
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    install: tuple[Package, ...]
+    kept: Mapping[str, str]  # the host's own, which fit: name and version
+
+
+def accepts(requirement: str, version: str) -> bool:
+    """Whether a version meets a requirement; what cannot be read is left to the import that follows."""
+    try:
+        return bool(Requirement(requirement).specifier.contains(Version(version), prereleases=True))
+    except (InvalidRequirement, InvalidVersion):
+        return True
+
+
+def unmet(engine: Engine, there: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """What the host was said to have: the names that are not there, and a line for each that is of another version."""
+    gone, other = dict[str, None](), []
+    for requirement, by in (engine.expects or {}).items():
+        name = name_in(requirement)
+        if name not in there:
+            gone[name] = None
+        elif not accepts(requirement, there[name]):
+            other.append(f"{', '.join(by)} wants {requirement}, and the host has {there[name]}")
+    return list(gone), other
+
+
+def plan(engine: Engine, packages: Sequence[Package], there: Mapping[str, str]) -> Plan:
+    """The host's own packages come first where they fit: its other packages were installed to go with them.
+
+    The engine itself always comes from the bundle. `there` is empty for an environment that sees nothing of the host.
+    """
+    wishes = [*engine.needs, *(wish for one in packages for wish in one.requires)]
+    install, kept = [], {}
+    for one in packages:
+        version = there.get(one.name)
+        fits = version is not None and all(accepts(wish, version) for wish in wishes if name_in(wish) == one.name)
+        if version is not None and fits and one.name not in engine.distributions:
+            kept[one.name] = version
+        else:
+            install.append(one)
+    return Plan(tuple(install), kept)
+
+
+def clashes(chosen: Plan, there: Iterable[tuple[str, str]]) -> list[str]:
+    """One line for each installed package that would not go with a new one; `there`: who, requirement."""
+    new = {one.name: one for one in chosen.install}
+    return [
+        f"{who} needs {requirement}, and the bundle brings {new[name_in(requirement)].version}"
+        for who, requirement in there
+        if who not in new
+        and name_in(requirement) in new
+        and not accepts(requirement, new[name_in(requirement)].version)
+    ]

@@ -1,0 +1,53 @@
+"""Which keys the lab sends to a server that already runs. Pure but for the environment it is given."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from urllib.parse import urlsplit
+
+from enginebay.errors import UsageError
+
+TEXT_VARIABLES = ("ENGINEBAY_API_KEY", "OPENAI_API_KEY")
+ADMIN_VARIABLE = "ENGINEBAY_ADMIN_KEY"
+
+
+def text_headers(environ: Mapping[str, str]) -> dict[str, str]:
+    """For what everybody may ask: the key from the first variable that is set."""
+    return bearer(next((environ[name] for name in TEXT_VARIABLES if environ.get(name)), None))
+
+
+def admin_headers(urls: Iterable[str | None], named: str | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """For a server's meters. Empty: the key for text has to do.
+
+    A key with the scope admin manages every server that knows it, so no server gets it for saying that it is a bay server:
+    the usual variable is for this host alone, and `named` is the variable that the user names for the server at hand.
+    """
+    found = [url for url in urls if url is not None]
+    if not found:
+        return {}  # servers that the lab starts have a key of their own
+    if named is not None:
+        if not environ.get(named):
+            raise UsageError(
+                f"the variable {named} is not set", "--admin-key-env names the variable that holds the key"
+            )
+        return bearer(environ[named])
+    return bearer(environ.get(ADMIN_VARIABLE)) if all(map(is_here, found)) else {}
+
+
+def is_here(url: str) -> bool:
+    """Whether an address is one of this host that leads nowhere else."""
+    try:
+        name = urlsplit(url).hostname or ""
+    except ValueError:
+        return False
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def bearer(key: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}

@@ -1,0 +1,87 @@
+"""The NVIDIA driver's own library by ctypes: for environments without nvidia-ml-py, the few calls that joules need."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+_LIBRARY = "libnvidia-ml.so.1"
+_UUID_BYTES = 96
+_MOST_PROCESSES = 256
+
+
+class DriverError(Exception):
+    """What the driver says."""
+
+
+class _Process(ctypes.Structure):
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("memory", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+class Driver:
+    """Open until `close`. GPUs are counted as the driver does, by their place on the bus."""
+
+    def __init__(self, library: Any = None) -> None:
+        try:
+            self._library = ctypes.CDLL(_LIBRARY) if library is None else library
+        except OSError as error:
+            raise DriverError(f"there is no NVIDIA driver: {error}") from None
+        self._call("nvmlInit_v2")
+
+    def count(self) -> int:
+        found = ctypes.c_uint()
+        self._call("nvmlDeviceGetCount_v2", ctypes.byref(found))
+        return int(found.value)
+
+    def gpu(self, index: int) -> ctypes.c_void_p:
+        found = ctypes.c_void_p()
+        self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(found))
+        return found
+
+    def uuid(self, gpu: ctypes.c_void_p) -> str:
+        found = ctypes.create_string_buffer(_UUID_BYTES)
+        self._call("nvmlDeviceGetUUID", gpu, found, ctypes.c_uint(_UUID_BYTES))
+        return found.value.decode()
+
+    def energy_j(self, gpu: ctypes.c_void_p) -> float:
+        found = ctypes.c_ulonglong()
+        self._call("nvmlDeviceGetTotalEnergyConsumption", gpu, ctypes.byref(found))
+        return int(found.value) / 1e3
+
+    def power_w(self, gpu: ctypes.c_void_p) -> float:
+        found = ctypes.c_uint()
+        self._call("nvmlDeviceGetPowerUsage", gpu, ctypes.byref(found))
+        return int(found.value) / 1e3
+
+    def processes(self, gpu: ctypes.c_void_p) -> list[int]:
+        """Who computes on it. In a container the numbers may be the host's, or there may be none."""
+        count, found = ctypes.c_uint(_MOST_PROCESSES), (_Process * _MOST_PROCESSES)()
+        self._call("nvmlDeviceGetComputeRunningProcesses_v3", gpu, ctypes.byref(count), found)
+        return [int(one.pid) for one in found[: count.value]]
+
+    def close(self) -> None:
+        try:
+            self._call("nvmlShutdown")
+        except DriverError:
+            pass  # it is gone, and with it what would be released
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        try:
+            code = int(getattr(self._library, name)(*arguments))
+        except AttributeError:
+            raise DriverError(f"this driver has no {name}") from None
+        if code:
+            raise DriverError(self._words(code))
+
+    def _words(self, code: int) -> str:
+        try:
+            say = self._library.nvmlErrorString
+            say.restype = ctypes.c_char_p
+            return str(say(code).decode())
+        except AttributeError:
+            return f"error {code}"

@@ -1,0 +1,155 @@
+"""The GPUs that one engine computes on: which they are, what they draw, and whether it has them for itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from ctypes import c_void_p
+from pathlib import Path
+
+from enginebay.meters.driver import Driver, DriverError
+from enginebay.meters.processes import PROC
+from enginebay.meters.sample import Absent, Sample
+
+_CUDA_FILE = "/dev/nvidia-uvm"  # every process that computes holds it open; one that only asks the driver does not
+_CUDA_LIBRARY = "libcuda.so"
+
+
+class OwnGpus:
+    """A meter of these GPUs alone."""
+
+    name = "nvml"
+
+    def __init__(
+        self, driver: Driver, gpus: dict[str, c_void_p], family: Callable[[], Collection[int]], *, told: bool
+    ) -> None:
+        self._driver = driver
+        self._gpus = gpus
+        self._family = family
+        self._told = told  # the driver knows our processes by the numbers we know them by
+
+    def read(self) -> list[Sample]:
+        return [self._sample(device, gpu) for device, gpu in self._gpus.items()]
+
+    def _sample(self, device: str, gpu: c_void_p) -> Sample:
+        before_s = time.monotonic()
+        energy_j, power_w = _or_none(self._driver.energy_j, gpu), None
+        after_s = time.monotonic()
+        if energy_j is None:
+            power_w = _or_none(self._driver.power_w, gpu)
+        return Sample((before_s + after_s) / 2, device, energy_j=energy_j, power_w=power_w)
+
+    def shared(self) -> str | None:
+        """Why the joules are not the engine's alone; None: they are, or the driver does not tell."""
+        if not self._told:
+            return None
+        family = self._family()
+        for device, gpu in self._gpus.items():
+            others = [pid for pid in _processes(self._driver, gpu) if pid not in family]
+            if others:
+                return f"process {others[0]} computes on {device} too, and their joules cannot be told apart"
+        return None
+
+    def close(self) -> None:
+        self._driver.close()
+
+
+def open_own_gpus(
+    family: Callable[[], Collection[int]], environment: str | None, open_driver: Callable[[], Driver] = Driver
+) -> OwnGpus | Absent:
+    """A meter of the GPUs that these processes use. `environment` is their CUDA_VISIBLE_DEVICES."""
+    try:
+        driver = open_driver()
+    except DriverError as error:
+        return Absent("nvml", str(error))
+    try:
+        found = _choose(driver, family, environment)
+    except DriverError as error:
+        found = Absent("nvml", f"the NVIDIA driver does not tell its GPUs: {error}")
+    if isinstance(found, Absent):
+        driver.close()
+    return found
+
+
+def _choose(driver: Driver, family: Callable[[], Collection[int]], environment: str | None) -> OwnGpus | Absent:
+    handles = [driver.gpu(index) for index in range(driver.count())]
+    places = visible(environment, [driver.uuid(handle) for handle in handles])
+    if isinstance(places, str):
+        return Absent("nvml", places)
+    own = family()
+    used = [place for place in places if any(pid in own for pid in _processes(driver, handles[place]))]
+    if not used and len(places) > 1:
+        return Absent(
+            "nvml",
+            f"the driver does not tell which of {len(places)} GPUs this engine uses: set CUDA_VISIBLE_DEVICES to them",
+        )
+    gpus = {f"gpu:{place}": handles[place] for place in used or places}
+    meter = OwnGpus(driver, gpus, family, told=bool(used))
+    if any(sample.energy_j is None and sample.power_w is None for sample in meter.read()):
+        return Absent("nvml", "the driver tells neither the energy nor the power of this GPU")
+    return meter
+
+
+def visible(environment: str | None, uuids: Sequence[str]) -> list[int] | str:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, by their place; or why that cannot be told."""
+    if environment is None:
+        places = list(range(len(uuids)))
+    else:
+        places = []
+        for name in (one.strip() for one in environment.split(",")):
+            if name.startswith("MIG"):
+                return "a MIG slice has no energy counter of its own"
+            match = [
+                place for place, uuid in enumerate(uuids) if name == str(place) or (name and uuid.startswith(name))
+            ]
+            if not match:
+                break  # CUDA, too, stops at the first one that it does not know
+            places.append(match[0])
+    return places or "CUDA_VISIBLE_DEVICES leaves no GPU"
+
+
+def uses_cuda(pids: Collection[int], proc: Path = PROC) -> bool:
+    """Whether any of these processes computes on a GPU."""
+    return any(_holds_cuda(proc / str(pid)) for pid in pids)
+
+
+def family_of(pid: int, proc: Path = PROC) -> set[int]:
+    """A process and all that come from it."""
+    parents: dict[int, int] = {}
+    for folder in proc.glob("[0-9]*"):
+        try:
+            # The second field is the program's name in brackets, which may hold anything.
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            continue  # it has just ended
+    family, size = {pid}, 0
+    while len(family) > size:
+        size = len(family)
+        family |= {child for child, parent in parents.items() if parent in family}
+    return family
+
+
+def _holds_cuda(folder: Path) -> bool:
+    try:
+        if any(str(file.readlink()) == _CUDA_FILE for file in (folder / "fd").iterdir()):
+            return True
+    except OSError:
+        pass  # a file was closed meanwhile, or is not ours to look at
+    try:
+        return _CUDA_LIBRARY in (folder / "maps").read_text()
+    except (OSError, ValueError):
+        return False
+
+
+def _processes(driver: Driver, gpu: c_void_p) -> list[int]:
+    try:
+        return driver.processes(gpu)
+    except DriverError:
+        return []
+
+
+def _or_none(read: Callable[[c_void_p], float], gpu: c_void_p) -> float | None:
+    try:
+        return read(gpu)
+    except DriverError:
+        return None

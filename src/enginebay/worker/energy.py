@@ -1,0 +1,219 @@
+"""Each request's share of the joules above idle. Pure: it hears of steps and of a meter's readings, and adds up.
+
+- A step lasts from the end of the one before it, or from the moment work began, to the flush that ends it. Flushes that follow closely
+  are one step: some engines flush after each token.
+- A step's joules are divided by the tokens each request had in it: those it was given, and with its first one those of its prompt that
+  were not cached. A prompt that is longer than one step takes is counted, as much as a step takes, in each step that began after it
+  came, one such prompt at a time; the rest with its first token.
+- Between two readings power is constant while requests run, and idle while none does.
+- What no reading covers when a request ends is taken at the latest known power. What that is off by goes to those who were in the same
+  steps and are still here: in the sum nothing is lost. A request of which less than half is covered waits for the next reading.
+- What is drawn while no request runs belongs to nobody. It teaches the idle power.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+SETTLE_S = 0.5  # for so long after work a device draws more than idle
+LEARN_S = 1.0  # of idle readings make the idle power known
+_MEMORY_S = 10.0  # of idle readings count; older ones fade
+_CLOSE = 0.25  # of the last step's length: a flush so soon after it belongs to it
+_CLOSE_S = 0.005  # but never later than this
+_COVERED = 0.5
+
+
+@dataclass(slots=True)
+class _Account:
+    """One request."""
+
+    entered_s: float
+    joules: float = 0.0  # of steps that readings cover
+    ended_s: float = 0.0
+    ahead: int = 0  # tokens of a long prompt that were counted before its first token
+
+
+@dataclass(slots=True)
+class _Step:
+    """One that readings do not yet cover to its end."""
+
+    start_s: float
+    end_s: float
+    tokens: dict[int, int]  # of those that have not been told their joules
+    left: int  # their sum
+    joules: float  # by readings so far
+    told_j: float = 0.0
+
+    def add(self, request: int, tokens: int) -> None:
+        self.tokens[request] = self.tokens.get(request, 0) + tokens
+        self.left += tokens
+
+
+class EnergyBook:
+    """Times are of one clock, joules those of a counter that only rises."""
+
+    def __init__(self, step_tokens: int | None = None, idle_w: float | None = None) -> None:
+        self.idle_w = idle_w  # with the engine loaded and nothing running; None: not known yet
+        self.step_tokens = step_tokens  # what one step takes at most; None: any prompt
+        self._accounts: dict[int, _Account] = {}
+        self._leaving: dict[int, _Account] = {}  # they have ended, and wait for a reading
+        self._long: dict[int, int] = {}  # prompts of several steps that have no token yet, and their length
+        self._steps: deque[_Step] = deque()
+        self._since_s: float | None = None  # when the step that is being computed began; None: nothing runs
+        self._since_j = 0.0  # its joules by readings so far
+        self._reading: tuple[float, float] | None = None
+        self._busy_w: float | None = None  # above idle, at the latest reading of work
+        self._owed_j = 0.0  # measured when all who were there had been told theirs: the next step has it, or idleness
+        self._idle_j = self._idle_s = 0.0
+
+    @property
+    def empty(self) -> bool:
+        return not self._accounts and not self._leaving
+
+    def entered_s(self, request: int) -> float | None:
+        account = self._accounts.get(request)
+        return None if account is None else account.entered_s
+
+    # Requests
+
+    def enter(self, request: int, time_s: float, prompt_tokens: int = 0) -> None:
+        self._accounts[request] = _Account(time_s)
+        if self._since_s is None:
+            self._since_s, self._since_j = time_s, 0.0
+        if self.step_tokens and prompt_tokens > self.step_tokens:
+            self._long[request] = prompt_tokens
+
+    def step(self, end_s: float, tokens: dict[int, int]) -> None:
+        """A step has ended; without tokens it goes on. `tokens` of a first token have its prompt in them."""
+        known = {request: self._less_ahead(request, n) for request, n in tokens.items() if request in self._accounts}
+        if not known or self._since_s is None:
+            return
+        last = self._steps[-1] if self._steps else None
+        if last is not None and end_s - last.end_s <= min(_CLOSE * (last.end_s - last.start_s), _CLOSE_S):
+            last.end_s, last.joules = end_s, last.joules + self._since_j
+        else:
+            last = _Step(self._since_s, end_s, {}, 0, self._since_j)
+            self._steps.append(last)
+            self._count_ahead(last)
+        for request, count in known.items():
+            last.add(request, count)
+        self._since_s, self._since_j = end_s, 0.0
+        if self.idle_w is None:
+            self._steps.clear()  # nobody will be told
+
+    def leave(self, request: int, time_s: float) -> float | None:
+        """What a request used, when its last step has ended. None: it must wait until `read` says it."""
+        account = self._pop(request)
+        if account is None:
+            return 0.0
+        read_s = self._reading[0] if self._reading else 0.0
+        if self._busy_w is None or read_s - account.entered_s < _COVERED * (time_s - account.entered_s):
+            account.ended_s = time_s
+            self._leaving[request] = account
+            return None
+        return account.joules + sum(self._told_early(step, request, read_s, self._busy_w) for step in self._steps)
+
+    def forget(self, request: int) -> None:
+        """It was cancelled, or is told nothing: what it used stays its own."""
+        self._pop(request)
+        self._leaving.pop(request, None)
+
+    def _pop(self, request: int) -> _Account | None:
+        self._long.pop(request, None)
+        account = self._accounts.pop(request, None)
+        if not self._accounts:
+            self._since_s = None
+        return account
+
+    def _less_ahead(self, request: int, tokens: int) -> int:
+        if self._long.pop(request, None) is None:
+            return tokens
+        return max(tokens - self._accounts[request].ahead, 1)
+
+    def _count_ahead(self, step: _Step) -> None:
+        """Prompts are computed in the order they came: of the first long one as much as a step takes."""
+        for request, prompt_tokens in self._long.items():
+            account, most = self._accounts[request], self.step_tokens or 0
+            if account.entered_s <= step.start_s and account.ahead + most < prompt_tokens:
+                account.ahead += most
+                step.add(request, most)
+                return
+
+    def _told_early(self, step: _Step, request: int, read_s: float, busy_w: float) -> float:
+        """A share of a step that is not covered yet."""
+        tokens = step.tokens.pop(request, 0)
+        if not tokens:
+            return 0.0
+        likely_j = step.joules + busy_w * max(step.end_s - max(step.start_s, read_s), 0.0)
+        share_j = (likely_j - step.told_j) * tokens / step.left
+        step.left -= tokens
+        step.told_j += share_j
+        return share_j
+
+    # The meter
+
+    def read(self, time_s: float, joules: float, idle_s: float) -> dict[int, float]:
+        """A reading; nothing had run for `idle_s` by then. Gives back what those used who waited for it."""
+        before, self._reading = self._reading, (time_s, joules)
+        if before is None or time_s <= before[0]:
+            return {}
+        span_s, drawn_j = time_s - before[0], joules - before[1]
+        if self.idle_w is not None:
+            self._spread(before[0], time_s, drawn_j - self.idle_w * span_s)
+            while self._steps and self._steps[0].end_s <= time_s:
+                self._divide(self._steps.popleft())
+        if idle_s >= span_s + SETTLE_S:
+            self._learn(span_s, drawn_j)
+        known = {request: one.joules for request, one in self._leaving.items() if one.ended_s <= time_s}
+        for request in known:
+            del self._leaving[request]
+        return known
+
+    def late(self, before_s: float) -> list[int]:
+        """Who ended before then and still waits."""
+        return [request for request, one in self._leaving.items() if one.ended_s < before_s]
+
+    def _spread(self, start_s: float, end_s: float, above_j: float) -> None:
+        """Joules above idle go to the time at which something ran."""
+        busy_s = sum(self._overlaps(start_s, end_s))
+        if busy_s <= 0:
+            self._owed_j = 0.0
+            return
+        rate_w = above_j / busy_s
+        for step in self._steps:
+            step.joules += rate_w * _overlap(step.start_s, step.end_s, start_s, end_s)
+        if self._since_s is not None:
+            self._since_j += rate_w * _overlap(self._since_s, end_s, start_s, end_s)
+        if busy_s >= _COVERED * (end_s - start_s):
+            self._busy_w = rate_w
+
+    def _overlaps(self, start_s: float, end_s: float) -> Iterable[float]:
+        for step in self._steps:
+            yield _overlap(step.start_s, step.end_s, start_s, end_s)
+        if self._since_s is not None:
+            yield _overlap(self._since_s, end_s, start_s, end_s)
+
+    def _divide(self, step: _Step) -> None:
+        left_j = step.joules - step.told_j + self._owed_j
+        if not step.left:
+            self._owed_j = left_j
+            return
+        self._owed_j = 0.0
+        for request, tokens in step.tokens.items():
+            account = self._accounts.get(request) or self._leaving.get(request)
+            if account is not None:
+                account.joules += left_j * tokens / step.left
+
+    def _learn(self, span_s: float, drawn_j: float) -> None:
+        self._idle_j += drawn_j
+        self._idle_s += span_s
+        if self._idle_s >= LEARN_S:
+            self.idle_w = self._idle_j / self._idle_s
+        if self._idle_s >= _MEMORY_S:
+            self._idle_j, self._idle_s = self._idle_j / 2, self._idle_s / 2
+
+
+def _overlap(start_s: float, end_s: float, from_s: float, to_s: float) -> float:
+    return max(min(end_s, to_s) - max(start_s, from_s), 0.0)

@@ -1,0 +1,93 @@
+"""The transformers engine on a CUDA device: the same answers as on a CPU, and memory that goes while it sleeps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from enginebay.fleet import environments
+from enginebay.fleet.model_worker import ModelWorker
+from enginebay.home import home
+from tests.contract.adapters import HERE, dense_smollm2, made_by
+from tests.contract.asking import ask_all, greedy, make_request
+from tests.contract.effects import EFFECTS
+from tests.contract.profiles import PROFILES, on_cuda
+from tests.gpu.workers import Setup, Workers
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not on_cuda(), reason="needs a CUDA device")]
+
+PROFILE = PROFILES["transformers"]
+PROMPTS = (PROFILE.certain, PROFILE.also_certain, PROFILE.repeats, *PROFILE.more)
+BASE = {"context_length": 512, "batching.batch_size": 32, "dtype": "float32"}
+SETUPS = {
+    "cuda": Setup(lora=True),
+    "cpu": Setup({"device": "cpu"}),
+    "half": Setup({"dtype": "bfloat16"}),
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def workers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Workers]:
+    opened = Workers("transformers", BASE, SETUPS, tmp_path_factory.mktemp("adapters"))
+    try:
+        yield opened
+    finally:
+        await opened.close()
+
+
+async def _answers(worker: ModelWorker) -> list[list[int]]:
+    requests = [make_request(prompt, temperature=0.0, max_tokens=24) for prompt in PROMPTS]
+    return [answer.ids for answer in await ask_all(worker, requests)]
+
+
+async def test_answers_are_those_of_a_cpu(workers: Workers) -> None:
+    cuda, cpu = await workers.get("cuda"), await workers.get("cpu")
+    assert cuda.facts.effective["device"].startswith("cuda") and cpu.facts.effective["device"] == "cpu"
+    assert cuda.facts.effective["batching.strategy"] == "continuous", cuda.facts.effective
+    assert await _answers(cuda) == await _answers(cpu)
+
+
+async def test_half_precision_counts_on(workers: Workers) -> None:
+    half = await workers.get("half")
+    assert half.facts.effective["dtype"] == "bfloat16"
+    assert half.facts.effective["batching.strategy"] == "continuous", half.facts.effective
+    assert (await greedy(half, PROFILE.certain, max_tokens=8)).text.startswith(" 21, 22")
+    crowd = await ask_all(half, [make_request(PROFILE.certain, temperature=0.0, max_tokens=8)] * 48)
+    assert {tuple(one.ids) for one in crowd} == {tuple(crowd[0].ids)}
+
+
+async def test_an_adapter_changes_only_its_own_answers(workers: Workers) -> None:
+    await EFFECTS["lora"](await workers.get("cuda"), PROFILE)
+
+
+@pytest.mark.parametrize("name", ["cuda", "half"])
+async def test_sleep_frees_the_memory_and_the_model_is_the_same_afterwards(workers: Workers, name: str) -> None:
+    from tests.gpu.sleeping import sleep_and_wake
+
+    worker = await workers.get(name)
+    if not worker.facts.sleep_levels:
+        pytest.skip(f"it declares no sleep here: {worker.facts.effective}")
+    for turn in (1, 2):
+        slept = await sleep_and_wake(worker, 1)
+        print(f"{name} turn {turn}: {slept}")
+        assert slept.same, "answers differ after the sleep"
+        if turn == 1:
+            assert slept.freed_bytes > 100_000_000, slept
+
+
+def test_every_way_of_batching_gives_what_generate_gives() -> None:
+    """Needs torch in the same process."""
+    model = home() / "test-models" / "tiny-llama"
+    if not model.is_dir():
+        made_by("make_tiny_llama.py", dense_smollm2(), model)
+    env = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), "ENGINEBAY_CHECK_DEVICE": "cuda"}
+    done = subprocess.run(
+        [str(environments.find("transformers").python), str(HERE / "check_transformers.py"), str(model)],
+        capture_output=True, text=True, timeout=500, env=env, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
+    assert done.stdout.count("ok ") >= 4

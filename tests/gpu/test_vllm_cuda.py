@@ -1,0 +1,216 @@
+"""What the vllm engine does on a CUDA device beyond the contract, each told by its effect on a worker as the product starts it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import re
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from enginebay.contract import Delta
+from enginebay.errors import LoadFailed, WorkerDied
+from enginebay.fleet.model_worker import ModelWorker
+from enginebay.worker.memory import family
+from tests.contract.asking import ask, greedy, make_request
+from tests.contract.effects import EFFECTS
+from tests.contract.profiles import PROFILES, on_cuda, vllm_memory
+from tests.gpu.workers import Setup, Workers
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not on_cuda(), reason="needs a CUDA device")]
+
+PROFILE = PROFILES["vllm"]
+COUNTING = ", ".join(str(number) for number in range(1, 101)) + ","  # what follows is beyond doubt, in any precision
+WEEKS = "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday, " * 3 + "Monday, Tuesday,"  # as good as
+CHUNK = 64
+PLAIN_GIB = 16  # of KV cache, to be seen going when the worker sleeps, whatever else goes on meanwhile
+BASE = {"max_model_len": 512, "dtype": "bfloat16", "max_num_seqs": 32, "enforce_eager": True, **vllm_memory(1)}
+SETUPS = {
+    "plain": Setup(vllm_memory(PLAIN_GIB)),
+    "fp8": Setup({"quantization_method": "fp8", "kv_cache_dtype": "fp8"}),
+    "chunked": Setup({"max_num_batched_tokens": CHUNK, "enable_chunked_prefill": True}),
+    "ngram": Setup({"speculative.method": "ngram", "speculative.num_tokens": 4, "speculative.ngram_max": 3}),
+    "lora": Setup(lora=True),
+    "compiled": Setup({"enforce_eager": False, "max_num_seqs": 8}),
+    "embed": Setup(task="embed"),
+    "starved": Setup({"extra": {"gpu_memory_utilization": 0.002}}),  # less than its weights take
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def workers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Workers]:
+    opened = Workers("vllm", BASE, SETUPS, tmp_path_factory.mktemp("adapters"))
+    try:
+        yield opened
+    finally:
+        await opened.close()
+
+
+async def _steps(worker: ModelWorker) -> int:
+    return int((await worker.client.state()).steps)
+
+
+async def test_plain_counts_on(workers: Workers) -> None:
+    """What all the others are compared with."""
+    plain = await workers.get("plain")
+    assert (await greedy(plain, PROFILE.certain, max_tokens=8)).text.startswith(" 21, 22")
+    answer = await greedy(plain, COUNTING, max_tokens=16)
+    assert answer.text.startswith(" 101, 102"), answer.text
+    assert plain.facts.version.startswith("0.") and plain.facts.effective["dtype"] == BASE["dtype"]
+
+
+async def test_equal_prefixes_are_computed_once(workers: Workers) -> None:
+    plain = await workers.get("plain")
+    prompt = f"Let us count. {COUNTING}"
+    first, second = await greedy(plain, prompt, max_tokens=16), await greedy(plain, prompt, max_tokens=16)
+    assert first.usage.cached_tokens == 0
+    assert second.usage.cached_tokens > 200
+    assert second.ids == first.ids
+
+
+async def test_a_long_prompt_in_chunks_gives_the_same(workers: Workers) -> None:
+    chunked, plain = await workers.get("chunked"), await workers.get("plain")
+    count = len(await chunked.prompts.encode(COUNTING))
+    assert count > 4 * CHUNK
+    before = await _steps(chunked)
+    answer = await greedy(chunked, COUNTING, max_tokens=16)
+    taken = await _steps(chunked) - before
+    assert answer.ids == (await greedy(plain, COUNTING, max_tokens=16)).ids
+    assert taken >= count // CHUNK + 15, f"{count} tokens took {taken} steps: they were not cut into chunks"
+    assert chunked.facts.effective["max_num_batched_tokens"] == CHUNK
+
+
+async def test_speculation_with_ngrams_saves_steps_and_changes_nothing(workers: Workers) -> None:
+    ngram, plain = await workers.get("ngram"), await workers.get("plain")
+    counted, expected = await greedy(ngram, COUNTING, max_tokens=24), await greedy(plain, COUNTING, max_tokens=24)
+    assert counted.ids == expected.ids, (counted.text, expected.text)
+    before = await _steps(ngram)
+    answer = await greedy(ngram, WEEKS, max_tokens=32, ignore_eos=True)
+    taken = await _steps(ngram) - before
+    assert answer.text.startswith(" Wednesday, Thursday, Friday"), answer.text
+    assert max(len(ids) for _, ids in answer.choices[0].pieces) > 1, "no draft was ever accepted"
+    assert taken < 24, f"32 tokens took {taken} steps"
+
+
+async def test_eight_bit_weights_and_cache_answer_alike_and_are_smaller(workers: Workers) -> None:
+    fp8, plain = await workers.get("fp8"), await workers.get("plain")
+    assert fp8.facts.effective["quantization_method"] == "fp8"
+    assert str(fp8.facts.effective["kv_cache_dtype"]).startswith("fp8")
+    for prompt in (PROFILE.certain, COUNTING):
+        assert (await greedy(fp8, prompt, max_tokens=8)).ids == (await greedy(plain, prompt, max_tokens=8)).ids
+    assert _weights_gib(workers, "fp8") < 0.8 * _weights_gib(workers, "plain")
+    blocks = fp8.facts.effective["kv_cache_blocks"] * PLAIN_GIB / plain.facts.effective["kv_cache_blocks"]
+    assert blocks > 1.8, f"a GiB holds {blocks:.2f} times the blocks of 16 bits"
+
+
+def _weights_gib(workers: Workers, name: str) -> float:
+    """As vLLM tells it in its log."""
+    found = re.findall(r"Model loading took ([\d.]+) GiB", workers.log(name).read_text(errors="replace"))
+    assert found, f"{workers.log(name)} does not tell what the weights take"
+    return float(found[-1])
+
+
+async def test_an_adapter_changes_only_its_own_answers(workers: Workers) -> None:
+    lora, plain = await workers.get("lora"), await workers.get("plain")
+    await EFFECTS["lora"](lora, PROFILE)
+    without = (await greedy(lora, PROFILE.certain, max_tokens=12)).ids
+    assert without == (await greedy(plain, PROFILE.certain, max_tokens=12)).ids
+    adapted = (await ask(lora, PROFILE.long, PROFILE.lora, temperature=0.0, max_tokens=24)).ids
+    assert adapted != (await greedy(lora, PROFILE.long, max_tokens=24)).ids
+
+
+@pytest.mark.parametrize("how", ["guided_json", "guided_regex", "guided_choice", "guided_grammar"])
+async def test_guided_output(workers: Workers, how: str) -> None:
+    await EFFECTS[how](await workers.get("plain"), PROFILE)
+
+
+async def test_compiled_with_cuda_graphs_answers_as_eager(workers: Workers) -> None:
+    compiled, plain = await workers.get("compiled"), await workers.get("plain")
+    assert compiled.facts.effective["enforce_eager"] is False
+    assert "capture" in compiled.facts.phases, f"no graphs were captured: {compiled.facts.phases}"
+    assert "capture" not in plain.facts.phases
+    for prompt in (PROFILE.certain, COUNTING):
+        assert (await greedy(compiled, prompt, max_tokens=12)).ids == (await greedy(plain, prompt, max_tokens=12)).ids
+
+
+async def test_embeddings(workers: Workers) -> None:
+    embed = await workers.get("embed")
+    found = await embed.embed(["The cat sleeps.", "Interest rates rose again in March.", "The cat sleeps."])
+    one, other, again = found.vectors
+    assert math.isclose(math.hypot(*one), 1.0, rel_tol=1e-2)
+    assert sum(a * b for a, b in zip(one, again, strict=True)) > 0.999
+    assert sum(a * b for a, b in zip(one, other, strict=True)) < 0.99
+
+
+async def test_too_little_memory_for_the_cache_is_told(workers: Workers) -> None:
+    with pytest.raises(LoadFailed) as told:
+        await workers.loaded("starved")
+    assert told.value.kind == "out_of_memory", told.value
+    assert "\n" not in told.value.message and "cache" in told.value.message
+    assert "gpu_memory_utilization" in told.value.hint
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_sleep_frees_the_memory_and_the_model_is_the_same_afterwards(workers: Workers, level: int) -> None:
+    from tests.gpu.gpu_memory import GIB
+    from tests.gpu.sleeping import sleep_and_wake
+
+    plain = await workers.get("plain")
+    assert plain.facts.sleep_levels == (1, 2)
+    for turn in (1, 2):  # the first sleep also makes the pinned memory
+        slept = await sleep_and_wake(plain, level)
+        print(f"level {level} turn {turn}: {slept}")
+        assert slept.freed_bytes > PLAIN_GIB * GIB * 3 // 4, slept
+        assert slept.same, "answers differ after the sleep"
+
+
+@pytest.mark.parametrize("name", ["lora", "fp8"])
+async def test_others_sleep_too_at_the_levels_they_declare(workers: Workers, name: str) -> None:
+    from tests.gpu.sleeping import sleep_and_wake
+
+    worker = await workers.get(name)
+    assert worker.facts.sleep_levels == ((1,) if name == "lora" else (1, 2))
+    for level in worker.facts.sleep_levels:
+        slept = await sleep_and_wake(worker, level)
+        print(f"{name} level {level}: {slept}")
+        assert slept.same, f"answers differ after level {level}"
+
+
+async def test_a_worker_killed_under_load_is_told_and_leaves_nothing(workers: Workers) -> None:
+    victim = await workers.get("chunked")
+    pids, directory = family(victim.process.pid), victim.process.directory
+    begun = asyncio.Semaphore(0)
+
+    async def stream(number: int) -> None:
+        request = make_request(f"{PROFILE.long} {number}", temperature=1.0, max_tokens=450, ignore_eos=True)
+        async for event in victim.generate(request):
+            if isinstance(event, Delta) and event.token_ids:
+                begun.release()
+
+    streams = [asyncio.create_task(stream(number)) for number in range(8)]
+    for _ in range(4 * len(streams)):
+        await begun.acquire()
+    os.kill(victim.process.pid, signal.SIGKILL)
+    ends = await asyncio.gather(*streams, return_exceptions=True)
+    assert [type(end) for end in ends] == [WorkerDied] * len(streams), ends
+    assert all("SIGKILL" in str(end) for end in ends), ends
+    with pytest.raises(WorkerDied):
+        await greedy(victim, PROFILE.certain)
+    deadline = time.monotonic() + 15
+    while left := [pid for pid in pids if _alive(pid)]:
+        assert time.monotonic() < deadline, f"still there: {left}"
+        await asyncio.sleep(0.1)
+    assert not directory.exists(), "its guard did not clean up"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0] != "Z"
+    except OSError:
+        return False

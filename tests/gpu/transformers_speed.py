@@ -1,0 +1,383 @@
+"""Speed and truth of the transformers engine on a CUDA machine, without any server.
+
+    python tests/gpu/transformers_speed.py [--shape llama-8b] [--rows 256 64] [--seconds 70]
+
+First a small random model in float32: recorded steps, steps that are not recorded and generate() must give the same
+tokens. Then a shape with random weights: prompts of 128 tokens, answers of 128, all rows at once, with CUDA graphs and
+without; where each step's time goes; and what the library's own static generate() gives. What there is no time for is
+left out, and said so. `src` and the repository's root must be on PYTHONPATH. Exits with 1 when something is off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+import transformers
+
+from bench.gpu.shapes import make_shape
+from enginebay.contract import GenerateRequest, Load, Sampling
+from enginebay.engines.transformers import continuous
+from enginebay.engines.transformers.continuous import Continuous
+from enginebay.engines.transformers.engine import TransformersEngine
+from enginebay.engines.transformers.runner import Runner
+from enginebay.engines.transformers.schedule import Schedule
+
+INPUT = OUTPUT = 128
+_WAIT_S = 60
+started = time.monotonic()
+problems: list[str] = []
+
+
+def say(text: str) -> None:
+    print(f"{time.monotonic() - started:6.1f} s  {text}", flush=True)
+
+
+class Collected:
+    """A sink that keeps token ids and knows when all requests have ended."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = defaultdict(list)
+        self.first_s: dict[int, float] = {}
+        self.characters = 0
+        self.open: set[int] = set()
+        self.errors: dict[int, Any] = {}
+        self.idle = threading.Event()
+
+    def accepted(self, number: int, prompt_tokens: int, cached_tokens: int = 0) -> None: ...
+
+    def token(
+        self, number: int, text: str, token_ids: Sequence[int], choice: int = 0, logprobs: Sequence[Any] = ()
+    ) -> None:
+        if number not in self.first_s:
+            self.first_s[number] = time.monotonic()
+        self.tokens[number].extend(token_ids)
+        self.characters += len(text)
+
+    def finish(self, number: int, reason: Any, choice: int = 0, stop_reason: Any = None) -> None:
+        self.open.discard(number)
+
+    def usage(self, number: int, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> None: ...
+
+    def error(self, number: int, error: Any) -> None:
+        self.errors[number] = error
+        self.open.discard(number)
+
+    def flush(self) -> None:
+        if not self.open:
+            self.idle.set()
+
+
+class Bench:
+    """An engine and its sink."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        self.engine = TransformersEngine(Load("transformers", "", path.name, str(path), settings))
+        self.sink = Collected()
+        self.engine.start(self.sink)
+        self._next = 0
+
+    @property
+    def runner(self) -> Any:
+        return self.engine._parts.runner
+
+    @property
+    def graphs(self) -> str:
+        return str(self.engine.facts().effective.get("cuda_graphs"))
+
+    def run(self, prompts: Sequence[Sequence[int]], tokens: Sequence[int]) -> tuple[list[list[int]], float, float]:
+        """Greedy answers, seconds until the last, and the median seconds until a first token."""
+        sink, first = self.sink, self._next
+        self._next += len(prompts)
+        sink.idle.clear()
+        sink.open |= set(range(first, self._next))
+        began = time.monotonic()
+        for number, (prompt, limit) in enumerate(zip(prompts, tokens, strict=True), start=first):
+            sampling = Sampling(temperature=0, max_tokens=limit, ignore_eos=True)
+            self.engine.submit(number, GenerateRequest(token_ids=tuple(prompt), sampling=sampling))
+        if not sink.idle.wait(_WAIT_S) or sink.errors:
+            raise RuntimeError(f"the engine failed: {list(sink.errors.values())[:1] or 'it took too long'}")
+        took_s = time.monotonic() - began
+        ttft_s = median(sink.first_s[number] - began for number in range(first, self._next))
+        return [sink.tokens[number] for number in range(first, self._next)], took_s, ttft_s
+
+
+class Stopwatch:
+    """Wraps the parts of a step, and adds up where its time goes by kind of step."""
+
+    PARTS = ("plan", "launch", "choose", "text", "wait", "note")
+
+    def __init__(self) -> None:
+        self._now: dict[str, float] = defaultdict(float)
+        self._kind = ""
+        self.steps: dict[str, list[dict[str, float]]] = defaultdict(list)
+        self._wrap(Schedule, "plan", "plan")
+        self._wrap(Continuous, "_hand_out", "text")
+        self._wrap(Continuous, "_note", "note")
+        self._wrap(continuous, "choose", "choose")
+        self._wrap(continuous, "read", "wait")
+        self._wrap_run()
+        self._wrap_advance()
+
+    def _wrap(self, owner: Any, name: str, part: str) -> None:
+        inner: Callable[..., Any] = getattr(owner, name)
+
+        def timed(*args: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return inner(*args)
+            finally:
+                self._now[part] += time.perf_counter() - began
+
+        setattr(owner, name, timed)
+
+    def _wrap_run(self) -> None:
+        inner = Runner.run
+
+        def timed(runner: Any, step: Any) -> Any:
+            graphs = runner._graphs
+            before = (graphs.replays, len(graphs._recordings)) if graphs is not None else (0, 0)
+            began = time.perf_counter()
+            found = inner(runner, step)
+            self._now["launch"] += time.perf_counter() - began
+            after = (graphs.replays, len(graphs._recordings)) if graphs is not None else (0, 0)
+            tokens = sum(len(segment.tokens) for segment in step.segments)
+            prompts = tokens > len(step.segments)
+            if tokens:
+                self._kind = (
+                    "prompts" if prompts
+                    else "replayed" if after[0] > before[0]
+                    else "recorded" if after[1] > before[1]
+                    else "decoded"
+                )  # fmt: skip
+                self._now["tokens"] = tokens
+            return found
+
+        Runner.run = timed  # type: ignore[method-assign]
+
+    def _wrap_advance(self) -> None:
+        inner = Continuous.advance
+
+        def timed(one: Any) -> bool:
+            self._now.clear()
+            self._kind = ""
+            began = time.perf_counter()
+            done = inner(one)
+            if self._kind:
+                self.steps[self._kind].append({**self._now, "all": time.perf_counter() - began})
+            return done
+
+        Continuous.advance = timed  # type: ignore[method-assign]
+
+    def report(self) -> None:
+        for kind, steps in sorted(self.steps.items()):
+            parts = "  ".join(f"{part} {1e3 * fmean(s.get(part, 0.0) for s in steps):.2f}" for part in self.PARTS)
+            say(
+                f"  {len(steps):4} steps {kind:9} {fmean(s['tokens'] for s in steps):6.0f} tokens,"
+                f" {1e3 * median(s['all'] for s in steps):7.2f} ms median, {sum(s['all'] for s in steps):5.2f} s in all;"
+                f" mean ms: {parts}"
+            )
+        self.steps.clear()
+
+
+def tokenizer(folder: Path) -> Path:
+    """One letter for each byte; `make_shape` fills it up."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = ["<unk>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    inner = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    ).save_pretrained(folder)
+    return folder
+
+
+def small_model(folder: Path, words: Path) -> Path:
+    """Random, with the best token far ahead of the second: rounding does not change a greedy answer."""
+    torch.manual_seed(7)
+    config = transformers.LlamaConfig(
+        vocab_size=259, hidden_size=256, head_dim=64, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=2048, initializer_range=0.2, bos_token_id=1, eos_token_id=2,
+        pad_token_id=2, tie_word_embeddings=False,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    for file in words.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def check_truth(path: Path, device: str) -> None:
+    """Twice with recording (the second time nearly all is replayed), once without, once by generate()."""
+    source = random.Random(3)
+    lengths = [source.choice([1, 40, 40, 57, 200, 250, 300]) for _ in range(40)]
+    prompts = [[source.randrange(3, 259) for _ in range(length)] for length in lengths]
+    tokens = [source.choice([12, 48, 100]) for _ in prompts]
+    recording = Bench(path, device=device, dtype="float32", **{"batching.batch_size": 24})
+    first, _, _ = recording.run(prompts, tokens)
+    second, _, _ = recording.run(prompts, tokens)
+    say(f"small model: cuda_graphs {recording.graphs}")
+    if recording.runner._graphs is not None:
+        say(f"small model: {recording.runner._graphs.replays} replays")
+    if device == "cuda" and recording.graphs != "on":
+        problems.append(f"CUDA graphs: {recording.graphs}")
+    recording.engine.close()
+    plain = Bench(path, device=device, dtype="float32", cuda_graphs="off", **{"batching.batch_size": 24})
+    expected, _, _ = plain.run(prompts, tokens)
+    model = plain.engine._parts.loaded.model
+    theirs = []
+    for prompt, limit in zip(prompts[:6], tokens[:6], strict=True):
+        ids = torch.tensor([prompt], device=device)
+        made = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit, do_sample=False, eos_token_id=None
+        )
+        theirs.append(made[0, len(prompt) :].tolist())
+    plain.engine.close()
+    for name, ours, known in (
+        ("recorded steps, first time", first, expected),
+        ("recorded steps, second time", second, expected),
+        ("generate()", expected[:6], theirs),
+    ):
+        wrong = [i for i, (a, b) in enumerate(zip(ours, known, strict=True)) if a != b]
+        if wrong:
+            problems.append(f"{name}: {len(wrong)} of {len(known)} answers differ, the first is {wrong[0]}")
+        say(f"small model, {name}: {len(known) - len(wrong)} of {len(known)} answers the same")
+
+
+def measure(bench: Bench, watch: Stopwatch, rows: int, output: int, label: str, seed: int) -> None:
+    source = random.Random(seed)
+    size = bench.engine._parts.loaded.vocab_size
+    prompts = [[source.randrange(300, size) for _ in range(INPUT)] for _ in range(rows)]
+    watch.steps.clear()
+    found, took_s, ttft_s = bench.run(prompts, [output] * rows)
+    made = sum(map(len, found))
+    if made != rows * output:
+        problems.append(f"{label}: {made} tokens instead of {rows * output}")
+    say(f"{label}, {rows} rows of {INPUT}+{output}: {made / took_s:,.0f} tok/s, median TTFT {1e3 * ttft_s:.0f} ms")
+    watch.report()
+
+
+def time_replays(bench: Bench) -> None:
+    """What the device alone takes for each recorded step. Nobody owns the rows it writes."""
+    graphs = bench.runner._graphs
+    for key, replay in list(graphs._recordings._kept.items()):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(10):
+            replay()
+        torch.cuda.synchronize()
+        say(f"replay of {key.rows} rows, reach {key.reach}: {100 * (time.perf_counter() - began):.2f} ms")
+
+
+def profile_replay(bench: Bench) -> None:
+    """The kernels that one recorded step spends its time in."""
+    from torch.profiler import ProfilerActivity, profile
+
+    key, replay = max(bench.runner._graphs._recordings._kept.items())
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        replay()
+        torch.cuda.synchronize()
+    spent: dict[str, list[float]] = defaultdict(list)
+    for event in seen.events():
+        spent[event.name].append(event.device_time)
+    say(f"kernels of a step of {key.rows} rows: {sum(map(len, spent.values()))}")
+    for name, times in sorted(spent.items(), key=lambda item: -sum(item[1]))[:14]:
+        say(f"  {sum(times) / 1e3:6.2f} ms in {len(times):4}: {name[:110]}")
+
+
+def measure_generate(bench: Bench, rows: int, output: int) -> None:
+    model, device = bench.engine._parts.loaded.model, bench.engine._parts.loaded.device
+    ids = torch.randint(300, 4000, (rows, INPUT), device=device)
+    began = time.monotonic()
+    with torch.inference_mode():
+        model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=output, min_new_tokens=output,
+            pad_token_id=0,
+        )  # fmt: skip
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    say(f"static generate(), {rows} rows of {INPUT}+{output}: {rows * output / (time.monotonic() - began):,.0f} tok/s")
+
+
+def attempt(what: str, do: Callable[[], None], needs_s: float, deadline: float, counts: bool = True) -> None:
+    """One part of the list; a failure is told and the rest goes on. `counts`: it is a problem of ours."""
+    if time.monotonic() + needs_s > deadline:
+        say(f"left out, no time: {what}")
+        return
+    try:
+        do()
+    except Exception as error:
+        traceback.print_exc()
+        if counts:
+            problems.append(f"{what}: {error}")
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    options.add_argument("--shape", default="llama-8b")
+    options.add_argument("--rows", nargs="+", type=int, default=[256, 64])
+    options.add_argument("--device", default="cuda")
+    options.add_argument("--seconds", type=float, default=70.0)
+    options.add_argument("--output", type=int, default=OUTPUT)
+    given = options.parse_args()
+    deadline = started + given.seconds
+    logging.basicConfig(level=logging.WARNING)
+    transformers.utils.logging.set_verbosity_error()
+    say(f"torch {torch.__version__}, transformers {transformers.__version__}, python {sys.version.split()[0]}")
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        words = tokenizer(folder / "words")
+        small = small_model(folder / "small", words)
+        attempt("truth on a small model", lambda: check_truth(small, given.device), 0, deadline)
+        bench = Bench(make_shape(given.shape, folder, words), device=given.device)
+        facts = bench.engine.facts()
+        say(f"{given.shape} is loaded in {facts.load_s:.1f} s: {dict(facts.effective)}")
+        if bench.runner is None:
+            problems.append("continuous batching is not possible")
+        else:
+            measure_all(bench, given, deadline)
+        bench.engine.close()
+    for problem in problems:
+        say(f"PROBLEM: {problem}")
+    return 1 if problems else 0
+
+
+def measure_all(bench: Bench, given: argparse.Namespace, deadline: float) -> None:
+    watch = Stopwatch()
+    most = max(given.rows)
+    for rows in given.rows:
+        for turn in ("first time", "second time", "third time"):  # steps are recorded when they come again
+            label = f"graphs {bench.graphs.partition(':')[0]}, {turn}"
+            attempt(
+                f"{rows} rows, {turn}",
+                lambda r=rows, w=label: measure(bench, watch, r, given.output, w, r + len(w)),  # type: ignore[misc]
+                6, deadline,
+            )  # fmt: skip
+    if given.device == "cuda":
+        say(f"cuda_graphs: {bench.graphs}; {torch.cuda.max_memory_reserved() / 2**30:.1f} GiB reserved at most")
+        if bench.graphs != "on":
+            problems.append(f"CUDA graphs: {bench.graphs}")
+    if bench.runner.records and given.device == "cuda":
+        attempt("replays alone", lambda: time_replays(bench), 3, deadline)
+        attempt("kernels of a replay", lambda: profile_replay(bench), 6, deadline, counts=False)
+    bench.runner._graphs = None
+    short = min(32, given.output)
+    attempt("without graphs", lambda: measure(bench, watch, most, short, "graphs off", 7), 8, deadline)
+    attempt("static generate()", lambda: measure_generate(bench, most, short), 8, deadline, counts=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

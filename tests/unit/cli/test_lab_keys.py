@@ -1,0 +1,134 @@
+"""Which keys go to which server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginebay.cli.lab_keys import admin_headers, is_here, text_headers
+from enginebay.cli.main import main
+from enginebay.errors import UsageError
+from enginebay.lab import studies
+from enginebay.lab.client import ceiling
+from enginebay.lab.conduct import Bench
+from enginebay.lab.remote_meter import PATH, _refusal
+
+KEYS = {"ENGINEBAY_ADMIN_KEY": "usual", "GPU_HOST_KEY": "named", "EMPTY": ""}
+FAR, NEAR = "http://gpu-host:8000", "http://127.0.0.1:8000"
+
+
+@pytest.mark.parametrize(
+    ("url", "here"),
+    [
+        ("http://127.0.0.1:8000", True),
+        ("https://127.0.0.53", True),
+        ("http://localhost:8000/v1", True),
+        ("http://LOCALHOST", True),
+        ("http://[::1]:8000", True),
+        ("http://192.168.1.5:8000", False),
+        ("http://[2001:db8::1]", False),
+        ("http://gpu-host", False),
+        ("http://localhost.example.org", False),
+        ("http://127.0.0.1.example.org", False),
+        ("http://127.0.0.1@example.org", False),
+        ("http://0.0.0.0", False),
+        ("http://[bad", False),
+        ("", False),
+    ],
+)
+def test_what_is_this_host(url: str, here: bool) -> None:
+    assert is_here(url) is here
+
+
+def test_the_usual_admin_key_stays_on_this_host() -> None:
+    assert admin_headers([NEAR, NEAR], None, KEYS) == {"Authorization": "Bearer usual"}
+    assert admin_headers([FAR], None, KEYS) == {}
+    assert admin_headers([NEAR, FAR], None, KEYS) == {}
+
+
+def test_a_key_named_for_a_server_goes_there() -> None:
+    assert admin_headers([FAR], "GPU_HOST_KEY", KEYS) == {"Authorization": "Bearer named"}
+    assert admin_headers([FAR], "ENGINEBAY_ADMIN_KEY", KEYS) == {"Authorization": "Bearer usual"}
+    for missing in ("EMPTY", "NOWHERE"):
+        with pytest.raises(UsageError, match=f"{missing} is not set"):
+            admin_headers([FAR], missing, KEYS)
+
+
+def test_servers_that_the_lab_starts_need_none() -> None:
+    assert admin_headers([None, None], None, KEYS) == {}
+    assert admin_headers([None], "NOWHERE", KEYS) == {}
+    assert admin_headers([NEAR], None, {}) == {}
+
+
+def test_the_key_for_text_is_the_first_that_is_set() -> None:
+    assert text_headers({"OPENAI_API_KEY": "o", "ENGINEBAY_API_KEY": "e"}) == {"Authorization": "Bearer e"}
+    assert text_headers({"OPENAI_API_KEY": "o", "ENGINEBAY_API_KEY": ""}) == {"Authorization": "Bearer o"}
+    assert text_headers({}) == {}
+
+
+def test_a_refusal_says_what_to_pass() -> None:
+    assert "--admin-key-env" in _refusal(403) and PATH in _refusal(403)
+
+
+@pytest.fixture()
+def benches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Bench]:
+    """What a study would be carried out with; nothing is measured."""
+    found: list[Bench] = []
+
+    def carry_out(bench: Bench, study: Any, *_: Any) -> studies.Outcome:
+        found.append(bench)
+        return studies.Outcome(study.id, [], {})
+
+    monkeypatch.setattr(studies, "carry_out", carry_out)
+    monkeypatch.setattr(ceiling, "calibrate", lambda: ceiling.Ceiling(1.0, 1.0, 1))
+    monkeypatch.setattr("enginebay.cli.results.show_outcome", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ENGINEBAY_HOME", str(tmp_path / "home"))
+    for name in ("ENGINEBAY_API_KEY", "OPENAI_API_KEY", "ENGINEBAY_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("ENGINEBAY_ADMIN_KEY", "GPU_HOST_KEY"):
+        monkeypatch.setenv(name, KEYS[name])
+    return found
+
+
+def experiment(*arguments: str) -> int:
+    return main(["experiment", *arguments])
+
+
+def of_url(url: str, *more: str) -> int:
+    return experiment("--url", url, "--model", "m", "--tokenizer", "bytes", *more)
+
+
+@pytest.mark.parametrize(
+    ("url", "more", "key"),
+    [
+        (NEAR, [], "usual"),
+        (FAR, [], None),
+        (FAR, ["--admin-key-env", "GPU_HOST_KEY"], "named"),
+        (NEAR, ["--admin-key-env", "GPU_HOST_KEY"], "named"),
+    ],
+)
+def test_the_command_sends_the_key_where_it_belongs(
+    benches: list[Bench], url: str, more: list[str], key: str | None
+) -> None:
+    assert of_url(url, *more) == 0
+    assert benches[0].admin_headers == ({} if key is None else {"Authorization": f"Bearer {key}"})
+
+
+def test_a_study_that_goes_on_keeps_to_it(benches: list[Bench]) -> None:
+    assert of_url(FAR) == 0
+    assert experiment("--resume") == 0
+    assert experiment("--resume", "--admin-key-env", "GPU_HOST_KEY") == 0
+    assert [bench.admin_headers for bench in benches] == [{}, {}, {"Authorization": "Bearer named"}]
+
+
+def test_a_variable_that_is_not_set_or_not_needed_is_said(
+    benches: list[Bench], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert of_url(FAR, "--admin-key-env", "NOWHERE") == 2
+    assert "the variable NOWHERE is not set" in capsys.readouterr().err
+    assert experiment("--engine", "fake", "--admin-key-env", "GPU_HOST_KEY") == 2
+    assert "--admin-key-env is for a server that runs" in capsys.readouterr().err
+    assert not benches

@@ -1,0 +1,96 @@
+"""What a run is judged by: every fact that somebody saw reaches its check."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from enginebay.lab.asking import ServerFacts
+from enginebay.lab.client.ceiling import Ceiling
+from enginebay.lab.client.launch import Fired
+from enginebay.lab.judging import Around, facts_of
+from enginebay.lab.measured import Measured
+from enginebay.lab.measures.measures import measure
+from enginebay.lab.observing import Observation
+from enginebay.lab.parity import Answer
+from enginebay.lab.points import Point, read_plan
+from enginebay.lab.references import Reference
+from enginebay.lab.requests import Record
+from enginebay.lab.validity.facts import RunFacts
+from enginebay.lab.validity.judge import judge
+from enginebay.lab.validity.verdict import Verdict
+from enginebay.lab.workload.make import Workload
+from tests.unit.lab.validity.runs import paced, wanted
+
+CEILING = Ceiling(tokens_per_s=1e6, requests_per_s=1e5, processes=1)
+POINT = Point("p", "fake", "m", {"kind": "synthetic", "input_tokens": 32, "output_tokens": 16},
+              {"kind": "constant", "rate": 10})  # fmt: skip
+HERE = Answer((1, 2), ("a", "b"), (-0.1, -0.2))
+OTHER = Answer((1, 2), ("x", "y"), (-0.1, -0.2))
+
+
+def facts(
+    point: Point = POINT, around: Around | None = None, records: list[Record] | None = None, prepared: int = 400, **seen: Any
+) -> RunFacts:  # fmt: skip
+    """Of a sound run of 40 s at 10 requests/s, with what was seen of it."""
+    own = paced() if records is None else records
+    fired = Fired(own, {}, 1000.0, 41.0, seen.pop("core_share", None))
+    measured = Measured(ServerFacts(), Workload(tuple(wanted(prepared))), fired, (990.0, 991.0), **seen)
+    figures = measure(own, {}, 41.0)
+    return facts_of(read_plan(point), measured, figures, Observation(), {}, around or Around(CEILING))
+
+
+def found(verdict: Verdict, code: str) -> str:
+    """The severity of a code; "fine" where it was looked at, "unchecked" where not."""
+    severities = [reason.severity for reason in verdict.reasons if reason.code == code]
+    return severities[0] if severities else ("fine" if code in verdict.checked else "unchecked")
+
+
+def test_a_sound_run_of_which_little_is_known_is_valid() -> None:
+    verdict = judge(facts())
+    assert verdict.status == "valid", verdict.reasons
+    assert {"too_few_cycles", "parity_broken", "machine_busy"} <= set(verdict.unchecked)
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.2, "fine"), (0.8, "informative"), (0.97, "invalid")])
+def test_a_client_that_is_busy_itself(share: float, said: str) -> None:
+    assert found(judge(facts(core_share=share)), "client_saturated") == said
+
+
+@pytest.mark.parametrize(("cycles", "said"), [(None, "unchecked"), (1, "informative"), (2, "informative"), (3, "fine")])
+def test_a_study_of_few_cycles(cycles: int | None, said: str) -> None:
+    assert found(judge(facts(around=Around(CEILING, cycles))), "too_few_cycles") == said
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [((HERE,), "fine"), ((OTHER,), "invalid"), ((), "unchecked"), ((HERE, HERE), "unchecked")],
+)
+def test_answers_are_held_against_the_reference(answers: tuple[Answer, ...], said: str) -> None:
+    around = Around(CEILING, reference=Reference(0, "llamacpp c4", (HERE,)))
+    verdict = judge(facts(around=around, answers=answers))
+    assert found(verdict, "parity_broken") == said
+    assert all(reason.message.startswith("against llamacpp c4: ") for reason in verdict.reasons)
+
+
+def test_without_a_reference_parity_is_not_claimed() -> None:
+    assert found(judge(facts(answers=(HERE,))), "parity_broken") == "unchecked"
+
+
+@pytest.mark.parametrize(
+    ("share", "said"), [(0.98, "fine"), (1.0, "fine"), (1.1, "informative"), (1.5, "invalid"), (None, "unchecked")]
+)
+def test_requests_of_others_at_the_server(share: float | None, said: str) -> None:
+    """400 requests of a second each are ours; the server may count a little less, and more only of others."""
+    verdict = judge(facts(server_s=None if share is None else 400.0 * share))
+    assert found(verdict, "machine_busy") == said
+
+
+def test_a_run_that_ends_when_it_is_stable_was_not_to_send_the_rest() -> None:
+    stable = replace(POINT, limits={"until_stable": True})
+    assert found(judge(facts(stable, prepared=5000)), "delivered_rate") == "fine"
+    assert found(judge(facts(POINT, prepared=5000)), "delivered_rate") == "invalid"
+    missing = [record for record in paced() if record.index % 10]
+    assert found(judge(facts(stable, records=missing, prepared=5000)), "delivered_rate") == "invalid"

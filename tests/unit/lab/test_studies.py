@@ -1,0 +1,73 @@
+"""A study from its plan to its runs, with runs that are made and not measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginebay.errors import LoadFailed
+from enginebay.lab import studies
+from enginebay.lab.client.ceiling import Ceiling
+from enginebay.lab.conduct import Bench
+from enginebay.lab.points import Point
+from enginebay.lab.references import Reference
+from enginebay.lab.runs.study import Step
+from tests.unit.lab.runs.made import write_run
+
+POINT = Point("a", "a", "m", {"kind": "synthetic", "input_tokens": 8, "output_tokens": 4}, {"kind": "offline"})
+POINTS = [POINT, replace(POINT, label="b", engine="b"), replace(POINT, label="c", engine="c")]
+ANSWER = {"prompt_ids": [1], "token_ids": [7], "logprobs": [-1.0], "text": ""}
+
+
+class Conductor:
+    """Stands for `conduct`: notes what it is told, and writes a run."""
+
+    def __init__(self, fails: tuple[str, ...] = (), killed_after: int | None = None) -> None:
+        self.told: list[tuple[str, int, int | None, str | None]] = []
+        self._fails = fails
+        self._killed_after = killed_after
+
+    def __call__(self, bench: Bench, point: Point, step: Step, reference: Reference | None = None) -> Path:
+        if self._killed_after is not None and len(self.told) >= self._killed_after:
+            raise KeyboardInterrupt
+        self.told.append((point.label, step.cycle, bench.cycles, reference.label if reference else None))
+        if point.label in self._fails:
+            raise LoadFailed("it did not start", "")
+        study = {"id": bench.study_id, "point": step.point, "cycle": step.cycle, "label": point.label}
+        parity = {"answers": [ANSWER], "tokens": 1}
+        name = f"20261115-143015-{point.label}-m-offline-{step.cycle}"
+        return write_run(bench.runs, name, point.engine, parity=parity, study=study).path
+
+
+def carry_out(folder: Path, study: Any, conductor: Conductor, monkeypatch: pytest.MonkeyPatch) -> studies.Outcome:
+    monkeypatch.setattr(studies, "conduct", conductor)
+    bench = Bench(runs=folder, study_id="", ceiling=Ceiling(1.0, 1.0, 1))
+    return studies.carry_out(bench, study, lambda *_: None, lambda *_: None)
+
+
+def test_every_run_knows_the_studys_cycles_and_whom_it_is_compared_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conductor = Conductor()
+    outcome = carry_out(tmp_path, studies.new_study(tmp_path, POINTS[:2], 2, {}), conductor, monkeypatch)
+    assert conductor.told == [("a", 1, 2, None), ("b", 1, 2, "a"), ("b", 2, 2, "a"), ("a", 2, 2, None)]
+    assert len(outcome.runs) == 4 and not outcome.failed
+
+
+def test_a_point_that_cannot_be_run_is_no_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conductor = Conductor(fails=("a",))
+    outcome = carry_out(tmp_path, studies.new_study(tmp_path, POINTS, 1, {}), conductor, monkeypatch)
+    assert conductor.told == [("a", 1, 1, None), ("b", 1, 1, None), ("c", 1, 1, "b")]
+    assert list(outcome.failed) == [0]
+
+
+def test_a_study_that_goes_on_still_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = studies.new_study(tmp_path, POINTS, 1, {})
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(tmp_path, study, Conductor(killed_after=1), monkeypatch)
+    conductor = Conductor()
+    carry_out(tmp_path, studies.study_to_resume(tmp_path, None), conductor, monkeypatch)
+    assert conductor.told == [("b", 1, 1, "a"), ("c", 1, 1, "a")]

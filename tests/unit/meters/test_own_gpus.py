@@ -1,0 +1,190 @@
+"""The GPUs of one engine. The driver's library is played, with its calls as they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginebay.meters.driver import Driver, DriverError
+from enginebay.meters.own_gpus import OwnGpus, family_of, open_own_gpus, uses_cuda, visible
+from enginebay.meters.sample import Absent
+
+OWN, OTHER = 100, 999
+UUIDS = ["GPU-aaaa", "GPU-bbbb"]
+NOT_SUPPORTED = 3
+
+
+class Call:
+    """A function of a C library."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+        self.restype: Any = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._answer(*arguments)
+
+
+class Library:
+    """Two GPUs; what is in `refused` is not supported, what is in `missing` is not there."""
+
+    def __init__(self) -> None:
+        self.refused: set[str] = set()
+        self.missing: set[str] = set()
+        self.energy_mj = [5_000, 9_000]
+        self.running: list[list[int]] = [[], []]
+        self.shut = 0
+
+    def __getattr__(self, name: str) -> Call:
+        answer = {
+            "nvmlInit_v2": lambda: 0,
+            "nvmlShutdown": self._shutdown,
+            "nvmlDeviceGetCount_v2": lambda found: _set(found, 2),
+            "nvmlDeviceGetHandleByIndex_v2": lambda index, found: _set(found, index.value + 1),
+            "nvmlDeviceGetUUID": self._uuid,
+            "nvmlDeviceGetTotalEnergyConsumption": lambda gpu, found: _set(found, self.energy_mj[gpu.value - 1]),
+            "nvmlDeviceGetPowerUsage": lambda gpu, found: _set(found, 412_500),
+            "nvmlDeviceGetComputeRunningProcesses_v3": self._processes,
+            "nvmlErrorString": lambda code: b"Not Supported",
+        }.get(name)
+        if answer is None or name in self.missing:
+            raise AttributeError(name)
+        return Call(lambda *arguments: NOT_SUPPORTED if name in self.refused else answer(*arguments))
+
+    def _shutdown(self) -> int:
+        self.shut += 1
+        return 0
+
+    def _uuid(self, gpu: Any, found: Any, size: Any) -> int:
+        found.value = UUIDS[gpu.value - 1].encode()
+        return 0
+
+    def _processes(self, gpu: Any, count: Any, found: Any) -> int:
+        running = self.running[gpu.value - 1]
+        for place, pid in enumerate(running):
+            found[place].pid = pid
+        return _set(count, len(running))
+
+
+def _set(place: Any, value: int) -> int:
+    place._obj.value = value
+    return 0
+
+
+def opened(library: Library, environment: str | None = None) -> OwnGpus | Absent:
+    return open_own_gpus(lambda: {OWN}, environment, lambda: Driver(library))
+
+
+def test_of_several_gpus_the_one_that_computes_for_us() -> None:
+    library = Library()
+    library.running = [[OTHER], [OWN]]
+    meter = opened(library)
+    assert isinstance(meter, OwnGpus)
+    (sample,) = meter.read()
+    assert (sample.device, sample.energy_j, sample.power_w) == ("gpu:1", 9.0, None)
+    meter.close()
+    assert library.shut == 1
+
+
+def test_without_a_counter_the_power() -> None:
+    library = Library()
+    library.refused.add("nvmlDeviceGetTotalEnergyConsumption")
+    meter = opened(library, "0")
+    assert isinstance(meter, OwnGpus)
+    assert [(sample.energy_j, sample.power_w) for sample in meter.read()] == [(None, 412.5)]
+
+
+def test_others_on_the_same_gpu_are_named_where_the_driver_tells() -> None:
+    library = Library()
+    library.running = [[OWN], []]
+    meter = opened(library, "0,1")
+    assert isinstance(meter, OwnGpus) and meter.shared() is None
+    library.running = [[OWN, OTHER], []]
+    assert f"process {OTHER} computes on gpu:0" in (meter.shared() or "")
+
+
+def test_in_a_container_the_driver_tells_numbers_that_nobody_knows_here() -> None:
+    library = Library()
+    library.running = [[41_000], []]  # ourselves, as the host sees us
+    meter = opened(library, "0")
+    assert isinstance(meter, OwnGpus) and meter.shared() is None
+    several = opened(library)
+    assert isinstance(several, Absent) and "which of 2 GPUs" in several.reason and library.shut == 1
+
+
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [
+        (("nvmlInit_v2",), "Not Supported"),
+        (("nvmlDeviceGetCount_v2",), "does not tell its GPUs"),
+        (("nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetPowerUsage"), "neither the energy nor the power"),
+    ],
+)
+def test_what_cannot_be_read_is_absent_with_its_reason(refused: tuple[str, ...], words: str) -> None:
+    library = Library()
+    library.refused.update(refused)
+    found = opened(library, "1")
+    assert isinstance(found, Absent) and words in found.reason
+
+
+def test_an_old_driver_may_not_know_who_computes() -> None:
+    library = Library()
+    library.missing.add("nvmlDeviceGetComputeRunningProcesses_v3")
+    assert isinstance(opened(library, "0"), OwnGpus)
+    with pytest.raises(DriverError, match="has no nvmlDeviceGetComputeRunningProcesses_v3"):
+        Driver(library).processes(Driver(library).gpu(0))
+
+
+def test_errors_have_the_drivers_words() -> None:
+    library = Library()
+    library.refused.add("nvmlDeviceGetUUID")
+    with pytest.raises(DriverError, match="Not Supported"):
+        Driver(library).uuid(Driver(library).gpu(0))
+
+
+@pytest.mark.parametrize(
+    ("environment", "places"),
+    [
+        (None, [0, 1]),
+        ("0", [0]),
+        ("1,0", [1, 0]),
+        ("GPU-bb", [1]),
+        ("0,7,1", [0]),  # as CUDA does: the first unknown one ends the list
+        ("-1", "leaves no GPU"),
+        ("", "leaves no GPU"),
+        ("MIG-1", "MIG slice"),
+    ],
+)
+def test_cuda_visible_devices(environment: str | None, places: list[int] | str) -> None:
+    found = visible(environment, UUIDS)
+    assert places in found if isinstance(places, str) and isinstance(found, str) else found == places
+
+
+def make_process(proc: Path, pid: int, parent: int, *, file: str = "/dev/null", maps: str = "") -> None:
+    folder = proc / str(pid)
+    (folder / "fd").mkdir(parents=True)
+    (folder / "stat").write_text(f"{pid} (a ) name) S {parent} 1 1 0 -1")
+    (folder / "fd" / "3").symlink_to(file)
+    (folder / "maps").write_text(maps)
+
+
+def test_a_family_is_a_process_and_all_that_come_from_it(tmp_path: Path) -> None:
+    for pid, parent in ((1, 0), (10, 1), (11, 10), (12, 11), (20, 1)):
+        make_process(tmp_path, pid, parent)
+    (tmp_path / "30").mkdir()  # just ended
+    assert family_of(10, tmp_path) == {10, 11, 12}
+
+
+def test_who_computes_on_a_gpu_holds_a_file_or_the_library(tmp_path: Path) -> None:
+    make_process(tmp_path, 10, 1, file="/dev/nvidiactl")  # only asks the driver
+    make_process(tmp_path, 11, 10, file="/dev/nvidia-uvm")
+    make_process(tmp_path, 12, 10, maps="7f00-7f01 r-xp 0 00:1 9 /usr/lib/libcuda.so.580.1\n")
+    assert not uses_cuda({10, 13}, tmp_path)
+    assert uses_cuda({10, 11}, tmp_path) and uses_cuda({12}, tmp_path)
+
+
+def test_this_process_is_in_its_own_family() -> None:
+    assert os.getpid() in family_of(os.getpid()) and os.getppid() not in family_of(os.getpid())
