@@ -1,6 +1,6 @@
 """The whole stack on a GPU against the bare engine and its own server: the same requests, taking turns.
 
-    python -m bench.gpu.throughput --model FOLDER --out FOLDER [--streams 256 512] [--cycles 5] [--seconds 500]
+    python -m bench.gpu.throughput --model FOLDER --out FOLDER [--streams 256 512] [--cycles 5 3] [--seconds 500]
 
 Every system gets 4 × streams requests of 128 tokens in and 128 out, at most `streams` of them in flight, under the lab's
 client; the engine without a server gets them in its own process. Then requests arrive by Poisson at 70% of what ours gave.
@@ -33,7 +33,7 @@ from enginebay.meters.nvml import open_nvml
 INPUT, OUTPUT, WAVES = 128, 128, 4
 _VOCABULARY = range(100, 49000)  # ordinary tokens of every tokenizer used here
 _SHARE = 0.7  # of capacity, for arrivals by themselves
-_POISSON_S = 15.0
+_POISSON_S, _POISSON_CYCLES = 15.0, 2
 KINDS: Mapping[str, type[System]] = {
     "offline": Offline,
     "ours": Ours,
@@ -132,7 +132,9 @@ def main() -> int:
     options.add_argument("--out", type=Path, required=True)
     options.add_argument("--systems", nargs="+", choices=list(KINDS), default=["offline", "ours", "vllm serve-4"])
     options.add_argument("--streams", nargs="+", type=int, default=[256, 512])
-    options.add_argument("--cycles", type=int, default=5)
+    options.add_argument(
+        "--cycles", nargs="+", type=int, default=[5], help="of all loads, or of each number of streams"
+    )
     options.add_argument("--seconds", type=float, default=500.0)
     options.add_argument("--cache-gib", type=float, default=20.0, help="KV cache of each system")
     options.add_argument("--set", nargs="*", default=[], help="engine arguments, NAME=JSON")
@@ -148,29 +150,40 @@ def main() -> int:
         for system in systems.values():
             system.wait()
             print(f"{system.name} is up after {system.started_s:.1f} s", flush=True)
-        study(Study(systems, given.out, deadline), given.streams, given.cycles)
+        cycles = given.cycles * len(given.streams) if len(given.cycles) == 1 else given.cycles
+        study(Study(systems, given.out, deadline), dict(zip(given.streams, cycles, strict=True)))
     finally:
         for system in systems.values():
             system.stop()
     return 0
 
 
-def study(work: Study, streams: Sequence[int], cycles: int) -> None:
+def study(work: Study, cycles: Mapping[int, int]) -> None:
+    """`cycles`: how often each number of streams is measured. The order of the systems turns from cycle to cycle."""
     names = list(work.systems)
     for name in names:
         work.run(name, "warm-up", requests(999, 256), 256)
-    for cycle in range(cycles):
+    for cycle in range(max(cycles.values())):
         order = names if cycle % 2 == 0 else names[::-1]
-        for count in streams:
+        for streams in (streams for streams, often in cycles.items() if cycle < often):
             for name in order:
-                if not work.run(name, f"closed {count}", requests(cycle * 10_000 + count, WAVES * count), count):
+                if not work.run(
+                    name, f"closed {streams}", requests(cycle * 10_000 + streams, WAVES * streams), streams
+                ):
                     return
-        if cycle == 0 and (capacity := work.mean("ours", f"closed {streams[0]}", "output_tokens_per_s")):
-            rate = _SHARE * capacity / OUTPUT
-            times = arrivals.poisson(rate, int(rate * _POISSON_S), 1)
-            for name in order:
-                if name != "offline":
-                    work.run(name, "poisson", requests(77, len(times)), 512, times)
+        if cycle < _POISSON_CYCLES:
+            _arrivals_by_themselves(work, order, min(cycles), cycle)
+
+
+def _arrivals_by_themselves(work: Study, order: Sequence[str], streams: int, cycle: int) -> None:
+    capacity = work.mean("ours", f"closed {streams}", "output_tokens_per_s")
+    if capacity is None:
+        return
+    rate = _SHARE * capacity / OUTPUT
+    times = arrivals.poisson(rate, int(rate * _POISSON_S), cycle)
+    for name in order:
+        if name != "offline":
+            work.run(name, "poisson", requests(77_000 + cycle, len(times)), 512, times)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python check_transformers.py MODEL_DIR                 the whole list, one process
     torchrun --nproc-per-node 2 check_transformers.py MODEL_DIR    greedy tokens of tensor parallel 2, as JSON
 
-MODEL_DIR is what make_tiny_llama.py wrote. ENGINEBAY_CHECK_DEVICE is where it runs, as cuda; unset: cpu. Exits with 0 and prints `ok NAME` for each check, or fails with a traceback.
+MODEL_DIR is what make_tiny_llama.py wrote. ENGINEBAY_CHECK_DEVICE is where it runs, as cuda; unset: cpu. Exits with 0 and
+prints `ok NAME` for each check, or fails with a traceback.
 `src` must be on PYTHONPATH.
 """
 

@@ -51,7 +51,8 @@ def timed(work: Callable[..., Any], *given: Any) -> str:
 
 
 def main(gguf: Path) -> int:
-    models.Store().pull(f"file:{gguf.absolute()}", models.DEFAULT)
+    if models.Store().get(models.DEFAULT) is None:
+        models.Store().pull(f"file:{gguf.absolute()}", models.DEFAULT)
     with ThreadPoolExecutor() as pool:
         # The model is made in the transformers environment, which `model_files` would else probe a second time.
         beside = pool.submit(timed, probe, "vllm")

@@ -21,6 +21,8 @@ from enginebay.engines.vllm.stepwise import TRIED, version_pair
 _BUCKET = 64  # tokens; steps that differ by less take about as long
 _KEPT = 16  # steps remembered of each size
 _ENOUGH = 3  # steps of a size before it is relied on
+# Of what steps took: a step that had to wait for its successor seems longer than it was, and must not teach us to wait longer.
+_TRUSTED = 0.9
 _SPARE_S = 0.001
 _SHORTEST_S = 0.001  # waits below it are not worth the while
 _WATCHED = "_enginebay_pace"
@@ -53,7 +55,7 @@ class Pace:
         took = self._expected(tokens)
         if not self._ended or took is None or not self._handing:
             return 0.0
-        left = self._ended + took - max(self._handing) - _SPARE_S - now
+        left = self._ended + _TRUSTED * took - max(self._handing) - _SPARE_S - now
         return left if left >= _SHORTEST_S else 0.0
 
     def _expected(self, tokens: int) -> float | None:

@@ -13,6 +13,7 @@ from enginebay.engines.vllm import late_scheduling
 from enginebay.engines.vllm.late_scheduling import Pace
 
 STEP_S, HANDING_S = 0.020, 0.003
+TRUSTED_S = 0.9 * STEP_S
 
 
 def _steady(steps: int, tokens: int = 100) -> tuple[Pace, float]:
@@ -29,8 +30,8 @@ def _steady(steps: int, tokens: int = 100) -> tuple[Pace, float]:
 
 def test_it_waits_until_the_step_is_about_to_end() -> None:
     pace, now = _steady(5)
-    assert pace.wait_s(now, 100) == pytest.approx(STEP_S - HANDING_S - 0.001)
-    assert pace.wait_s(now + 0.010, 100) == pytest.approx(STEP_S - HANDING_S - 0.001 - 0.010)
+    assert pace.wait_s(now, 100) == pytest.approx(TRUSTED_S - HANDING_S - 0.001)
+    assert pace.wait_s(now + 0.010, 100) == pytest.approx(TRUSTED_S - HANDING_S - 0.001 - 0.010)
     assert pace.wait_s(now + STEP_S, 100) == 0.0
 
 
@@ -48,7 +49,19 @@ def test_a_larger_step_is_expected_to_take_as_long_as_the_largest_known_smaller_
 def test_the_shortest_of_the_last_steps_counts() -> None:
     pace, now = _steady(5)
     pace.ended(now + 0.015, 100, followed=True)
-    assert pace.wait_s(now + 0.015, 100) == pytest.approx(0.015 - HANDING_S - 0.001)
+    assert pace.wait_s(now + 0.015, 100) == pytest.approx(0.9 * 0.015 - HANDING_S - 0.001)
+
+
+def test_waiting_too_long_does_not_teach_it_to_wait_longer() -> None:
+    """Handing over takes longer than it knows, so each step waits for its successor: the wait settles, and is not drawn out."""
+    pace, now = _steady(16)
+    for _ in range(100):
+        pace.began(now + pace.wait_s(now, 100))
+        waited = pace.wait_s(now, 100)
+        pace.handed(now + waited + HANDING_S)
+        now += max(STEP_S, waited + HANDING_S + 0.0015)
+        pace.ended(now, 100, followed=True)
+    assert pace.wait_s(now, 100) <= STEP_S
 
 
 def test_after_an_idle_moment_it_decides_at_once() -> None:
