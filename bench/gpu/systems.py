@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -80,7 +81,8 @@ class Offline(System):
 
     def ready(self) -> bool:
         assert self.process.stdout is not None
-        return bool(self.process.stdout.readline())
+        said, _, _ = select.select([self.process.stdout], [], [], 0)
+        return bool(said) and bool(self.process.stdout.readline())
 
     def run(self, requests: Sequence[Request], tokens: int, streams: int) -> Mapping[str, float]:
         assert self.process.stdin is not None and self.process.stdout is not None

@@ -16,7 +16,7 @@ Requests of the first seconds, when all prompts come at once, and of the last on
 the figures for a class, alike in all loads. The sum over requests has them all.
 
 Exits with 1 when a class is more than 15% off, or the sum more than 5% off the GPU's own counter above the
-idle power that the server learned; what is measured here in the pauses is printed beside it.
+idle power that the server learned, or could not be compared with it; what is measured here in the pauses is printed beside it.
 """
 
 from __future__ import annotations
@@ -202,12 +202,16 @@ def judge(figures: dict[str, Any]) -> list[str]:
             wrong.append(f"class {kind} costs {ratio:.2f} times as much in the mix as alone")
     for load, found in figures.items():
         share = found["sum_share"]
-        if share is not None:
-            print(
-                f"{load:<7}sum of requests {found['sum_j']:,.0f} J, GPU above idle {found['gpu_above_idle_j']:,.0f} J: {share:.1%}"
+        if share is None:
+            wrong.append(
+                f"{load}: the sum was not compared, for want of the GPU's own counter or the server's idle power"
             )
-            if abs(share - 1) > SUM_BAR:
-                wrong.append(f"{load}: the requests' joules are {share:.1%} of what the GPU drew above idle")
+            continue
+        print(
+            f"{load:<7}sum of requests {found['sum_j']:,.0f} J, GPU above idle {found['gpu_above_idle_j']:,.0f} J: {share:.1%}"
+        )
+        if abs(share - 1) > SUM_BAR:
+            wrong.append(f"{load}: the requests' joules are {share:.1%} of what the GPU drew above idle")
     return wrong
 
 

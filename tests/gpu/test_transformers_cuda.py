@@ -69,8 +69,7 @@ async def test_sleep_frees_the_memory_and_the_model_is_the_same_afterwards(worke
     from tests.gpu.sleeping import sleep_and_wake
 
     worker = await workers.get(name)
-    if not worker.facts.sleep_levels:
-        pytest.skip(f"it declares no sleep here: {worker.facts.effective}")
+    assert 1 in worker.facts.sleep_levels, worker.facts.effective
     for turn in (1, 2):
         slept = await sleep_and_wake(worker, 1)
         print(f"{name} turn {turn}: {slept}")
@@ -91,3 +90,4 @@ def test_every_way_of_batching_gives_what_generate_gives() -> None:
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
     assert done.stdout.count("ok ") >= 4
+    assert "ok check_cuda_graphs_are_replayed" in done.stdout

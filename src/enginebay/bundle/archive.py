@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +17,27 @@ _BLOCK = tarfile.BLOCKSIZE
 _MOST_PARTS = 999  # so that `cat bundle.tar.*` has them in order
 
 
+def check_parts(files: Iterable[tuple[str, Path]], split: int | None) -> None:
+    """Raises `UsageError` if these files, by their paths in the archive, make too many parts. Writes nothing."""
+    size = sum(_packed_size(path, source.stat().st_size) for path, source in files) + 2 * _BLOCK
+    if split is not None and size > split * _MOST_PARTS:
+        raise _too_many_parts()
+
+
+def _packed_size(path: str, size: int) -> int:
+    return len(_header(path, size)) + size + -size % _BLOCK
+
+
+def _header(path: str, size: int) -> bytes:
+    header = tarfile.TarInfo(path)
+    header.size, header.mode = size, 0o644
+    return header.tobuf(tarfile.PAX_FORMAT)
+
+
+def _too_many_parts() -> UsageError:
+    return UsageError(f"the bundle would have more than {_MOST_PARTS} parts", "give --split a larger size")
+
+
 class Archive:
     """`add` files, then `close`. The same files in the same order make the same bytes."""
 
@@ -25,9 +46,7 @@ class Archive:
 
     def add(self, path: str, source: Path, advance: Callable[[int], None]) -> Stored:
         size = source.stat().st_size
-        header = tarfile.TarInfo(path)
-        header.size, header.mode = size, 0o644
-        self._out.write(header.tobuf(tarfile.PAX_FORMAT))
+        self._out.write(_header(path, size))
         offset, digest, written = self._out.position, hashlib.sha256(), 0
         with source.open("rb") as file:
             while chunk := file.read(CHUNK):
@@ -77,7 +96,7 @@ class _Cut:
 
     def _open(self) -> None:
         if len(self._parts) == _MOST_PARTS:
-            raise UsageError(f"the bundle would have more than {_MOST_PARTS} parts", "give --split a larger size")
+            raise _too_many_parts()
         self._file = (self._folder / self._name()).open("wb")
         self._size, self._digest = 0, hashlib.sha256()
 

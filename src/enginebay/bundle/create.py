@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from enginebay import __version__
 from enginebay.bundle import standalone, wheels
-from enginebay.bundle.archive import ARCHIVE, Archive
+from enginebay.bundle.archive import ARCHIVE, Archive, check_parts
 from enginebay.bundle.gather import Edge, Gathered, gather
 from enginebay.bundle.manifest import Bay, Cut, Engine, Manifest, Model, Package, Part
 from enginebay.bundle.own_wheel import own_wheel
@@ -84,6 +84,7 @@ def _create(order: Order, commands: Commands, scratch: Path, report: Report, say
     models = [store.get(name) or store.pull(name, say=say) for name in order.models]
     bay = _bay_set(order, commands, scratch)
     engines = [_engine_set(order, one, commands, scratch, say) for one in order.engines]
+    check_parts(_contents((bay, *engines), models, store), order.split)
     for stale in (order.out / MANIFEST, *order.out.glob(f"{ARCHIVE}*")):
         stale.unlink(missing_ok=True)
     report("packing", "")
@@ -128,8 +129,30 @@ def _trimmed(trim: Trim | None, target: Target, found: Gathered, into: Path, say
     return _Set(tuple(paths), found.edges, cuts)
 
 
+def _contents(sets: Iterable[_Set], models: Iterable[StoredModel], store: Store) -> Iterator[tuple[str, Path]]:
+    """What goes into the archive: each path in it, and the file."""
+    for path in _wheels(sets).values():
+        yield _wheel_path(path), path
+    for model in models:
+        for record in store.manifest(model.name).files:
+            yield _model_path(model, record.path), model.folder / record.path
+
+
+def _wheels(sets: Iterable[_Set]) -> dict[str, Path]:
+    """Each once, by its file's name."""
+    return {path.name: path for one in sets for path in one.paths}
+
+
+def _wheel_path(wheel: Path) -> str:
+    return f"wheels/{wheel.name}"
+
+
+def _model_path(model: StoredModel, path: str) -> str:
+    return f"models/{model.name}/{path}"
+
+
 def _pack(order: Order, bay: _Set, engines: list[_Set], models: list[StoredModel], store: Store, say: Say) -> Manifest:
-    every = {path.name: path for one in (bay, *engines) for path in one.paths}
+    every = _wheels((bay, *engines))
     total = sum(path.stat().st_size for path in every.values()) + sum(one.size_bytes for one in models)
     archive = Archive(order.out, order.split)
     with tracking("packing", total, say) as advance:
@@ -160,7 +183,7 @@ def _package(archive: Archive, path: Path, sets: Iterable[_Set], advance: Advanc
     name, version = wheels.name_and_version(path)
     edges = [edge for one in sets for edge in one.edges if (edge.name, edge.version) == (name, version)]
     cuts = {file: made for one in sets for file, made in one.cuts.items()}
-    stored = archive.add(f"wheels/{path.name}", path, advance)
+    stored = archive.add(_wheel_path(path), path, advance)
     return Package(name, version, stored, tuple(sorted({edge.requires for edge in edges})), cuts.get(path.name))
 
 
@@ -168,7 +191,7 @@ def _model(archive: Archive, model: StoredModel, store: Store, advance: Advance)
     manifest = store.manifest(model.name)
     files = []
     for record in manifest.files:
-        stored = archive.add(f"models/{model.name}/{record.path}", model.folder / record.path, advance)
+        stored = archive.add(_model_path(model, record.path), model.folder / record.path, advance)
         if stored.sha256 != record.sha256:
             raise ModelInvalid(
                 f"{model.name}: {record.path} has changed since it was stored", f"run: bay models verify {model.name}"
@@ -181,13 +204,14 @@ def _engine(order: Order, one: Wanted, made: _Set, packages: tuple[Package, ...]
     paths = _inside(made)
     there = {(package.name, package.version) for package in packages if package.file.path in paths}
     unmet = [edge for edge in made.edges if not edge.followed and (edge.name, edge.version) in there]
-    provided = tuple(sorted({name_in(text) for text in order.provided}))
+    asked = {name_in(edge.requires) for edge in unmet}
+    needed = asked | {name_in(text) for text in one.requirements}
+    provided = [text for text in order.provided if name_in(text) in needed]
     reasons = dict.fromkeys(
         (name for names in one.drop.values() for name in names), "the engine's recipe leaves it out"
     )
     trim = order.trim_of(one)
     reasons |= trim.packages if trim else {}
-    asked = {name_in(edge.requires) for edge in unmet}
     wishes = [(edge.name, edge.requires) for edge in unmet]
     return Engine(
         kind=one.spec.kind,
@@ -196,12 +220,12 @@ def _engine(order: Order, one: Wanted, made: _Set, packages: tuple[Package, ...]
         distributions=tuple(name for name, _ in sorted(there) if name in one.spec.distributions),
         packages=paths,
         needs=one.requirements,
-        provided=provided,
-        expects=expected(one, [text for text in order.provided if name_in(text) not in reasons], wishes),
+        provided=tuple(sorted({name_in(text) for text in provided})),
+        expects=expected(one, [text for text in provided if name_in(text) not in reasons], wishes),
         left_out={name: reasons[name] for name in sorted(asked & set(reasons))},
         variables=dict(trim.variables) if trim else {},
     )
 
 
 def _inside(made: _Set) -> tuple[str, ...]:
-    return tuple(f"wheels/{path.name}" for path in made.paths)
+    return tuple(map(_wheel_path, made.paths))

@@ -13,6 +13,8 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import TextIO
 
+from packaging.requirements import InvalidRequirement, Requirement
+
 from enginebay import __version__
 from enginebay.bundle.host_python import HostPython
 from enginebay.bundle.manifest import Engine
@@ -81,7 +83,7 @@ def _build(order: Order, folder: Path, lock: TextIO, report: Report) -> Environm
     _write_path_file(packages, order.python.paths if engine.sees_host else (), engine.variables or {})
     report("asking the library what it takes", "")
     spec = registry.spec(engine.kind)
-    probe = _probe(python, spec, engine)
+    probe = _probe(python, spec, f"{engine.kind} {engine.version} was not installed")
     _write_records(order, folder, spec, probe, started)
     path = publish(folder, name_of(engine.kind, engine.version))
     adapter = probing.fingerprint(spec)
@@ -104,11 +106,12 @@ def _write_path_file(packages: Path, paths: tuple[str, ...], variables: Mapping[
         (packages / _PATH_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _probe(python: Path, spec: EngineSpec, engine: Engine) -> Probe:
+def _probe(python: Path, spec: EngineSpec, otherwise: str) -> Probe:
+    """Raises `EngineFailed` with `otherwise` and the reason."""
     try:
         return probing.probe(python, spec)
     except EngineFailed as error:
-        raise EngineFailed(f"{engine.kind} {engine.version} was not installed: {error.message}", error.hint) from None
+        raise EngineFailed(f"{otherwise}: {error.message}", error.hint) from None
 
 
 def _write_records(order: Order, folder: Path, spec: EngineSpec, probe: Probe, started: float) -> None:
@@ -150,13 +153,12 @@ def install_current(order: Order, report: Report) -> Environment:
     _write_path_file(Path(sysconfig.get_paths()["purelib"]), (), engine.variables or {})
     report("asking the library what it takes", "")
     spec = registry.spec(engine.kind)
-    _probe(Path(sys.executable), spec, engine)
+    said = f"the packages of {engine.kind} {engine.version} are in this environment now, but it does not start"
+    _probe(Path(sys.executable), spec, said)
     return find(engine.kind, engine.version)
 
 
 def _wishes_here() -> Iterator[tuple[str, str]]:
-    from pip._vendor.packaging.requirements import InvalidRequirement, Requirement
-
     for one in distributions():
         who = canonical(one.metadata["Name"] or "")
         for text in one.requires or ():

@@ -9,6 +9,7 @@ import runpy
 import sys
 import sysconfig
 from importlib.metadata import distributions
+from importlib.util import find_spec
 
 
 def package_paths() -> list[str]:
@@ -30,4 +31,5 @@ def packages() -> dict[str, str]:
 if __name__ == "__main__":
     beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "standalone.py")
     facts = runpy.run_path(beside)["facts_of_this_python"]()
-    print(json.dumps({"facts": facts, "paths": package_paths(), "packages": packages()}))
+    lzma = find_spec("_lzma") is not None  # a Python may be built without it
+    print(json.dumps({"facts": facts, "paths": package_paths(), "packages": packages(), "lzma": lzma}))

@@ -22,6 +22,7 @@ class HostPython:
     facts: Mapping[str, str]
     paths: tuple[str, ...]  # where its packages lie
     packages: Mapping[str, str]  # canonical name: version
+    lzma: bool = True  # can unpack what is packed that way
 
 
 def base_python() -> str:
@@ -41,12 +42,17 @@ def ask(python: str) -> HostPython:
         raise EnginebayError(
             f"{python} is not a Python that can be used: {reason}", "name another with --python PATH"
         ) from None
-    return HostPython(python, answer["facts"], tuple(answer["paths"]), answer["packages"])
+    return HostPython(python, answer["facts"], tuple(answer["paths"]), answer["packages"], answer["lzma"])
 
 
 def check_target(manifest: Manifest, python: HostPython) -> None:
-    """Raises `EnginebayError` when the bundle is for another host."""
+    """Raises `EnginebayError` when the bundle is for another host, or cannot be unpacked by this Python."""
     with as_our_errors():
         wrong = mismatch(dict(manifest.target), dict(python.facts))
         if wrong is not None:
             raise wrong
+    if manifest.trim and not python.lzma:
+        raise EnginebayError(
+            f"{python.path} was built without lzma, and trimmed packages are packed with it",
+            "name another Python with --python PATH; or make a bundle without --trim",
+        )

@@ -6,6 +6,7 @@ network. Every file is taken from the place that the manifest names, and is used
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
 import json
@@ -206,8 +207,9 @@ def main(arguments: list[str]) -> int:
         print(f"{(__doc__ or '').splitlines()[0]}\n  --venv DIR  where bay itself goes; default: {_home() / 'bay'}")
         return 0
     try:
-        place, rest = _venv_option(arguments)
+        place, rest = _options(arguments)
         manifest = read_manifest(folder)
+        _say(f"fingerprint {fingerprint(manifest)}")
         wrong = mismatch(manifest["target"], facts_of_this_python())
         if wrong is not None:
             raise wrong
@@ -226,22 +228,25 @@ def main(arguments: list[str]) -> int:
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"install.py: {error}", file=sys.stderr)
         return 1
-    command = [str(bay), "bundle", "install", str(folder), *rest]
-    if "--python" not in rest:
-        command += ["--python", sys.executable]
-    return subprocess.run(command, check=False).returncode
+    return subprocess.run([str(bay), "bundle", "install", str(folder), *rest], check=False).returncode
 
 
-def _venv_option(arguments: Sequence[str]) -> Any:
-    rest = list(arguments)
-    if "--venv" not in rest:
-        return None, rest
-    at = rest.index("--venv")
-    if at + 1 == len(rest):
+def _options(arguments: Sequence[str]) -> Any:
+    """Where bay itself goes, if that is said, and what `bay bundle install` is told: this Python unless another is named."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("--venv", "--python", "--into"):
+        parser.add_argument(name)
+    try:
+        given, rest = parser.parse_known_args(list(arguments))
+    except argparse.ArgumentError as error:
+        raise BundleError(str(error), "as in: --venv /opt/enginebay") from None
+    if given.venv == "":
         raise BundleError("--venv needs a folder", "as in: --venv /opt/enginebay")
-    place = Path(rest[at + 1]).expanduser().absolute()
-    del rest[at : at + 2]
-    return place, rest
+    if given.into is not None:
+        rest += ["--into", given.into]
+    if given.python is not None or given.into != "current":
+        rest += ["--python", given.python or sys.executable]
+    return Path(given.venv).expanduser().absolute() if given.venv else None, rest
 
 
 def _home() -> Path:

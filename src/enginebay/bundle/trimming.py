@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -56,13 +56,13 @@ SM90_VLLM = Trim(
 TRIMS = (SM90_VLLM,)
 
 
-def find_trim(name: str, engine: str) -> Trim:
-    """Raises `UsageError` with those there are."""
+def find_trim(name: str, engines: Sequence[str]) -> Trim:
+    """That of the engine which has such a one. Raises `UsageError` with those there are."""
     for one in TRIMS:
-        if (one.name, one.engine) == (name, engine):
+        if one.name == name and one.engine in engines:
             return one
     known = ", ".join(f"{one.name} for {one.engine}" for one in TRIMS)
-    raise UsageError(f"there is no trim {name} for {engine}", f"known: {known}")
+    raise UsageError(f"there is no trim {name} for {' or '.join(engines)}", f"known: {known}")
 
 
 def cut(trim: Trim, files: Iterable[str], python: str) -> dict[str, str]:

@@ -71,8 +71,7 @@ def create(
         raise UsageError("there is nothing to pack", "give --engine, --model or both")
     chosen = accelerator or ("cuda" if trim else None)
     engines = tuple(wanted(one, registry.specs(), chosen) for one in engine or ())
-    trims = [find_trim(trim, one.spec.kind) for one in engines[:1]] if trim else []
-    if trim and not trims:
+    if trim and not engines:
         raise UsageError("--trim is for an engine, and none is given", "add --engine")
     order = Order(
         out=out.expanduser().absolute(),
@@ -81,7 +80,7 @@ def create(
         models=tuple(dict.fromkeys(model or ())),
         extras=tuple(extra or ()),
         provided=provided_names(provided or ()),
-        trim=trims[0] if trims else None,
+        trim=find_trim(trim, [one.spec.kind for one in engines]) if trim else None,
         split=size_of(split) if split else None,
     )
     with progress("bundle") as report:
@@ -139,6 +138,10 @@ def install(
 
     if into not in ("own", "current"):
         raise UsageError(f"--into {into} is not known", "use --into own or --into current")
+    if into == "current" and python is not None:
+        raise UsageError(
+            "--into current is for the Python that runs bay, and --python names one", "leave one of them out"
+        )
     wish = Wish(folder.expanduser().absolute(), into == "current", python, recreate, models)
     with progress("bundle") as report:
         done = put(wish, report, note)

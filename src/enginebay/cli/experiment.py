@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,7 +83,18 @@ def experiment(
     if admin_key_env is not None and not url and not resume:
         raise UsageError("--admin-key-env is for a server that runs", "give --url too, or leave it out")
     if resume:
+        _refuse_changes({
+            "CONFIG": config, "--engine": engine, "--preset": preset, "--model": model, "--url": url,
+            "--profile": profile, "--cycles": cycles, "--tokenizer": tokenizer, "--set": set_, "--offline": offline,
+            "--ignore-engine-warnings": ignore_warnings or None,
+        })  # fmt: skip
         plan = _resumed(folder, study)
+        if dry_run:
+            _show_remaining(folder, plan, json)
+            return
+        note(f"going on with {plan.id}")
+    elif study is not None:
+        raise UsageError("--study is for a study that goes on", "give --resume too, or leave it out")
     else:
         flags = _flags(engine, model, profile, cycles, offline, set_)
         points, dropped, cycle_count, given = (
@@ -97,7 +109,11 @@ def experiment(
         from enginebay.lab.studies import new_study
 
         plan = new_study(folder, points, cycle_count, given)
-    _report(_run(folder, plan, admin_key_env), folder, allow_mixed, json)
+    from enginebay.lab.runs.study import held
+
+    with held(folder, plan.id):  # from before the client is measured: that would disturb a study that runs
+        outcome = _run(folder, plan, admin_key_env)
+    _report(outcome, folder, allow_mixed, json)
 
 
 def _flags(
@@ -148,13 +164,15 @@ def _of_url(
     from enginebay.lab.api import find_model
     from enginebay.lab.client.order import Target
 
+    target = Target(url, "", text_headers([url], os.environ))
+    target.place  # noqa: B018 - an address that cannot be is refused before it is written down
     for name in ("engine", "engines"):
         if flags[name] is not None:
             raise UsageError("--engine cannot be chosen for a server that runs", "leave out --engine, or --url")
     loaded = load_config(config, preset=preset, flags={name: value for name, value in flags.items() if name != "model"})
     if loaded.experiment.sweep:
         raise ConfigError("a server that runs has its settings already", "leave out the sweep, or --url")
-    name = model or loaded.model or find_model(Target(url, "", text_headers(os.environ)))
+    name = model or loaded.model or find_model(target)
     points = url_points(loaded, url, name, _tokenizer(tokenizer) or _stored_tokenizer(name))
     return points, [], loaded.experiment.num_cycles, _given(config, preset, flags)
 
@@ -188,12 +206,36 @@ def _given(config: Path | None, preset: str | None, flags: dict[str, Any]) -> di
     return {"file": text, "preset": preset, "flags": set_flags}
 
 
+def _refuse_changes(given: Mapping[str, object]) -> None:
+    """A study goes on as it was planned: what would change the plan is refused, since it would be ignored."""
+    named = [name for name, value in given.items() if value is not None and value != []]
+    if named:
+        raise UsageError(
+            f"--resume goes on with a study as it was planned: {', '.join(named)} cannot change it",
+            "leave that out, or begin a new study without --resume",
+        )
+
+
 def _resumed(folder: Path, study: str | None) -> Study:
     from enginebay.lab.studies import study_to_resume
 
-    plan = study_to_resume(folder, study)
-    note(f"going on with {plan.id}")
+    plan, problems = study_to_resume(folder, study)
+    for problem in problems:
+        note(f"left out: {problem.message}")
     return plan
+
+
+def _show_remaining(folder: Path, plan: Study, json: bool) -> None:
+    """What --resume would run."""
+    from enginebay.lab.runs.study import finished_runs, remaining
+
+    left = remaining(plan, finished_runs(folder, plan.id)[0])
+    if json:
+        steps = [{"point": step.point, "cycle": step.cycle, "label": step.label} for step in left]
+        emit_json({"study": plan.id, "runs": len(plan.steps), "remaining": steps})
+        return
+    table(("POINT", "CYCLE", "LABEL"), [(step.point + 1, step.cycle, step.label) for step in left])
+    note(f"{len(left)} of {len(plan.steps)} runs of {plan.id} are left; nothing was run")
 
 
 def _run(folder: Path, plan: Study, admin_key_env: str | None) -> Outcome:
@@ -202,7 +244,8 @@ def _run(folder: Path, plan: Study, admin_key_env: str | None) -> Outcome:
     from enginebay.lab.conduct import Bench
     from enginebay.lab.studies import carry_out
 
-    for_meters = admin_headers([point.get("url") for point in plan.points], admin_key_env, os.environ)
+    urls = [point.get("url") for point in plan.points]
+    for_meters = admin_headers(urls, admin_key_env, os.environ)
     progress = StudyProgress()
     progress.say("measuring the load client itself")
     ceiling = calibrate()
@@ -213,7 +256,7 @@ def _run(folder: Path, plan: Study, admin_key_env: str | None) -> Outcome:
         f"requests/s here ({ceiling.processes} processes)"
     )
     bench = Bench(
-        runs=folder, study_id=plan.id, ceiling=ceiling, config=plan.config, headers=text_headers(os.environ),
+        runs=folder, study_id=plan.id, ceiling=ceiling, config=plan.config, headers=text_headers(urls, os.environ),
         admin_headers=for_meters, say=progress.say, live=progress.live, tokenizer=read_tokenizer,
     )  # fmt: skip
     try:

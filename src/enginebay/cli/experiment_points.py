@@ -80,6 +80,7 @@ def with_loads(config: Config, common: dict[str, Any], name: str) -> list[Point]
             profile=profile,
             limits=load.limits,
             seed=int(config.sampling.get("seed", 0)),
+            arrivals_seed=experiment.traffic_simulation.seed,
             slo=experiment.slo,
             price_per_hour=experiment.price_per_hour,
             warmup=experiment.warmup,
@@ -195,4 +196,10 @@ def _tokenizer(plan: Plan) -> str | None:
 
 
 def _source(plan: Plan) -> dict[str, Any]:
-    return {"path": plan.launch.load.path, "engine_version": plan.version}
+    """Where the model lies and what it is. One that is used where it lies has no hash: reading all of it takes too long."""
+    from enginebay.fleet.choices import model_print
+    from enginebay.fleet.models import Store
+
+    stored = next((one for one in Store().models() if one.path == plan.source), None) if plan.source else None
+    files = {} if stored is None else {"sha256": model_print(stored)}
+    return {"path": plan.launch.load.path, "engine_version": plan.version, **files}

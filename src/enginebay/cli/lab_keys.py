@@ -8,13 +8,19 @@ from urllib.parse import urlsplit
 
 from enginebay.errors import UsageError
 
-TEXT_VARIABLES = ("ENGINEBAY_API_KEY", "OPENAI_API_KEY")
+TEXT_VARIABLE, OTHERS_VARIABLE = "ENGINEBAY_API_KEY", "OPENAI_API_KEY"
 ADMIN_VARIABLE = "ENGINEBAY_ADMIN_KEY"
 
 
-def text_headers(environ: Mapping[str, str]) -> dict[str, str]:
-    """For what everybody may ask: the key from the first variable that is set."""
-    return bearer(next((environ[name] for name in TEXT_VARIABLES if environ.get(name)), None))
+def text_headers(urls: Iterable[str | None], environ: Mapping[str, str]) -> dict[str, str]:
+    """For what everybody may ask: the key that was set for bay, else the one that was set for other programs.
+
+    The second was not meant for this server, so nobody on the way to it may read it.
+    """
+    if environ.get(TEXT_VARIABLE):
+        return bearer(environ[TEXT_VARIABLE])
+    safe = all(is_here(url) or is_tls(url) for url in urls if url is not None)
+    return bearer(environ.get(OTHERS_VARIABLE)) if safe else {}
 
 
 def admin_headers(urls: Iterable[str | None], named: str | None, environ: Mapping[str, str]) -> dict[str, str]:
@@ -47,6 +53,10 @@ def is_here(url: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
+
+
+def is_tls(url: str) -> bool:
+    return url.lower().startswith("https://")
 
 
 def bearer(key: str | None) -> dict[str, str]:

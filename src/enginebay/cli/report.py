@@ -10,6 +10,7 @@ import typer
 
 from enginebay.cli.lab_parts import need_lab
 from enginebay.cli.output import note
+from enginebay.cli.results import note_corrupt
 
 app = typer.Typer(
     add_completion=False,
@@ -40,7 +41,8 @@ def report(
         raise UsageError(f"there is no folder {runs}", "give the folder of runs with --runs")
     if output.is_dir():
         raise UsageError(f"{output} is a folder", "give a file: -o report.html")
-    found = select_runs(runs or runs_dir(), names)
+    found, problems = select_runs(runs or runs_dir(), names)
+    note_corrupt(problems)
     write_report(found, output, title)
     counts = Counter(run.status for run in found)
     verdicts = ", ".join(f"{counts[one]} {one}" for one in ("valid", "informative", "invalid") if counts[one])

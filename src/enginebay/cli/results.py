@@ -13,6 +13,7 @@ from enginebay.cli.lab_parts import need_lab
 from enginebay.cli.output import emit_json, note, table
 
 if TYPE_CHECKING:
+    from enginebay.lab.runs.errors import CorruptRun
     from enginebay.lab.runs.reader import Run
 
 app = typer.Typer(
@@ -57,8 +58,7 @@ def list_results(json: Json = False, runs: Folder = None) -> None:
         [(run.id, run.status, run.engine, run.model, run.study_id, *_numbers(run, LISTED)) for run in found],
     )
     _explain_mark(any(run.status == "invalid" for run in found))
-    for problem in problems:
-        note(f"not shown: {problem.message}")
+    note_corrupt(problems)
     if unfinished := partial_folders(folder):
         note(f"{len(unfinished)} not finished: being measured now, or killed (`bay experiment --resume` goes on)")
 
@@ -164,7 +164,15 @@ def _folder(given: Path | None) -> Path:
 def _select(given: Path | None, names: list[str]) -> list[Run]:
     from enginebay.lab.runs.select import select_runs
 
-    return select_runs(_folder(given), names)
+    found, problems = select_runs(_folder(given), names)
+    note_corrupt(problems)
+    return found
+
+
+def note_corrupt(problems: Sequence[CorruptRun]) -> None:
+    """Name the runs that are left out of what is shown."""
+    for problem in problems:
+        note(f"not shown: {problem.message}")
 
 
 def _numbers(run: Run, names: tuple[str, ...]) -> list[str]:

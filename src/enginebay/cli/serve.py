@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from enginebay.cli.lifeline import end_with_stdin
 from enginebay.cli.output import note
 from enginebay.cli.stack_options import ConfigFile, Engine, Offline, Preset, Progress, Set, Strict, show_warnings
 from enginebay.config.load import load_config
@@ -60,8 +61,13 @@ def serve(
     set_: Set = None,
     offline: Offline = None,
     strict: Strict = False,
+    until_stdin_ends: Annotated[
+        bool, typer.Option("--until-stdin-ends", hidden=True, help="End with the program that started this one")
+    ] = False,
 ) -> None:
     """Serve models over the OpenAI-compatible API until Ctrl-C or SIGTERM."""
+    if until_stdin_ends:
+        end_with_stdin()
     flags: dict[str, Any] = {
         "offline": offline,
         "server.host": host,
@@ -95,9 +101,11 @@ class Asked:
 def _serve(asked: Asked) -> None:
     import uvloop
 
+    from enginebay.open_files import allow_most_open_files
     from enginebay.server.listening import bind, url_of
     from enginebay.server.log_lines import json_line
 
+    allow_most_open_files()
     config = asked.load()
     keyring = _keyring(config)
     as_json = config.server.log_format == "json"

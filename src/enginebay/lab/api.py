@@ -48,7 +48,7 @@ def ask(
         connection.close()
     try:
         return answer.status, json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or nested so deeply that it is none of an API
         return answer.status, raw.decode("utf-8", "replace")
 
 
@@ -64,9 +64,10 @@ def find_model(target: Target) -> str:
     """The model to measure when none was named: the only one there is. Raises `ServerUnusable`."""
     found = get(target, "/v1/models")
     rows = found.get("data") if isinstance(found, dict) else None
-    names = [row["id"] for row in rows if isinstance(row, dict) and "id" in row] if isinstance(rows, list) else []
+    ids = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    names = [name for name in ids if isinstance(name, str) and name]
     if not names:
         raise ServerUnusable(f"{target.url} does not list its models", "name one with --model")
     if len(names) > 1:
         raise ServerUnusable(f"{target.url} has several models: {', '.join(names)}", "name one with --model")
-    return str(names[0])
+    return names[0]

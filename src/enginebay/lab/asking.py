@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from enginebay.lab.api import ServerUnusable, Unintelligible, ask, get
 from enginebay.lab.client.order import PATHS, Target
-from enginebay.lab.parity import Answer
+from enginebay.lab.parity import OTHER_IDS, Answer
 from enginebay.lab.points import ParityPlan
 from enginebay.lab.requests import Prompt, Request
+
+_BEYOND = 1 << 62  # nothing that a server tells is so large
+_Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +41,35 @@ def read_facts(target: Target) -> ServerFacts:
         return ServerFacts()
     if not isinstance(card, dict):
         return ServerFacts()
-    length = card.get("max_model_len")
+    length = _number(card.get("max_model_len"), int)
     ours = card.get("enginebay")
     if not isinstance(ours, dict):
-        return ServerFacts(context_length=length if isinstance(length, int) else None, card=card)
-    settings = ours.get("settings") or {}
+        return ServerFacts(context_length=length, card=card)
+    told = ours.get("settings")
+    settings = {name: one for name, one in told.items() if isinstance(one, dict)} if isinstance(told, dict) else {}
+    warnings = ours.get("warnings")
     return ServerFacts(
         ours=True,
         kind=str(ours.get("engine", "")),
         version=str(ours.get("version", "")),
-        context_length=ours.get("context_length") or length,
-        memory_bytes=ours.get("memory_bytes"),
-        load_s=ours.get("load_s"),
+        context_length=_number(ours.get("context_length"), int) or length,
+        memory_bytes=_number(ours.get("memory_bytes"), int),
+        load_s=_number(ours.get("load_s"), float),
         asked={name: one["asked"] for name, one in settings.items() if one.get("asked") is not None},
         effective={name: one["effective"] for name, one in settings.items() if one.get("effective") is not None},
-        warnings=list(ours.get("warnings") or ()),
+        warnings=list(map(str, warnings)) if isinstance(warnings, list) else (),
         card=card,
     )
+
+
+def _number(told: Any, kind: type[_Number]) -> _Number | None:
+    """A number from 0 on that a server tells; None where it is something else."""
+    return kind(told) if _is_number(told) and 0 <= told < _BEYOND else None
+
+
+def _is_number(told: Any) -> bool:
+    """One that fits: JSON has integers without end, and Python takes true for one."""
+    return isinstance(told, float) or (type(told) is int and abs(told) < _BEYOND)
 
 
 def parity_answers(target: Target, requests: Sequence[Request], plan: ParityPlan) -> list[Answer]:
@@ -72,12 +87,14 @@ def _answer(target: Target, prompt: Prompt, plan: ParityPlan) -> Answer:
     status, found = ask(target, path, {**body, **logprobs})
     if status == 400:  # not every server or engine has them
         status, found = ask(target, path, body)
-    if status != 200 or not isinstance(found, dict) or not found.get("choices"):
+    choices = found.get("choices") if status == 200 and isinstance(found, dict) else None
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise ServerUnusable(f"{target.url} does not answer a simple request ({status})", str(found)[:300])
-    choice = found["choices"][0]
+    choice = choices[0]
     tokens, chosen = _tokens(choice.get("logprobs"))
-    text = choice.get("text") or (choice.get("message") or {}).get("content") or ""
-    return Answer(_prompt_ids(target, prompt, found), tokens, chosen, text)
+    message = choice.get("message")
+    text = choice.get("text") or (message.get("content") if isinstance(message, dict) else "") or ""
+    return Answer(_prompt_ids(target, prompt, found), tokens, chosen, str(text))
 
 
 def _tokens(logprobs: Any) -> tuple[tuple[str, ...] | None, tuple[float, ...] | None]:
@@ -85,21 +102,29 @@ def _tokens(logprobs: Any) -> tuple[tuple[str, ...] | None, tuple[float, ...] | 
     if not isinstance(logprobs, dict):
         return None, None
     rows = logprobs.get("content")
-    if isinstance(rows, list):
-        return tuple(row["token"] for row in rows), tuple(row["logprob"] for row in rows)
     tokens, chosen = logprobs.get("tokens"), logprobs.get("token_logprobs")
-    if not isinstance(tokens, list) or not isinstance(chosen, list):
+    if isinstance(rows, list):
+        known = [row if isinstance(row, dict) else {} for row in rows]
+        tokens, chosen = [row.get("token") for row in known], [row.get("logprob") for row in known]
+    if not isinstance(tokens, list) or not all(isinstance(one, str) for one in tokens):
         return None, None
-    return tuple(tokens), tuple(float("nan") if one is None else one for one in chosen)
+    if not isinstance(chosen, list) or not all(one is None or _is_number(one) for one in chosen):
+        return None, None
+    return tuple(tokens), tuple(float("nan") if one is None else float(one) for one in chosen)
 
 
 def _prompt_ids(target: Target, prompt: Prompt, found: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """The ids that the server says it works on; those that were sent, when its count agrees."""
-    counted = (found.get("usage") or {}).get("prompt_tokens")
+    """The ids that the server says it works on; those that were sent, when its count agrees. None: it does not tell."""
+    usage = found.get("usage")
+    counted = _number(usage.get("prompt_tokens"), int) if isinstance(usage, dict) else None
     ids = () if isinstance(prompt, str) else tuple(one for one in prompt if isinstance(one, int))
     if ids:
-        return ids if counted == len(ids) else None
+        if counted is None:
+            return None
+        return ids if counted == len(ids) else (OTHER_IDS, counted)
     body = {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
     status, told = ask(target, "/tokenize", {"model": target.model, **body})
     tokens = told.get("tokens") if status == 200 and isinstance(told, dict) else None
-    return tuple(tokens) if isinstance(tokens, list) and len(tokens) == counted else None
+    if not isinstance(tokens, list) or not all(isinstance(one, int) for one in tokens):
+        return None
+    return tuple(tokens) if len(tokens) == counted else None

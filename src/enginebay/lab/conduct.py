@@ -10,6 +10,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+from enginebay.lab.api import ServerUnusable
 from enginebay.lab.asking import ServerFacts, parity_answers, read_facts
 from enginebay.lab.client.ceiling import Ceiling
 from enginebay.lab.client.launch import Fired, Live, fire
@@ -21,7 +22,8 @@ from enginebay.lab.observing import Observation, by_kind, device_figures, gpu_na
 from enginebay.lab.parity import Answer
 from enginebay.lab.phases import energy_phases
 from enginebay.lab.points import Plan, Point, read_plan
-from enginebay.lab.profiles.profile import Limits, Ramp, label, profile_data
+from enginebay.lab.profiles.arrivals import peak_rate
+from enginebay.lab.profiles.profile import Limits, Profile, Ramp, Trace, label, profile_data
 from enginebay.lab.profiles.schedule import requests_needed, send_times
 from enginebay.lab.profiles.stable import next_look, stability
 from enginebay.lab.references import Reference
@@ -35,13 +37,16 @@ from enginebay.lab.runs.writer import RunWriter
 from enginebay.lab.served import Served, config_bytes, served
 from enginebay.lab.server_count import request_seconds, spent_s
 from enginebay.lab.validity.judge import judge
-from enginebay.lab.workload.make import Workload, make_workload, requests_sha256
-from enginebay.lab.workload.spec import TextTokenizer
+from enginebay.lab.workload.chats import chat_render, sends_chats
+from enginebay.lab.workload.make import Workload, make_others, make_workload, requests_sha256
+from enginebay.lab.workload.spec import Render, TextTokenizer
 
 USUAL_REQUESTS = 100
 OPEN_CONNECTIONS = 64  # ready before the window of an open loop; more are opened as they are needed
 IDLE_S = 1.0  # watched with the engine loaded and nothing asked
 IDLE_WITH_ENERGY_S = 3.0
+SETTLE_S = 1.5  # a GPU tells its utilisation as a mean over up to a second, which must not reach into the warm-up
+_ANSWERED_S = 10.0  # the tokens of a burst come over some time, unlike its requests
 _WARMUP_SEED = 7919  # what warms up is never what is measured
 
 
@@ -78,7 +83,7 @@ def conduct(
         study={"id": bench.study_id, "point": step.point, "cycle": step.cycle, "label": point.label},
         config=plain(point.as_config()),
         profile=profile_data(plan.profile),
-        seeds={"requests": point.seed + step.cycle, "arrivals": point.seed + step.cycle},
+        seeds=point.seeds(step.cycle),
     )
     with RunWriter(bench.runs, manifest) as writer, _server(bench, point, writer, server) as (target, pid, start_s):
         facts = read_facts(target)
@@ -114,38 +119,68 @@ def _measure(
     bench: Bench, point: Point, plan: Plan, step: Step, target: Target, facts: ServerFacts, writer: RunWriter,
     observation: Observation, start_s: float | None,
 ) -> Measured:  # fmt: skip
-    seed = point.seed + step.cycle
+    seeds = point.seeds(step.cycle)
     bench.say("writing prompts")
-    workload = _workload(bench, point, plan, seed, facts)
+    workload = _workload(bench, point, plan, seeds["requests"], facts)
     requests = workload.requests
     answers: Sequence[Answer] = ()
+    unanswered: str | None = None
     if plan.parity.enabled:
         bench.say("asking the parity prompts")
         # Always those of the first cycle, so that runs of all cycles can be compared with each other.
-        asked = _workload(bench, point, plan, point.seed, facts, plan.parity.prompts).requests
-        answers = parity_answers(target, asked, plan.parity)
-        writer.parity({"answers": answers, "tokens": plan.parity.tokens})
+        asked = _others(bench, point, plan, point.seed, facts, plan.parity.prompts)
+        try:
+            answers = parity_answers(target, asked, plan.parity)
+            writer.parity({"answers": answers, "tokens": plan.parity.tokens})
+        except ServerUnusable as problem:  # the load shows how much of it fails, and the verdict says so
+            unanswered = problem.message
+            bench.say(f"no parity: {unanswered}")
     if plan.warmup_requests:
-        bench.say(f"warming up with {plan.warmup_requests} requests")
-        _warm_up(bench, point, plan, seed, facts, target)
+        _warm_up(bench, point, plan, seeds["requests"], facts, target)
+    if _has_gpu(observation):
+        sleep(SETTLE_S)
     idle_from = monotonic()
     sleep(IDLE_WITH_ENERGY_S if observation.reads_energy else IDLE_S)
     idle = (idle_from, monotonic())
-    times = send_times(plan.profile, plan.limits, seed, requests)
+    times = send_times(plan.profile, plan.limits, seeds["arrivals"], requests)
     requests = requests if times is None else requests[: len(times)]
     bench.say(f"measuring {len(requests)} requests" if plan.limits.duration_s is None else "measuring")
     before_s = request_seconds(target)
     fired = _fire(bench, plan, target, requests, times, observation.window_soon)
     server_s = spent_s(before_s, request_seconds(target))
-    return Measured(facts, replace(workload, requests=tuple(requests)), fired, idle, start_s, answers, server_s)
+    sent = replace(workload, requests=tuple(requests))
+    return Measured(facts, sent, fired, idle, start_s, answers, server_s, unanswered)
 
 
-def _workload(
-    bench: Bench, point: Point, plan: Plan, seed: int, facts: ServerFacts, count: int | None = None
-) -> Workload:
+def _has_gpu(observation: Observation) -> bool:
+    """Whether a GPU is watched, while the observation lasts."""
+    return observation.sampler is not None and any(name.startswith("gpu:") for name in observation.sampler.latest())
+
+
+def _workload(bench: Bench, point: Point, plan: Plan, seed: int, facts: ServerFacts) -> Workload:
+    """What is measured. As far as a file has more, its last lines are left to parity and warm-up."""
+    held_back = plan.warmup_requests + (plan.parity.prompts if plan.parity.enabled else 0)
+    tokenizer, render = _tokenizer(bench, point, plan)
+    return make_workload(
+        plan.workload, tokenizer, how_many(plan), seed,
+        context_length=facts.context_length, render=render, held_back=held_back,
+    )  # fmt: skip
+
+
+def _others(
+    bench: Bench, point: Point, plan: Plan, seed: int, facts: ServerFacts, count: int, before: int = 0
+) -> tuple[Request, ...]:
+    """Up to `count` requests that are not measured."""
+    tokenizer, render = _tokenizer(bench, point, plan)
+    return make_others(
+        plan.workload, tokenizer, count, seed, before=before, context_length=facts.context_length, render=render
+    )
+
+
+def _tokenizer(bench: Bench, point: Point, plan: Plan) -> tuple[TextTokenizer | None, Render | None]:
+    """The model's tokenizer, and its chat template where chats are sent; None where they are not known."""
     tokenizer = bench.tokenizer(point.tokenizer) if bench.tokenizer and point.tokenizer else None
-    wanted = how_many(plan) if count is None else count
-    return make_workload(plan.workload, tokenizer, wanted, seed, context_length=facts.context_length)
+    return tokenizer, chat_render(point.tokenizer, tokenizer) if sends_chats(plan.workload) else None
 
 
 def how_many(plan: Plan) -> int | None:
@@ -159,9 +194,12 @@ def how_many(plan: Plan) -> int | None:
 
 
 def _warm_up(bench: Bench, point: Point, plan: Plan, seed: int, facts: ServerFacts, target: Target) -> None:
-    count = plan.warmup_requests
-    requests = _workload(bench, point, plan, seed + _WARMUP_SEED, facts, count).requests
-    orders = share_out(target, requests, None, plan.concurrency or min(8, count), 1)
+    asked = plan.parity.prompts if plan.parity.enabled else 0
+    requests = _others(bench, point, plan, seed + _WARMUP_SEED, facts, plan.warmup_requests, before=asked)
+    if not requests:
+        return
+    bench.say(f"warming up with {len(requests)} requests")
+    orders = share_out(target, requests, None, plan.concurrency or min(8, len(requests)), 1)
     fire(orders, requests)
 
 
@@ -170,9 +208,7 @@ def _fire(
     soon: Callable[[], None],
 ) -> Fired:  # fmt: skip
     profile = plan.profile
-    rate = max(profile.from_rate, profile.to_rate) if isinstance(profile, Ramp) else profile.rate
-    if rate is not None:
-        bench.ceiling.check(rate, _mean_output(requests))
+    check_ceiling(bench.ceiling, profile, times, _mean_output(requests))
     connections = plan.concurrency or (len(requests) if profile.kind == "offline" else OPEN_CONNECTIONS)
     stop_s = plan.limits.duration_s if times is None else None
     orders = share_out(target, requests, times, connections, bench.ceiling.processes, stop_sending_s=stop_s)
@@ -183,6 +219,17 @@ def _fire(
         return stops(live)
 
     return fire(orders, requests, watch, soon)
+
+
+def check_ceiling(ceiling: Ceiling, profile: Profile, times: Sequence[float] | None, output_tokens: float) -> None:
+    """Raises `ConfigError` when a load is more than the client can be trusted with."""
+    if isinstance(profile, Trace):
+        ceiling.check(peak_rate(times or ()), 1.0)
+        ceiling.check(peak_rate(times or (), _ANSWERED_S), output_tokens)
+        return
+    rate = max(profile.from_rate, profile.to_rate) if isinstance(profile, Ramp) else profile.rate
+    if rate is not None:
+        ceiling.check(rate, output_tokens)
 
 
 def _mean_output(requests: tuple[Request, ...]) -> float:
@@ -212,6 +259,8 @@ def _write(
     energies = observation.energies(*window, measured.idle)
     phases = energy_phases(observation.samples, energies, fired.records, fired.zero, fired.window_s)
     absent = observation.reasons()
+    if measured.unanswered is not None:
+        absent["parity"] = measured.unanswered
     figures = measure(
         fired.records, fired.tokens, fired.window_s, plan.slo, by_kind(energies), point.price_per_hour, phases=phases,
         absent=absent,

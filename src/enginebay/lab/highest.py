@@ -63,13 +63,14 @@ class Session:
         self.runs: list[Run] = []
 
     def measure(self, label: str, profile: Mapping[str, Any], limits: Mapping[str, Any]) -> Run:
-        first = not self.runs
+        first, given = not self.runs, self._point.arrivals_seed
         point = replace(
             self._point,
             label=f"{self._point.label} {label}",
             profile=dict(profile),
             limits=dict(limits),
             seed=self._point.seed + len(self.runs),
+            arrivals_seed=None if given is None else given + len(self.runs),
             # The server stays as it is: what was warmed up and compared once need not be again.
             warmup=self._point.warmup if first else False,
             parity=self._point.parity if first else False,

@@ -17,8 +17,6 @@ from enginebay.lab.validity.facts import Ceiling, RunFacts, Warmup
 from enginebay.lab.workload.spec import Synthetic
 from enginebay.meters.energy import Energy
 
-_BIN_S = 1.0  # of the machine's load by others
-
 
 @dataclass(frozen=True, slots=True)
 class Around:
@@ -52,7 +50,7 @@ def facts_of(
         parity=parity_with(around.reference, measured.answers),
         parity_with=around.reference.label if around.reference else "",
         cycles=around.cycles,
-        others_busy=_others(observation, *window),
+        others_busy=observation.others_busy(*window),
         idle_gpu_busy=observation.idle_gpu_busy(idle) or None,
         server_in_flight=_server_in_flight(measured),
         samples=observation.evenly(*window),
@@ -88,15 +86,3 @@ def _server_in_flight(measured: Measured) -> float | None:
     """Request-seconds per second: nothing was running before the window, and all had ended when it was read again."""
     window_s = measured.fired.window_s
     return None if measured.server_s is None or not window_s else measured.server_s / window_s
-
-
-def _others(observation: Observation, start_s: float, end_s: float) -> list[float] | None:
-    """Second by second, so that a short disturbance shows."""
-    found, place = list[float](), start_s
-    while place + _BIN_S <= end_s:
-        share = observation.others_busy(place, place + _BIN_S)
-        if share is None:
-            return None
-        found.append(share)
-        place += _BIN_S
-    return found or None

@@ -22,6 +22,7 @@ class Measured:
     start_s: float | None = None  # that the server took to start; None: it ran already
     answers: Sequence[Answer] = ()  # to the parity prompts
     server_s: float | None = None  # that requests were with the server while the load lasted, by its own count
+    unanswered: str | None = None  # why there are no answers to the parity prompts that were sent
 
     @property
     def window(self) -> tuple[float, float]:

@@ -15,8 +15,9 @@ from enginebay.lab.remote_meter import RemoteMeter, open_remote
 from enginebay.meters.baseline import baseline
 from enginebay.meters.conditions import conditions
 from enginebay.meters.energy import Energy, measure, together
-from enginebay.meters.find import find_meters
+from enginebay.meters.find import find_meters, gpu_labels
 from enginebay.meters.host import HOST, HostMeter, open_host
+from enginebay.meters.own_gpus import family_of, gpus_of
 from enginebay.meters.problem import Problem
 from enginebay.meters.sample import Absent, Meter, Sample, devices
 from enginebay.meters.sampler import Sampler
@@ -35,6 +36,7 @@ class Observation:
     samples: list[Sample] = field(default_factory=list)
     absent: list[Absent] = field(default_factory=list)
     cores: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)  # of GPUs: the product and its UUID
     reads_energy: bool = False
     clock_error_s: float | None = None  # of meters on another clock: so far off their times may be
     sampler: Sampler | None = None  # while it lasts
@@ -96,12 +98,12 @@ class Observation:
 
 
 def by_kind(energies: Mapping[str, Energy]) -> dict[str, Energy]:
-    """Devices of one kind added up: all GPUs, all processors."""
+    """Devices of one kind added up: all GPUs that the server uses, all processors."""
     kinds = {
-        kind: [energy for device, energy in energies.items() if device.startswith(prefix)]
+        kind: {device: energy for device, energy in energies.items() if device.startswith(prefix)}
         for kind, prefix in _KINDS.items()
     }
-    return {kind: together(own) for kind, own in kinds.items() if own}
+    return {kind: replace(together(list(own.values())), devices=tuple(own)) for kind, own in kinds.items() if own}
 
 
 @contextmanager
@@ -146,7 +148,10 @@ def _find_meters(
 
 
 def _own_meters(found: Observation, trees: Mapping[str, int]) -> Sequence[Meter]:
-    meters, found.absent = find_meters(trees)
+    # A server that is not our child computes on GPUs that nobody tells us, unless there is one only, or we are told.
+    pids = family_of(trees[SERVER]) if SERVER in trees else set[int]()
+    meters, found.absent = find_meters(trees, gpus_of(pids, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    found.labels = gpu_labels(meters)
     found.cores = next((meter.cores for meter in meters if isinstance(meter, HostMeter)), 0)
     found.reads_energy = any(not isinstance(meter, HostMeter) for meter in meters)
     return meters
@@ -155,6 +160,7 @@ def _own_meters(found: Observation, trees: Mapping[str, int]) -> Sequence[Meter]
 def _remote_meters(found: Observation, remote: RemoteMeter) -> Sequence[Meter]:
     """The server's own, and on the same machine also what this client takes of it."""
     found.absent, found.cores, found.reads_energy = list(remote.absent), remote.cores, remote.reads_energy
+    found.labels = remote.names
     if not remote.same_clock:
         return (remote,)
     host, _ = open_host({CLIENT: os.getpid()})
@@ -182,7 +188,8 @@ class _TreesOnly:
 
 
 def gpu_names(observation: Observation) -> Sequence[str]:
-    return devices(observation.samples, "gpu:")
+    """The product and UUID of each GPU; its number where the meter does not tell."""
+    return [observation.labels.get(device, device) for device in devices(observation.samples, "gpu:")]
 
 
 def device_figures(samples: Sequence[Sample], start_s: float, end_s: float) -> dict[str, Any]:

@@ -15,6 +15,9 @@ from typing import Any, Literal
 from enginebay.lab.measures.distribution import Distribution, distribution
 
 State = Literal["as_asked", "changed", "chosen_by_engine", "not_reported"]
+OTHER_IDS = (
+    -1
+)  # in the place of prompt ids, before their number: the server works on others than were sent, untold which
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +114,11 @@ def common_prefix(a: Sequence[int | str], b: Sequence[int | str]) -> int:
 
 
 def _same_prompts(answers: Sequence[tuple[Answer, Answer]]) -> bool | None:
-    """One prompt that differs is enough to say no; to say yes, all must be told."""
+    """One prompt that differs is enough to say no; to say yes, all must be told, and not only how many they are."""
     told = [(a.prompt_ids, b.prompt_ids) for a, b in answers if a.prompt_ids is not None and b.prompt_ids is not None]
     if any(a != b for a, b in told):
         return False
-    return True if len(told) == len(answers) else None
+    return True if len(told) == len(answers) and not any(a[:1] == (OTHER_IDS,) for a, _ in told) else None
 
 
 def _identical(a: Answer, b: Answer) -> bool:

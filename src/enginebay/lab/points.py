@@ -52,6 +52,7 @@ class Point:
     url: str | None = None
     body: Mapping[str, Any] = field(default_factory=dict)  # the same in every request: sampling
     seed: int = 0
+    arrivals_seed: int | None = None  # of the times of sending; None: the same
     slo: Mapping[str, Any] | None = None
     price_per_hour: float | None = None
     warmup: Mapping[str, Any] | bool | None = None
@@ -60,6 +61,11 @@ class Point:
     source: Mapping[str, Any] = field(default_factory=dict)  # of the model, as far as it is known
     warnings: Sequence[str] = ()  # settings that this engine ignores, and the user said that it may
     timeout_s: float = 120.0
+
+    def seeds(self, cycle: int) -> dict[str, int]:
+        """Of one cycle: what prompts are made from, and when they are sent."""
+        arrivals = self.seed if self.arrivals_seed is None else self.arrivals_seed
+        return {"requests": self.seed + cycle, "arrivals": arrivals + cycle}
 
     def as_data(self) -> dict[str, Any]:
         return asdict(self)
@@ -76,6 +82,7 @@ class Point:
             "profile": dict(self.profile),
             "limits": dict(self.limits),
             "random_seed": self.seed,
+            "traffic_simulation": None if self.arrivals_seed is None else {"seed": self.arrivals_seed},
             "slo": self.slo,
             "price_per_hour": self.price_per_hour,
             "warmup": self.warmup,

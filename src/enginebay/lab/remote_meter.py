@@ -35,6 +35,7 @@ class _Reading(msgspec.Struct):
     absent: list[Absent] = []
     boot_id: str | None = None
     cores: int | None = None
+    names: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class RemoteMeter:
         self._asked_s = float("-inf")
         self.absent: list[Absent] = []
         self.cores = 0
+        self.names: dict[str, str] = {}  # of GPUs, by device
         self.reads_energy = self.same_clock = False
         self.failures: list[str] = []  # why readings failed
 
@@ -82,7 +84,7 @@ class RemoteMeter:
         """Find out what the server reads, and how its clock is set against ours. Raises `Untold`."""
         found = [self._ask() for _ in range(_LOOKS)][-1]
         self.same_clock = same_clock(best(self._offsets), found.boot_id, read_boot_id())
-        self.absent, self.cores = found.absent, found.cores or 0
+        self.absent, self.cores, self.names = found.absent, found.cores or 0, found.names
         self.reads_energy = any(one.energy_j is not None or one.power_w is not None for one in found.samples)
 
     @property

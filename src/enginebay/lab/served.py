@@ -18,6 +18,7 @@ from typing import Any
 from enginebay.errors import EnginebayError, LoadFailed
 
 _BAY = (sys.executable, "-c", "from enginebay.cli.main import run; run()")
+_OPTIONS = ("--port", "0", "--log-format", "json", "--log-level", "warning", "--until-stdin-ends")
 _KEPT = ("ENGINEBAY_HOME",)
 _END_S = 60.0
 _SHOWN_LINES = 20
@@ -39,17 +40,20 @@ def served(arguments: Sequence[str], log: Path, timeout_s: float = 900.0) -> Ite
     key = secrets.token_hex(16)  # so that nobody else on this host is measured along
     # The configuration it gets is whole: what the user's variables say is in it already.
     plain = {name: value for name, value in os.environ.items() if not name.startswith("ENGINEBAY_") or name in _KEPT}
-    command = [*_BAY, "serve", *arguments, "--port", "0", "--log-format", "json", "--log-level", "warning"]
+    command = [*_BAY, "serve", *arguments, *_OPTIONS]
     began = monotonic()
     with log.open("wb") as out:
+        # Nothing is ever written to its standard input. That ends with us, though we be killed, and the server with it.
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env={**plain, "ENGINEBAY_API_KEY": key}
+            command, stdin=subprocess.PIPE, stdout=out, stderr=out, env={**plain, "ENGINEBAY_API_KEY": key}
         )
-    try:
-        url = _wait(process, log, began + timeout_s)
-        yield Served(url, {"Authorization": f"Bearer {key}"}, process.pid, monotonic() - began)
-    finally:
-        _end(process)
+    assert process.stdin is not None
+    with process.stdin:
+        try:
+            url = _wait(process, log, began + timeout_s)
+            yield Served(url, {"Authorization": f"Bearer {key}"}, process.pid, monotonic() - began)
+        finally:
+            _end(process)
 
 
 def config_bytes(config: Mapping[str, Any]) -> bytes:

@@ -7,6 +7,7 @@ from typing import Any
 
 _LIBRARY = "libnvidia-ml.so.1"
 _UUID_BYTES = 96
+_NAME_BYTES = 96
 _MOST_PROCESSES = 256
 
 
@@ -46,6 +47,11 @@ class Driver:
     def uuid(self, gpu: ctypes.c_void_p) -> str:
         found = ctypes.create_string_buffer(_UUID_BYTES)
         self._call("nvmlDeviceGetUUID", gpu, found, ctypes.c_uint(_UUID_BYTES))
+        return found.value.decode()
+
+    def model(self, gpu: ctypes.c_void_p) -> str:
+        found = ctypes.create_string_buffer(_NAME_BYTES)
+        self._call("nvmlDeviceGetName", gpu, found, ctypes.c_uint(_NAME_BYTES))
         return found.value.decode()
 
     def energy_j(self, gpu: ctypes.c_void_p) -> float:

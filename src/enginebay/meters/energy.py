@@ -34,6 +34,7 @@ class Energy:
     apart: float | None = None  # |counter - power| / counter
     unsure_j: float | None = None  # at most this much may belong to the other side of the window's ends
     window_s: float = 0.0
+    devices: tuple[str, ...] = ()  # those that were added up, where it is told
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,11 @@ from enginebay.meters.sample import Absent, Sample
 
 _CUDA_FILE = "/dev/nvidia-uvm"  # every process that computes holds it open; one that only asks the driver does not
 _CUDA_LIBRARY = "libcuda.so"
+_BUS_ORDER = "PCI_BUS_ID"
+_NUMBERS_UNCLEAR = (  # the driver counts by the place on the bus, and CUDA, unless told otherwise, from the fastest on
+    "the numbers in CUDA_VISIBLE_DEVICES do not tell which of these different GPUs this engine uses: "
+    f"set CUDA_DEVICE_ORDER={_BUS_ORDER}, or name the GPU by its UUID"
+)
 
 
 class OwnGpus:
@@ -55,15 +60,19 @@ class OwnGpus:
 
 
 def open_own_gpus(
-    family: Callable[[], Collection[int]], environment: str | None, open_driver: Callable[[], Driver] = Driver
+    family: Callable[[], Collection[int]],
+    environment: str | None,
+    open_driver: Callable[[], Driver] = Driver,
+    *,
+    order: str | None = None,
 ) -> OwnGpus | Absent:
-    """A meter of the GPUs that these processes use. `environment` is their CUDA_VISIBLE_DEVICES."""
+    """A meter of the GPUs that these processes use: `environment` is their CUDA_VISIBLE_DEVICES, `order` CUDA_DEVICE_ORDER."""
     try:
         driver = open_driver()
     except DriverError as error:
         return Absent("nvml", str(error))
     try:
-        found = _choose(driver, family, environment)
+        found = _choose(driver, family, environment, order)
     except DriverError as error:
         found = Absent("nvml", f"the NVIDIA driver does not tell its GPUs: {error}")
     if isinstance(found, Absent):
@@ -71,23 +80,60 @@ def open_own_gpus(
     return found
 
 
-def _choose(driver: Driver, family: Callable[[], Collection[int]], environment: str | None) -> OwnGpus | Absent:
+def _choose(
+    driver: Driver, family: Callable[[], Collection[int]], environment: str | None, order: str | None
+) -> OwnGpus | Absent:
     handles = [driver.gpu(index) for index in range(driver.count())]
     places = visible(environment, [driver.uuid(handle) for handle in handles])
     if isinstance(places, str):
         return Absent("nvml", places)
     own = family()
-    used = [place for place in places if any(pid in own for pid in _processes(driver, handles[place]))]
+    used = [place for place, handle in enumerate(handles) if any(pid in own for pid in _processes(driver, handle))]
     if not used and len(places) > 1:
-        return Absent(
-            "nvml",
-            f"the driver does not tell which of {len(places)} GPUs this engine uses: set CUDA_VISIBLE_DEVICES to them",
-        )
+        return Absent("nvml", _which_of(len(places)))
+    if not used and order != _BUS_ORDER and _has_numbers(environment) and len(set(map(driver.model, handles))) > 1:
+        return Absent("nvml", _NUMBERS_UNCLEAR)
     gpus = {f"gpu:{place}": handles[place] for place in used or places}
     meter = OwnGpus(driver, gpus, family, told=bool(used))
     if any(sample.energy_j is None and sample.power_w is None for sample in meter.read()):
         return Absent("nvml", "the driver tells neither the energy nor the power of this GPU")
     return meter
+
+
+def gpus_of(
+    pids: Collection[int], environment: str | None, open_driver: Callable[[], Driver] = Driver
+) -> list[int] | Absent | None:
+    """The GPUs that these processes compute on, by their place; or why they are not known. None: there is no driver or no GPU.
+
+    Where the driver does not tell, it is those that CUDA_VISIBLE_DEVICES, their `environment`, names.
+    """
+    try:
+        driver = open_driver()
+    except DriverError:
+        return None
+    try:
+        handles = [driver.gpu(index) for index in range(driver.count())]
+        places = visible(environment, [driver.uuid(handle) for handle in handles])
+        used = [place for place, handle in enumerate(handles) if any(pid in pids for pid in _processes(driver, handle))]
+    except DriverError:
+        return None
+    finally:
+        driver.close()
+    if not handles:
+        return None
+    if isinstance(places, str):
+        return Absent("nvml", places)
+    if used or environment is not None or len(places) == 1:
+        return used or places
+    return Absent("nvml", _which_of(len(places)))
+
+
+def _has_numbers(environment: str | None) -> bool:
+    return any(name.strip().isdigit() for name in (environment or "").split(","))
+
+
+def _which_of(count: int) -> str:
+    return f"the driver does not tell which of {count} GPUs this engine uses: set CUDA_VISIBLE_DEVICES to them"
 
 
 def visible(environment: str | None, uuids: Sequence[str]) -> list[int] | str:

@@ -10,18 +10,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
-from enginebay.meters.find import find_meters
+from enginebay.meters.find import find_meters, gpu_labels
 from enginebay.meters.host import HostMeter
+from enginebay.meters.own_gpus import family_of, gpus_of
 from enginebay.meters.processes import read_boot_id
 from enginebay.meters.sample import Absent, Meter
 
 TREE = "server"  # this process and all that come from it, the workers among them
+_ANEW_S = 3.0  # unread for so long, nobody is measuring: workers may use other GPUs now
 
 Found = tuple[list[Meter], list[Absent]]
 
 
 def of_this_server() -> Found:
-    return find_meters({TREE: os.getpid()})
+    """This host's meters, and of its GPUs those that our workers compute on."""
+    own = family_of(os.getpid())
+    return find_meters({TREE: os.getpid()}, gpus_of(own, os.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
 class HostMeters:
@@ -29,7 +33,8 @@ class HostMeters:
 
     def __init__(self, find: Callable[[], Found] = of_this_server) -> None:
         self._find = find
-        self._found: Found | None = None  # only the thread looks at it
+        self._found: Found | None = None  # only the thread looks at it, and at the next
+        self._read_s = 0.0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="meters")
 
     async def read(self) -> dict[str, Any]:
@@ -42,6 +47,9 @@ class HostMeters:
 
     def _read(self) -> dict[str, Any]:
         before_s = time.monotonic()
+        if before_s - self._read_s > _ANEW_S:
+            self._close()
+        self._read_s = before_s
         if self._found is None:
             self._found = self._find()
         meters, absent = self._found
@@ -51,6 +59,7 @@ class HostMeters:
             "monotonic_s": (before_s + time.monotonic()) / 2,
             "boot_id": read_boot_id(),
             "cores": next((meter.cores for meter in meters if isinstance(meter, HostMeter)), None),
+            "names": gpu_labels(meters),
             "samples": samples,
             "absent": [asdict(one) for one in absent],
         }

@@ -103,6 +103,20 @@ class EnergyBook:
         if self.idle_w is None:
             self._steps.clear()  # nobody will be told
 
+    def skip(self, end_s: float) -> None:
+        """A step has ended of which nobody will be told, nor of those before it."""
+        self._steps.clear()
+        if self._since_s is not None:
+            self._since_s, self._since_j = end_s, 0.0
+
+    def give_up(self, before_s: float) -> bool:
+        """Drop the steps that ended before then. If there are any, the next reading starts anew: what it adds was theirs, too."""
+        if not self._steps or self._steps[0].end_s >= before_s:
+            return False
+        self._drop_steps(before_s)
+        self._reading = None
+        return True
+
     def leave(self, request: int, time_s: float) -> float | None:
         """What a request used, when its last step has ended. None: it must wait until `read` says it."""
         account = self._pop(request)
@@ -126,6 +140,10 @@ class EnergyBook:
         if not self._accounts:
             self._since_s = None
         return account
+
+    def _drop_steps(self, before_s: float) -> None:
+        while self._steps and self._steps[0].end_s < before_s:
+            self._steps.popleft()
 
     def _less_ahead(self, request: int, tokens: int) -> int:
         if self._long.pop(request, None) is None:
@@ -157,7 +175,10 @@ class EnergyBook:
     def read(self, time_s: float, joules: float, idle_s: float) -> dict[int, float]:
         """A reading; nothing had run for `idle_s` by then. Gives back what those used who waited for it."""
         before, self._reading = self._reading, (time_s, joules)
-        if before is None or time_s <= before[0]:
+        if before is None:
+            self._drop_steps(time_s)  # nobody knows what was drawn until now
+            return {}
+        if time_s <= before[0]:
             return {}
         span_s, drawn_j = time_s - before[0], joules - before[1]
         if self.idle_w is not None:

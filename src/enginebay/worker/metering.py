@@ -61,7 +61,8 @@ class Metering:
         self._step_tokens = step_tokens
         self._keep_s = keep_s
         self._book = EnergyBook(idle_w=idle_w)
-        self._lock = threading.Lock()  # over the book and the three below; a token does not take it
+        self._lock = threading.Lock()  # over the book and the four below; a token does not take it
+        self._asking: set[int] = set()  # they want to know, and have not been told
         self._late: dict[int, Answer] = {}
         self._shared = ("", float("-inf"))  # why the joules were not ours alone, and until when
         self._asked_s = time.monotonic()
@@ -82,30 +83,40 @@ class Metering:
                 now = time.monotonic()
                 self._asked_s = now if asks else self._asked_s
                 self._book.enter(number, now, prompt_tokens)
+                if asks:
+                    self._asking.add(number)
             return not self.over
 
     def drop(self, number: int) -> None:
         """It was cancelled or has failed."""
         with self._lock:
             self._book.forget(number)
+            self._asking.discard(number)
 
     def count(self, number: int, tokens: int) -> None:
         """Tokens that a request had in this step."""
-        self._made.append((number, tokens))
+        if not self.over:
+            self._made.append((number, tokens))
 
     def end(self, number: int, answer: Answer | None = None) -> None:
         """It is over. Whoever asked is told at the next flush, when the step has ended, too."""
-        self._ended.append((number, answer))
+        if answer is not None or not self.over:
+            self._ended.append((number, answer))
 
     def flush(self) -> None:
         """A step has ended."""
+        if self.over and not self._ended:
+            return
         now = time.monotonic()
         with self._lock:
             tokens: dict[int, int] = {}
             while self._made:
                 number, count = self._made.popleft()
                 tokens[number] = tokens.get(number, 0) + count
-            self._book.step(now, tokens)
+            if self.absent:
+                self._book.skip(now)
+            else:
+                self._book.step(now, tokens)
             while self._ended:
                 self._leave(*self._ended.popleft(), now)
 
@@ -114,13 +125,17 @@ class Metering:
         if absent:
             self._book.forget(number)
             if answer is not None:
-                answer.tell(Energy(None, self._book.idle_w, absent))
+                self._tell(number, answer, Energy(None, self._book.idle_w, absent))
             return
         joules = self._book.leave(number, now)
         if joules is not None and answer is not None:
-            answer.tell(self._energy(joules))
+            self._tell(number, answer, self._energy(joules))
         elif joules is None and answer is not None:
             self._late[number] = answer
+
+    def _tell(self, number: int, answer: Answer, energy: Energy) -> None:
+        answer.tell(energy)
+        self._asking.discard(number)
 
     def _energy(self, joules: float) -> Energy:
         return Energy(max(joules, 0.0), self._book.idle_w)
@@ -148,7 +163,7 @@ class Metering:
             _log.exception("the meter failed")
             self.absent = f"the meter failed: {type(error).__name__}: {error}"
         self._release(float("inf"), self.absent)
-        while not self._rest(0.0):
+        while not self._rest(_PATIENCE_S):  # whoever asked first has yet to enter
             time.sleep(INTERVAL_S)
 
     def _watch(self, meter: Meter) -> None:
@@ -164,7 +179,7 @@ class Metering:
             if shared is not None and now >= look_s:
                 look_s = now + _LOOK_S
                 self._look(shared(), now)
-            self._release(now - _PATIENCE_S, STILL)
+            self._release(float("inf") if self._gives_up(now) else now - _PATIENCE_S, STILL)
             time.sleep(INTERVAL_S)
         meter.close()
 
@@ -174,31 +189,37 @@ class Metering:
         elif self._shared[1] > now:
             self._shared = (self._shared[0], now)
 
+    def _gives_up(self, now: float) -> bool:
+        """No reading came for too long: whoever is here cannot be told all that was used."""
+        with self._lock:
+            lost = self._book.give_up(now - _PATIENCE_S)
+            if lost and self._shared[1] < now:
+                self._shared = (STILL, now)
+            return lost
+
     def _take(self, time_s: float, joules: float) -> None:
         with self._lock:
             known = self._book.read(time_s, joules, self._idle_s())
-            told = [(self._late.pop(number), found) for number, found in known.items() if number in self._late]
-            for answer, found in told:
-                answer.tell(self._energy(found))
-        for answer, _ in told:
+            told = {number: self._late.pop(number) for number in known if number in self._late}
+            for number, answer in told.items():
+                self._tell(number, answer, self._energy(known[number]))
+        for answer in told.values():
             answer.outbox.wake()
 
     def _release(self, before_s: float, absent: str) -> None:
         """Who has waited for a reading since then is told that there is none."""
         with self._lock:
-            answers = []
+            told = []
             for number in self._book.late(before_s):
                 self._book.forget(number)
                 if number in self._late:
-                    answers.append(self._late.pop(number))
-            for answer in answers:
-                answer.tell(Energy(None, self._book.idle_w, absent))
-        for answer in answers:
+                    told.append(self._late.pop(number))
+                    self._tell(number, told[-1], Energy(None, self._book.idle_w, absent))
+        for answer in told:
             answer.outbox.wake()
 
     def _rest(self, keep_s: float) -> bool:
-        """Count no more, once nobody is here and nobody has asked for so long."""
+        """Count no more, once all who asked were told and nobody has asked for so long."""
         with self._lock:
-            nobody = self._book.empty and not self._ended and not self._late
-            self.over = self.over or (nobody and time.monotonic() - self._asked_s > keep_s)
+            self.over = self.over or (not self._asking and time.monotonic() - self._asked_s > keep_s)
             return self.over

@@ -20,7 +20,8 @@ def find_meter(engine: Engine) -> Meter | Absent:
         return own
     device = str(engine.facts().effective.get("device", ""))
     if device.startswith("cuda") or (not device.startswith("cpu") and uses_cuda(family_of(os.getpid()))):
-        return open_own_gpus(lambda: family_of(os.getpid()), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        shown, order = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")
+        return open_own_gpus(lambda: family_of(os.getpid()), shown, order=order)
     meter, absent = open_rapl()
     return absent[0] if meter is None else meter
 

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from enginebay.lab.runs.reader import list_runs
 from tests.integration.lab.conftest import BAY, QUICK, Lab
 
@@ -49,6 +51,34 @@ def test_sigkill_at_random_moments_loses_no_finished_run(lab: Lab, write: Callab
     assert not problems and len(found) == 16
     assert len({(run.manifest["study"]["point"], run.cycle) for run in found}) == 16
     assert not list(runs.glob("*.partial"))
+
+
+def test_sigkill_of_the_lab_alone_leaves_no_process(write: Callable[..., str], tmp_path: Path) -> None:
+    """Only the one pid is killed, as the kernel does when memory is short; server, engine and client end by themselves."""
+    config = write(fake={"step_s": 0.5}, num_input_prompts=400)
+    environment = {**os.environ, "ENGINEBAY_HOME": str(tmp_path / "home")}
+    lab = subprocess.Popen([str(BAY), "experiment", config], env=environment, cwd=tmp_path,
+                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    started: list[psutil.Process] = []
+    try:
+        deadline = time.monotonic() + 60
+        while not any("bootstrap.py" in word for one in started for word in _command(one)):  # the engine's process
+            assert lab.poll() is None and time.monotonic() < deadline, started
+            time.sleep(0.1)
+            started = psutil.Process(lab.pid).children(recursive=True)
+        assert any("serve" in _command(one) for one in started)
+    finally:
+        lab.kill()
+        lab.wait()
+    _, alive = psutil.wait_procs(started, timeout=30)
+    assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:  # it ended while we looked
+        return []
 
 
 def test_a_corrupt_run_is_named_skipped_and_made_again(lab: Lab, write: Callable[..., str], tmp_path: Path) -> None:

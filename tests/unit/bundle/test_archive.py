@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from enginebay.bundle.amounts import size_of
-from enginebay.bundle.archive import Archive
+from enginebay.bundle.archive import Archive, check_parts
 from enginebay.bundle.standalone import BundleError, Parts, unpack
 from enginebay.errors import UsageError
 from tests.unit.bundle.small_bundle import flip, nothing
@@ -75,6 +75,17 @@ def test_too_many_parts_are_refused(tmp_path: Path) -> None:
     archive = Archive(tmp_path, 100)
     with pytest.raises(UsageError, match="999 parts"):
         archive.add("large", tmp_path / "large", nothing)
+
+
+def test_too_many_parts_are_foreseen_to_the_byte(tmp_path: Path) -> None:
+    manifest, _ = packed(tmp_path / "out", None)
+    files = [(path, tmp_path / "out" / f"source-{number}") for number, path in enumerate(SIZES)]
+    whole = manifest["parts"][0]["size"]
+    smallest = -(-whole // 999)  # that makes no more than 999 parts
+    check_parts(files, None)
+    check_parts(files, smallest)
+    with pytest.raises(UsageError, match="999 parts"):
+        check_parts(files, smallest - 1)
 
 
 @pytest.mark.parametrize(("text", "size"), [("60MB", 60_000_000), ("60 mib", 62_914_560), ("1.5G", 1_500_000_000)])

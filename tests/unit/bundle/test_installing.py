@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from enginebay.bundle import environment
 from enginebay.bundle.installing import Outcome, Wish, install
-from enginebay.errors import EnginebayError, UsageError
+from enginebay.errors import EnginebayError, EngineFailed, UsageError
 from enginebay.fleet.environments import environments
 from enginebay.fleet.models import Store
 from tests.unit.bundle.small_bundle import flip, nothing, rewrite, small_bundle, stored_model, tiny_wheel
@@ -101,6 +102,18 @@ def test_an_engine_that_does_not_start_is_not_installed(tmp_path: Path) -> None:
     with pytest.raises(EnginebayError, match=r"transformers 1\.0 was not installed"):
         put(tmp_path / "b")
     assert environments() == []
+
+
+def test_the_environment_that_runs_bay_has_changed_though_the_engine_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise EngineFailed("it cannot be imported", "look at the log")
+
+    small_bundle(tmp_path / "b", engine={"version": "9.8"})
+    monkeypatch.setattr(environment.probing, "probe", fail)
+    with pytest.raises(EngineFailed, match=r"fake 9\.8 are in this environment now, .*: it cannot be imported"):
+        put(tmp_path / "b", current=True, recreate=True)
 
 
 def test_what_an_interrupted_install_left_is_in_nobodys_way(tmp_path: Path, home: Path) -> None:

@@ -81,7 +81,10 @@ def test_a_trim_leaves_what_is_for_the_targets_python() -> None:
 
 
 def test_an_unknown_trim_names_the_known() -> None:
-    assert find_trim("sm90", "vllm") is SM90_VLLM
+    for engines in (["vllm"], ["vllm", "llamacpp"], ["llamacpp", "vllm"]):
+        assert find_trim("sm90", engines) is SM90_VLLM
     with pytest.raises(UsageError) as caught:
-        find_trim("sm42", "vllm")
+        find_trim("sm42", ["vllm"])
+    with pytest.raises(UsageError, match="no trim sm90 for llamacpp or fake"):
+        find_trim("sm90", ["llamacpp", "fake"])
     assert "sm90 for vllm" in caught.value.hint

@@ -63,9 +63,25 @@ def test_servers_that_the_lab_starts_need_none() -> None:
 
 
 def test_the_key_for_text_is_the_first_that_is_set() -> None:
-    assert text_headers({"OPENAI_API_KEY": "o", "ENGINEBAY_API_KEY": "e"}) == {"Authorization": "Bearer e"}
-    assert text_headers({"OPENAI_API_KEY": "o", "ENGINEBAY_API_KEY": ""}) == {"Authorization": "Bearer o"}
-    assert text_headers({}) == {}
+    assert text_headers([NEAR], {"OPENAI_API_KEY": "o", "ENGINEBAY_API_KEY": "e"}) == {"Authorization": "Bearer e"}
+    assert text_headers([NEAR], {"OPENAI_API_KEY": "o", "ENGINEBAY_API_KEY": ""}) == {"Authorization": "Bearer o"}
+    assert text_headers([NEAR], {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("urls", "sent"),
+    [
+        ([FAR], False),
+        ([NEAR, FAR], False),
+        ([NEAR], True),
+        (["https://api.example.org/v1", NEAR], True),
+        (["HTTPS://api.example.org"], True),
+        (["http://https.example.org"], False),
+    ],
+)
+def test_a_key_for_other_programs_is_read_by_nobody_on_the_way(urls: list[str], sent: bool) -> None:
+    assert text_headers(urls, {"OPENAI_API_KEY": "o"}) == ({"Authorization": "Bearer o"} if sent else {})
+    assert text_headers(urls, {"ENGINEBAY_API_KEY": "e"}) == {"Authorization": "Bearer e"}
 
 
 def test_a_refusal_says_what_to_pass() -> None:
@@ -115,6 +131,25 @@ def test_the_command_sends_the_key_where_it_belongs(
 ) -> None:
     assert of_url(url, *more) == 0
     assert benches[0].admin_headers == ({} if key is None else {"Authorization": f"Bearer {key}"})
+
+
+@pytest.mark.parametrize(("url", "sent"), [(FAR, False), ("https://gpu-host", True)])
+def test_the_command_does_not_send_another_programs_key_in_the_clear(
+    benches: list[Bench], monkeypatch: pytest.MonkeyPatch, url: str, sent: bool
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "o")
+    assert of_url(url) == 0
+    assert benches[0].headers == ({"Authorization": "Bearer o"} if sent else {})
+
+
+@pytest.mark.parametrize("url", ["http://me:secret@gpu-host:8000", "https://secret@gpu-host", "http://@gpu-host"])
+def test_an_address_with_a_password_is_refused_and_kept_nowhere(
+    benches: list[Bench], tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    assert of_url(url) == 2
+    said = capsys.readouterr().err
+    assert "cannot hold a name or a password" in said and "secret" not in said
+    assert not benches and not (tmp_path / "home" / "runs" / "studies").exists()
 
 
 def test_a_study_that_goes_on_keeps_to_it(benches: list[Bench]) -> None:

@@ -58,3 +58,12 @@ def test_user_errors_say_what_to_do(arguments: list[str], wrong: str, capsys: py
     message, hint = capsys.readouterr().err.splitlines()
     assert wrong in message
     assert hint.strip()
+
+
+def test_a_corrupt_run_of_the_study_is_named(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for cycle in (1, 2):
+        write_run(runs, f"run-{cycle}", study={"id": "study-1", "point": 0, "cycle": cycle, "label": "c1"})
+    (runs / "run-2" / "tokens.parquet").unlink()
+    assert main(["report", "study-1", "-o", str(tmp_path / "page.html")]) == 0
+    said = capsys.readouterr().err
+    assert "run-2 is corrupt: tokens.parquet is missing" in said and "1 run: 1 valid" in said

@@ -157,6 +157,15 @@ def test_a_corrupt_run_is_not_shown(bay: Any, runs: Path) -> None:
             bay(command, "r1")
 
 
+def test_a_corrupt_run_of_a_study_is_named_and_left_out(bay: Any, runs: Path) -> None:
+    made = write_cycles(runs, "a", SLOW)
+    (made[1].path / "manifest.json").unlink()
+    for command in ("show", "export", "aggregate"):
+        out, err = bay(command, "s1", "--json")
+        assert made[0].id in out and made[1].id not in out, command
+        assert f"not shown: the run in {made[1].path} is corrupt" in err, command
+
+
 def test_without_the_lab_extra_it_says_what_to_install(bay: Any, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from enginebay.errors import EnginebayError
 

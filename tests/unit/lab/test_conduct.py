@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
 
+from enginebay.errors import ConfigError
+from enginebay.lab import conduct as conducting
 from enginebay.lab import observing
 from enginebay.lab.client.ceiling import Ceiling, known_server
-from enginebay.lab.conduct import Bench, conduct
+from enginebay.lab.conduct import SETTLE_S, Bench, check_ceiling, conduct
 from enginebay.lab.parity import Answer
 from enginebay.lab.points import Point
+from enginebay.lab.profiles.profile import Poisson, Trace
 from enginebay.lab.references import Reference
+from enginebay.lab.requests import Request
 from enginebay.lab.runs.reader import Run, load_run
 from enginebay.lab.runs.study import Step
 from enginebay.lab.workload.byte_tokenizer import NAME, ByteTokenizer
@@ -32,9 +38,12 @@ def url() -> Iterator[str]:
 
 def run(url: str, folder: Path, **given: Any) -> Run:
     """One request after the other."""
-    point = Point("p", "", "known", {"kind": "synthetic", "input_tokens": 8, "output_tokens": TOKENS},
-                  {"kind": "closed", "concurrency": 1}, {"requests": REQUESTS}, url=url, warmup=False, parity=False,
-                  tokenizer=NAME)  # fmt: skip
+    usual = {"workload": {"kind": "synthetic", "input_tokens": 8, "output_tokens": TOKENS}, "warmup": False,
+             "parity": False, "limits": {"requests": REQUESTS}}  # fmt: skip
+    usual |= {
+        name: given.pop(name) for name in ("workload", "warmup", "parity", "limits", "arrivals_seed") if name in given
+    }
+    point = Point("p", "", "known", profile={"kind": "closed", "concurrency": 1}, url=url, tokenizer=NAME, **usual)
     bench = Bench(runs=folder, study_id="s", ceiling=Ceiling(1e6, 1e5, 1), cycles=given.pop("cycles", None),
                   tokenizer=lambda path: ByteTokenizer())  # fmt: skip
     return load_run(conduct(bench, point, Step(0, 1, "p"), **given))
@@ -42,9 +51,12 @@ def run(url: str, folder: Path, **given: Any) -> Run:
 
 def test_the_energy_of_a_run_is_told_apart_by_phase(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The power stands still, so each phase's joules are its seconds."""
+    slept = list[float]()
+    monkeypatch.setattr(conducting, "sleep", lambda seconds: (slept.append(seconds), sleep(seconds)))
     meter = ReplayMeter(PowerTrace(((0.0, WATTS),)))
-    monkeypatch.setattr(observing, "find_meters", lambda trees: ([meter], []))
+    monkeypatch.setattr(observing, "find_meters", lambda *trees, **only: ([meter], []))
     found = run(url, tmp_path)
+    assert slept == [SETTLE_S, conducting.IDLE_WITH_ENERGY_S]  # a GPU's utilisation is a mean over what was before
     measures, records = found.measures, found.records()
     seconds = {
         "prefill_energy_j": sum((one.first_s or 0) - one.sent_s for one in records),
@@ -61,7 +73,9 @@ def test_the_energy_of_a_run_is_told_apart_by_phase(url: str, tmp_path: Path, mo
 def test_without_a_meter_phases_are_absent_and_the_rest_is_judged(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observing, "find_meters", lambda trees: ([], [Absent("nvml", "no GPU here")]))
+    monkeypatch.setattr(observing, "find_meters", lambda *trees, **only: ([], [Absent("nvml", "no GPU here")]))
+    slept = list[float]()
+    monkeypatch.setattr(conducting, "sleep", slept.append)
     reference = Reference(1, "other", [Answer((1,), ("a",))])
     found = run(url, tmp_path, cycles=1, reference=reference)
     assert found.measures["absent"]["prefill_energy_j"] == "no energy was read"
@@ -69,3 +83,82 @@ def test_without_a_meter_phases_are_absent_and_the_rest_is_judged(
     assert {"too_few_cycles", "client_saturated"} <= set(verdict["checked"])
     assert [one["code"] for one in verdict["reasons"] if one["code"] == "too_few_cycles"]
     assert "parity_broken" in verdict["unchecked"]  # it was not asked for
+    assert slept == [conducting.IDLE_S]
+
+
+@pytest.fixture
+def no_meters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observing, "find_meters", lambda *trees, **only: ([], []))
+    monkeypatch.setattr(conducting, "sleep", lambda seconds: None)
+
+
+def lines(folder: Path, count: int) -> dict[str, Any]:
+    place = folder / "prompts.jsonl"
+    place.write_text(
+        "\n".join(json.dumps({"prompt": f"prompt {number}", "output_tokens": 1}) for number in range(count))
+    )
+    return {"kind": "jsonl", "path": str(place)}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    """The prompts of parity, of the warm-up and of the load."""
+    found = list[list[Any]]()
+    fire = conducting.fire
+
+    def fired(orders: Any, requests: Sequence[Request], *more: Any) -> Any:
+        found.append([one.prompt for one in requests])
+        return fire(orders, requests, *more)
+
+    def answers(target: Any, requests: Sequence[Request], plan: Any) -> list[Answer]:
+        found.append([one.prompt for one in requests])
+        return []
+
+    monkeypatch.setattr(conducting, "fire", fired)
+    monkeypatch.setattr(conducting, "parity_answers", answers)
+    return found
+
+
+def test_a_file_with_fewer_lines_than_warm_up_and_parity_would_send_is_measured(
+    url: str, tmp_path: Path, no_meters: None, asked: list[list[Any]]
+) -> None:
+    found = run(url, tmp_path, workload=lines(tmp_path, 2), warmup=None, parity=None, limits={})
+    assert [one.error for one in found.records()] == [None, None]
+    assert asked == [["prompt 0", "prompt 1"]] * 3
+
+
+def test_the_measured_lines_of_a_file_are_those_that_nobody_asked_before(
+    url: str, tmp_path: Path, no_meters: None, asked: list[list[Any]]
+) -> None:
+    file = {**lines(tmp_path, 9), "shuffle": True}
+    run(url, tmp_path, workload=file, warmup={"requests": 3}, parity={"prompts": 4})
+    parity, warmup, load = asked
+    assert (len(parity), len(warmup), len(load)) == (4, 3, REQUESTS)
+    assert len({*parity, *warmup, *load}) == 9
+
+
+def test_a_server_that_fails_at_parity_is_measured_without_it(url: str, tmp_path: Path, no_meters: None) -> None:
+    """The built-in server streams whatever is asked of it, which is no answer to a parity prompt."""
+    found = run(url, tmp_path, workload=lines(tmp_path, 2), parity={"tokens": 1})
+    assert "does not answer a simple request" in found.manifest["absent"]["parity"]
+    assert [one.error for one in found.records()] == [None, None]
+    assert "parity_broken" in found.manifest["verdict"]["unchecked"]
+
+
+def test_arrivals_have_a_seed_of_their_own(url: str, tmp_path: Path, no_meters: None) -> None:
+    found = run(url, tmp_path, workload=lines(tmp_path, 2), arrivals_seed=40)
+    assert found.manifest["seeds"] == {"requests": 1, "arrivals": 41}
+    assert found.manifest["config"]["traffic_simulation"] == {"seed": 40}
+
+
+def test_the_ceiling_holds_for_the_busiest_second_of_a_trace() -> None:
+    ceiling = Ceiling(tokens_per_s=100.0, requests_per_s=10.0, processes=1)
+    burst = [number / 20 for number in range(15)]
+    check_ceiling(ceiling, Trace(), [float(number) for number in range(100)], 90.0)
+    with pytest.raises(ConfigError, match="15 requests/s is above"):
+        check_ceiling(ceiling, Trace(), burst, 1.0)
+    check_ceiling(ceiling, Trace(), burst[:9], 100.0)  # 900 tokens, which come over more than that second
+    with pytest.raises(ConfigError, match="tokens/s"):
+        check_ceiling(ceiling, Trace(), [float(number) for number in range(100)], 110.0)
+    with pytest.raises(ConfigError, match="11 requests/s"):
+        check_ceiling(ceiling, Poisson(11.0), [0.0], 1.0)

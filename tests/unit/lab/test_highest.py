@@ -5,19 +5,24 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from enginebay.lab import highest
 from enginebay.lab.candidates import Candidate
 from enginebay.lab.choosing import Rules
 from enginebay.lab.client.ceiling import Ceiling
+from enginebay.lab.conduct import Bench
 from enginebay.lab.highest import Session, Watcher, Wish, _search
 from enginebay.lab.measures.measures import measure
+from enginebay.lab.points import Point
 from enginebay.lab.profiles.profile import read_limits
 from enginebay.lab.profiles.read import read_profile
 from enginebay.lab.profiles.schedule import send_times
 from enginebay.lab.requests import Record, Request
+from enginebay.lab.runs.study import Step
 
 TOKENS = 4
 CEILING = Ceiling(tokens_per_s=1e6, requests_per_s=1e5, processes=1)
@@ -140,3 +145,18 @@ def test_a_disturbed_run_is_made_again() -> None:
 def test_few_requests_are_not_sure() -> None:
     found = find(FakeSession(1, 0.2), requests=10, seconds=0.5)
     assert not found.sure and "narrowly_kept" in {one["code"] for one in found.reasons}
+
+
+def test_every_run_has_prompts_and_arrivals_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(highest, "load_run", lambda folder, verify: folder)
+    seeds = list[dict[str, int]]()
+
+    def run(point: Point, step: Step) -> Path:
+        seeds.append(point.seeds(step.cycle))
+        return Path()
+
+    bench = Bench(runs=Path(), study_id="s", ceiling=CEILING)
+    session = Session(bench, Point("p", "a", "m", {}, {}, seed=7, arrivals_seed=40), run, 0)
+    for _ in range(2):
+        session.measure("", {}, {})
+    assert seeds == [{"requests": 8, "arrivals": 41}, {"requests": 9, "arrivals": 42}]

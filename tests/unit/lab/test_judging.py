@@ -22,6 +22,7 @@ from enginebay.lab.validity.facts import RunFacts
 from enginebay.lab.validity.judge import judge
 from enginebay.lab.validity.verdict import Verdict
 from enginebay.lab.workload.make import Workload
+from enginebay.meters.sample import Sample
 from tests.unit.lab.validity.runs import paced, wanted
 
 CEILING = Ceiling(tokens_per_s=1e6, requests_per_s=1e5, processes=1)
@@ -37,9 +38,10 @@ def facts(
     """Of a sound run of 40 s at 10 requests/s, with what was seen of it."""
     own = paced() if records is None else records
     fired = Fired(own, {}, 1000.0, 41.0, seen.pop("core_share", None))
+    observation = seen.pop("observation", Observation())
     measured = Measured(ServerFacts(), Workload(tuple(wanted(prepared))), fired, (990.0, 991.0), **seen)
     figures = measure(own, {}, 41.0)
-    return facts_of(read_plan(point), measured, figures, Observation(), {}, around or Around(CEILING))
+    return facts_of(read_plan(point), measured, figures, observation, {}, around or Around(CEILING))
 
 
 def found(verdict: Verdict, code: str) -> str:
@@ -86,6 +88,18 @@ def test_requests_of_others_at_the_server(share: float | None, said: str) -> Non
     """400 requests of a second each are ours; the server may count a little less, and more only of others."""
     verdict = judge(facts(server_s=None if share is None else 400.0 * share))
     assert found(verdict, "machine_busy") == said
+
+
+@pytest.mark.parametrize(("others_s", "said"), [(0.0, "fine"), (8.2, "informative"), (41.0, "invalid")])
+def test_other_processes_on_the_servers_machine(others_s: float, said: str) -> None:
+    """Two cores and a window of 41 s, of which the server takes 20 s."""
+    samples = [
+        Sample(at_s, "host", cpu_s=cpu_s) for at_s, cpu_s in ((990.0, 0.0), (1000.0, 0.0), (1041.0, 20 + others_s))
+    ]
+    samples += [
+        Sample(at_s, "tree:server", cpu_s=cpu_s) for at_s, cpu_s in ((990.0, 0.0), (1000.0, 0.0), (1041.0, 20.0))
+    ]
+    assert found(judge(facts(observation=Observation(samples=samples, cores=2))), "machine_busy") == said
 
 
 def test_a_run_that_ends_when_it_is_stable_was_not_to_send_the_rest() -> None:

@@ -8,9 +8,11 @@ from time import monotonic, sleep
 
 import pytest
 
+from enginebay.lab import observing
 from enginebay.lab.client.order import Target
-from enginebay.lab.observing import Observation, device_figures, observed
-from enginebay.meters.sample import Sample, devices
+from enginebay.lab.observing import SERVER, Observation, by_kind, device_figures, gpu_names, observed
+from enginebay.meters.energy import Energy
+from enginebay.meters.sample import Absent, Meter, Sample, devices
 from tests.unit.lab.test_remote_meter import FAR_S, Host, serving
 
 NOT_OURS = Target("http://127.0.0.1:9", "m")
@@ -21,6 +23,33 @@ def test_a_child_is_followed_with_this_machines_meters() -> None:
         sleep(0.15)
     assert {"host", "tree:client", "tree:server"} <= set(devices(found.samples))
     assert found.cores == os.cpu_count() and found.clock_error_s is None
+
+
+@pytest.mark.parametrize("child", [True, False])
+def test_only_the_servers_own_gpus_are_read(monkeypatch: pytest.MonkeyPatch, child: bool) -> None:
+    asked: list[tuple[set[int], str | None]] = []
+
+    def gpus_of(pids: set[int], environment: str | None) -> list[int]:
+        asked.append((pids, environment))
+        return [3]
+
+    def find_meters(trees: dict[str, int], gpus: list[int]) -> tuple[list[Meter], list[Absent]]:
+        assert gpus == [3] and (SERVER in trees) == child
+        return [], []
+
+    monkeypatch.setattr(observing, "gpus_of", gpus_of)
+    monkeypatch.setattr(observing, "find_meters", find_meters)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with observed(NOT_OURS, os.getpid() if child else None):
+        pass
+    ((pids, environment),) = asked
+    assert environment == "3" and (os.getpid() in pids) == child
+
+
+def test_energy_names_its_devices_and_a_gpu_without_a_label_its_number() -> None:
+    assert by_kind({"gpu:2": Energy(5.0), "gpu:3": Energy(7.0)})["gpu"].devices == ("gpu:2", "gpu:3")
+    found = Observation(samples=[Sample(1.0, "gpu:2"), Sample(1.0, "gpu:3")], labels={"gpu:3": "NVIDIA H200 GPU-a"})
+    assert gpu_names(found) == ["gpu:2", "NVIDIA H200 GPU-a"]
 
 
 def test_whose_time_a_strangers_is_cannot_be_told() -> None:
@@ -44,6 +73,7 @@ def test_a_server_of_ours_on_this_machine_tells_its_meters_and_the_client_is_cou
     assert {sample.cpu_s for sample in found.samples if sample.device == "host"} == {5.0}  # the server's word alone
     assert found.cores == 4 and found.reads_energy and found.clock_error_s == 0.0
     assert found.reasons() == {"rapl": "not here"}
+    assert gpu_names(found) == ["NVIDIA H200 GPU-a"]
 
 
 def test_a_server_of_ours_elsewhere_tells_its_meters_alone() -> None:

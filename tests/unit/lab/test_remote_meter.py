@@ -36,7 +36,7 @@ class Host:
         host = {"time_s": now_s, "device": "host", "cpu_s": 5.0, "utilisation": None, "a_field_to_come": 1}
         absent = [{"meter": "rapl", "reason": "not here"}]
         told = {"monotonic_s": now_s, "boot_id": self.boot_id, "cores": 4, "samples": [gpu, host], "absent": absent}
-        return json.dumps(told).encode()
+        return json.dumps({**told, "names": {"gpu:0": "NVIDIA H200 GPU-a"}}).encode()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from enginebay.lab.client.ceiling import Ceiling
 from enginebay.lab.conduct import Bench
 from enginebay.lab.points import Point
 from enginebay.lab.references import Reference
-from enginebay.lab.runs.study import Step
+from enginebay.lab.runs.errors import CorruptStudy, UnknownRun
+from enginebay.lab.runs.study import Step, load_study, study_path
 from tests.unit.lab.runs.made import write_run
 
 POINT = Point("a", "a", "m", {"kind": "synthetic", "input_tokens": 8, "output_tokens": 4}, {"kind": "offline"})
@@ -48,6 +50,14 @@ def carry_out(folder: Path, study: Any, conductor: Conductor, monkeypatch: pytes
     return studies.carry_out(bench, study, lambda *_: None, lambda *_: None)
 
 
+def test_studies_of_the_same_second_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    second = datetime(2026, 11, 15, 14, 30, 15, tzinfo=UTC)
+    monkeypatch.setattr(studies, "now", lambda: second)
+    made = [studies.new_study(tmp_path, POINTS[:1], cycles, {}) for cycles in (1, 2, 3)]
+    assert [study.id for study in made] == [f"study-20261115-143015{end}" for end in ("", "-2", "-3")]
+    assert [len(load_study(tmp_path, study.id).steps) for study in made] == [1, 2, 3]
+
+
 def test_every_run_knows_the_studys_cycles_and_whom_it_is_compared_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,5 +79,24 @@ def test_a_study_that_goes_on_still_knows_it(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(KeyboardInterrupt):
         carry_out(tmp_path, study, Conductor(killed_after=1), monkeypatch)
     conductor = Conductor()
-    carry_out(tmp_path, studies.study_to_resume(tmp_path, None), conductor, monkeypatch)
+    resumed, problems = studies.study_to_resume(tmp_path, None)
+    carry_out(tmp_path, resumed, conductor, monkeypatch)
+    assert not problems
     assert conductor.told == [("b", 1, 1, "a"), ("c", 1, 1, "a")]
+
+
+def test_a_corrupt_plan_stops_no_other_study(tmp_path: Path) -> None:
+    study = studies.new_study(tmp_path, POINTS, 1, {})
+    run = write_run(tmp_path, "r1", study={"id": study.id, "point": 0, "cycle": 1})
+    (run.path / "tokens.parquet").unlink()
+    later = tmp_path / "studies" / "study-99990101-000000.json"
+    later.write_bytes(b"{")
+    found, problems = studies.study_to_resume(tmp_path, None)
+    assert found.id == study.id
+    assert [problem.kind for problem in problems] == ["corrupt_study", "corrupt_run"]
+    with pytest.raises(CorruptStudy):
+        studies.study_to_resume(tmp_path, later.stem)
+    study_path(tmp_path, study.id).unlink()
+    with pytest.raises(UnknownRun, match="no study to resume") as refused:
+        studies.study_to_resume(tmp_path, None)
+    assert later.name in refused.value.hint

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from enginebay.meters.find import find_meters
-from enginebay.meters.sample import Sample, devices, of_device
+from enginebay.meters.find import find_meters, gpu_labels
+from enginebay.meters.sample import Absent, Sample, devices, of_device
 
 
 def test_what_is_not_read_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,6 +21,13 @@ def test_what_is_not_read_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     for meter in meters:
         assert meter.read()
         meter.close()
+
+
+def test_gpus_that_may_not_be_read_are_absent_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # would be another reason
+    meters, absent = find_meters(gpus=Absent("nvml", "whose it is"))
+    assert [missing.reason for missing in absent if missing.meter == "nvml"] == ["whose it is"]
+    assert gpu_labels(meters) == {}
 
 
 def test_importing_needs_only_the_standard_library() -> None:

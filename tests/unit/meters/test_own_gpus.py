@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from enginebay.meters.driver import Driver, DriverError
-from enginebay.meters.own_gpus import OwnGpus, family_of, open_own_gpus, uses_cuda, visible
+from enginebay.meters.own_gpus import OwnGpus, family_of, gpus_of, open_own_gpus, uses_cuda, visible
 from enginebay.meters.sample import Absent
 
 OWN, OTHER = 100, 999
@@ -36,6 +36,7 @@ class Library:
         self.missing: set[str] = set()
         self.energy_mj = [5_000, 9_000]
         self.running: list[list[int]] = [[], []]
+        self.models = ["H200", "H200"]
         self.shut = 0
 
     def __getattr__(self, name: str) -> Call:
@@ -45,6 +46,7 @@ class Library:
             "nvmlDeviceGetCount_v2": lambda found: _set(found, 2),
             "nvmlDeviceGetHandleByIndex_v2": lambda index, found: _set(found, index.value + 1),
             "nvmlDeviceGetUUID": self._uuid,
+            "nvmlDeviceGetName": self._name,
             "nvmlDeviceGetTotalEnergyConsumption": lambda gpu, found: _set(found, self.energy_mj[gpu.value - 1]),
             "nvmlDeviceGetPowerUsage": lambda gpu, found: _set(found, 412_500),
             "nvmlDeviceGetComputeRunningProcesses_v3": self._processes,
@@ -62,6 +64,10 @@ class Library:
         found.value = UUIDS[gpu.value - 1].encode()
         return 0
 
+    def _name(self, gpu: Any, found: Any, size: Any) -> int:
+        found.value = self.models[gpu.value - 1].encode()
+        return 0
+
     def _processes(self, gpu: Any, count: Any, found: Any) -> int:
         running = self.running[gpu.value - 1]
         for place, pid in enumerate(running):
@@ -74,8 +80,8 @@ def _set(place: Any, value: int) -> int:
     return 0
 
 
-def opened(library: Library, environment: str | None = None) -> OwnGpus | Absent:
-    return open_own_gpus(lambda: {OWN}, environment, lambda: Driver(library))
+def opened(library: Library, environment: str | None = None, order: str | None = None) -> OwnGpus | Absent:
+    return open_own_gpus(lambda: {OWN}, environment, lambda: Driver(library), order=order)
 
 
 def test_of_several_gpus_the_one_that_computes_for_us() -> None:
@@ -87,6 +93,68 @@ def test_of_several_gpus_the_one_that_computes_for_us() -> None:
     assert (sample.device, sample.energy_j, sample.power_w) == ("gpu:1", 9.0, None)
     meter.close()
     assert library.shut == 1
+
+
+@pytest.mark.parametrize(
+    ("running", "environment", "places"),
+    [
+        ([[OTHER], [OWN, OTHER]], None, [1]),  # the driver tells
+        ([[OWN], [OWN]], None, [0, 1]),
+        ([[OTHER], []], "1", [1]),  # it does not, the environment does
+        ([[], []], "0,GPU-bbbb", [0, 1]),
+    ],
+)
+def test_the_gpus_of_a_server(running: list[list[int]], environment: str | None, places: list[int]) -> None:
+    library = Library()
+    library.running = running
+    assert gpus_of({OWN}, environment, lambda: Driver(library)) == places
+    assert library.shut == 1
+
+
+@pytest.mark.parametrize(("environment", "words"), [(None, "which of 2 GPUs"), ("", "leaves no GPU"), ("MIG-1", "MIG")])
+def test_gpus_that_nobody_tells_are_not_read(environment: str | None, words: str) -> None:
+    found = gpus_of({OWN}, environment, lambda: Driver(Library()))
+    assert isinstance(found, Absent) and words in found.reason
+
+
+def test_without_a_driver_nothing_is_said_of_gpus() -> None:
+    def none() -> Driver:
+        raise DriverError("there is none")
+
+    assert gpus_of({OWN}, None, none) is None
+    library = Library()
+    library.refused = {"nvmlDeviceGetCount_v2"}
+    assert gpus_of({OWN}, None, lambda: Driver(library)) is None and library.shut == 1
+
+
+def test_where_the_driver_tells_the_numbers_of_cuda_do_not_matter() -> None:
+    library = Library()
+    library.models = ["T4", "H200"]
+    library.running = [[], [OWN]]
+    meter = opened(library, "0")  # the fastest one, which is the second on the bus
+    assert isinstance(meter, OwnGpus) and [sample.device for sample in meter.read()] == ["gpu:1"]
+
+
+@pytest.mark.parametrize(
+    ("models", "environment", "order", "found"),
+    [
+        (["T4", "H200"], "1", None, "CUDA_DEVICE_ORDER=PCI_BUS_ID"),
+        (["T4", "H200"], "1", "FASTEST_FIRST", "CUDA_DEVICE_ORDER=PCI_BUS_ID"),
+        (["T4", "H200"], "1", "PCI_BUS_ID", ["gpu:1"]),
+        (["T4", "H200"], "GPU-bb", None, ["gpu:1"]),
+        (["H200", "H200"], "1", None, ["gpu:1"]),
+    ],
+)
+def test_a_number_is_a_place_on_the_bus_only_where_that_is_certain(
+    models: list[str], environment: str, order: str | None, found: str | list[str]
+) -> None:
+    library = Library()
+    library.models = models
+    meter = opened(library, environment, order)
+    if isinstance(found, str):
+        assert isinstance(meter, Absent) and found in meter.reason and library.shut == 1
+    else:
+        assert isinstance(meter, OwnGpus) and [sample.device for sample in meter.read()] == found
 
 
 def test_without_a_counter_the_power() -> None:

@@ -10,10 +10,12 @@ from dataclasses import fields
 
 import jsonschema
 import msgspec
+import pytest
 
 from enginebay.config.server import Limits
 from enginebay.meters.processes import read_boot_id
 from enginebay.meters.sample import Absent, Sample
+from enginebay.server import host_meters
 from enginebay.server.host_meters import Found, HostMeters, of_this_server
 from enginebay.server.openapi.document import document
 
@@ -62,6 +64,32 @@ async def test_opened_once_and_only_when_asked_for() -> None:
     assert len(opened) == 1 and len(meter.threads) == 2
     await meters.close()
     assert meter.closed == 1
+
+
+async def test_after_a_pause_they_are_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers may compute on other GPUs by then."""
+    monkeypatch.setattr(host_meters, "_ANEW_S", 0.05)
+    meter, opened = Counted(), list[int]()
+    meters = finding(meter, opened)
+    await meters.read()
+    await asyncio.sleep(0.1)
+    await meters.read()
+    assert len(opened) == 2 and meter.closed == 1
+    await meters.close()
+    assert meter.closed == 2
+
+
+async def test_only_the_gpus_of_this_server_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gpus_of(pids: set[int], environment: str | None) -> Absent:
+        assert os.getpid() in pids and environment == "1"
+        return Absent("nvml", "nobody knows which")
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setattr(host_meters, "gpus_of", gpus_of)
+    meters = HostMeters(of_this_server)
+    found = await meters.read()
+    await meters.close()
+    assert {"meter": "nvml", "reason": "nobody knows which"} in found["absent"] and found["names"] == {}
 
 
 async def test_never_opened_is_closed_all_the_same() -> None:

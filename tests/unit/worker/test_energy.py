@@ -208,6 +208,22 @@ def test_a_step_without_tokens_goes_on() -> None:
     assert played.of("a") == pytest.approx(40.0)
 
 
+def test_what_is_given_up_belongs_to_nobody() -> None:
+    played = Played(steady(300.0))
+    played.book.enter(number("a"), 0.0)
+    for at in range(1, 11):
+        played.book.step(at * 0.1, {number("a"): 1})
+    assert not played.book.give_up(0.05) and played.book.give_up(0.75)
+    assert len(played.book._steps) == 3
+    played.book.enter(number("b"), 1.0)
+    played.read(1.0)  # is no measure of the three alone
+    played.step(1.1, b=1)
+    played.until(1.2)
+    played.leave(1.1, "b")
+    played.until(1.3)
+    assert played.of("b") == pytest.approx(200 * 0.1)
+
+
 # Nothing is lost
 
 

@@ -99,6 +99,12 @@ class Talk:
         assert self.finish(number)[0].energy_absent in (metering.IDLE_UNKNOWN, metering.STARTING)
         until(lambda: self.ledger._metering is not None and self.ledger._metering.idle_w is not None)
 
+    def learn_beside(self, other: int) -> None:
+        """Ask once while another one runs: the idle power stays unknown."""
+        number = self.submit()
+        self.run(other, number)
+        assert self.finish(number)[0].energy_absent in (metering.IDLE_UNKNOWN, metering.STARTING)
+
 
 def until(holds: Callable[[], Any], patience_s: float = 20.0) -> None:
     deadline = time.monotonic() + patience_s
@@ -225,6 +231,65 @@ def test_it_rests_when_nobody_asks_and_knows_the_idle_power_when_somebody_does(m
     assert after is not before and after is not None and after.idle_w == before.idle_w
 
 
+def test_one_who_asked_does_not_make_the_others_pay_for_ever(meter: Switched) -> None:
+    talk = Talk(meter)
+    always = talk.submit(energy=False)
+    talk.learn_beside(always)
+    before = talk.ledger._metering
+    assert before is not None
+    before._keep_s = 0.1
+    until(lambda: talk.run(always) or before.over)
+    before._made.clear()
+    talk.run(always, steps=3)
+    assert not before._made  # a token costs nothing any more
+    asks = talk.submit()
+    assert talk.ledger._metering not in (None, before)
+    talk.run(always, asks, steps=3)
+    assert {done.request for done in talk.finish(always, asks)} == {1, 3}
+    assert talk.ledger.door.running == 0 and not before._ended
+
+
+def test_whoever_asked_is_waited_for(meter: Switched) -> None:
+    talk = Talk(meter)
+    talk.learn()
+    number = talk.submit()
+    metered = talk.ledger._metering
+    assert metered is not None
+    metered._keep_s = 0.0
+    talk.run(number, steps=10)
+    assert not metered.over
+    assert talk.finish(number)[0].HasField("energy_j")
+    until(lambda: metered.over)
+
+
+def test_steps_that_no_reading_will_cover_are_not_kept(meter: Switched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metering, "_PATIENCE_S", 0.2)
+    talk = Talk(meter)
+    talk.learn()
+    book = talk.ledger._metering._book  # type: ignore[union-attr]
+    meter.stuck = True
+    number = talk.submit()
+    talk.run(number, steps=50, step_s=0.02)
+    assert 0 < len(book._steps) < 40
+    meter.stuck = False
+    talk.run(number, steps=10)
+    later = talk.submit()
+    talk.run(number, later, steps=10)
+    stood, moved = talk.finish(number, later)
+    assert stood.energy_absent == metering.STILL and moved.HasField("energy_j")
+
+
+def test_a_meter_that_broke_leaves_nothing_to_keep(meter: Switched) -> None:
+    talk = Talk(meter)
+    talk.learn()
+    number, metered = talk.submit(), talk.ledger._metering
+    assert metered is not None
+    meter.read = lambda: 1 / 0  # type: ignore[assignment, return-value]
+    until(lambda: metered.absent)
+    talk.run(number, steps=3)
+    assert not metered._book._steps and not metered.over
+
+
 def test_before_anybody_asks_there_is_no_metering(meter: Switched) -> None:
     talk = Talk(meter)
     number = talk.submit(energy=False)
@@ -240,7 +305,7 @@ def test_an_engine_knows_its_meter_best() -> None:
 
 def test_without_a_gpu_the_processors_are_read(meter: Switched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_meter, "open_rapl", lambda: (meter, []))
-    monkeypatch.setattr(own_meter, "open_own_gpus", lambda family, environment: Absent("nvml", "asked"))
+    monkeypatch.setattr(own_meter, "open_own_gpus", lambda family, environment, order: Absent("nvml", "asked"))
     monkeypatch.setattr(own_meter, "uses_cuda", lambda pids: False)
     assert find_meter(Engine()) is meter  # type: ignore[arg-type]
     assert find_meter(Engine(device="cuda:0")) == Absent("nvml", "asked")  # type: ignore[arg-type]

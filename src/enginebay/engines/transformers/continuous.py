@@ -38,6 +38,11 @@ class Continuous:
     def cancel(self, number: int) -> None:
         self._schedule.drop(number)
 
+    def start_over(self) -> None:
+        """Every request has been cancelled because a step failed: nothing that it may have left half done counts."""
+        self._schedule.operations.clear()
+        self._runner.start_over()
+
     def numbers(self) -> set[int]:
         """Requests that are held."""
         return {row.number for row in (*self._schedule.waiting, *self._schedule.running)}

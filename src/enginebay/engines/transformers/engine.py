@@ -292,7 +292,7 @@ class TransformersEngine:
                 busy = self._step()
             except Exception as error:
                 self._fail(error)
-                busy = False
+                busy = True  # texts of the last good step may still have to be handed out
             self._jobs.run(self._adapters_in_use)
         self._take(block=False)
         self._jobs.give_up(EngineFailed("the engine has stopped", "load the model again"))
@@ -367,14 +367,16 @@ class TransformersEngine:
         )
         if out_of_memory(error):
             told = OutOfMemory("memory ran out while generating", "lower batching.batch_size or max_tokens")
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
         elif isinstance(error, EnginebayError):
             told = error
         self._batcher.abandon()
         for number in numbers:
             self._drop(number)
             self._outlet.fail(number, told)
+        if self._continuous is not None:
+            self._continuous.start_over()
+        if out_of_memory(error) and torch.cuda.is_available():
+            torch.cuda.empty_cache()
         if not self._parts.peers.alone:
             # The ranks no longer agree on what comes next: end, so that whoever watches starts the worker again.
             time.sleep(_LAST_WORDS_S)

@@ -16,9 +16,11 @@ import torch
 
 from enginebay.engines.transformers.attention import Decoding
 from enginebay.engines.transformers.layout import Group
+from enginebay.engines.transformers.loading import out_of_memory
 from enginebay.engines.transformers.recordings import Recordings, StepKey, padded_reach, padded_rows
 
 _MOST_SHELVES = 4  # each is a replay that reads all weights: with more, one step for all of them is no slower
+_MOST_SHORTAGES = 3  # of memory, while recording: each costs all recordings, so there is an end to it
 
 Forward = Callable[[Decoding, Any, Any], Any]  # (rows, tokens [n], positions [n]) -> logits [n, vocabulary]
 _log = logging.getLogger(__name__)
@@ -44,7 +46,7 @@ class CudaRecorder:
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._pool: Any = None
-        self._failed: Any = None  # the allocator may still look at it
+        self._failed: list[Any] = []  # the allocator may still look at them
 
     def rehearse(self, work: Callable[[], None]) -> None:
         with torch.cuda.device(self._device):
@@ -66,7 +68,7 @@ class CudaRecorder:
                 try:
                     work()
                 except BaseException:
-                    self._failed = graph
+                    self._failed.append(graph)
                     with contextlib.suppress(RuntimeError):  # it only says that the recording is no good
                         graph.capture_end()
                     raise
@@ -89,6 +91,7 @@ class StepGraphs:
         self._inputs = torch.zeros(2 * rows, dtype=torch.long, device=device)  # tokens, then positions
         self._places = torch.arange(rows, device=device)
         self._logits: Any = None
+        self._shortages = 0
         self.replays = 0
         self.off: str | None = None
 
@@ -162,7 +165,7 @@ class StepGraphs:
             replay = self._recorder.record(lambda: self._logits[: key.rows].copy_(self._step(key, group)))
             replay()
         except Exception as error:  # whatever it is: steps can be computed without
-            self.turn_off(f"a step could not be recorded ({_first_line(error)})")
+            self._give_up(error)
             return None
         count = len(group.indices)
         if not close(self._logits[:count], expected[:count]):
@@ -170,6 +173,17 @@ class StepGraphs:
             return expected[:count]
         self._recordings.keep(key, replay)
         return expected[:count]
+
+    def _give_up(self, error: Exception) -> None:
+        """Memory that is short now may be there later: only the third time ends it. All else does at once."""
+        short = out_of_memory(error)
+        self._shortages += short
+        reason = f"a step could not be recorded ({_first_line(error)})"
+        if short and self._shortages < _MOST_SHORTAGES:
+            self.forget()
+            _log.warning("CUDA graphs start over: %s", reason)
+        else:
+            self.turn_off(reason)
 
     def _step(self, key: StepKey, group: Group) -> Any:
         """The step on the tensors that stay: masks and places are computed from them, so they are recorded too."""

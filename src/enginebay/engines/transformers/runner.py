@@ -67,6 +67,11 @@ class Runner:
         self.forget_recordings()
         self.cache.free_unused()
 
+    def start_over(self) -> None:
+        """A step failed, wherever it was: no row of it is left."""
+        self.forget_recordings()
+        self.cache.clear()
+
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def run(self, step: Step) -> tuple[list[Segment], Any]:
         """The segments that want a token, in order, and their logits [segments, vocabulary] in float32.

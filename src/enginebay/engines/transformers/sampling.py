@@ -78,9 +78,27 @@ def _heated(scores: Any, rows: Sequence[Row], indices: list[int]) -> Any:
 
 
 def _sample(scores: Any, rows: Sequence[Row], lucks: Sequence[int], candidates: int = _CANDIDATES) -> Any:
-    """A token for each row of scores, among its best candidates; among all where those cannot decide."""
-    if scores.device.type == "cuda" and not any(filters(row) for row in rows):
-        return _race(scores.softmax(dim=-1), torch.arange(scores.shape[-1], device=scores.device)[None], lucks)
+    """A token for each row of scores. Who races whole is decided row by row: a seed must not depend on neighbours."""
+    whole = [i for i, row in enumerate(rows) if not filters(row)] if _races_whole(scores.device) else []
+    if not whole:
+        return _among_best(scores, rows, lucks, candidates)
+    raced = _race_all(_take(scores, whole).softmax(dim=-1), [lucks[i] for i in whole])
+    if len(whole) == len(rows):
+        return raced
+    rest = [i for i, row in enumerate(rows) if filters(row)]
+    picked = torch.empty(len(rows), dtype=torch.long, device=scores.device)
+    picked[whole] = raced
+    picked[rest] = _among_best(scores[rest], [rows[i] for i in rest], [lucks[i] for i in rest], candidates)
+    return picked
+
+
+def _races_whole(device: Any) -> bool:
+    """Whether a race of the whole vocabulary costs less than to find its best candidates."""
+    return bool(device.type == "cuda")
+
+
+def _among_best(scores: Any, rows: Sequence[Row], lucks: Sequence[int], candidates: int) -> Any:
+    """A token among each row's best candidates; among all where those cannot decide."""
     width = min(scores.shape[-1], max(candidates, *(row.sampling.value("top_k") for row in rows)))
     best, tokens = scores.topk(width, dim=-1)
     weights = (best - scores.logsumexp(dim=-1, keepdim=True)).exp()  # probabilities, of the whole vocabulary
@@ -92,7 +110,7 @@ def _sample(scores: Any, rows: Sequence[Row], lucks: Sequence[int], candidates: 
     filtered = [i for i, row in enumerate(rows) if beyond[i] and filters(row)]
     if filtered:
         again = [rows[i] for i in filtered], [lucks[i] for i in filtered]
-        picked[filtered] = _sample(scores[filtered], *again, candidates=scores.shape[-1])
+        picked[filtered] = _among_best(scores[filtered], *again, candidates=scores.shape[-1])
     heads = weights.sum(dim=-1).tolist()
     tails = [i for i, row in enumerate(rows) if beyond[i] and not filters(row) and lucks[i] / _LUCK >= heads[i]]
     if tails:
@@ -125,7 +143,12 @@ def kept_candidates(weights: Any, rows: Sequence[Row]) -> Any:
 def _from_tail(scores: Any, heads: Any, lucks: Sequence[int]) -> Any:
     """Tokens that are not among the heads: rare, so that the whole vocabulary may race."""
     weights = scores.softmax(dim=-1).scatter_(-1, heads, 0.0)
-    return _race(weights, torch.arange(scores.shape[-1], device=scores.device)[None], lucks)
+    return _race_all(weights, lucks)
+
+
+def _race_all(weights: Any, lucks: Sequence[int]) -> Any:
+    """A race of the whole vocabulary: the winner's place is its number."""
+    return _race(weights, torch.arange(weights.shape[-1], device=weights.device)[None], lucks)
 
 
 def _race(weights: Any, tokens: Any, lucks: Sequence[int]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from enginebay.engines.transformers.row import Row
 
@@ -135,15 +135,12 @@ class Schedule:
 
     def plan(self) -> Step | None:
         """The next step, or `None` when there is nothing to do. Without segments it only frees what has ended."""
-        segments: list[Segment] = []
-        lora = self._next_lora()
-        if lora is not _NOBODY:
-            self._make_room()
-            segments = self._segments(lora)
+        self._make_room()
+        lora, segments = self._next_segments()
         if not segments and not self.operations:
             return None
         operations, self.operations = self.operations, []
-        return Step(None if lora is _NOBODY else lora, operations, segments)
+        return Step(lora, operations, segments)
 
     def done(self, step: Step) -> None:
         """Note what a step has put into the cache."""
@@ -165,15 +162,20 @@ class Schedule:
                 self.waiting.appendleft(sibling)
         leader.siblings = []
 
-    def _next_lora(self) -> Any:
-        """Adapters take turns, one step each."""
+    def _next_segments(self) -> tuple[str | None, list[Segment]]:
+        """Adapters take turns, one step each; one whose rows all wait for room that others have is passed over."""
+        for lora in self._turns():
+            segments = self._segments(lora)
+            if segments:
+                self._last_lora = lora or ""
+                return lora, segments
+        return None, []
+
+    def _turns(self) -> list[str | None]:
+        """Adapters of the rows that are held, the one whose turn it is first."""
         wanted = sorted({row.lora or "" for row in (*self.running, *self.waiting)})
-        if not wanted:
-            return _NOBODY
-        later = [name for name in wanted if name > (self._last_lora or "")] if self._last_lora is not None else wanted
-        chosen = (later or wanted)[0]
-        self._last_lora = chosen
-        return chosen or None
+        later = [name for name in wanted if self._last_lora is None or name > self._last_lora]
+        return [name or None for name in (*later, *wanted[: len(wanted) - len(later)])]
 
     def _segments(self, lora: str | None) -> list[Segment]:
         mine = [row for row in self.running if row.lora == lora]
@@ -253,6 +255,3 @@ class Schedule:
             self.finish(row)
             row.cached = 0
             self.waiting.appendleft(row)
-
-
-_NOBODY = object()

@@ -134,6 +134,11 @@ class ShelfCache(Cache):  # type: ignore[misc]
             else:
                 del self._shelves[shelf.capacity]
 
+    def clear(self) -> None:
+        """Forget all rows, and the shelves with them: one that broke off while it changed is no longer consistent."""
+        self._shelves.clear()
+        self._places.clear()
+
     def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Nothing to do here: attention itself writes to the shelves and reads from them."""
         return key_states, value_states

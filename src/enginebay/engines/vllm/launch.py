@@ -72,8 +72,7 @@ def _start(config: Any, plan: Plan, method: str, notes: ErrorNotes) -> Any:
     from vllm.v1.executor import Executor
 
     environment = {_METHOD: method, **_cpu_environment(config, plan, method)}
-    if method == "fork" and plan.late:
-        plan.late = _decide_late(config)
+    plan.late = method == "fork" and plan.late and _decide_late(config)  # only a forked process inherits it
     try:
         with _environment(**environment), _children_die_with_us(), notes.taken():
             # With statistics, so that the engine process tells them; `StepStats` ends what this process would count.

@@ -61,6 +61,7 @@ class Answer:
     arrivals: list[float] = field(default_factory=list)  # of the events that carried output
     texts: list[str] = field(default_factory=list)
     finish_reason: str | None = None
+    finish_s: float | None = None  # when that was told
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
@@ -100,6 +101,8 @@ def _judged(found: Answer, whole: bool) -> Answer:
         return found.failed("closed", f"after {len(found.arrivals)} events")
     if found.output_tokens is None:
         return found.failed("no_usage", "ask it for stream_options.include_usage, or measure another server")
+    if found.output_tokens == 1 and not found.arrivals and found.finish_s is not None:
+        found.arrivals.append(found.finish_s)  # the model ended at once: its only token is the end, which has no text
     if found.output_tokens and not found.arrivals:
         return found.failed("garbage", f"{found.output_tokens} tokens by its usage, and none came")
     if found.arrivals and not found.output_tokens:
@@ -143,7 +146,8 @@ def _take(found: Answer, data: bytes, stamp: float) -> None:
         found.arrivals.append(stamp)
         found.texts += texts
     for choice in event.choices:
-        found.finish_reason = choice.finish_reason or found.finish_reason
+        if choice.finish_reason:
+            found.finish_reason, found.finish_s = choice.finish_reason, stamp
 
 
 def _output(choice: _Choice) -> Iterator[str]:

@@ -17,6 +17,7 @@ _CLOSES = re.compile(rb"\r\nconnection:[^\r]*close", re.IGNORECASE)
 _KEEPS = re.compile(rb"\r\nconnection:[^\r]*keep-alive", re.IGNORECASE)
 _TYPE = re.compile(rb"\r\ncontent-type:[ \t]*([^;\r]+)", re.IGNORECASE)
 _LONGEST_HEAD = 1 << 16
+_HEX = frozenset(b"0123456789abcdefABCDEF")
 
 
 class Garbage(ValueError):
@@ -108,10 +109,7 @@ def read_body(raw: bytes, head: Head, parts: Sequence[bytes], stamps: Sequence[f
         line = raw.find(b"\r\n", place)
         if line < 0:
             return Body(b"".join(pieces), False, starts, shifts, arrived, stamps)
-        try:
-            size = int(raw[place:line].partition(b";")[0], 16)
-        except ValueError:
-            raise Garbage("a chunk has no size")
+        size = _chunk_size(raw[place:line])
         begin = line + 2
         if size == 0:
             return Body(b"".join(pieces), True, starts, shifts, arrived, stamps)
@@ -123,3 +121,11 @@ def read_body(raw: bytes, head: Head, parts: Sequence[bytes], stamps: Sequence[f
         if len(piece) < size:
             return Body(b"".join(pieces), False, starts, shifts, arrived, stamps)
         place = begin + size + 2
+
+
+def _chunk_size(line: bytes) -> int:
+    """Plain hex digits alone: `int` would also take a sign, and with a negative size the reading never ends."""
+    digits = line.partition(b";")[0].strip(b" \t")
+    if not digits or not _HEX.issuperset(digits):
+        raise Garbage("a chunk has no size")
+    return int(digits, 16)

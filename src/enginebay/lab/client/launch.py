@@ -36,7 +36,7 @@ class Live:
     failed: int = 0
     events: int = 0
     elapsed_s: float = 0.0
-    ends: list[tuple[int, float, float]] = field(default_factory=list)  # (index, sent_s, end_s) of all that ended
+    ends: list[tuple[int, float, float]] = field(default_factory=list)  # (index, sent_s, end_s) without what failed
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,11 @@ class Target:
     @property
     def place(self) -> tuple[str, int]:
         parts = urlsplit(self.url)
+        if "@" in parts.netloc:  # and what is said of it must not repeat the password
+            raise ConfigError(
+                "a server's address cannot hold a name or a password: it is kept with every run",
+                "leave out what is before the @, and set ENGINEBAY_API_KEY",
+            )
         try:
             port = parts.port
         except ValueError:
@@ -94,7 +99,7 @@ class Progress(msgspec.Struct):
     ended: int = 0
     failed: int = 0  # as far as it can be told before answers are read
     events: int = 0  # of streams; about as many as tokens, for people to look at
-    ends: list[tuple[int, float, float]] = []  # (index, sent_s, end_s) since the last line
+    ends: list[tuple[int, float, float]] = []  # (index, sent_s, end_s) of what did not fail, since the last line
     over: bool = False
     core_share: float = 0.0  # of a core that the process used in its window, once that is over; 1 is a whole one
 
@@ -110,7 +115,7 @@ def request_bytes(target: Target, request: Request) -> bytes:
         path, body["messages"] = PATHS["chat"], prompt
     if request.output_tokens is not None:
         body |= {"max_tokens": request.output_tokens, "min_tokens": request.output_tokens, "ignore_eos": True}
-    data = msgspec.json.encode({**body, **target.body})
+    data = msgspec.json.encode({**target.body, **body})  # a request's own length goes before a common one
     host, port = target.place
     named = f"[{host}]" if ":" in host else host
     lines = [f"POST {target.base_path}{path} HTTP/1.1", f"Host: {named}:{port}", "Content-Type: application/json"]

@@ -17,9 +17,12 @@ import msgspec
 from enginebay.lab.client.order import Order, Progress
 from enginebay.lab.client.priority import before_others
 from enginebay.lab.client.shooter import Shooter
+from enginebay.open_files import allow_most_open_files
 
 
 def main(order_file: str, outcomes_file: str) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: who started this process ends it
+    allow_most_open_files()
     order = msgspec.msgpack.decode(Path(order_file).read_bytes(), type=Order)
     if order.core is not None:
         os.sched_setaffinity(0, {order.core})

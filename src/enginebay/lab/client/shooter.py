@@ -265,8 +265,10 @@ class Shooter:
 
     def _put_by(self, ended: _Ended) -> None:
         self._progress.ended += 1
-        self._progress.failed += ended.error is not None or (ended.head is not None and ended.head.status != 200)
-        self._progress.ends.append((self._index(ended), ended.sent_s - self._zero, ended.end_s - self._zero))
+        if ended.error is not None or (ended.head is not None and ended.head.status != 200):
+            self._progress.failed += 1  # how soon a server refuses is no latency
+        else:
+            self._progress.ends.append((self._index(ended), ended.sent_s - self._zero, ended.end_s - self._zero))
         self._waiting_bytes += sum(map(len, ended.parts))
         self._ended.append(ended)
         while self._waiting_bytes > _MEMORY_BYTES:

@@ -26,6 +26,8 @@ class EnergyUse(Protocol):
     def idle_j(self) -> float | None: ...
     @property
     def active_j(self) -> float | None: ...
+    @property
+    def devices(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +47,14 @@ def energy_figures(energy: Mapping[str, EnergyUse] | None, counts: Counts, phase
     """`energy` by kind of device ("gpu", "cpu"); `phases` of all kinds together.
 
     Joules per token are the whole energy of the window, idle power included, over the tokens of the same window: of each
-    kind, and of all kinds together with `energy_of` saying which those are.
+    kind, and of all kinds together with `energy_of` saying which devices those are.
     """
     read = {kind: use for kind, use in (energy or {}).items() if use.total_j is not None}
     names = [f"j_per_{name}" for name in _PER]
     if not read:
         return {}, dict.fromkeys(["energy_j", *names, *_PHASES.values()], "no energy was read")
-    figures: dict[str, Any] = {"energy_of": "+".join(sorted(read))}
+    devices = [device for kind in sorted(read) for device in read[kind].devices or (kind,)]
+    figures: dict[str, Any] = {"energy_of": "+".join(devices)}
     absent: dict[str, str] = {}
     for kind, use in read.items():
         parts = {"energy_j": use.total_j, "idle_energy_j": use.idle_j, "active_energy_j": use.active_j}

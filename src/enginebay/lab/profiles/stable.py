@@ -13,14 +13,12 @@ Looking again and again stops on lucky moments too often, so `next_look` spaces 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
-
-from enginebay.lab.requests import Record
 
 GROUP = 5  # MSER-5
 BATCHES = 20
@@ -81,12 +79,6 @@ def stability(values: Sequence[float], relative_width: float = 0.02) -> Stabilit
     if half > 0 and _lag_1(means) > CORRELATED:
         return Stability(False, "successive batches hang together", end, mean, half)
     return Stability(True, "the mean stands still", end, mean, half)
-
-
-def stability_of(records: Iterable[Record], relative_width: float = 0.02) -> Stability:
-    """The same for the end-to-end times of the finished requests, from the intended send time, by when they ended."""
-    ended = [(one.end_s, one.end_s - one.intended_s) for one in records if one.error is None and one.end_s is not None]
-    return stability([latency for _, latency in sorted(ended)], relative_width)
 
 
 def next_look(finished: int) -> int:

@@ -25,15 +25,27 @@ def write_synced(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def replace(path: Path, content: bytes) -> None:
-    """Put a file in place in one step: a reader sees the old one or the new one."""
+def create(path: Path, content: bytes) -> None:
+    """Put a new file in place in one step: a reader sees all of it or nothing. Raises `FileExistsError`."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         write_synced(beside, content)
-        beside.replace(path)
+        _name_too(beside, path, content)
     finally:
         beside.unlink(missing_ok=True)
     sync(path.parent)
+
+
+def _name_too(beside: Path, path: Path, content: bytes) -> None:
+    try:
+        path.hardlink_to(beside)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links: a reader may see half of it for a moment
+        with path.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def sha256_of(path: Path) -> str:

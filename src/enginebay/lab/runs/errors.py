@@ -24,6 +24,12 @@ class CorruptStudy(EnginebayError):
     kind = "corrupt_study"
 
 
+class BusyStudy(UsageError):
+    """Another process carries the study out."""
+
+    kind = "busy_study"
+
+
 class UnknownRun(UsageError):
     """No run or study of that name, or more than one."""
 

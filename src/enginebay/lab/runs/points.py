@@ -74,7 +74,9 @@ def same_load(a: Point, b: Point) -> bool:
 
 
 def _load(run: Run) -> list[Any]:
-    return [run.model, run.manifest["profile"]]
+    """What was sent and when, as it was asked for. Whether the requests were the same to the byte, the workload's hash says."""
+    config = run.manifest["config"]
+    return [run.model, run.manifest["profile"], config.get("workload"), config.get("limits")]
 
 
 def _key(run: Run, mixed: bool) -> str:

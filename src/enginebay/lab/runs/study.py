@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from enginebay.lab.runs.durable import replace
-from enginebay.lab.runs.errors import CorruptStudy, UnknownRun
+from enginebay.lab.runs.durable import create
+from enginebay.lab.runs.errors import BusyStudy, CorruptRun, CorruptStudy, UnknownRun
 from enginebay.lab.runs.folders import STUDIES
 from enginebay.lab.runs.plain import plain
 from enginebay.lab.runs.reader import Run, list_runs
@@ -43,9 +47,10 @@ def study_path(folder: Path, study_id: str) -> Path:
 
 
 def save_study(folder: Path, study: Study) -> Path:
+    """Write down a new plan. Raises `FileExistsError` where another study has the id."""
     path = study_path(folder, study.id)
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace(path, msgspec.json.format(msgspec.json.encode(plain(study)), indent=2) + b"\n")
+    create(path, msgspec.json.format(msgspec.json.encode(plain(study)), indent=2) + b"\n")
     return path
 
 
@@ -55,6 +60,8 @@ def load_study(folder: Path, study_id: str) -> Study:
         content = path.read_bytes()
     except FileNotFoundError:
         raise UnknownRun(f"there is no study {study_id!r} in {folder}", _which(folder)) from None
+    except OSError as error:
+        raise CorruptStudy(f"{path} cannot be read: {error.strerror}", "begin the study anew") from None
     try:
         study = msgspec.json.decode(content, type=Study)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -64,15 +71,35 @@ def load_study(folder: Path, study_id: str) -> Study:
     return study
 
 
+@contextmanager
+def held(folder: Path, study_id: str) -> Iterator[None]:
+    """Keep other processes from carrying the study out too. Ends with this process however that ends. Raises `BusyStudy`."""
+    descriptor = os.open(study_path(folder, study_id), os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            hint = "wait until it is finished, or name another with --study"
+            raise BusyStudy(f"{study_id} is being carried out by another process", hint) from None
+        except OSError:  # a network file system that cannot lock
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def study_ids(folder: Path) -> list[str]:
     """Oldest name first."""
     return sorted(path.stem for path in (folder / STUDIES).glob("*.json") if not path.name.startswith("."))
 
 
-def finished_runs(folder: Path, study_id: str) -> dict[Step, Run]:
-    """The study's finished runs by their step. A corrupt one is not among them, so that it is run again."""
-    runs, _ = list_runs(folder)
-    return {step_of(run): run for run in runs if run.study_id == study_id}
+def finished_runs(folder: Path, study_id: str) -> tuple[dict[Step, Run], list[CorruptRun]]:
+    """The study's finished runs by their step, and every corrupt run, whose study cannot be believed.
+
+    A corrupt run is not among the finished ones, so that it is run again.
+    """
+    runs, problems = list_runs(folder)
+    return {step_of(run): run for run in runs if run.study_id == study_id}, problems
 
 
 def remaining(study: Study, finished: dict[Step, Run]) -> list[Step]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from enginebay.lab.measures.distribution import needed, quotable
@@ -11,9 +10,7 @@ from enginebay.lab.parity import Parity
 from enginebay.lab.validity import limits
 from enginebay.lab.validity.facts import RunFacts
 from enginebay.lab.validity.flow import answered
-from enginebay.lab.validity.verdict import FINE, UNKNOWN, Finding, Reason, Severity, graded, graver
-
-_PRINTED = {"p90": 90.0, "p95": 95.0, "p99": 99.0}
+from enginebay.lab.validity.verdict import FINE, UNKNOWN, Finding, Reason, graded, graver
 
 
 def no_requests(facts: RunFacts) -> Finding:
@@ -36,34 +33,20 @@ def errors(facts: RunFacts) -> Finding:
 
 
 def too_few_for_percentile(facts: RunFacts) -> Finding:
-    """Percentiles have the requests that they need. One that decides something must; one that is printed is marked.
+    """A percentile that decides something has the answers that it needs; one that is only told is left out below that.
 
     Requests count even for gaps between tokens: gaps of one answer are not independent.
     """
     count = len(answered(facts.records))
-    return graver(
-        _too_few("invalid", facts.percentiles, count),
-        _too_few("informative", _printed(facts.measures), count),
-    )
-
-
-def _printed(measures: Mapping[str, object] | None) -> list[float] | None:
-    if measures is None:
-        return None
-    shown = [one for one in measures.values() if isinstance(one, Mapping)]
-    return [percent for name, percent in _PRINTED.items() if any(one.get(name) is not None for one in shown)]
-
-
-def _too_few(severity: Severity, percentiles: Sequence[float] | None, count: int) -> Finding:
-    if not percentiles or not count:
+    if not facts.percentiles or not count:
         return UNKNOWN
-    short = sorted(percent for percent in percentiles if not quotable(percent, count))
+    short = sorted(percent for percent in facts.percentiles if not quotable(percent, count))
     if not short:
         return FINE
     named = ", ".join(f"p{percent:g}" for percent in short)
     least = needed(short[-1])
-    message = f"{count} answers are too few for {named}: do not quote it; p{short[-1]:g} needs {least}"
-    return Reason("too_few_for_percentile", severity, message, float(count), float(least))
+    message = f"{count} answers are too few to decide by {named}: p{short[-1]:g} needs {least}"
+    return Reason("too_few_for_percentile", "invalid", message, float(count), float(least))
 
 
 def too_few_cycles(facts: RunFacts) -> Finding:

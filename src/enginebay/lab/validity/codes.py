@@ -96,10 +96,11 @@ CODES: Mapping[str, Code] = {
         "near its ceiling a client measures itself; its accuracy is proven up to half of it",
     ),
     "littles_law": Code(
-        "mean in flight against requests/s × mean end-to-end time, as published",
-        *_over(limits.LITTLES_LAW, " apart"),
+        "requests/s × mean end-to-end time, as published, against the mean in flight that a bay server counts",
+        f"the server counts > {_percent(limits.LITTLES_LAW[0])} more, or > {_percent(limits.OUTSIDE_SERVER)} less",
+        f"it counts > {_percent(limits.LITTLES_LAW[1])} more",
         ALL,
-        "they are equal in a steady state (Little 1961); a window of 10 mean latencies is at about 5% (Denning, Buzen 1978)",
+        "they are equal (Little 1961), but for what requests take on their way to the server and back",
     ),
     "backlog_grows": Code(
         "open loop: growth of requests in flight over the second half, as a share of its arrivals",
@@ -117,10 +118,10 @@ CODES: Mapping[str, Code] = {
     ),
     "too_few_for_percentile": Code(
         f"answers against ln(0.025) / ln(p): {_NEEDED}",
-        "fewer, and the percentile is printed",
+        "-",
         "fewer, and an objective is decided by the percentile",
         ("latency",),
-        "with fewer, the 95% interval of the percentile has no upper end in the sample (order statistics)",
+        "with fewer, the 95% interval of the percentile has no upper end in the sample (order statistics), and it is not printed",
     ),
     "too_few_cycles": Code(
         "cycles that the study was planned with",
@@ -197,11 +198,11 @@ CODES: Mapping[str, Code] = {
         "one of them is wrong, and nobody knows which",
     ),
     "energy_counter": Code(
-        "what the published joules come from",
-        "the other source went back, jumped, stood still or has gaps, or no source is left",
-        "so did the source that was used",
+        "breaks of the energy counter and of sampled power in the window",
+        "sampled power has gaps or ends early, or no source is left",
+        "the counter went back, jumped, stood still or ends early, and the joules are of sampled power",
         ("energy",),
-        "joules that were not counted cannot be published",
+        "the counter is the measure: sampled power alone has nothing to be checked against",
     ),
     "energy_baseline": Code(
         "the idle power that is taken off",

@@ -8,7 +8,7 @@ from enginebay.lab.validity import limits
 from enginebay.lab.validity.facts import RunFacts
 from enginebay.lab.validity.verdict import FINE, UNKNOWN, Finding, Reason, Severity, graded, graver
 from enginebay.meters.energy import Energy
-from enginebay.meters.problem import Problem
+from enginebay.meters.problem import COUNTER, Problem
 
 # Codes of enginebay.meters.problem. A counter that wrapped is put right there and is no fault.
 _BREAKS = ("reset", "jump", "stall", "gap", "uncovered")
@@ -52,7 +52,7 @@ def _apart(device: str, energy: Energy) -> Finding:
 
 
 def energy_counter(facts: RunFacts) -> Finding:
-    """What the published joules come from was read without a break."""
+    """The counter counted throughout the window, and sampled power, which checks it, was read throughout."""
     return graver(*(_breaks(device, energy) for device, energy in (facts.energy or {}).items()))
 
 
@@ -60,11 +60,11 @@ def _breaks(device: str, energy: Energy) -> Finding:
     found = [problem for problem in energy.problems if problem.code in _BREAKS]
     if not found:
         return FINE if energy.total_j is not None else UNKNOWN
-    used = [problem for problem in found if energy.total_j is not None and energy.source in problem.spoils]
-    if used:
-        return Reason("energy_counter", "invalid", _said(device, used), float(len(used)), 0.0)
     tail = f"the joules are of the {energy.source}" if energy.total_j is not None else "there are no joules"
-    return Reason("energy_counter", "informative", f"{_said(device, found)}; {tail}", float(len(found)), 0.0)
+    message = f"{_said(device, found)}; {tail}"
+    # Joules are never taken from a source that broke: where the counter did, they are of sampled power, unchecked.
+    unchecked = energy.total_j is not None and any(COUNTER in problem.spoils for problem in found)
+    return Reason("energy_counter", "invalid" if unchecked else "informative", message, float(len(found)), 0.0)
 
 
 def energy_baseline(facts: RunFacts) -> Finding:

@@ -59,7 +59,7 @@ class RunFacts:
     parity_with: str = ""  # what that one is called
     cycles: int | None = None  # of the study, as planned
     # the machine
-    others_busy: Sequence[float] | None = None  # share of all cores used by neither server nor client, 0 to 1
+    others_busy: float | None = None  # share of all cores used by neither server nor client, 0 to 1
     idle_gpu_busy: Mapping[str, float] | None = None  # share by device, engine loaded and nothing asked, 0 to 1
     server_in_flight: float | None = (
         None  # mean over the window, of all requests that the server had, whoever sent them

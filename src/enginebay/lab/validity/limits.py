@@ -23,6 +23,7 @@ EARLY_S = 0.001  # clocks of processes on one host may differ by less
 
 # Steady state.
 LITTLES_LAW = (0.05, 0.20)  # Little 1961; measured over a finite window: Denning and Buzen 1978, "flow balance"
+OUTSIDE_SERVER = 0.20  # a network takes its time, which is the user's too; how much of it is too much, nobody can say
 BACKLOG_GROWTH = 0.05
 BACKLOG_SIGMAS = 3.0
 BACKLOG_MIN_ARRIVALS = 20

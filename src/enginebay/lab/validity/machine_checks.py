@@ -21,9 +21,9 @@ def machine_busy(facts: RunFacts) -> Finding:
 
 
 def _busy_cores(facts: RunFacts) -> Finding:
-    if not facts.others_busy:
+    share = facts.others_busy
+    if share is None:
         return UNKNOWN
-    share = fmean(facts.others_busy)
     message = f"other processes used {share:.0%} of the machine's cores"
     return graded("machine_busy", share, *limits.OTHERS_BUSY, message)
 

@@ -13,20 +13,31 @@ from enginebay.lab.validity.verdict import FINE, UNKNOWN, Finding, Reason, grade
 
 
 def littles_law(facts: RunFacts) -> Finding:
-    """Mean in flight = rate x mean time, with the rate and time that are published."""
-    if facts.profile not in STEADY | {"trace"} or not facts.window_s:
+    """Mean in flight = rate x mean time: the rate and time that are published, and what the server itself had in flight.
+
+    Both sides out of the client's own records would be equal whatever happened, so without the server's count nothing is claimed.
+    """
+    if facts.profile not in STEADY | {"trace"} or not facts.window_s or facts.server_in_flight is None:
         return UNKNOWN
     flow = _published_flow(facts) or _recorded_flow(facts, facts.window_s)
-    mean = mean_in_flight(answered(facts.records), facts.window_s)
-    if flow is None or mean <= 0:
+    if flow is None or flow[0] * flow[1] <= 0:
         return UNKNOWN
     rate, time_s = flow
-    off = abs(rate * time_s / mean - 1)
-    message = (
-        f"{rate:.3g} requests/s x {time_s:.3g} s = {rate * time_s:.3g}, but {mean:.3g} were in flight: "
-        "the window is too short for such latencies, or counts requests that it should not"
+    counted, gone = facts.server_in_flight, sent(facts.records)
+    # Failures are no part of what is published, and the server had them all the same.
+    failures = mean_in_flight([record for record in gone if record.error is not None], facts.window_s)
+    ours, late = rate * time_s + failures, limits.COUNTED_LATE_S * len(gone) / facts.window_s
+    said = (
+        f"{rate:.3g} requests/s x {time_s:.3g} s = {rate * time_s:.3g} in flight, and the server counts {counted:.3g}"
     )
-    return graded("littles_law", off, *limits.LITTLES_LAW, message)
+    if counted > ours:
+        message = f"{said}: the figures leave requests out, or others asked the server too"
+        return graded("littles_law", max(0.0, counted - ours - late) / ours, *limits.LITTLES_LAW, message)
+    missing = max(0.0, ours - counted - late) / ours
+    if missing <= limits.OUTSIDE_SERVER:
+        return FINE
+    message = f"{said}: the rest was spent on the way to it and back, or the figures count what was not asked"
+    return Reason("littles_law", "informative", message, missing, limits.OUTSIDE_SERVER)
 
 
 def _published_flow(facts: RunFacts) -> tuple[float, float] | None:

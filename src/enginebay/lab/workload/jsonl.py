@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from enginebay.errors import ConfigError
+from enginebay.errors import ConfigError, EnginebayError
 from enginebay.lab.requests import Prompt
 from enginebay.lab.workload.spec import Message, Render, TextTokenizer
 
 NEEDED = 'each line is {"prompt": "text"}, {"prompt": [token ids]} or {"messages": [...]}'
+Line = tuple[Prompt, int | None, str]
 
 
-def read_lines(path: Path) -> list[tuple[Prompt, int | None, str]]:
+def read_lines(path: Path) -> list[Line]:
     """Prompt, wanted output tokens and group of each line."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
@@ -30,7 +31,7 @@ def read_lines(path: Path) -> list[tuple[Prompt, int | None, str]]:
     return found
 
 
-def _line(where: str, line: str) -> tuple[Prompt, int | None, str]:
+def _line(where: str, line: str) -> Line:
     try:
         data = json.loads(line)
     except ValueError:
@@ -67,7 +68,12 @@ def count_tokens(prompt: Prompt, tokenizer: TextTokenizer | None, render: Render
         return None if tokenizer is None else len(tokenizer.encode(prompt, add_special=True))
     if _is_ids(prompt):
         return len(prompt)
-    return None if render is None else len(render(prompt))  # type: ignore[arg-type]
+    if render is None:
+        return None
+    try:
+        return len(render(prompt))  # type: ignore[arg-type]
+    except EnginebayError:  # what this template does not know, an image for example, the server may
+        return None
 
 
 def cut_prompt(prompt: Prompt, most: int, tokenizer: TextTokenizer | None, render: Render | None) -> Prompt:

@@ -6,12 +6,13 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from enginebay.errors import ConfigError
 from enginebay.lab.requests import Prompt, Request
 from enginebay.lab.workload.chance import generator
 from enginebay.lab.workload.fields import whole_number
-from enginebay.lab.workload.jsonl import count_tokens, cut_prompt, read_lines
+from enginebay.lab.workload.jsonl import Line, count_tokens, cut_prompt, read_lines
 from enginebay.lab.workload.lengths import draw_lengths
 from enginebay.lab.workload.prompts import PromptWriter
 from enginebay.lab.workload.spec import Jsonl, Recorded, Render, Synthetic, TextTokenizer, WorkloadSpec
@@ -27,19 +28,6 @@ class Workload:
     notes: tuple[str, ...] = ()
 
 
-def make_requests(
-    spec: WorkloadSpec,
-    tokenizer: TextTokenizer | None,
-    count: int | None,
-    seed: int,
-    *,
-    context_length: int | None = None,
-    render: Render | None = None,
-) -> list[Request]:
-    """The requests of a workload; see `make_workload`."""
-    return list(make_workload(spec, tokenizer, count, seed, context_length=context_length, render=render).requests)
-
-
 def make_workload(
     spec: WorkloadSpec,
     tokenizer: TextTokenizer | None,
@@ -48,21 +36,51 @@ def make_workload(
     *,
     context_length: int | None = None,
     render: Render | None = None,
+    held_back: int = 0,
 ) -> Workload:
     """So many requests (None: as many as the workload says or has). `render` gives the token ids of a chat.
 
+    `held_back`: so many lines at the end of a file are left to `make_others`, as far as it has more than are asked for.
     The workload's own seed and this one both count. Without a tokenizer only files of prompts can be sent.
     Raises ConfigError where lengths are impossible or the workload has fewer requests than asked for.
     """
     count = spec.requests if count is None else whole_number("workload.requests", count)
     if isinstance(spec, Jsonl):
-        made = Workload(tuple(_jsonl(spec, tokenizer, count, seed, render)))
+        made = Workload(tuple(_jsonl(spec, tokenizer, count, seed, render, held_back)))
     elif isinstance(spec, Recorded):
         made = _recorded(spec, PromptWriter(_needed(tokenizer), spec.send, render), count, seed, context_length)
     else:
         made = Workload(tuple(_synthetic(spec, tokenizer, count, seed, context_length, render)))
     _check_fit(made.requests, context_length)
     return made
+
+
+def make_others(
+    spec: WorkloadSpec,
+    tokenizer: TextTokenizer | None,
+    count: int,
+    seed: int,
+    *,
+    before: int = 0,
+    context_length: int | None = None,
+    render: Render | None = None,
+) -> tuple[Request, ...]:
+    """Requests for what is not measured: `count` of them, or as many as the workload has.
+
+    Of a file they are its last lines, those before the last `before`; where it is too short for that, lines are sent
+    twice, and lines that do not fit the context are left out. Made-up prompts are others than the measured ones by
+    their seed.
+    """
+    if isinstance(spec, Synthetic):
+        return make_workload(spec, tokenizer, count, seed, context_length=context_length, render=render).requests
+    if isinstance(spec, Recorded):
+        writer = PromptWriter(_needed(tokenizer), spec.send, render)
+        return _recorded(spec, writer, count, seed, context_length, enough=1).requests
+    lines = read_lines(spec.path)
+    end = len(lines) - before
+    chosen = lines[max(end - count, 0) : end] if end > 0 else lines[-count:]
+    made = _sent(spec, chosen, tokenizer, generator(spec.seed, seed), render)
+    return tuple(one for one in made if _fits(one, context_length))
 
 
 def _synthetic(
@@ -83,23 +101,40 @@ def _synthetic(
     return synthetic_requests(spec, PromptWriter(_needed(tokenizer), spec.send, render), count, seed)
 
 
-def _recorded(spec: Recorded, writer: PromptWriter, count: int | None, seed: int, context: int | None) -> Workload:
+def _recorded(
+    spec: Recorded,
+    writer: PromptWriter,
+    count: int | None,
+    seed: int,
+    context: int | None,
+    enough: int | None = None,
+) -> Workload:
+    """`enough`: so many rows will do, where that is fewer than asked for."""
     rows, notes = select_rows(read_trace(spec.path, spec.format), spec.start_s, count, context, spec.too_long)
-    _check_count(len(rows), count, str(spec.path))
+    _check_count(len(rows), count if enough is None else enough, str(spec.path))
     return Workload(tuple(recorded_requests(rows, writer, spec.block_tokens, (spec.seed, seed))), tuple(notes))
 
 
 def _jsonl(
-    spec: Jsonl, tokenizer: TextTokenizer | None, count: int | None, seed: int, render: Render | None
+    spec: Jsonl, tokenizer: TextTokenizer | None, count: int | None, seed: int, render: Render | None, held_back: int
 ) -> list[Request]:
     lines = read_lines(spec.path)
-    chance = generator(spec.seed, seed)
-    if spec.shuffle:
-        lines = [lines[place] for place in chance.permutation(len(lines)).tolist()]
     count = len(lines) if count is None else count
     if not spec.repeat:
         _check_count(len(lines), count, str(spec.path))
+    lines = lines[: max(len(lines) - held_back, min(count, len(lines)))]
+    chance = generator(spec.seed, seed)
+    if spec.shuffle:
+        lines = [lines[place] for place in chance.permutation(len(lines)).tolist()]
     chosen = [lines[place % len(lines)] for place in range(count)]
+    return _sent(spec, chosen, tokenizer, chance, render)
+
+
+def _sent(
+    spec: Jsonl, chosen: Sequence[Line], tokenizer: TextTokenizer | None, chance: Any, render: Render | None
+) -> list[Request]:
+    """The requests of these lines."""
+    count = len(chosen)
     others = [None] * count if spec.output_tokens is None else draw_lengths(spec.output_tokens, count, chance)
     requests = []
     for (prompt, wanted, group), other in zip(chosen, others, strict=True):
@@ -128,16 +163,18 @@ def _check_count(there: int, wanted: int | None, what: str) -> None:
 
 def _check_fit(requests: Sequence[Request], context_length: int | None) -> None:
     """Prompt and answer must fit the model's context, and an answer has at least one token."""
-    if context_length is None:
-        return
     for request in requests:
-        length, output = request.input_tokens or 0, request.output_tokens or 1
-        if length + output > context_length:
+        if not _fits(request, context_length):
+            length, output = request.input_tokens or 0, request.output_tokens or 1
             raise ConfigError(
                 f"{length} tokens in and {output} out do not fit the model's context of {context_length}",
                 "lower input_tokens or output_tokens, or give their distributions a max",
                 param="workload.input_tokens",
             )
+
+
+def _fits(request: Request, context_length: int | None) -> bool:
+    return context_length is None or (request.input_tokens or 0) + (request.output_tokens or 1) <= context_length
 
 
 def requests_sha256(requests: Sequence[Request]) -> str:

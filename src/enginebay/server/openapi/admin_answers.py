@@ -92,6 +92,9 @@ ADMIN_ANSWERS: dict[str, Schema] = {
                 maybe(STRING), "Of the host since its last start; where it is the same, the clock is the same."
             ),
             "cores": said(maybe(COUNT), "Processors of the host."),
+            "names": said(
+                {"type": "object", "additionalProperties": STRING}, "Of each GPU by device: the product and its UUID."
+            ),
             "samples": array(ref("MeterSample")),
             "absent": said(array(obj({"meter": STRING, "reason": STRING})), "What cannot be read here, and why."),
         }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from enginebay.engines.transformers.row import Row
 from enginebay.engines.transformers.schedule import (
     Fork,
@@ -155,6 +157,25 @@ def test_adapters_take_turns() -> None:
     plan.add(row(3, lora="a"))
     order = [(step.lora, [s.key for s in step.segments]) for step in (run(plan) for _ in range(4))]
     assert order == [(None, [2]), ("a", [3]), ("b", [1]), (None, [2])]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(("rows", "cached_tokens"), [(2, 100_000), (8, 600)])
+def test_an_adapter_without_room_is_passed_over(apart: bool, rows: int, cached_tokens: int) -> None:
+    """Its rows wait for those of others to end: these must go on meanwhile."""
+    plan = schedule(rows=rows, cached_tokens=cached_tokens)
+    plan.apart = apart
+    plan.add(row(1))
+    plan.add(row(2))
+    run(plan)
+    plan.add(row(3, lora="a"))
+    for _ in range(5):
+        step = run(plan)
+        assert (step.lora, [s.key for s in step.segments]) == (None, [1, 2])
+    plan.add(row(4))
+    plan.finish(plan.running[0])
+    step = run(plan)
+    assert (step.lora, [s.key for s in step.segments]) == ("a", [3])  # it was its turn all the time
 
 
 def test_a_row_reserves_again_when_it_outgrows_its_shelf() -> None:

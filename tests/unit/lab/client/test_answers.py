@@ -92,6 +92,13 @@ def test_what_is_not_right_has_no_tokens(error: str, events: tuple[bytes, ...], 
     assert found.output_tokens is None and not found.arrivals and not found.text
 
 
+def test_a_model_that_ends_at_once_has_one_token_when_it_says_so() -> None:
+    one = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}
+    found = answer(event(delta("", "stop")), event(one), event(b"[DONE]"))
+    assert found.error is None and found.arrivals == [1.0] and found.output_tokens == 1
+    assert answer(event(delta("", "stop")), event(USAGE)).error == "garbage"  # two tokens cannot both be the end
+
+
 def test_output_that_usage_denies_is_garbage() -> None:
     nothing = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 0}}
     assert answer(event(delta("x", "stop")), event(nothing)).error == "garbage"

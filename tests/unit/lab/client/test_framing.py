@@ -70,8 +70,10 @@ def test_chunks_that_were_cut_off_are_not_whole(rest: bytes) -> None:
     assert not read_body(HEAD + rest, head, [HEAD + rest], [1.0]).whole
 
 
-def test_a_chunk_without_a_size_is_garbage() -> None:
+@pytest.mark.parametrize("size", [b"zz", b"", b"-6", b"+3", b"0x3", b"1_0"])
+def test_a_chunk_without_a_size_is_garbage(size: bytes) -> None:
     head = read_head(HEAD)
     assert head is not None
+    raw = HEAD + size + b"\r\nabc\r\n"
     with pytest.raises(Garbage, match="no size"):
-        read_body(HEAD + b"zz\r\nabc\r\n", head, [HEAD + b"zz\r\nabc\r\n"], [1.0])
+        read_body(raw, head, [raw], [1.0])

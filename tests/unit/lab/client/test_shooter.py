@@ -101,6 +101,27 @@ def test_a_closed_loop_sends_the_next_when_the_last_is_whole() -> None:
     assert all(outcome.intended_s == outcome.sent_s for outcome in outcomes)
 
 
+def test_how_soon_a_server_refuses_is_no_latency() -> None:
+    def every_second(sock: socket.socket, number: int) -> bool:
+        if number % 2:
+            sock.sendall(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")
+            return True
+        return well(sock, number)
+
+    ends, failed = list[int](), list[int]()
+
+    def say(progress: Progress) -> None:
+        ends.extend(index for index, _, _ in progress.ends)
+        failed.append(progress.failed)
+
+    with server(every_second) as port:
+        target = Target(f"http://127.0.0.1:{port}", "m", timeout_s=5.0)
+        shooter = Shooter(share_out(target, [Request("hello", None, 4)] * 4, None, 1, 1)[0], say)
+        shooter.connect()
+        shooter.run(monotonic())
+    assert ends == [0, 2] and failed[-1] == 2
+
+
 def test_an_open_loop_does_not_wait_for_answers() -> None:
     """Six requests 20 ms apart to a server that takes 200 ms for each: all are on their way before one is back."""
 
@@ -233,6 +254,9 @@ def test_a_request_asks_for_a_stream_with_usage_and_exactly_so_many_tokens() -> 
     for part in (b'"include_usage":true', b'"prompt":[5,6]', b'"max_tokens":4', b'"min_tokens":4', b'"temperature":0'):
         assert part in raw
     assert b"include_timing" not in raw  # others do not know it, and may refuse it
+    common = Target("http://h:1", "m", body={"max_tokens": 99, "min_tokens": 9})
+    assert b'"max_tokens":4,' in request_bytes(common, Request((5, 6), 2, 4))  # its own length, not the common one
+    assert b'"max_tokens":99,' in request_bytes(common, Request((5, 6), 2))
     ours = request_bytes(Target("http://h:1", "m", ours=True), Request((5, 6), 2, 4))
     assert b'"stream_options":{"include_usage":true,"include_timing":true}' in ours
     chat = request_bytes(Target("http://h:1", "m"), Request(({"role": "user", "content": "hi"},)))

@@ -36,6 +36,7 @@ class Use:
     total_j: float | None
     idle_j: float | None = None
     active_j: float | None = None
+    devices: tuple[str, ...] = ()
 
 
 def test_latencies_are_given_from_the_actual_and_the_intended_send_time() -> None:
@@ -113,9 +114,9 @@ PHASES = Phases({"idle": 920.0, "prefill": 300.0, "decode": 340.0})
 
 
 def test_joules_per_token_are_of_the_whole_window() -> None:
-    energy = {"gpu": Use(1040.0, 400.0, 640.0), "cpu": Use(520.0)}
+    energy = {"gpu": Use(1040.0, 400.0, 640.0, ("gpu:1", "gpu:3")), "cpu": Use(520.0)}
     found = measure(RECORDS, TOKENS, 10.0, {"ttft_s": 0.5}, energy, phases=PHASES)
-    assert found["energy_of"] == "cpu+gpu"
+    assert found["energy_of"] == "cpu+gpu:1+gpu:3"
     assert found["energy_j"] == pytest.approx(1560.0)
     assert found["j_per_output_token"] == pytest.approx(30.0)
     assert found["gpu_j_per_output_token"] == pytest.approx(20.0)

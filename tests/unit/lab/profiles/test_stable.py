@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginebay.lab.profiles.stable import next_look, stability, stability_of, warmup_end, warmup_over
-from enginebay.lab.requests import Record
+from enginebay.lab.profiles.stable import next_look, stability, warmup_end, warmup_over
 from enginebay.lab.workload.chance import generator
 
 
@@ -66,21 +65,6 @@ def test_few_values_are_never_stable(values):
 def test_equal_values_are_stable():
     assert stability([2.0] * 100).stable
     assert stability([2.0] * 100).half_width == 0
-
-
-def test_records_are_taken_by_their_end_without_those_that_failed():
-    latencies = noise(400)
-    good = [Record(place, place, place, end_s=place + latency) for place, latency in enumerate(latencies)]
-    failed = [Record(place, place, place, end_s=place + 50.0, error="stalled") for place in range(400)]
-    unfinished = [Record(500, 0, 0)]
-    assert stability_of([*reversed(good), *failed, *unfinished]).mean == pytest.approx(
-        stability(latencies).mean, rel=0.01
-    )
-
-
-def test_latency_counts_from_the_intended_time():
-    late = [Record(place, intended_s=place, sent_s=place + 3.0, end_s=place + 4.0) for place in range(200)]
-    assert stability_of(late).mean == 4.0
 
 
 def test_looks_get_rarer():

@@ -32,6 +32,7 @@ class Drawn:
     total_j: float | None
     idle_j: float | None = None
     active_j: float | None = None
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,26 @@ def test_each_load_is_compared_with_its_like(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("section", "short", "long"),
+    [("workload", {"input_tokens": 8}, {"input_tokens": 512}), ("limits", {"requests": 10}, {"requests": 400})],
+)
+def test_the_same_profile_with_another_workload_is_another_load(
+    tmp_path: Path, section: str, short: dict[str, int], long: dict[str, int]
+) -> None:
+    runs = [
+        write_run(tmp_path, f"{engine}-{name}", engine, config={section: given})
+        for engine in ("a", "b")
+        for name, given in (("short", short), ("long", long))
+    ]
+    found = compare_runs(runs)
+    pairs = [(one["a"]["runs"], one["b"]["runs"]) for one in found]
+    assert pairs == [(["a-short"], ["b-short"]), (["a-long"], ["b-long"])]
+    assert all("the loads differ" not in one["problems"] for one in found)
+    assert "the loads differ" in compare_runs([runs[0], runs[3]])[0]["problems"]
+    assert len(aggregate(runs, allow_mixed_engines=True)) == 2
+
+
+@pytest.mark.parametrize(
     ("other", "problem"),
     [
         ({"workload": {"sha256": "def"}}, "the requests differ"),

@@ -30,12 +30,13 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_words(folder: Path, names: list[str], expected: list[str]) -> None:
-    assert [run.id for run in select_runs(folder, names)] == expected
+    found, problems = select_runs(folder, names)
+    assert [run.id for run in found] == expected and not problems
 
 
 def test_a_path(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("empty")
-    assert [run.id for run in select_runs(elsewhere, [str(folder / "2026-b-1")])] == ["2026-b-1"]
+    assert [run.id for run in select_runs(elsewhere, [str(folder / "2026-b-1")])[0]] == ["2026-b-1"]
     with pytest.raises(UnknownRun):
         select_runs(elsewhere, [str(folder / "none")])
 
@@ -53,10 +54,24 @@ def test_no_runs_at_all(tmp_path: Path) -> None:
         select_runs(tmp_path / "none", ["latest"])
 
 
-def test_a_corrupt_run_is_not_given_out(folder: Path) -> None:
+def test_a_corrupt_run_that_is_named_is_not_given_out(folder: Path) -> None:
     (folder / "2026-b-1" / "tokens.parquet").unlink()
     (folder / "2026-a-12" / "manifest.json").unlink()
-    for name in ("latest", "2026-b-1", "2026-a-12"):
+    for name in ("latest", "second", "2026-b-1", "2026-b", "2026-a-12"):
         with pytest.raises(CorruptRun):
             select_runs(folder, [name])
-    assert [run.id for run in select_runs(folder, ["2026-a-1"])] == ["2026-a-1"]
+    found, problems = select_runs(folder, ["2026-a-1"])
+    assert [run.id for run in found] == ["2026-a-1"] and not problems
+    with pytest.raises(UnknownRun, match="2 runs begin with"):  # also of one that cannot be read
+        select_runs(folder, ["2026-a"])
+
+
+def test_a_corrupt_run_is_left_out_of_its_study_and_named(folder: Path) -> None:
+    (folder / "2026-a-12" / "tokens.parquet").unlink()
+    found, problems = select_runs(folder, ["first"])
+    assert [run.id for run in found] == ["2026-a-1"]
+    assert [problem.wrong for problem in problems] == ["tokens.parquet is missing"]
+    (folder / "2026-a-12" / "manifest.json").unlink()  # now nothing tells what study it is of
+    for names in (["first"], ["latest"], ["first", "latest"]):
+        found, problems = select_runs(folder, names)
+        assert found and [problem.folder.name for problem in problems] == ["2026-a-12"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from enginebay.lab.runs.errors import CorruptStudy, UnknownRun
+from enginebay.lab.runs.errors import BusyStudy, CorruptStudy, UnknownRun
 from enginebay.lab.runs.reader import list_runs
-from enginebay.lab.runs.study import Step, Study, finished_runs, load_study, remaining, save_study, study_ids
+from enginebay.lab.runs.study import Step, Study, finished_runs, held, load_study, remaining, save_study, study_ids
 from tests.unit.lab.runs.made import write_run
 
 STEPS = tuple(Step(point, cycle, f"p{point}") for cycle in (1, 2) for point in (0, 1))
@@ -24,20 +25,49 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert list_runs(tmp_path) == ([], [])
 
 
+@pytest.mark.parametrize("links", [True, False])
+def test_a_plan_is_never_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    def refused(self: Path, target: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(Path, "hardlink_to", refused)
+    path = save_study(tmp_path, STUDY)
+    with pytest.raises(FileExistsError):
+        save_study(tmp_path, replace(STUDY, created="later"))
+    assert load_study(tmp_path, STUDY.id) == STUDY
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+def test_one_process_at_a_time_carries_a_study_out(tmp_path: Path) -> None:
+    save_study(tmp_path, STUDY)
+    save_study(tmp_path, replace(STUDY, id="another"))
+    with held(tmp_path, STUDY.id):
+        with pytest.raises(BusyStudy, match=STUDY.id), held(tmp_path, STUDY.id):
+            pass
+        with held(tmp_path, "another"):
+            assert load_study(tmp_path, STUDY.id) == STUDY
+    with held(tmp_path, STUDY.id):
+        pass
+
+
 def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
     for run_id, study_id, step in (("r1", STUDY.id, STEPS[0]), ("r2", "another", STEPS[1]), ("r3", STUDY.id, STEPS[2])):
         write_run(tmp_path, run_id, study={"id": study_id, "point": step.point, "cycle": step.cycle, "label": "other"})
     (tmp_path / "r4.partial").mkdir()
-    done = finished_runs(tmp_path, STUDY.id)
+    done, problems = finished_runs(tmp_path, STUDY.id)
+    assert not problems
     assert sorted(run.id for run in done.values()) == ["r1", "r3"]
     assert remaining(STUDY, done) == [STEPS[1], STEPS[3]]
 
 
 def test_a_corrupt_run_is_run_again(tmp_path: Path) -> None:
     run = write_run(tmp_path, study={"id": STUDY.id, "point": 0, "cycle": 1})
-    assert remaining(STUDY, finished_runs(tmp_path, STUDY.id)) == list(STEPS[1:])
+    assert remaining(STUDY, finished_runs(tmp_path, STUDY.id)[0]) == list(STEPS[1:])
     (run.path / "tokens.parquet").unlink()
-    assert remaining(STUDY, finished_runs(tmp_path, STUDY.id)) == list(STEPS)
+    done, problems = finished_runs(tmp_path, STUDY.id)
+    assert remaining(STUDY, done) == list(STEPS)
+    assert [problem.folder for problem in problems] == [run.path]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"id": 5}', b"\xff"])
@@ -46,6 +76,12 @@ def test_a_plan_that_cannot_be_read_is_named(tmp_path: Path, content: bytes) -> 
     path.write_bytes(content)
     with pytest.raises(CorruptStudy, match=path.name):
         load_study(tmp_path, STUDY.id)
+
+
+def test_a_plan_that_is_no_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "studies" / "s.json").mkdir(parents=True)
+    with pytest.raises(CorruptStudy, match=r"s\.json cannot be read"):
+        load_study(tmp_path, "s")
 
 
 def test_an_unknown_study_is_told_with_those_there_are(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from enginebay.lab.validity.verdict import FINE, UNKNOWN, Finding, Reason
 from tests.unit.lab.validity.runs import failed, open_loop, paced, record
 
 PARITY = Parity(8, True, 1.0, 1.0, None, 0.01, 0.05, 1.0, {})
-PRINTED = {"ttft_s": {"count": 50, "p90": 0.1, "p95": 0.1, "p99": 0.1}, "window_s": 5.0}
 
 
 def severity(finding: Finding) -> str:
@@ -50,21 +49,21 @@ def test_failures_are_named_and_unsent_ones_are_the_clients() -> None:
 
 
 @pytest.mark.parametrize(("count", "named"), [(35, "p90, p95, p99"), (36, "p95, p99"), (72, "p99"), (367, "p99")])
-def test_percentiles_that_are_printed_need_their_requests(count: int, named: str) -> None:
-    found = too_few_for_percentile(RunFacts(paced(count), measures=PRINTED))
-    assert isinstance(found, Reason) and found.severity == "informative"
-    assert f"too few for {named}:" in found.message and found.limit == 368
+def test_percentiles_that_decide_need_their_answers(count: int, named: str) -> None:
+    found = too_few_for_percentile(RunFacts(paced(count), percentiles=[99, 90, 95]))
+    assert isinstance(found, Reason) and found.severity == "invalid"
+    assert f"too few to decide by {named}:" in found.message and found.limit == 368
 
 
-def test_with_enough_requests_every_percentile_stands() -> None:
-    assert too_few_for_percentile(RunFacts(paced(368), measures=PRINTED)) is FINE
-    assert too_few_for_percentile(RunFacts(paced(5))) is UNKNOWN
-    assert too_few_for_percentile(RunFacts(paced(5), measures={"ttft_s": {"p99": None}})) is UNKNOWN
-
-
-def test_a_percentile_that_decides_must_have_its_requests() -> None:
-    assert severity(too_few_for_percentile(RunFacts(paced(71), percentiles=[95], measures=PRINTED))) == "invalid"
+def test_with_enough_answers_every_percentile_stands() -> None:
+    assert too_few_for_percentile(RunFacts(paced(368), percentiles=[90, 99])) is FINE
     assert too_few_for_percentile(RunFacts(paced(72), percentiles=[95])) is FINE
+
+
+def test_where_no_percentile_decides_nothing_is_claimed() -> None:
+    assert too_few_for_percentile(RunFacts(paced(5))) is UNKNOWN
+    assert too_few_for_percentile(RunFacts(paced(5), percentiles=[])) is UNKNOWN
+    assert too_few_for_percentile(RunFacts([], percentiles=[95])) is UNKNOWN
 
 
 def test_failed_requests_do_not_count_for_percentiles() -> None:

@@ -77,8 +77,8 @@ def test_a_counter_that_counts_nothing_disagrees_too() -> None:
 @pytest.mark.parametrize("code", ["reset", "jump", "stall", "gap", "uncovered"])
 def test_a_counter_that_did_not_count(code: str) -> None:
     broken = (problem(code, COUNTER),)
-    assert severity(energy_counter(drawn(problems=broken))) == "invalid"
-    assert severity(energy_counter(drawn(problems=broken, source=POWER))) == "informative"
+    assert severity(energy_counter(drawn(problems=broken, source=POWER))) == "invalid"
+    assert severity(energy_counter(drawn(problems=(problem(code, POWER),)))) == "informative"
     assert severity(energy_counter(drawn(problems=broken, source="", total_j=None))) == "informative"
 
 
@@ -91,9 +91,17 @@ def test_a_stall_that_the_meters_found() -> None:
     samples = [Sample(t / 10, "gpu:0", energy_j=min(t * 10.0, 2000.0), power_w=100.0) for t in range(600)]
     facts = open_loop(energy={"gpu:0": measure(samples, "gpu:0", 1.0, 58.0)})
     found = energy_counter(facts)
-    assert (
-        isinstance(found, Reason) and found.severity == "informative" and "the joules are of the power" in found.message
-    )
+    assert isinstance(found, Reason) and found.severity == "invalid" and "the joules are of the power" in found.message
+
+
+def test_a_gap_of_the_power_leaves_the_counter_alone() -> None:
+    """No power is read from 20 s to 30 s."""
+    samples = [
+        Sample(t / 10, "gpu:0", energy_j=t * 10.0, power_w=None if 200 < t < 300 else 100.0) for t in range(600)
+    ]  # fmt: skip
+    found = energy_counter(open_loop(energy={"gpu:0": measure(samples, "gpu:0", 1.0, 58.0)}))
+    assert isinstance(found, Reason) and found.severity == "informative"
+    assert "the joules are of the counter" in found.message
 
 
 def test_a_sound_trace_has_nothing_to_find() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -41,16 +40,15 @@ class Course:
 
 
 @pytest.mark.parametrize(
-    ("shares", "expected"),
-    [([0.0, 0.02], "fine"), ([0.0, 0.2], "informative"), ([0.2, 0.2], "invalid"), ([], "unknown")],
+    ("share", "expected"), [(0.01, "fine"), (0.1, "informative"), (0.2, "invalid"), (None, "unknown")]
 )
-def test_others_on_the_cores(shares: Sequence[float], expected: str) -> None:
-    assert severity(machine_busy(open_loop(others_busy=shares))) == expected
+def test_others_on_the_cores(share: float | None, expected: str) -> None:
+    assert severity(machine_busy(open_loop(others_busy=share))) == expected
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, "fine"), (0.05, "informative"), (0.3, "invalid")])
 def test_others_on_a_gpu(share: float, expected: str) -> None:
-    found = machine_busy(open_loop(others_busy=[0.0], idle_gpu_busy={"gpu:0": 0.0, "gpu:1": share}))
+    found = machine_busy(open_loop(others_busy=0.0, idle_gpu_busy={"gpu:0": 0.0, "gpu:1": share}))
     assert severity(found) == expected
     assert not isinstance(found, Reason) or "gpu:1" in found.message
 

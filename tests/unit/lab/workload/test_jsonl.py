@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from enginebay.errors import ConfigError
-from enginebay.lab.workload.make import make_requests
+from enginebay.errors import ConfigError, InvalidRequest
+from enginebay.lab.workload.make import make_others, make_workload
 from enginebay.lab.workload.spec import Jsonl
+from tests.unit.lab.workload.making import make_requests
 from tests.unit.lab.workload.small_tokenizers import WORDS, byte_level, sentencepiece
 
 LONG = " ".join(WORDS[:30])
@@ -55,6 +56,14 @@ def test_a_chat_is_counted_with_its_template(file):
     assert request.input_tokens == len(render(request.prompt))
 
 
+def test_a_chat_that_the_template_does_not_know_is_sent_uncounted(file):
+    def refusing(messages):
+        raise InvalidRequest("no images", "")
+
+    (request,) = make_requests(Jsonl(file(chat("bel"))), byte_level(), None, 0, render=refusing)
+    assert request.input_tokens is None
+
+
 def test_text_is_cut_to_its_beginning_with_the_first_token_counted(file):
     tokenizer = sentencepiece()
     (request,) = make_requests(Jsonl(file({"prompt": LONG}), max_input_tokens=6), tokenizer, None, 0)
@@ -100,6 +109,37 @@ def test_shuffling_follows_the_seed_and_loses_nothing(file):
     first, again, other = ([one.prompt for one in make_requests(spec, None, None, seed)] for seed in (1, 1, 2))
     assert first == again != other
     assert sorted(first) == sorted(other) == sorted(WORDS)
+
+
+def prompts(requests):
+    return "".join(one.prompt for one in requests)
+
+
+def test_what_is_not_measured_comes_from_the_end_of_the_file(file):
+    spec = Jsonl(file(*({"prompt": letter} for letter in "abcdefgh")))
+    assert prompts(make_workload(spec, None, 3, 0, held_back=5).requests) == "abc"
+    assert prompts(make_others(spec, None, 3, 0)) == "fgh"
+    assert prompts(make_others(spec, None, 2, 7, before=3)) == "de"
+
+
+def test_a_short_file_gives_what_it_has(file):
+    spec = Jsonl(file({"prompt": "a"}, {"prompt": "b"}))
+    assert prompts(make_workload(spec, None, None, 0, held_back=16).requests) == "ab"
+    assert prompts(make_others(spec, None, 8, 0)) == "ab"
+    assert prompts(make_others(spec, None, 8, 0, before=1)) == "a"
+    assert prompts(make_others(spec, None, 1, 0, before=8)) == "b"
+
+
+def test_a_last_line_that_nobody_measures_need_not_fit_the_context(file):
+    spec = Jsonl(file({"prompt": "a"}, {"prompt": [1] * 9}))
+    assert prompts(make_workload(spec, None, 1, 0, context_length=8).requests) == "a"
+    assert prompts(make_others(spec, None, 2, 0, context_length=8)) == "a"
+
+
+def test_what_is_held_back_is_never_shuffled_in_as_far_as_there_is_more(file):
+    spec = Jsonl(file(*({"prompt": letter} for letter in "abcdef")), shuffle=True)
+    assert all(set(prompts(make_workload(spec, None, 2, seed, held_back=3).requests)) < set("abc") for seed in range(9))
+    assert sorted(prompts(make_workload(spec, None, 5, 1, held_back=3).requests)) == list("abcde")
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ from itertools import combinations
 import pytest
 
 from enginebay.errors import ConfigError
-from enginebay.lab.workload.make import make_requests, requests_sha256
+from enginebay.lab.workload.make import requests_sha256
 from enginebay.lab.workload.spec import Synthetic
 from enginebay.lab.workload.words import find_words
+from tests.unit.lab.workload.making import make_requests
 from tests.unit.lab.workload.small_tokenizers import byte_level
 
 SPEC = Synthetic(12, 5, requests=40)

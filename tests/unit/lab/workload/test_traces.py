@@ -5,9 +5,10 @@ import json
 import pytest
 
 from enginebay.errors import ConfigError
-from enginebay.lab.workload.make import make_requests, make_workload
+from enginebay.lab.workload.make import make_others, make_workload
 from enginebay.lab.workload.spec import Recorded
 from enginebay.lab.workload.traces import Row, read_trace
+from tests.unit.lab.workload.making import make_requests
 from tests.unit.lab.workload.small_tokenizers import byte_level
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -133,3 +134,12 @@ def test_files_of_another_kind_are_refused(tmp_path, format, content, said):
     path.write_text(content)
     with pytest.raises(ConfigError, match=said):
         read_trace(path, format)
+
+
+def test_a_short_trace_gives_what_it_has_for_what_is_not_measured(mooncake):
+    spec = Recorded(mooncake, "mooncake", block_tokens=8)
+    others = make_others(spec, byte_level(), 8, 2)
+    assert len(others) == len(MOONCAKE)
+    assert {one.prompt for one in others}.isdisjoint(one.prompt for one in make_requests(spec, byte_level(), None, 1))
+    with pytest.raises(ConfigError, match="has 0 requests to send"):
+        make_others(Recorded(mooncake, "mooncake", start_s=99.0), byte_level(), 8, 2)

@@ -1,0 +1,128 @@
+"""`bay experiment --resume`: what it goes on with, what it refuses, and what a dry run says. Nothing is measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginebay.cli.main import main
+from enginebay.lab import studies
+from enginebay.lab.client import ceiling
+from enginebay.lab.points import Point
+from enginebay.lab.runs.study import held
+from tests.unit.lab.runs.made import write_run
+
+POINT = Point("a offline", "a", "m", {"kind": "synthetic", "input_tokens": 8}, {"kind": "offline"})
+
+
+@pytest.fixture()
+def carried_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The studies that would be carried out."""
+    found: list[str] = []
+
+    def carry_out(bench: Any, study: Any, *_: Any) -> studies.Outcome:
+        found.append(study.id)
+        return studies.Outcome(study.id, [], {})
+
+    monkeypatch.setattr(studies, "carry_out", carry_out)
+    monkeypatch.setattr(ceiling, "calibrate", lambda: ceiling.Ceiling(1.0, 1.0, 1))
+    monkeypatch.setattr("enginebay.cli.results.show_outcome", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ENGINEBAY_HOME", str(tmp_path / "home"))
+    return found
+
+
+@pytest.fixture()
+def runs(tmp_path: Path) -> Path:
+    return tmp_path / "home" / "runs"
+
+
+def begun(runs: Path) -> str:
+    """A study of three cycles, of which one is finished."""
+    study = studies.new_study(runs, [POINT], 3, {})
+    write_run(runs, "r1", "a", study={"id": study.id, "point": 0, "cycle": 1, "label": POINT.label})
+    return study.id
+
+
+def test_a_dry_run_says_what_is_left_and_runs_nothing(
+    carried_out: list[str], runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = begun(runs)
+    assert main(["experiment", "--resume", "--dry-run"]) == 0
+    out, err = capsys.readouterr()
+    assert [line.split() for line in out.splitlines()[1:]] == [["1", "2", "a", "offline"], ["1", "3", "a", "offline"]]
+    assert f"2 of 3 runs of {study} are left; nothing was run" in err and "going on" not in err
+    assert main(["experiment", "--resume", "--dry-run", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["study"], told["runs"], [step["cycle"] for step in told["remaining"]]) == (study, 3, [2, 3])
+    assert not carried_out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["study.yaml"], "CONFIG"),
+        (["--engine", "vllm"], "--engine"),
+        (["--backend", "vllm"], "--engine"),
+        (["--preset", "p"], "--preset"),
+        (["--model", "m"], "--model"),
+        (["--url", "http://127.0.0.1:1"], "--url"),
+        (["--profile", "offline"], "--profile"),
+        (["--cycles", "9"], "--cycles"),
+        (["--tokenizer", "bytes"], "--tokenizer"),
+        (["--set", "vllm.max_num_seqs=4"], "--set"),
+        (["--online"], "--offline"),
+        (["--ignore-engine-warnings"], "--ignore-engine-warnings"),
+    ],
+)
+def test_what_would_change_the_plan_is_refused(
+    carried_out: list[str], runs: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], named: str
+) -> None:
+    begun(runs)
+    assert main(["experiment", "--resume", *arguments]) == 2
+    assert f"as it was planned: {named} cannot change it" in capsys.readouterr().err
+    assert not carried_out
+
+
+def test_what_is_said_of_the_result_may_change(carried_out: list[str], runs: Path) -> None:
+    study = begun(runs)
+    assert main(["experiment", "--resume", "--study", study, "--allow-mixed-engines", "--json"]) == 0
+    assert carried_out == [study]
+
+
+def test_a_study_to_resume_without_resume_is_said(
+    carried_out: list[str], runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["experiment", "--study", begun(runs)]) == 2
+    assert "give --resume too" in capsys.readouterr().err
+    assert not carried_out
+
+
+def test_a_study_that_runs_is_not_carried_out_twice(
+    carried_out: list[str], runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = begun(runs)
+    with held(runs, study):
+        assert main(["experiment", "--resume"]) == 2
+        assert f"{study} is being carried out by another process" in capsys.readouterr().err
+        assert main(["experiment", "--resume", "--dry-run"]) == 0
+    assert not carried_out
+    assert main(["experiment", "--resume"]) == 0
+    assert carried_out == [study]
+
+
+def test_what_is_corrupt_is_named_and_made_again(
+    carried_out: list[str], runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = begun(runs)
+    (runs / "r1" / "tokens.parquet").unlink()
+    (runs / "studies" / "study-99990101-000000.json").write_bytes(b"{")
+    assert main(["experiment", "--resume", "--dry-run"]) == 0
+    said = capsys.readouterr().err
+    assert f"3 of 3 runs of {study} are left" in said
+    assert "left out: the run in" in said and "study-99990101-000000.json cannot be read" in said
+    assert main(["experiment", "--resume"]) == 0
+    assert carried_out == [study]

@@ -1,0 +1,48 @@
+"""A process of the load client, as its parent and the terminal see it."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic
+
+import msgspec
+
+from enginebay.lab.client.ceiling import known_server
+from enginebay.lab.client.order import Outcome, Target, share_out
+from enginebay.lab.requests import Request
+
+_RAISED = """
+import resource
+from enginebay.open_files import allow_most_open_files
+allow_most_open_files()
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_the_limit_of_open_files_is_raised_to_the_highest() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowered = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, {most}))"
+    done = subprocess.run([sys.executable, "-c", lowered + _RAISED], capture_output=True, text=True, check=True)
+    soft, hard = map(int, done.stdout.split())
+    assert hard == most
+    assert soft == (1 << 20 if most == resource.RLIM_INFINITY else min(most, 1 << 20)) > 64
+
+
+def test_ctrl_c_does_not_end_it(tmp_path: Path) -> None:
+    """The terminal sends it to the whole group; the one that started the others ends them."""
+    order, outcomes = tmp_path / "order", tmp_path / "outcomes"
+    with known_server() as url:
+        (own,) = share_out(Target(url, "known"), [Request((1, 2, 3), 3, 1)], None, 1, 1)
+        order.write_bytes(msgspec.msgpack.encode(own))
+        command = [sys.executable, "-m", "enginebay.lab.client.process", str(order), str(outcomes)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            process.send_signal(signal.SIGINT)
+            process.communicate(f"{monotonic()!r}\n".encode(), timeout=20)
+    assert process.returncode == 0
+    (outcome,) = msgspec.msgpack.decode(outcomes.read_bytes(), type=list[Outcome])
+    assert outcome.error is None

@@ -1,0 +1,156 @@
+"""What a server says of itself and answers to the parity prompts: odd ones are refused in words, or count as not telling."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from enginebay.lab.api import ServerUnusable, ask, find_model
+from enginebay.lab.asking import parity_answers, read_facts
+from enginebay.lab.client.order import Target
+from enginebay.lab.parity import Answer, compare_answers
+from enginebay.lab.points import ParityPlan
+from enginebay.lab.requests import Prompt, Request
+
+PLAN = ParityPlan(prompts=1, tokens=2)
+
+
+@contextmanager
+def saying(told: Any) -> Iterator[Target]:
+    """A server that answers everything with this: JSON, or bytes as they are."""
+    body = told if isinstance(told, bytes) else json.dumps(told).encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield Target(f"http://127.0.0.1:{server.server_address[1]}", "m", timeout_s=10)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
+
+
+def answer(told: Any, prompt: Prompt = (1, 2, 3)) -> Answer:
+    with saying(told) as target:
+        return parity_answers(target, [Request(prompt, 3, 2)], PLAN)[0]
+
+
+def choice(**said: Any) -> dict[str, Any]:
+    return {"choices": [{"text": "x", **said}], "usage": {"prompt_tokens": 3}}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{}, [], "no", None, {"choices": None}, {"choices": []}, {"choices": [None]}, {"choices": {"a": 1}}, {"choices": [[]]}],
+)  # fmt: skip
+def test_an_answer_without_a_choice_is_refused_in_words(told: Any) -> None:
+    with pytest.raises(ServerUnusable, match="does not answer a simple request"):
+        answer(told)
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        7,
+        {"content": [{"logprob": -1.0}]},
+        {"content": [None]},
+        {"content": [{"token": "a", "logprob": "likely"}]},
+        {"tokens": ["a"], "token_logprobs": None},
+        {"tokens": [7], "token_logprobs": [-1.0]},
+        {"tokens": ["a"], "token_logprobs": [10**400]},
+    ],
+)
+def test_logprobs_that_are_none_are_not_told(logprobs: Any) -> None:
+    found = answer(choice(logprobs=logprobs))
+    assert (found.token_ids, found.logprobs, found.text) == (None, None, "x")
+
+
+def test_logprobs_are_read_in_both_forms() -> None:
+    chat = {"content": [{"token": "a", "logprob": -1}, {"token": "b", "logprob": -0.5}]}
+    completions = {"tokens": ["a", "b"], "token_logprobs": [-1.0, -0.5]}
+    for form in (chat, completions):
+        found = answer(choice(logprobs=form))
+        assert (found.token_ids, found.logprobs) == (("a", "b"), (-1.0, -0.5))
+
+
+@pytest.mark.parametrize("said", [{"text": None, "message": "hi"}, {"text": None, "message": None}, {"text": ""}])
+def test_an_answer_without_text_has_none(said: dict[str, Any]) -> None:
+    assert answer(choice(**said)).text == ""
+
+
+@pytest.mark.parametrize("usage", [None, 3, {}, {"prompt_tokens": "three"}, {"prompt_tokens": float("nan")}])
+def test_a_server_that_does_not_count_tells_no_prompt_ids(usage: Any) -> None:
+    assert answer({**choice(), "usage": usage}).prompt_ids is None
+
+
+def test_another_count_than_was_sent_is_other_ids() -> None:
+    as_sent, longer, longest = (answer({**choice(), "usage": {"prompt_tokens": count}}) for count in (3, 4, 5))
+    assert as_sent.prompt_ids == (1, 2, 3)
+    assert compare_answers([as_sent], [as_sent]).same_prompt_ids is True
+    assert compare_answers([as_sent], [longer]).same_prompt_ids is False
+    assert compare_answers([longer], [longest]).same_prompt_ids is False
+    assert compare_answers([longer], [longer]).same_prompt_ids is None  # as many, and nobody knows which
+
+
+def test_tokens_of_a_text_are_the_servers_own() -> None:
+    told = {**choice(), "tokens": [5, 6, 7]}
+    assert answer(told, "a text").prompt_ids == (5, 6, 7)
+    assert answer({**told, "tokens": [5, 6]}, "a text").prompt_ids is None
+    assert answer({**told, "tokens": ["a", "b", "c"]}, "a text").prompt_ids is None
+
+
+def facts_from(**ours: Any) -> Any:
+    with saying({"id": "m", "enginebay": {"engine": "fake", **ours}}) as target:
+        return read_facts(target)
+
+
+@pytest.mark.parametrize("settings", [None, [], "x", {"a": 1}, {"a": None}, {"a": {}}])
+def test_settings_in_another_form_are_left_out(settings: Any) -> None:
+    found = facts_from(settings=settings, warnings="odd")
+    assert found.ours and (found.asked, found.effective, list(found.warnings)) == ({}, {}, [])
+
+
+def test_numbers_in_another_form_are_left_out() -> None:
+    found = facts_from(context_length="8k", memory_bytes=True, load_s=[1])
+    assert (found.context_length, found.memory_bytes, found.load_s) == (None, None, None)
+    found = facts_from(context_length=8192, memory_bytes=1 << 30, load_s=2)
+    assert (found.context_length, found.memory_bytes, found.load_s) == (8192, 1 << 30, 2.0)
+
+
+@pytest.mark.parametrize("rows", [None, {"a": 1}, [None], [{"id": None}], [{"id": 7}], [{"id": ["m"]}], [{}]])
+def test_a_list_of_models_without_names_is_none(rows: Any) -> None:
+    with saying({"data": rows}) as target, pytest.raises(ServerUnusable, match="does not list its models"):
+        find_model(target)
+
+
+def test_the_only_model_is_found_and_several_are_named() -> None:
+    with saying({"data": [{"id": "a"}, {"id": 7}]}) as target:
+        assert find_model(target) == "a"
+    with saying({"data": [{"id": "a"}, {"id": "b"}]}) as target, pytest.raises(ServerUnusable, match="a, b"):
+        find_model(target)
+
+
+def test_what_is_nested_without_end_is_text() -> None:
+    deep = b"[" * 200_000
+    with saying(deep) as target:
+        assert ask(target, "/v1/models") == (200, deep.decode())
