@@ -3,6 +3,7 @@
     python -m bench.gpu.offline '{"model": "FOLDER", ...engine arguments...}'
 
 An order: {"prompts": [[ids]...], "tokens": 128, "streams": 256}. At most so many are in flight, as under a load client.
+Others, of an engine that can sleep and has random weights (`dummy_weights`): {"sleep": 2} and {"wake": true}.
 """
 
 from __future__ import annotations
@@ -42,6 +43,36 @@ def run(engine: Any, prompts: Sequence[Sequence[int]], tokens: int, streams: int
     return {"window_s": window_s, "output_tokens": output, "ended": ended, "output_tokens_per_s": output / window_s}
 
 
+def sleep(engine: Any, level: int) -> Mapping[str, float]:
+    """At level 2 the weights are thrown away."""
+    began = monotonic()
+    engine.collective_rpc("keep_small_weights")
+    engine.sleep(level=level)
+    return {"seconds": monotonic() - began}
+
+
+def wake(engine: Any) -> Mapping[str, float]:
+    """From level 2, by phase."""
+    began = monotonic()
+    engine.wake_up(tags=["weights"])
+    mapped = monotonic()
+    engine.collective_rpc("fill_weights")
+    filled = monotonic()
+    engine.wake_up(tags=["kv_cache"])
+    engine.reset_prefix_cache()
+    ended = monotonic()
+    phases = {"weights_s": mapped - began, "fill_s": filled - mapped, "cache_s": ended - filled}
+    return {"seconds": ended - began, **phases}
+
+
+def carry_out(engine: Any, order: Mapping[str, Any]) -> Mapping[str, float]:
+    if "sleep" in order:
+        return sleep(engine, order["sleep"])
+    if "wake" in order:
+        return wake(engine)
+    return run(engine, order["prompts"], order["tokens"], order["streams"])
+
+
 def main(arguments: Mapping[str, Any]) -> None:
     said = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever the library prints goes elsewhere
@@ -50,8 +81,7 @@ def main(arguments: Mapping[str, Any]) -> None:
     engine = LLM(**arguments).llm_engine
     print(json.dumps({"ready": True}), file=said)
     for line in sys.stdin:
-        order = json.loads(line)
-        print(json.dumps(run(engine, order["prompts"], order["tokens"], order["streams"])), file=said)
+        print(json.dumps(carry_out(engine, json.loads(line))), file=said)
 
 
 if __name__ == "__main__":

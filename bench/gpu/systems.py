@@ -31,7 +31,7 @@ class System:
 
     def __init__(self, name: str, model: Path, settings: Mapping[str, Any], folder: Path) -> None:
         self.name, self.model, self.settings = name, model, settings
-        self.log = folder / f"{name.replace(' ', '-')}.log"
+        self.log = folder / f"{name.replace(' ', '-').replace('=', '-')}.log"
         self.started_s = 0.0
         self._began = monotonic()
         with self.log.open("wb") as log:
@@ -137,18 +137,30 @@ class VllmServe(Served):
 
 
 class Ours(Served):
-    """`bay serve` with the vllm engine, as it comes."""
+    """`bay serve` with the vllm engine, as it comes; "ours NAME=VALUE ...": with these settings of the engine."""
 
     def command(self) -> Sequence[str]:
         config = self.log.with_suffix(".json")
         model = {"source": str(self.model), "engine": "vllm", "load": "start"}
         extra = {name: value for name, value in self.settings.items() if name in _NOT_OURS}
         own = {name: value for name, value in self.settings.items() if name not in _NOT_OURS}
+        own |= dict(one.split("=", 1) for one in self.name.split()[1:])
         config.write_text(json.dumps({"models": {self.model.name: model}, "vllm": {**own, "extra": extra}}))
         return [*_BAY, "serve", "--config", str(config), "--port", str(self.port), "--log-level", "warning"]
 
     def health(self) -> str:
         return "/health/ready"
+
+
+def make(name: str, model: Path, settings: Mapping[str, Any], folder: Path) -> System:
+    """offline, ours, ours mixed_graphs=off, vllm serve, vllm serve-4, ..."""
+    kind = next((kind for kind in _KINDS if name.startswith(kind)), None)
+    if kind is None:
+        raise SystemExit(f"there is no system {name}: one of {', '.join(_KINDS)}")
+    return _KINDS[kind](name, model, settings, folder)
+
+
+_KINDS: Mapping[str, type[System]] = {"offline": Offline, "ours": Ours, "vllm serve": VllmServe}
 
 
 def _answers(url: str) -> bool:

@@ -1,10 +1,11 @@
 """The whole stack on a GPU against the bare engine and its own server: the same requests, taking turns.
 
-    python -m bench.gpu.throughput --model FOLDER --out FOLDER [--streams 256 512] [--cycles 5 3] [--seconds 500]
+    python -m bench.gpu.throughput --model FOLDER --out FOLDER [--streams 256 512] [--cycles 5] [--seconds 500]
 
 Every system gets 4 × streams requests of 128 tokens in and 128 out, at most `streams` of them in flight, under the lab's
-client; the engine without a server gets them in its own process. Then requests arrive by Poisson at 70% of what ours gave.
-Writes `runs.jsonl` (a line for each run) and `stamps.msgpack` (when every token came), and prints the table.
+client; the engine without a server gets them in its own process. Then requests arrive by Poisson at 70% of what ours gave; the
+server as it comes is left out of that, unless it is alone with ours.
+Writes `runs.jsonl` (a line for each run) and `stamps.msgpack` (when every token came); `bench.gpu.table` makes the table.
 Ends early, with what there is, when the time is up.
 """
 
@@ -17,14 +18,14 @@ import random
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from time import monotonic
 from typing import Any
 
 import msgspec
 
 from bench.gpu.processor_time import processor_times
-from bench.gpu.systems import Offline, Ours, Served, System, VllmServe
+from bench.gpu.systems import Offline, Served, System, make
 from enginebay.lab.client.launch import Fired
 from enginebay.lab.profiles import arrivals
 from enginebay.lab.requests import Request
@@ -33,13 +34,7 @@ from enginebay.meters.nvml import open_nvml
 INPUT, OUTPUT, WAVES = 128, 128, 4
 _VOCABULARY = range(100, 49000)  # ordinary tokens of every tokenizer used here
 _SHARE = 0.7  # of capacity, for arrivals by themselves
-_POISSON_S, _POISSON_CYCLES = 15.0, 2
-KINDS: Mapping[str, type[System]] = {
-    "offline": Offline,
-    "ours": Ours,
-    "vllm serve": VllmServe,
-    "vllm serve-4": VllmServe,
-}
+_POISSON_S = 15.0
 
 
 def requests(seed: int, count: int, output: int = OUTPUT) -> list[Request]:
@@ -121,22 +116,22 @@ class Study:
         with (self._out / "stamps.msgpack").open("ab") as place:
             place.write(msgspec.msgpack.encode({"system": name, "load": load, "answers": answers}))
 
-    def mean(self, name: str, load: str, figure: str) -> float | None:
-        values = [run[figure] for run in self.runs if (run["system"], run["load"]) == (name, load) and figure in run]
-        return fmean(values) if values else None
+    def first(self, name: str, load: str, figure: str) -> float | None:
+        return next((run[figure] for run in self.runs if (run["system"], run["load"]) == (name, load)), None)
 
 
 def main() -> int:
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("--model", type=Path, required=True)
     options.add_argument("--out", type=Path, required=True)
-    options.add_argument("--systems", nargs="+", choices=list(KINDS), default=["offline", "ours", "vllm serve-4"])
+    options.add_argument("--systems", nargs="+", default=["offline", "ours", "vllm serve", "vllm serve-4"])
     options.add_argument("--streams", nargs="+", type=int, default=[256, 512])
     options.add_argument(
         "--cycles", nargs="+", type=int, default=[5], help="of all loads, or of each number of streams"
     )
-    options.add_argument("--seconds", type=float, default=500.0)
-    options.add_argument("--cache-gib", type=float, default=20.0, help="KV cache of each system")
+    options.add_argument("--poisson-cycles", type=int, default=5)
+    options.add_argument("--seconds", type=float, default=900.0)
+    options.add_argument("--cache-gib", type=float, default=16.5, help="KV cache of each system")
     options.add_argument("--set", nargs="*", default=[], help="engine arguments, NAME=JSON")
     given = options.parse_args()
     deadline = monotonic() + given.seconds
@@ -145,45 +140,45 @@ def main() -> int:
     # Systems that start together would take each other's memory for their own; a cache of a given size needs no guess.
     settings["kv_cache_memory_bytes"] = int(given.cache_gib * 2**30)
     settings |= {name: json.loads(value) for name, _, value in (one.partition("=") for one in given.set)}
-    systems = {name: KINDS[name](name, given.model, settings, given.out) for name in given.systems}
+    systems = {name: make(name, given.model, settings, given.out) for name in given.systems}
     try:
         for system in systems.values():
             system.wait()
             print(f"{system.name} is up after {system.started_s:.1f} s", flush=True)
         cycles = given.cycles * len(given.streams) if len(given.cycles) == 1 else given.cycles
-        study(Study(systems, given.out, deadline), dict(zip(given.streams, cycles, strict=True)))
+        work = Study(systems, given.out, deadline)
+        study(work, dict(zip(given.streams, cycles, strict=True)), given.poisson_cycles)
     finally:
         for system in systems.values():
             system.stop()
     return 0
 
 
-def study(work: Study, cycles: Mapping[int, int]) -> None:
+def study(work: Study, cycles: Mapping[int, int], poisson_cycles: int) -> None:
     """`cycles`: how often each number of streams is measured. The order of the systems turns from cycle to cycle."""
     names = list(work.systems)
     for name in names:
         work.run(name, "warm-up", requests(999, 256), 256)
-    for cycle in range(max(cycles.values())):
+    for cycle in range(max(*cycles.values(), poisson_cycles)):
         order = names if cycle % 2 == 0 else names[::-1]
         for streams in (streams for streams, often in cycles.items() if cycle < often):
+            sent = requests(cycle * 10_000 + streams, WAVES * streams)
             for name in order:
-                if not work.run(
-                    name, f"closed {streams}", requests(cycle * 10_000 + streams, WAVES * streams), streams
-                ):
+                if not work.run(name, f"closed {streams}", sent, streams):
                     return
-        if cycle < _POISSON_CYCLES:
+        if cycle < poisson_cycles:
             _arrivals_by_themselves(work, order, min(cycles), cycle)
 
 
 def _arrivals_by_themselves(work: Study, order: Sequence[str], streams: int, cycle: int) -> None:
-    capacity = work.mean("ours", f"closed {streams}", "output_tokens_per_s")
+    capacity = work.first("ours", f"closed {streams}", "output_tokens_per_s")
     if capacity is None:
         return
     rate = _SHARE * capacity / OUTPUT
     times = arrivals.poisson(rate, int(rate * _POISSON_S), cycle)
-    for name in order:
-        if name != "offline":
-            work.run(name, "poisson", requests(77_000 + cycle, len(times)), 512, times)
+    served = [name for name in order if name != "offline"]
+    for name in [name for name in served if name != "vllm serve"] if len(served) > 2 else served:
+        work.run(name, "poisson", requests(77_000 + cycle, len(times)), 512, times)
 
 
 if __name__ == "__main__":

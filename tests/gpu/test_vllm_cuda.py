@@ -37,7 +37,7 @@ SETUPS = {
     "chunked": Setup({"max_num_batched_tokens": CHUNK, "enable_chunked_prefill": True}),
     "ngram": Setup({"speculative.method": "ngram", "speculative.num_tokens": 4, "speculative.ngram_max": 3}),
     "lora": Setup(lora=True),
-    "compiled": Setup({"enforce_eager": False, "max_num_seqs": 8}),
+    "compiled": Setup({"enforce_eager": False, "max_num_seqs": 256}),
     "embed": Setup(task="embed"),
     "starved": Setup({"extra": {"gpu_memory_utilization": 0.002}}),  # less than its weights take
 }
@@ -137,6 +137,24 @@ async def test_compiled_with_cuda_graphs_answers_as_eager(workers: Workers) -> N
     assert "capture" not in plain.facts.phases
     for prompt in (PROFILE.certain, COUNTING):
         assert (await greedy(compiled, prompt, max_tokens=12)).ids == (await greedy(plain, prompt, max_tokens=12)).ids
+
+
+async def test_prompts_among_answers_in_one_graph_give_the_same(workers: Workers) -> None:
+    """Requests that come while others are answered, so that nearly every step is a mixed one."""
+    compiled, plain = await workers.get("compiled"), await workers.get("plain")
+    assert compiled.facts.effective["mixed_graphs"] == "auto"
+    prompts = [
+        ", ".join(str(number) for number in range(first, first + 20 + first % 13)) + "," for first in range(1, 41)
+    ]
+
+    async def later(number: int, prompt: str) -> list[int]:
+        await asyncio.sleep(0.012 * number)
+        return (await greedy(compiled, prompt, max_tokens=32)).ids
+
+    together = await asyncio.gather(*(later(number, prompt) for number, prompt in enumerate(prompts)))
+    alone = [(await greedy(plain, prompt, max_tokens=32)).ids for prompt in prompts]
+    different = [prompts[number] for number, ids in enumerate(together) if ids != alone[number]]
+    assert len(different) <= len(prompts) // 10, different  # rounding decides where two tokens are as likely
 
 
 async def test_embeddings(workers: Workers) -> None:

@@ -44,7 +44,7 @@ class Plan:
     environment: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     one_process: bool = False  # on a CPU: the engine process computes itself, with no process per rank
-    late: bool = False  # steps are decided late; wished for, then what came of it
+    mixed_graphs: bool = False  # mixed steps are recorded as CUDA graphs; wished for, then what came of it
 
     @property
     def ranks(self) -> int:
@@ -67,7 +67,8 @@ def plan(load: Load, host: Host, config: Mapping[str, Any], lora_ranks: Mapping[
         decide(draft, host, given, config)
     _lora(draft, host, given, lora_ranks or {})
     _extra(draft, host, given)
-    draft.late = host.device != "cpu" and draft.ranks == 1 and given.get("late_scheduling") != "off"
+    one_gpu = host.device == "cuda" and draft.ranks == 1
+    draft.mixed_graphs = one_gpu and given.get("mixed_graphs") != "off" and not _own_graphs(draft.arguments)
     draft.one_process = host.device == "cpu" and draft.ranks == 1 and not _wants_own_processes(given)
     return draft
 
@@ -322,6 +323,11 @@ def _extra(draft: Plan, host: Host, given: Mapping[str, Any]) -> None:
         )
 
 
+def _own_graphs(arguments: Mapping[str, Any]) -> bool:
+    """Whoever says which graphs are recorded gets those."""
+    return any("cudagraph" in name or name == "compilation_config" for name in arguments)
+
+
 def _wants_own_processes(given: Mapping[str, Any]) -> bool:
     return "cpu_threads_bind" in given or "distributed_backend" in given
 
@@ -348,7 +354,6 @@ _SPECIAL = frozenset(
     for name in SETTINGS
     if name.split(".")[0] in ("speculative", "lora", "batching", "sharding", "quantization")
     or name in ("attention.backend", "attention.flash_version", "rope_scaling", "rope_theta", "dtype", "fp_precision")
-    or name
-    in ("cpu_kvcache_space_gib", "cpu_threads_bind", "start_method", "stepwise", "late_scheduling", "sleep_mode")
-    or name in ("logprobs", "logit_bias", "extra")
+    or name in ("cpu_kvcache_space_gib", "cpu_threads_bind", "start_method", "stepwise", "mixed_graphs")
+    or name in ("sleep_mode", "logprobs", "logit_bias", "extra")
 )

@@ -15,12 +15,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from enginebay.engines.cores import physical_cores
-from enginebay.engines.vllm import late_scheduling, library
+from enginebay.engines.vllm import library, mixed_graphs
 from enginebay.engines.vllm.arguments import Plan
 from enginebay.engines.vllm.phases import phases, tells
 
 _METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _PR_SET_PDEATHSIG = 1
+# Of vLLM's engine process, where a thread takes requests in and another hands tokens out: while the main thread prepares the next
+# step each would wait for 5 ms.
+_SWITCH_S = 0.0002
 
 
 class StartFailed(Exception):
@@ -72,7 +75,8 @@ def _start(config: Any, plan: Plan, method: str, notes: ErrorNotes) -> Any:
     from vllm.v1.executor import Executor
 
     environment = {_METHOD: method, **_cpu_environment(config, plan, method)}
-    plan.late = method == "fork" and plan.late and _decide_late(config)  # only a forked process inherits it
+    # Only a forked process inherits it.
+    plan.mixed_graphs = method == "fork" and plan.mixed_graphs and _record_mixed(config)
     try:
         with _environment(**environment), _children_die_with_us(), notes.taken():
             # With statistics, so that the engine process tells them; `StepStats` ends what this process would count.
@@ -81,18 +85,21 @@ def _start(config: Any, plan: Plan, method: str, notes: ErrorNotes) -> Any:
         raise StartFailed(*(notes.first() or (type(error).__name__, str(error)))) from error
 
 
-def _decide_late(config: Any) -> bool:
-    """Have the engine process decide its steps late, where that means something."""
-    from vllm.platforms import current_platform
-    from vllm.v1.engine.core import EngineCoreProc
+def _record_mixed(config: Any) -> bool:
+    """Have the engine process record mixed steps as CUDA graphs, where that means something."""
+    if config.model_config.enforce_eager or not mixed_graphs.plain(config):
+        return False
+    from vllm.v1.worker.gpu import cudagraph_utils
 
-    if not current_platform.is_cuda() or not config.scheduler_config.async_scheduling:
-        return False
-    reason = late_scheduling.why_not(EngineCoreProc, library.version())
+    reason = mixed_graphs.why_not(cudagraph_utils, library.version())
     if reason is not None:
-        logging.getLogger(__name__).warning("late_scheduling: %s", reason)
+        logging.getLogger(__name__).warning("mixed_graphs: %s", reason)
         return False
-    late_scheduling.install(EngineCoreProc)
+    mixed_graphs.install(cudagraph_utils)
+    compilation = config.compilation_config
+    found = mixed_graphs.sizes(compilation.cudagraph_capture_sizes, config.scheduler_config.max_num_batched_tokens)
+    compilation.cudagraph_capture_sizes = found
+    compilation.max_cudagraph_capture_size = max(found, default=0)
     return True
 
 
@@ -205,7 +212,7 @@ def _children_die_with_us() -> Iterator[None]:
     """Every process forked from here on, and by those, gets SIGKILL when its parent ends: vLLM's would live on."""
     global _forking, _hooked
     if not _hooked and sys.platform == "linux":
-        os.register_at_fork(after_in_child=_follow_parent)
+        os.register_at_fork(after_in_child=_begin_child)
         _hooked = True
     _forking = True
     try:
@@ -214,6 +221,7 @@ def _children_die_with_us() -> Iterator[None]:
         _forking = False
 
 
-def _follow_parent() -> None:
+def _begin_child() -> None:
     if _forking:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        sys.setswitchinterval(_SWITCH_S)

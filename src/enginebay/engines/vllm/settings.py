@@ -121,9 +121,9 @@ _EXECUTION = {
         choices=("auto", "off"),
         default="auto",
     ),
-    "late_scheduling": Setting(
+    "mixed_graphs": Setting(
         "str",
-        "On a GPU, decide each step as late as possible, so that new requests wait for one step less",
+        "On a GPU, run steps that mix prompts and answers as one CUDA graph each",
         choices=("auto", "off"),
         default="auto",
     ),

@@ -339,3 +339,11 @@ def test_a_backend_that_is_gone_becomes_auto() -> None:
     assert "attention_backend" not in found.arguments
     assert "0.11.1" in found.warnings[0]
     assert decide({"attention.backend": "flashinfer"}).arguments["attention_backend"] == "FLASHINFER"
+
+
+def test_mixed_steps_are_recorded_on_one_gpu() -> None:
+    assert decide({}).mixed_graphs
+    assert not decide({"mixed_graphs": "off"}).mixed_graphs
+    assert not decide({"sharding.num_shards": 2}).mixed_graphs
+    assert not decide({}, CPU).mixed_graphs
+    assert not decide({"extra": {"max_cudagraph_capture_size": 64}}).mixed_graphs  # theirs to say

@@ -1,0 +1,331 @@
+"""A model of which one GPU holds a single copy: ours against the bare engine in turns, and the rates that keep an objective.
+
+    python -m bench.gpu.large --model FOLDER --out FOLDER [--seconds 520] [--parts pair ttft pairs e2e] [--pairs 5]
+
+    pair    offline and ours, closed loop, 128 tokens in and 128 out, 256 streams; the first of the pairs
+    ttft    the highest rate of Poisson arrivals at which ours keeps P95 TTFT under 800 ms
+    pairs   the other pairs; whoever is awake begins, so a pair takes one switch
+    e2e     as ttft for the whole answer, of 32, 16 and 8 tokens
+
+Parts are done in the order given, and one that does not fit into the time left is left out, and said so. While one of the two runs
+the other sleeps: offline without its weights, ours with them in main memory. Everything goes to `large.jsonl` as it comes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from bench.gpu.large_summary import summary
+from bench.gpu.processor_time import processor_times
+from bench.gpu.systems import Offline, Served
+from bench.gpu.throughput import OUTPUT, figures, requests
+from bench.gpu.turns import OFFLINE_SETTINGS, OfflineInTurns, OursInTurns, TurnFailed, Turns
+from bench.gpu.windows import Latency, expected_in_flight, judge, window
+from enginebay.lab.choosing import Ask, Bounds, End, Rules, Try, bracket, next_step
+from enginebay.lab.client.ceiling import usual_processes
+from enginebay.lab.client.launch import fire
+from enginebay.lab.client.order import share_out
+from enginebay.meters.nvml import open_nvml
+
+PARTS = ("pair", "ttft", "pairs", "e2e")
+LIMIT_S = 0.8
+E2E_SHARES = {32: 0.2, 16: 0.7, 8: 1.2}  # output tokens, and of the closed loop's requests/s, where its search begins
+_TTFT_SHARE = 0.9
+_TTFT_RULES = Rules(resolution=0.05, most_runs=5, growth=1.1)
+_E2E_RULES = Rules(resolution=0.15, most_runs=6, growth=1.6)
+_LOWEST_RATE = 1.0
+_SHORT = 0.5  # of a window, where answers are short: nothing has to fill up
+_ALONE = 5  # requests one after the other, to see whether a length is possible at all
+_CONNECTIONS = 512
+_STOP_S = 15.0  # kept back for stopping both
+_RUN_S, _ASLEEP_S, _AWAKE_S = 25.0, 35.0, 10.0  # about, until they were measured
+
+
+class TimeUp(Exception):
+    """What is there has to do."""
+
+
+class Journal:
+    """Lines as they come, and the time that is left."""
+
+    def __init__(self, out: Path, deadline: float) -> None:
+        self._path, self._deadline, self._began = out / "large.jsonl", deadline, monotonic()
+        self.lines: list[dict[str, Any]] = []
+
+    def note(self, event: str, **fields: Any) -> None:
+        line = {"event": event, "at_s": round(monotonic() - self._began, 1), **fields}
+        self.lines.append(line)
+        with self._path.open("a") as lines:
+            lines.write(json.dumps(line) + "\n")
+        print(f"{line['at_s']:7.1f} s  {event:<9}{_told(fields)}", flush=True)
+
+    def of(self, event: str, **fields: Any) -> list[dict[str, Any]]:
+        wanted = {"event": event, **fields}
+        return [line for line in self.lines if wanted.items() <= {k: line.get(k) for k in wanted}.items()]
+
+    def fits(self, what: str, seconds: float) -> bool:
+        left = self._deadline - monotonic()
+        if seconds <= left:
+            return True
+        self.note("left out", what=what, needed_s=round(seconds), left_s=round(left))
+        return False
+
+
+def _told(fields: dict[str, Any]) -> str:
+    rounded = {name: round(value, 3) if isinstance(value, float) else value for name, value in fields.items()}
+    return ", ".join(f"{name} {value}" for name, value in rounded.items())
+
+
+class Study:
+    def __init__(self, turns: Turns, journal: Journal, joules: Callable[[], float | None], given: Any) -> None:
+        self._turns, self._journal, self._joules = turns, journal, joules
+        self._streams, self._waves, self._pairs = given.streams, given.waves, given.pairs
+        self._window_s, self._skip_s, self._sleeping = given.window, given.skip, not given.no_sleep
+        self._warm: set[str] = set()
+        self._seed = 0
+
+    # Closed loop
+
+    def pair(self) -> None:
+        self._pair(0)
+
+    def pairs(self) -> None:
+        for number in range(1, self._pairs):
+            needed = 2 * self._longest("closed", "window_s", _RUN_S) + self._switch_s(*_order(number)) + 2.0
+            if not self._journal.fits(f"pairs from {number + 1} of {self._pairs} on", needed):
+                return
+            self._pair(number)
+
+    def _pair(self, number: int) -> None:
+        for name in _order(number):
+            self._closed(name, number)
+
+    def _closed(self, name: str, cycle: int) -> None:
+        system = self._turns.use(name)
+        if name not in self._warm:
+            self._warm.add(name)
+            self._load("warm-up", name, system, 999, self._streams, cycle=0)
+        self._load("closed", name, system, cycle * 10_000 + self._streams, self._waves * self._streams, cycle=cycle)
+
+    def _load(self, event: str, name: str, system: Any, seed: int, count: int, cycle: int) -> None:
+        sent = requests(seed, count)
+        used, joules, began = processor_times(system.process.pid), self._joules(), monotonic()
+        if isinstance(system, Offline):
+            found = dict(system.run(sent, OUTPUT, self._streams))
+        else:
+            found = figures(system.fire(sent, self._streams))
+        seconds, after = monotonic() - began, processor_times(system.process.pid)
+        cores = {kind: round((after[kind] - used.get(kind, 0.0)) / seconds, 2) for kind in after}
+        self._journal.note(
+            event, system=name, streams=self._streams, cycle=cycle, **found, **self._spent(joules), cores=cores
+        )
+
+    def _spent(self, before: float | None) -> dict[str, float]:
+        after = self._joules()
+        return {} if before is None or after is None else {"gpu_energy_j": after - before}
+
+    # Arrivals by themselves
+
+    def ttft(self) -> None:
+        rate = self._capacity()
+        bounds = Bounds(start=_TTFT_SHARE * rate, lowest=rate / 4)
+        # What was sent last still has to be answered, at about the pace of the closed loop.
+        drain_s = self._longest("closed", "e2e_median_s", 10.0)
+        self._search("ttft", OUTPUT, bounds, _TTFT_RULES, self._window_s, self._skip_s, drain_s)
+
+    def e2e(self) -> None:
+        rate = self._capacity()
+        window_s = _SHORT * self._window_s
+        for tokens, share in E2E_SHARES.items():
+            if not self._journal.fits(f"e2e of {tokens} tokens", window_s + 10.0):
+                return
+            if self._alone_s(tokens) >= LIMIT_S:
+                self._journal.note("found", latency="e2e", output=tokens, rate=None, above=None, confirmed=False)
+                continue
+            bounds = Bounds(start=max(_LOWEST_RATE, share * rate), lowest=_LOWEST_RATE)
+            self._search("e2e", tokens, bounds, _E2E_RULES, window_s, _SHORT * self._skip_s, 2.0)
+
+    def _capacity(self) -> float:
+        """Requests a second that ours gets through in a closed loop."""
+        if not self._journal.of("closed", system="ours"):
+            self._closed("ours", 0)
+        runs = self._journal.of("closed", system="ours")
+        return float(sum(run["output_tokens_per_s"] for run in runs) / len(runs) / OUTPUT)
+
+    def _alone_s(self, tokens: int) -> float:
+        """The longest of a few answers, with nothing beside them."""
+        system = self._served()
+        records = system.fire(requests(self._next_seed(), _ALONE, tokens), 1).records
+        seconds = max((one.end_s or 0.0) - one.sent_s for one in records[1:])
+        self._journal.note("alone", output=tokens, seconds=seconds)
+        return seconds
+
+    def _search(
+        self,
+        latency: Latency,
+        tokens: int,
+        bounds: Bounds,
+        rules: Rules,
+        window_s: float,
+        skip_s: float,
+        drain_s: float,
+    ) -> None:
+        tries: list[Try] = []
+        while isinstance(step := next_step(tries, bounds, rules), Ask):
+            if not self._journal.fits(f"more windows for {latency} of {tokens} tokens", window_s + drain_s + 3.0):
+                break
+            met = self._window(latency, tokens, step.rate, window_s, skip_s)
+            tries.append(Try(step.rate, met, confirming=step.confirming))
+        rate, above = (step.rate, step.above) if isinstance(step, End) else bracket(tries)
+        confirmed = isinstance(step, End) and step.confirmed
+        self._journal.note(
+            "found", latency=latency, output=tokens, rate=rate, above=above, confirmed=confirmed, windows=len(tries)
+        )
+
+    def _window(self, latency: Latency, tokens: int, rate: float, window_s: float, skip_s: float) -> bool:
+        system, seed = self._served(), self._next_seed()
+        full = tokens == OUTPUT
+        head = expected_in_flight(rate / self._capacity(), self._streams) if full else 0
+        sent = window(
+            rate, requests(seed, max(1, round(rate * window_s)), tokens), skip_s, requests(seed + 1, head, tokens), seed
+        )
+        joules = self._joules()
+        orders = share_out(system.target, sent.requests, sent.times, _CONNECTIONS, usual_processes())
+        fired = fire(orders, sent.requests)
+        found = judge(sent, fired.records, latency, LIMIT_S)
+        self._journal.note(
+            "window", latency=latency, output=tokens, rate=rate, met=found.met, p95_s=found.p95_s, median_s=found.median_s,
+            judged=found.judged, failed=found.failed, in_flight=[round(one, 1) for one in found.in_flight],
+            grows=found.grows, head=head, sending_s=sent.to_s, window_s=fired.window_s,
+            output_tokens=sum(one.output_tokens or 0 for one in fired.records), **self._spent(joules),
+        )  # fmt: skip
+        return found.met
+
+    def _served(self) -> Served:
+        system = self._turns.use("ours")
+        assert isinstance(system, Served)
+        return system
+
+    def _next_seed(self) -> int:
+        self._seed += 2
+        return 500_000 + self._seed
+
+    # How long things take
+
+    def _longest(self, event: str, field: str, unknown: float, **of: str) -> float:
+        """Of what was seen, and a little more."""
+        return 1.2 * max((line[field] for line in self._journal.of(event, **of) if field in line), default=unknown)
+
+    def _switch_s(self, leaving: str, coming: str) -> float:
+        if not self._sleeping:
+            return 0.0
+        asleep_s = self._longest("asleep", "seconds", _ASLEEP_S, system=leaving)
+        return asleep_s + self._longest("awake", "seconds", _AWAKE_S, system=coming)
+
+
+def _order(number: int) -> tuple[str, str]:
+    """It turns from pair to pair, so whoever ended one begins the next."""
+    return ("offline", "ours") if number % 2 == 0 else ("ours", "offline")
+
+
+def main() -> int:
+    given = _options().parse_args()
+    began = monotonic()
+    given.out.mkdir(parents=True, exist_ok=True)
+    journal = Journal(given.out, began + given.seconds - _STOP_S)
+    signal.signal(signal.SIGALRM, _time_is_up)
+    signal.setitimer(signal.ITIMER_REAL, given.seconds - _STOP_S)
+    meter, absent = open_nvml()
+    for one in absent:
+        print(one, flush=True)
+
+    def total(field: str) -> Any:
+        return sum(getattr(sample, field) or 0 for sample in meter.read()) if meter else None
+
+    turns = _turns(given, lambda: total("memory_bytes"), journal)
+    study = Study(turns, journal, lambda: total("energy_j"), given)
+    whole = True
+    try:
+        for part in given.parts:
+            whole &= _done(part, study, journal)
+    except TimeUp:
+        journal.note("time up")
+        whole = False
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _last_switches(turns, journal)
+        turns.stop()
+        print("\n".join(summary(journal.lines)), flush=True)
+    return 0 if whole else 1
+
+
+def _done(part: str, study: Study, journal: Journal) -> bool:
+    """One part; what fails in it does not keep the next from being tried. A system that does not even start does."""
+    if not journal.fits(part, _RUN_S):
+        return False
+    try:
+        getattr(study, part)()
+    except TurnFailed as failure:
+        journal.note("failed", part=part, why=str(failure))
+        return False
+    return True
+
+
+def _turns(given: Any, used_bytes: Callable[[], int | None], journal: Journal) -> Turns:
+    settings: dict[str, Any] = {
+        "load_format": "dummy", "max_model_len": 2048, "max_num_batched_tokens": 8192,
+        "gpu_memory_utilization": 0.8, "kv_cache_memory_bytes": int(given.cache_gib * 2**30),
+    }  # fmt: skip
+    settings |= {name: json.loads(value) for name, _, value in (one.partition("=") for one in given.set)}
+    offline = settings if given.no_sleep else {**settings, **OFFLINE_SETTINGS}
+    journal.note("study", model=given.model.name, parts=given.parts, settings=settings, sleeping=not given.no_sleep)
+    makers = {
+        "offline": lambda: OfflineInTurns("offline", given.model, offline, given.out),
+        "ours": lambda: OursInTurns("ours", given.model, settings, given.out),
+    }
+    most = int(given.asleep_gib * 2**30)
+    return Turns(makers, used_bytes, most, not given.no_sleep, journal.note)
+
+
+def _last_switches(turns: Turns, journal: Journal) -> None:
+    """With the first token of each, which is known only afterwards."""
+    ours = turns.served()
+    with suppress(TurnFailed):
+        if isinstance(ours, OursInTurns):
+            journal.note("switches", switches=ours.switches())
+
+
+def _options() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    options.add_argument("--model", type=Path, required=True)
+    options.add_argument("--out", type=Path, required=True)
+    options.add_argument("--seconds", type=float, default=520.0, help="ends by then, with what there is")
+    options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="in this order")
+    options.add_argument("--pairs", type=int, default=5, help="of closed loops, the first included")
+    options.add_argument("--streams", type=int, default=256)
+    options.add_argument("--waves", type=int, default=2, help="requests of a closed loop, in times the streams")
+    options.add_argument("--window", type=float, default=20.0, help="seconds of Poisson arrivals")
+    options.add_argument("--skip", type=float, default=5.0, help="of them that are not judged")
+    options.add_argument("--cache-gib", type=float, default=30.0, help="KV cache of each")
+    options.add_argument("--asleep-gib", type=float, default=24.0, help="that may be taken of the GPU while one sleeps")
+    options.add_argument("--no-sleep", action="store_true", help="both are awake all the time")
+    options.add_argument("--set", nargs="*", default=[], help="engine arguments of both, NAME=JSON")
+    return options
+
+
+def _time_is_up(number: int, frame: object) -> None:
+    raise TimeUp
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""What a study of a large model says, from its lines. Pure.
+
+python -m bench.gpu.large_summary FOLDER/large.jsonl
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+WANTED_PER_GPU = 1500.0  # tok/s, ADR-003
+_GPUS = 8
+
+Line = Mapping[str, Any]
+
+
+def summary(lines: Sequence[Line]) -> list[str]:
+    return [
+        "", "Summary", *_moves(lines), *_throughput(lines), *_rates(lines),
+        *(f"LEFT OUT: {line['what']} ({line['needed_s']} s, {line['left_s']} s were left)" for line in _of(lines, "left out")),
+        *(f"GONE: {line['system']}: {line['why'].splitlines()[0]}" for line in _of(lines, "gone")),
+        *(f"FAILED: {line['part']}: {line['why'].splitlines()[0]}" for line in _of(lines, "failed")),
+        *("the time was up in the middle of something" for _ in _of(lines, "time up")),
+    ]  # fmt: skip
+
+
+def _of(lines: Iterable[Line], event: str) -> list[Line]:
+    return [line for line in lines if line["event"] == event]
+
+
+def _moves(lines: Sequence[Line]) -> list[str]:
+    """To start, to fall asleep, to wake: every single time, since the first sleep makes the memory it sleeps in."""
+    told = []
+    for event in ("started", "asleep", "awake"):
+        for system in ("offline", "ours"):
+            times = [line["seconds"] for line in _of(lines, event) if line["system"] == system]
+            if times:
+                told.append(f"{system} {event} after " + ", ".join(f"{seconds:.2f}" for seconds in times) + " s")
+    for line in _of(lines, "switches"):
+        for switch in line["switches"]:
+            phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in switch["phases"].items())
+            told.append(f"ours from {switch['from']}: {switch['total_s']:.2f} s ({phases})")
+    return told
+
+
+def _throughput(lines: Sequence[Line]) -> list[str]:
+    runs = {
+        system: {line["cycle"]: line for line in _of(lines, "closed") if line["system"] == system}
+        for system in ("offline", "ours")
+    }
+    told = []
+    for system, by_cycle in runs.items():
+        if by_cycle:
+            mean = fmean(line["output_tokens_per_s"] for line in by_cycle.values())
+            told.append(
+                f"{system}: {mean:,.0f} output tok/s on one GPU, n={len(by_cycle)}; ADR-003 wants {WANTED_PER_GPU:,.0f}: "
+                f"{mean / WANTED_PER_GPU:.2f} times; {_GPUS} GPUs would give {_GPUS * mean:,.0f}{_joules(by_cycle.values())}"
+            )
+    cycles = sorted(runs["offline"].keys() & runs["ours"].keys())
+    if cycles:
+        theirs, ours = ([runs[name][cycle]["output_tokens_per_s"] for cycle in cycles] for name in ("offline", "ours"))
+        told.append(f"ours / offline: {fmean(ours) / fmean(theirs):.3f}{_interval(theirs, ours)}, pairs: {len(cycles)}")
+    return told
+
+
+def _interval(theirs: Sequence[float], ours: Sequence[float]) -> str:
+    """Of the ratio; the host that measured may lack what it takes, and `large.jsonl` can be read on another."""
+    try:
+        from enginebay.lab.statistics.intervals import ratio_interval
+    except ImportError as error:
+        return f" (no interval here: {error})"
+    ratio = ratio_interval(theirs, ours)
+    known = ratio is not None and ratio.low is not None and ratio.high is not None
+    return f" [{ratio.low:.3f}, {ratio.high:.3f}]" if ratio is not None and known else ""
+
+
+def _joules(runs: Iterable[Line]) -> str:
+    each = [run["gpu_energy_j"] / run["output_tokens"] for run in runs if "gpu_energy_j" in run]
+    return f"; {fmean(each):.3f} GPU J per output token" if each else ""
+
+
+def _rates(lines: Sequence[Line]) -> list[str]:
+    told = []
+    for line in _of(lines, "found"):
+        what = f"P95 {line['latency']} under 800 ms, {line['output']} tokens out"
+        above = "; no higher rate was tried" if line["above"] is None else f"; missed at {line['above']:g}"
+        if line["rate"] is None:
+            alone = next((one["seconds"] for one in _of(lines, "alone") if one["output"] == line["output"]), None)
+            why = "" if alone is None or line["latency"] != "e2e" else f" (alone it takes {alone:.3f} s)"
+            told.append(f"{what}: no rate found{above if line['above'] else why}")
+            continue
+        last = [one for one in _of(lines, "window") if _is_of(one, line) and one["met"]][-1]
+        told.append(
+            f"{what}: {line['rate']:g} requests/s = {line['rate'] * line['output']:,.0f} output tok/s"
+            f"{', confirmed' if line['confirmed'] else ', NOT confirmed'}{above}; P95 {last['p95_s'] * 1e3:.0f} ms, "
+            f"in flight {last['in_flight'][0]:.0f} to {last['in_flight'][1]:.0f}"
+        )
+    return told
+
+
+def _is_of(window: Line, found: Line) -> bool:
+    return all(window[name] == found[name] for name in ("latency", "output", "rate"))
+
+
+if __name__ == "__main__":
+    print("\n".join(summary([json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()])))

@@ -1,0 +1,180 @@
+"""Systems that take turns on one GPU: while one is awake, the others have given their memory back."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic, sleep
+from typing import Any
+
+from bench.gpu.systems import Offline, Ours, Served, System
+
+# What `LLM` needs to sleep without its weights, and the rest as ours sets it: so both share vLLM's compile cache.
+OFFLINE_SETTINGS: Mapping[str, Any] = {
+    "enable_sleep_mode": True,
+    "worker_extension_cls": "bench.gpu.dummy_weights.DummyWeights",
+    "generation_config": "vllm",
+}
+_LEVEL = 2  # of offline: two models of this size do not fit into main memory either
+_ELSEWHERE = "elsewhere"  # a model that takes nothing here, for ours to switch to
+_ORDER_S, _LOOK_S = 200.0, 10.0  # for what is done, and for what is only told
+_FREE_S = 15.0  # for the driver to have the memory back
+
+Note = Callable[..., None]  # (event, **fields): prints it and writes it down
+
+
+class TurnFailed(Exception):
+    """A system did not fall asleep, or did not wake."""
+
+
+class OfflineInTurns(Offline):
+    def sleep(self) -> Mapping[str, Any]:
+        return self._order({"sleep": _LEVEL})
+
+    def wake(self) -> Mapping[str, Any]:
+        return self._order({"wake": True})
+
+    def _order(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(order).encode() + b"\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise TurnFailed(f"{self.name} died of {order}:\n{self.log.read_text(errors='replace')[-3000:]}")
+        return dict(json.loads(answer))
+
+
+class OursInTurns(Ours):
+    """With a second model that computes nothing: a switch to it puts the first one to sleep."""
+
+    def command(self) -> Sequence[str]:
+        command = super().command()
+        config = self.log.with_suffix(".json")
+        content = json.loads(config.read_text())
+        remote = {"url": "http://127.0.0.1:9/v1", "model": _ELSEWHERE, "verify": False}  # never asked for anything
+        content["models"][_ELSEWHERE] = {"engine": "openai", "load": "use", "may_leave_host": True, "openai": remote}
+        config.write_text(json.dumps(content))
+        return command
+
+    def prepare(self) -> Mapping[str, Any]:
+        """The other model is there, so that falling asleep takes no longer than it does. Gives how the first one started."""
+        self._admin("load", {"model": _ELSEWHERE})
+        return self.switches()[0]
+
+    def sleep(self) -> Mapping[str, Any]:
+        began = monotonic()
+        answer = self._admin("switch", {"from": self.model.name, "to": _ELSEWHERE})
+        if answer["left"] != "asleep":
+            raise TurnFailed(f"{self.name} is {answer['left']} instead of asleep\n{self._last_words()}")
+        return {"seconds": monotonic() - began}
+
+    def wake(self) -> Mapping[str, Any]:
+        began = monotonic()
+        answer = self._admin("load", {"model": self.model.name})
+        return {"seconds": monotonic() - began, "switch": answer["last_switch"]}
+
+    def switches(self) -> list[dict[str, Any]]:
+        """Those of the model that is measured, by phase."""
+        return [one for one in self._admin("switches")["switches"] if one["model"] == self.model.name]
+
+    def _admin(self, what: str, body: Mapping[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/admin/{what}", data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=_LOOK_S if body is None else _ORDER_S) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            said = error.read().decode(errors="replace")
+            raise TurnFailed(f"{self.name} refused {what}: {said}\n{self._last_words()}") from None
+        except OSError as error:
+            raise TurnFailed(f"{self.name} did not answer {what}: {error}\n{self._last_words()}") from None
+
+    def _last_words(self) -> str:
+        return self.log.read_text(errors="replace")[-3000:]
+
+
+class Turns:
+    """Starts systems when they are first used; one at a time is awake, unless they need not sleep."""
+
+    def __init__(
+        self,
+        makers: Mapping[str, Callable[[], System]],
+        used_bytes: Callable[[], int | None],
+        most_asleep_bytes: int,
+        sleeping: bool,
+        note: Note,
+    ) -> None:
+        self._makers = makers
+        self._used_bytes, self._most_asleep_bytes = used_bytes, most_asleep_bytes
+        self._sleeping, self._note = sleeping, note
+        self._awake: str | None = None
+        self._up: dict[str, System] = {}
+        self._gone: set[str] = set()
+
+    def use(self, name: str) -> System:
+        """The system, awake and alone. Raises `TurnFailed`; one that could not sleep or wake is ended and never used again."""
+        if name in self._gone:
+            raise TurnFailed(f"{name} is gone")
+        if name != self._awake:
+            if self._sleeping and self._awake is not None:
+                self._put_to_sleep(self._awake)
+            self._raise(name)
+        return self._up[name]
+
+    def _put_to_sleep(self, name: str) -> None:
+        self._awake = None
+        system = self._up[name]
+        assert isinstance(system, OfflineInTurns | OursInTurns)
+        before = self._used_bytes()
+        try:
+            found = system.sleep()
+            self._wait_free(name)
+        except TurnFailed as failure:
+            self._end(name, failure)  # its memory is needed; the other one can still be measured
+            return
+        self._note("asleep", system=name, **found, gpu_before_bytes=before, gpu_bytes=self._used_bytes())
+
+    def _raise(self, name: str) -> None:
+        system = self._up.get(name)
+        if system is None:
+            self._start(name)
+        elif self._sleeping:
+            assert isinstance(system, OfflineInTurns | OursInTurns)
+            try:
+                found = system.wake()
+            except TurnFailed as failure:
+                self._end(name, failure)
+                raise
+            self._note("awake", system=name, **found, gpu_bytes=self._used_bytes())
+        self._awake = name
+
+    def _start(self, name: str) -> None:
+        system = self._up[name] = self._makers[name]()
+        system.wait()
+        told = system.prepare() if isinstance(system, OursInTurns) else {}
+        self._note("started", system=name, seconds=system.started_s, switch=told, gpu_bytes=self._used_bytes())
+
+    def _wait_free(self, name: str) -> None:
+        deadline = monotonic() + _FREE_S
+        while (used := self._used_bytes()) is not None and used > self._most_asleep_bytes:
+            if monotonic() > deadline:
+                raise TurnFailed(f"{used / 2**30:.1f} GiB of the GPU are still taken while {name} sleeps")
+            sleep(0.1)
+
+    def _end(self, name: str, failure: TurnFailed) -> None:
+        self._note("gone", system=name, why=str(failure))
+        self._gone.add(name)
+        self._up.pop(name).stop()
+        self._wait_free(name)
+
+    def served(self) -> Served | None:
+        return next((one for one in self._up.values() if isinstance(one, Served)), None)
+
+    def stop(self) -> None:
+        for system in self._up.values():
+            system.process.terminate()  # so that they end side by side
+        for system in self._up.values():
+            system.stop()

@@ -1,0 +1,152 @@
+"""Run steps that mix prompts and answers as one CUDA graph each.
+
+vLLM replays a step of answers alone as one graph. A step with a prompt in it is launched in pieces, a graph and an attention
+call for each layer, which takes the processor twice as long as the device computes; and one of more than 512 tokens is
+launched kernel by kernel, three times as slow. While requests arrive all the time nearly every step has a prompt in it.
+FlashAttention 3 takes any mixture in one graph, as long as that was recorded with a prompt in it: recorded with answers
+alone it leaves the causal mask out. So mixed steps up to vLLM's largest graph are recorded whole here, and larger ones, where the
+device is the slower of the two, in pieces.
+
+Like `stepwise.py` this leans on vLLM's inside and only runs where that is as expected. It works by what a forked process inherits.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+from enginebay.engines.vllm.stepwise import version_pair
+
+TRIED = ((0, 26),)
+WHOLE = 512  # tokens; vLLM's own largest graph
+LARGEST = 1024
+_STRIDE = 64
+_PATCHED = "_enginebay_mixed"
+
+
+def sizes(recorded: Sequence[int], most: int) -> list[int]:
+    """The sizes to record, in tokens: vLLM's own, and larger ones if its own end where it always ends. `most`: of a step."""
+    if not recorded or max(recorded) != WHOLE:
+        return list(recorded)
+    return [*recorded, *range(WHOLE + _STRIDE, min(LARGEST, most) + 1, _STRIDE)]
+
+
+def why_not(module: Any, version: str) -> str | None:
+    """Why mixed steps of this vLLM cannot be recorded whole; None when they can. `module`: its `cudagraph_utils`."""
+    if version_pair(version) not in TRIED:
+        return f"not tried with vllm {version}"
+    manager = getattr(module, "CudaGraphManager", None)
+    expected = (
+        (manager, "_init_candidates", {"self"}),
+        (manager, "capture", {"self", "create_forward_fn"}),
+        (getattr(module, "InputBatch", None), "make_dummy", {"num_reqs", "num_tokens"}),
+    )
+    for owner, name, parameters in expected:
+        method = getattr(owner, name, None)
+        if method is None or not parameters <= set(inspect.signature(method).parameters):
+            return f"vllm {version} has another {name}"
+    return None
+
+
+def install(module: Any) -> None:
+    """Change vLLM's class that records graphs, for engine processes that are forked from here on."""
+    manager = module.CudaGraphManager
+    if hasattr(manager, _PATCHED):
+        return
+    setattr(manager, _PATCHED, True)
+    choose, capture = manager._init_candidates, manager.capture
+    full = module.CUDAGraphMode.FULL
+
+    def choose_whole(self: Any) -> None:
+        choose(self)
+        if suits(self):
+            record_whole(self, full)
+
+    def capture_with_a_prompt(self: Any, create_forward_fn: Any, *args: Any, **kwargs: Any) -> Any:
+        def create(desc: Any, warmup: bool) -> Any:
+            mixed = desc.cg_mode == full and desc.uniform_token_count is None
+            with _a_prompt(module.InputBatch) if mixed else nullcontext():
+                return create_forward_fn(desc, warmup)
+
+        return capture(self, create, *args, **kwargs)
+
+    manager._init_candidates = choose_whole
+    manager.capture = capture_with_a_prompt
+
+
+def record_whole(manager: Any, full: Any) -> None:
+    """Have mixed steps of up to `WHOLE` tokens recorded whole, and all larger ones in pieces."""
+    chosen = manager._capture_descs
+    pieces: list[Any] = next((descs for mode, descs in chosen.items() if mode != full), [])
+    whole = {
+        desc: replace(desc, cg_mode=full, num_reqs=min(desc.num_tokens, manager.max_num_reqs))
+        for desc in pieces
+        if desc.num_tokens <= WHOLE
+    }
+    for mode, descs in chosen.items():
+        kept = [desc for desc in descs if (desc.num_tokens <= WHOLE) == (mode == full)]
+        chosen[mode] = kept + (list(whole.values()) if mode == full else [])
+        chosen[mode].sort(key=lambda desc: -desc.num_tokens)
+    for size, descs in manager._candidates.items():
+        manager._candidates[size] = [
+            whole.get(desc, desc) for desc in descs if desc.num_tokens <= WHOLE or desc.cg_mode != full
+        ]
+
+
+def plain(config: Any) -> bool:
+    """Text alone, on one GPU, by vLLM's newer way of running a model: what was read and tried."""
+    parallel, model = config.parallel_config, config.model_config
+    return (
+        getattr(config, "use_v2_model_runner", False)
+        and config.speculative_config is None
+        and config.lora_config is None
+        and parallel.world_size == parallel.data_parallel_size == 1
+        and not model.is_multimodal_model
+        and not model.is_encoder_decoder
+    )
+
+
+def suits(manager: Any) -> bool:
+    """Asked in the engine process, when the attention of every layer is known."""
+    return (
+        manager.cudagraph_mode.name == "FULL_AND_PIECEWISE"
+        and manager.decode_query_len == 1
+        and not manager.use_breakable_cg
+        and plain(manager.vllm_config)
+        and _flash_attention_3(manager.vllm_config)
+    )
+
+
+def _flash_attention_3(config: Any) -> bool:
+    from vllm.config import get_layers_from_vllm_config
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+    from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
+
+    layers = get_layers_from_vllm_config(config, AttentionLayerBase).values()
+    return get_flash_attn_version() == 3 and all(
+        layer.get_attn_backend().get_name() == "FLASH_ATTN"
+        and getattr(layer, "impl", None) is not None
+        and layer.impl.sliding_window == (-1, -1)
+        for layer in layers
+    )
+
+
+@contextmanager
+def _a_prompt(batch: Any) -> Iterator[None]:
+    """Dummy batches say that one of their requests is a prompt. Only the length of the longest is read off them."""
+    made = batch.__dict__["make_dummy"]
+    make = batch.make_dummy
+
+    def make_mixed(num_reqs: int, num_tokens: int, *args: Any, **kwargs: Any) -> Any:
+        dummy = make(num_reqs, num_tokens, *args, **kwargs)
+        dummy.num_scheduled_tokens[-1] = max(num_tokens, 2)
+        return dummy
+
+    batch.make_dummy = staticmethod(make_mixed)
+    try:
+        yield
+    finally:
+        batch.make_dummy = made

@@ -1,0 +1,134 @@
+"""Two systems on one GPU: never both awake, and one that fails does not take the other with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from bench.gpu.large_summary import summary
+from bench.gpu.systems import System
+from bench.gpu.turns import OfflineInTurns, OursInTurns, TurnFailed, Turns
+
+
+class _Machine:
+    """A GPU that knows who has memory of it."""
+
+    def __init__(self) -> None:
+        self.awake: set[str] = set()
+        self.log: list[str] = []
+
+    def used_bytes(self) -> int:
+        return 100 * len(self.awake)
+
+
+class _Double:
+    """Instead of a process. `fails`: what it cannot do."""
+
+    started_s = 1.0
+
+    def __init__(self, name: str, machine: _Machine, fails: str = "") -> None:
+        self.name, self._machine, self._fails = name, machine, fails
+
+    def wait(self) -> None:
+        self._moved("start")
+        self._machine.awake.add(self.name)
+
+    def prepare(self) -> Mapping[str, Any]:
+        return {}
+
+    def sleep(self) -> Mapping[str, Any]:
+        self._moved("sleep")
+        self._machine.awake.discard(self.name)
+        return {"seconds": 1.0}
+
+    def wake(self) -> Mapping[str, Any]:
+        self._moved("wake")
+        self._machine.awake.add(self.name)
+        return {"seconds": 1.0}
+
+    def stop(self) -> None:
+        self._moved("stop")
+        self._machine.awake.discard(self.name)
+
+    def _moved(self, what: str) -> None:
+        self._machine.log.append(f"{self.name} {what}")
+        if what == self._fails:
+            raise TurnFailed(f"{self.name} cannot {what}")
+        assert len(self._machine.awake - {self.name}) == 0 or what in ("sleep", "stop")
+
+
+class _Offline(_Double, OfflineInTurns):
+    pass
+
+
+class _Ours(_Double, OursInTurns):
+    pass
+
+
+def _turns(machine: _Machine, offline_fails: str = "", sleeping: bool = True) -> tuple[Turns, list[str]]:
+    events: list[str] = []
+    makers: dict[str, Callable[[], System]] = {
+        "offline": lambda: _Offline("offline", machine, offline_fails),
+        "ours": lambda: _Ours("ours", machine),
+    }
+    note = lambda event, **fields: events.append(f"{fields['system']} {event}")  # noqa: E731
+    return Turns(makers, machine.used_bytes, 50, sleeping, note), events
+
+
+def test_one_sleeps_before_the_other_comes() -> None:
+    machine = _Machine()
+    turns, events = _turns(machine)
+    for name in ("offline", "ours", "ours", "offline", "ours"):
+        turns.use(name)
+        assert machine.awake == {name}
+    assert machine.log == [
+        "offline start", "offline sleep", "ours start", "ours sleep", "offline wake", "offline sleep", "ours wake",
+    ]  # fmt: skip
+    assert events[-2:] == ["offline asleep", "ours awake"]
+
+
+def test_one_that_cannot_sleep_is_ended_and_the_other_goes_on() -> None:
+    machine = _Machine()
+    turns, events = _turns(machine, "sleep")
+    turns.use("offline")
+    turns.use("ours")
+    assert machine.awake == {"ours"} and "offline gone" in events
+    with pytest.raises(TurnFailed):
+        turns.use("offline")
+    assert turns.use("ours") is not None and machine.awake == {"ours"}
+
+
+def test_one_that_does_not_wake_leaves_the_other_asleep_and_usable() -> None:
+    machine = _Machine()
+    turns, _ = _turns(machine, "wake")
+    turns.use("offline")
+    turns.use("ours")
+    with pytest.raises(TurnFailed):
+        turns.use("offline")
+    turns.use("ours")
+    assert machine.awake == {"ours"}
+
+
+def _closed(system: str, cycle: int, speed: float) -> dict[str, Any]:
+    return {"event": "closed", "system": system, "cycle": cycle, "output_tokens_per_s": speed, "output_tokens": 100}
+
+
+def test_the_summary_pairs_runs_by_cycle_and_says_what_is_missing() -> None:
+    lines = [
+        _closed("offline", 0, 3400.0), _closed("ours", 0, 3300.0), _closed("ours", 1, 3500.0), _closed("offline", 1, 3600.0),
+        {**_closed("offline", 2, 9000.0), "gpu_energy_j": 20.0},
+        {"event": "window", "latency": "ttft", "output": 128, "rate": 25.0, "met": True, "p95_s": 0.5, "in_flight": [180, 190]},
+        {"event": "found", "latency": "ttft", "output": 128, "rate": 25.0, "above": 26.0, "confirmed": True},
+        {"event": "found", "latency": "e2e", "output": 32, "rate": None, "above": None, "confirmed": False},
+        {"event": "alone", "output": 32, "seconds": 0.9},
+        {"event": "left out", "what": "pairs from 3 of 5 on", "needed_s": 60, "left_s": 20},
+    ]  # fmt: skip
+    told = "\n".join(summary(lines))
+    assert "ours / offline: 0.971 [" in told and "pairs: 2" in told
+    assert "3,400 output tok/s on one GPU, n=2; ADR-003 wants 1,500: 2.27 times; 8 GPUs would give 27,200" in told
+    assert "0.200 GPU J per output token" in told
+    assert "25 requests/s = 3,200 output tok/s, confirmed; missed at 26; P95 500 ms, in flight 180 to 190" in told
+    assert "32 tokens out: no rate found (alone it takes 0.900 s)" in told
+    assert "LEFT OUT: pairs from 3 of 5 on (60 s, 20 s were left)" in told
