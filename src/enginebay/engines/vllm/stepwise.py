@@ -35,10 +35,13 @@ def why_not(llm: Any, version: str) -> str | None:
         (llm.input_processor, "process_inputs", ("request_id", "prompt", "params", "supported_tasks", "lora_request")),
         (llm.input_processor, "assign_request_id", ("request",)),
         (llm.output_processor, "add_request", ("request", "prompt", "parent_req", "request_index", "queue")),
-        (llm.output_processor, "process_outputs", ()),
+        (llm.output_processor, "process_outputs", ("engine_core_outputs",)),
+        (llm.engine_core, "get_output_async", ()),
         (llm.engine_core, "add_request_async", ("request",)),
         (ParentRequest, "get_child_info", ("index",)),
     )
+    if not isinstance(getattr(llm.output_processor, "request_states", None), dict):
+        return f"vllm {version} has other request_states"
     for owner, name, parameters in expected:
         method = getattr(owner, name, None)
         if method is None or not set(parameters) <= set(inspect.signature(method).parameters):
@@ -52,6 +55,7 @@ class Stepwise:
     def __init__(self, llm: Any, tasks: tuple[str, ...], flush: Callable[[], None]) -> None:
         self._llm = llm
         self._tasks = tasks
+        self._first_tokens_first()
         self._flush_after_each_step(flush)
 
     def prepare(self, stream: Stream, prompt: Any, params: Any, lora: Any) -> Any:
@@ -96,13 +100,40 @@ class Stepwise:
         await self.abort(stream)
         return True
 
-    def _flush_after_each_step(self, flush: Callable[[], None]) -> None:
-        processor = self._llm.output_processor
-        process = processor.process_outputs
+    def _first_tokens_first(self) -> None:
+        """vLLM gives the newest requests last, and works through a step in slices: their first tokens would wait for all others."""
+        core, states = self._llm.engine_core, self._llm.output_processor.request_states
+        take = core.get_output_async
 
-        def process_and_flush(*args: Any, **kwargs: Any) -> Any:
-            processed = process(*args, **kwargs)
+        async def take_newest_first() -> Any:
+            step = await take()
+            step.outputs.sort(key=lambda output: _has_begun(states, output))  # stable
+            return step
+
+        core.get_output_async = take_newest_first
+
+    def _flush_after_each_step(self, flush: Callable[[], None]) -> None:
+        """And once more in between, when the first tokens of new requests are out."""
+        processor = self._llm.output_processor
+        process, states = processor.process_outputs, processor.request_states
+
+        def process_and_flush(outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
+            new = sum(not _has_begun(states, output) for output in outputs)
+            if not 0 < new < len(outputs):
+                processed = process(outputs, *args, **kwargs)
+                flush()
+                return processed
+            first = process(outputs[:new], *args, **kwargs)
             flush()
+            processed = process(outputs[new:], *args, **kwargs)
+            flush()
+            processed.reqs_to_abort[:0] = first.reqs_to_abort
             return processed
 
         processor.process_outputs = process_and_flush
+
+
+def _has_begun(states: Any, output: Any) -> bool:
+    """Was anything of this request passed on before? Of one that is gone nothing will be."""
+    state = states.get(output.request_id)
+    return state is None or not isinstance(state.queue, Stream) or state.queue.started

@@ -231,7 +231,8 @@ class FakeVllm:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.input_processor = self.output_processor = self.engine_core = self
-        self.outputs: list[Any] = []
+        self.request_states: dict[str, Any] = {}
+        self.step: list[Any] = []
 
     def process_inputs(self, request_id: str, prompt: Any, params: Any, **_: Any) -> Any:
         return SimpleNamespace(request_id=request_id, sampling_params=params)
@@ -245,9 +246,13 @@ class FakeVllm:
     async def add_request_async(self, request: Any) -> None:
         self.calls.append(("send", request.request_id))
 
-    def process_outputs(self, outputs: list[Any]) -> str:
-        self.calls.append(("process", outputs))
-        return "processed"
+    async def get_output_async(self) -> Any:
+        return SimpleNamespace(outputs=self.step)
+
+    def process_outputs(self, engine_core_outputs: list[Any]) -> Any:
+        names = [output.request_id for output in engine_core_outputs]
+        self.calls.append(("process", *names))
+        return SimpleNamespace(reqs_to_abort=[name for name in names if name.endswith("!")])
 
     async def abort(self, request_id: str, internal: bool = False) -> None:
         self.calls.append(("abort", request_id, internal))
@@ -262,17 +267,36 @@ def test_stepwise_registers_sends_flushes_once_a_step_and_aborts_by_vllms_name()
         await runner.abort(stream)  # not prepared yet: nothing to abort
         request = runner.prepare(stream, [1], SimpleNamespace(n=1), None)
         await runner.add(stream, request)
-        assert llm.process_outputs(["a", "b"]) == "processed"
+        llm.process_outputs([SimpleNamespace(request_id=name) for name in "ab"])
         await runner.abort(stream)
 
     asyncio.run(all_of_it())
     assert llm.calls == [
         ("register", "5-abc", 0, stream),
         ("send", "5-abc"),
-        ("process", ["a", "b"]),
+        ("process", "a", "b"),
         ("flush",),
         ("abort", "5-abc", True),
     ]
+
+
+def test_first_tokens_are_passed_on_before_all_others() -> None:
+    llm = FakeVllm()
+    stepwise.Stepwise(llm, ("generate",), lambda: llm.calls.append(("flush",)))
+    for name, started in (("old", True), ("older!", True), ("new!", False), ("newer", False)):
+        stream = Stream(1, SimpleNamespace(), {}, lambda *_: None, None)  # type: ignore[arg-type]
+        stream.started = started
+        llm.request_states[name] = SimpleNamespace(queue=stream)
+    llm.step = [SimpleNamespace(request_id=name) for name in ("old", "gone", "older!", "new!", "newer")]
+
+    async def one_step() -> list[str]:
+        step = await llm.get_output_async()
+        return list(llm.process_outputs(step.outputs).reqs_to_abort)
+
+    assert asyncio.run(one_step()) == ["new!", "older!"]
+    assert llm.calls == [
+        ("process", "new!", "newer"), ("flush",), ("process", "old", "gone", "older!"), ("flush",),
+    ]  # fmt: skip
 
 
 class ParentOfThree:
