@@ -18,9 +18,9 @@ import os
 import random
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
@@ -44,7 +44,7 @@ from enginebay.lab.runs.study import Step, Study
 from enginebay.lab.served import Served, config_bytes, served
 from enginebay.lab.studies import new_study
 
-_ON_THE_PROCESSOR = ("llamacpp",)  # its usual wheel has no CUDA: what the GPU draws meanwhile is not its own
+_ON_THE_PROCESSOR = ("llamacpp",)  # its usual wheel has no CUDA: a wave of its load would hold up the others' start
 _FIRST_RUN_S = 25.0  # a guess, before there was one
 _VOCABULARY = range(100, 49000)  # ordinary tokens of every tokenizer used here
 _USUAL_TOKENS = 128
@@ -170,22 +170,6 @@ def _random_requests(count: int, tokens_in: int, tokens_out: int) -> list[Reques
     return [Request(tuple(source.choices(_VOCABULARY, k=tokens_in)), tokens_in, tokens_out) for _ in range(count)]
 
 
-@contextmanager
-def told_of_no_gpu(engine: str) -> Iterator[None]:
-    """While an engine of the processor is measured, the GPU's joules are nobody's: the lab goes by this variable."""
-    if engine not in _ON_THE_PROCESSOR:
-        yield
-        return
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    try:
-        yield
-    finally:
-        del os.environ["CUDA_VISIBLE_DEVICES"]
-        if before is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = before
-
-
 def prepare(gguf: Path | None, kinds: Sequence[str]) -> list[str]:
     """The embedded model in the store, dense too, and each engine probed, side by side; gives the engines that are there."""
     if gguf is not None and models.Store().get(models.DEFAULT) is None:
@@ -242,8 +226,7 @@ def carry_out(order: Sequence[Block], servers: Servers, folder: Path, ceiling: C
             progress.began(step, number, count)
             began = monotonic()
             try:
-                with told_of_no_gpu(point.engine):
-                    run = load_run(conduct(bench, point, step, server, work.references.of(step)))
+                run = load_run(conduct(bench, point, step, server, work.references.of(step)))
             except EnginebayError as error:
                 broken.add(place)
                 progress.ended(step, error)

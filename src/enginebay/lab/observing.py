@@ -17,7 +17,7 @@ from enginebay.meters.conditions import conditions
 from enginebay.meters.energy import Energy, measure, together
 from enginebay.meters.find import find_meters, gpu_labels
 from enginebay.meters.host import HOST, HostMeter, open_host
-from enginebay.meters.own_gpus import family_of, gpus_of
+from enginebay.meters.own_gpus import family_of, gpus_of, uses_cuda
 from enginebay.meters.problem import Problem
 from enginebay.meters.sample import Absent, Meter, Sample, devices
 from enginebay.meters.sampler import Sampler
@@ -150,7 +150,10 @@ def _find_meters(
 def _own_meters(found: Observation, trees: Mapping[str, int]) -> Sequence[Meter]:
     # A server that is not our child computes on GPUs that nobody tells us, unless there is one only, or we are told.
     pids = family_of(trees[SERVER]) if SERVER in trees else set[int]()
-    meters, found.absent = find_meters(trees, gpus_of(pids, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    gpus = gpus_of(pids, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if isinstance(gpus, list) and pids and not uses_cuda(pids):
+        gpus = Absent("nvml", "the server computes on no GPU")  # what one draws meanwhile is not the server's
+    meters, found.absent = find_meters(trees, gpus)
     found.labels = gpu_labels(meters)
     found.cores = next((meter.cores for meter in meters if isinstance(meter, HostMeter)), 0)
     found.reads_energy = any(not isinstance(meter, HostMeter) for meter in meters)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.gpu.compare import Work, blocks, enough_time, server_key, told_of_no_gpu, with_own_prompts
+from bench.gpu.compare import Work, blocks, enough_time, server_key, with_own_prompts
 from enginebay.lab.points import Point, steps
 from enginebay.lab.references import References
 from enginebay.lab.runs.study import Study
@@ -58,14 +58,3 @@ def test_loads_share_a_server_and_settings_do_not() -> None:
 )  # fmt: skip
 def test_a_run_is_begun_only_when_it_can_end(left_s: float, took_s: dict[int, float], fits: bool) -> None:
     assert enough_time(left_s, took_s, 0) is fits
-
-
-def test_an_engine_of_the_processor_is_not_charged_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    with told_of_no_gpu("vllm"):
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
-    with told_of_no_gpu("llamacpp"):
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"

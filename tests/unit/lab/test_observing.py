@@ -39,11 +39,19 @@ def test_only_the_servers_own_gpus_are_read(monkeypatch: pytest.MonkeyPatch, chi
 
     monkeypatch.setattr(observing, "gpus_of", gpus_of)
     monkeypatch.setattr(observing, "find_meters", find_meters)
+    monkeypatch.setattr(observing, "uses_cuda", lambda pids: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     with observed(NOT_OURS, os.getpid() if child else None):
         pass
     ((pids, environment),) = asked
     assert environment == "3" and (os.getpid() in pids) == child
+
+
+def test_a_gpu_that_the_server_does_not_use_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observing, "gpus_of", lambda pids, environment: [0])
+    with observed(NOT_OURS, os.getpid()) as found:  # this process computes on none
+        pass
+    assert found.reasons()["nvml"] == "the server computes on no GPU"
 
 
 def test_energy_names_its_devices_and_a_gpu_without_a_label_its_number() -> None:
