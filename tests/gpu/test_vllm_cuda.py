@@ -38,6 +38,7 @@ SETUPS = {
     "ngram": Setup({"speculative.method": "ngram", "speculative.num_tokens": 4, "speculative.ngram_max": 3}),
     "lora": Setup(lora=True),
     "compiled": Setup({"enforce_eager": False, "max_num_seqs": 256}),
+    "odd": Setup({"enforce_eager": False, "max_num_seqs": 10}),
     "embed": Setup(task="embed"),
     "starved": Setup({"extra": {"gpu_memory_utilization": 0.002}}),  # less than its weights take
 }
@@ -139,22 +140,32 @@ async def test_compiled_with_cuda_graphs_answers_as_eager(workers: Workers) -> N
         assert (await greedy(compiled, prompt, max_tokens=12)).ids == (await greedy(plain, prompt, max_tokens=12)).ids
 
 
-async def test_prompts_among_answers_in_one_graph_give_the_same(workers: Workers) -> None:
-    """Requests that come while others are answered, so that nearly every step is a mixed one."""
-    compiled, plain = await workers.get("compiled"), await workers.get("plain")
-    assert compiled.facts.effective["mixed_graphs"] == "auto"
-    prompts = [
-        ", ".join(str(number) for number in range(first, first + 20 + first % 13)) + "," for first in range(1, 41)
-    ]
+@pytest.mark.parametrize("name", ["compiled", "odd"])
+async def test_prompts_among_answers_in_one_graph_give_the_same(workers: Workers, name: str) -> None:
+    """Requests that come while others are answered; of "odd" as many as it takes, whose steps of answers have no graph of their size."""
+    compiled, plain = await workers.get(name), await workers.get("plain")
+    assert compiled.facts.effective["mixed_graphs"] == "on"
+    assert plain.facts.effective["mixed_graphs"] == "off"
+    prompts = [", ".join(map(str, range(first, first + 20 + first % 13))) + "," for first in range(1, 41)]
 
     async def later(number: int, prompt: str) -> list[int]:
-        await asyncio.sleep(0.012 * number)
+        await asyncio.sleep(0.003 * number)
         return (await greedy(compiled, prompt, max_tokens=32)).ids
 
     together = await asyncio.gather(*(later(number, prompt) for number, prompt in enumerate(prompts)))
     alone = [(await greedy(plain, prompt, max_tokens=32)).ids for prompt in prompts]
     different = [prompts[number] for number, ids in enumerate(together) if ids != alone[number]]
     assert len(different) <= len(prompts) // 10, different  # rounding decides where two tokens are as likely
+
+
+async def test_steps_larger_than_any_whole_graph_give_the_same(workers: Workers) -> None:
+    compiled, plain = await workers.get("compiled"), await workers.get("plain")
+    prompts = [f"{number}. {COUNTING}" for number in range(1, 3)]  # together between 512 and 1,024 tokens
+    count = sum([len(await compiled.prompts.encode(prompt)) for prompt in prompts])
+    assert 512 < count <= 1024, count
+    together = await asyncio.gather(*(greedy(compiled, prompt, max_tokens=16) for prompt in prompts))
+    alone = [await greedy(plain, prompt, max_tokens=16) for prompt in prompts]
+    assert [answer.ids for answer in together] == [answer.ids for answer in alone]
 
 
 async def test_embeddings(workers: Workers) -> None:
@@ -188,7 +199,7 @@ async def test_sleep_frees_the_memory_and_the_model_is_the_same_afterwards(worke
         assert slept.same, "answers differ after the sleep"
 
 
-@pytest.mark.parametrize("name", ["lora", "fp8"])
+@pytest.mark.parametrize("name", ["lora", "fp8", "compiled"])
 async def test_others_sleep_too_at_the_levels_they_declare(workers: Workers, name: str) -> None:
     from tests.gpu.sleeping import sleep_and_wake
 

@@ -111,7 +111,7 @@ class VllmEngine:
             effective={
                 **library.effective(self._config),
                 "stepwise": self._stepwise,
-                "mixed_graphs": "auto" if self._plan.mixed_graphs else "off",
+                "mixed_graphs": "on" if self._plan.mixed_graphs else "off",
             },
             warnings=tuple(self._plan.warnings),
             refused=self._refused(),

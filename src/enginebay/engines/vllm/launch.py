@@ -21,9 +21,6 @@ from enginebay.engines.vllm.phases import phases, tells
 
 _METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _PR_SET_PDEATHSIG = 1
-# Of vLLM's engine process, where a thread takes requests in and another hands tokens out: while the main thread prepares the next
-# step each would wait for 5 ms.
-_SWITCH_S = 0.0002
 
 
 class StartFailed(Exception):
@@ -75,32 +72,29 @@ def _start(config: Any, plan: Plan, method: str, notes: ErrorNotes) -> Any:
     from vllm.v1.executor import Executor
 
     environment = {_METHOD: method, **_cpu_environment(config, plan, method)}
-    # Only a forked process inherits it.
-    plan.mixed_graphs = method == "fork" and plan.mixed_graphs and _record_mixed(config)
+    if plan.mixed_graphs and method == "fork":
+        _record_mixed(config)
     try:
         with _environment(**environment), _children_die_with_us(), notes.taken():
             # With statistics, so that the engine process tells them; `StepStats` ends what this process would count.
-            return AsyncLLM(config, Executor.get_class(config), log_stats=True, log_requests=False)
+            llm = AsyncLLM(config, Executor.get_class(config), log_stats=True, log_requests=False)
     except Exception as error:
         raise StartFailed(*(notes.first() or (type(error).__name__, str(error)))) from error
+    plan.mixed_graphs = method == "fork" and mixed_graphs.took_effect()
+    return llm
 
 
-def _record_mixed(config: Any) -> bool:
-    """Have the engine process record mixed steps as CUDA graphs, where that means something."""
+def _record_mixed(config: Any) -> None:
+    """Have an engine process forked from here on record mixed steps as CUDA graphs, where that means something."""
     if config.model_config.enforce_eager or not mixed_graphs.plain(config):
-        return False
+        return
     from vllm.v1.worker.gpu import cudagraph_utils
 
     reason = mixed_graphs.why_not(cudagraph_utils, library.version())
-    if reason is not None:
+    if reason is None:
+        mixed_graphs.install(cudagraph_utils)
+    else:
         logging.getLogger(__name__).warning("mixed_graphs: %s", reason)
-        return False
-    mixed_graphs.install(cudagraph_utils)
-    compilation = config.compilation_config
-    found = mixed_graphs.sizes(compilation.cudagraph_capture_sizes, config.scheduler_config.max_num_batched_tokens)
-    compilation.cudagraph_capture_sizes = found
-    compilation.max_cudagraph_capture_size = max(found, default=0)
-    return True
 
 
 def _may_pass(failure: StartFailed) -> bool:
@@ -212,7 +206,7 @@ def _children_die_with_us() -> Iterator[None]:
     """Every process forked from here on, and by those, gets SIGKILL when its parent ends: vLLM's would live on."""
     global _forking, _hooked
     if not _hooked and sys.platform == "linux":
-        os.register_at_fork(after_in_child=_begin_child)
+        os.register_at_fork(after_in_child=_follow_parent)
         _hooked = True
     _forking = True
     try:
@@ -221,7 +215,6 @@ def _children_die_with_us() -> Iterator[None]:
         _forking = False
 
 
-def _begin_child() -> None:
+def _follow_parent() -> None:
     if _forking:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        sys.setswitchinterval(_SWITCH_S)

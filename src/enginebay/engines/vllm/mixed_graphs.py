@@ -2,10 +2,10 @@
 
 vLLM replays a step of answers alone as one graph. A step with a prompt in it is launched in pieces, a graph and an attention
 call for each layer, which takes the processor twice as long as the device computes; and one of more than 512 tokens is
-launched kernel by kernel, three times as slow. While requests arrive all the time nearly every step has a prompt in it.
-FlashAttention 3 takes any mixture in one graph, as long as that was recorded with a prompt in it: recorded with answers
-alone it leaves the causal mask out. So mixed steps up to vLLM's largest graph are recorded whole here, and larger ones, where the
-device is the slower of the two, in pieces.
+launched kernel by kernel, longer still. While requests arrive all the time nearly every step has a prompt in it.
+FlashAttention 3 takes any mixture in one graph, as long as that was recorded with a prompt in it, and only then: for some sizes of
+heads it takes a step of answers alone for one without a causal mask, and lays out its schedule differently. So mixed steps up to
+vLLM's largest graph are recorded whole here, and larger ones, where the device is the slower of the two, in pieces.
 
 Like `stepwise.py` this leans on vLLM's inside and only runs where that is as expected. It works by what a forked process inherits.
 """
@@ -13,9 +13,11 @@ Like `stepwise.py` this leans on vLLM's inside and only runs where that is as ex
 from __future__ import annotations
 
 import inspect
+import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from enginebay.engines.vllm.stepwise import version_pair
@@ -25,6 +27,12 @@ WHOLE = 512  # tokens; vLLM's own largest graph
 LARGEST = 1024
 _STRIDE = 64
 _PATCHED = "_enginebay_mixed"
+_told: mmap.mmap | None = None  # shared with the processes forked after `install`: a 1 when the engine process did it
+
+
+def took_effect() -> bool:
+    """Did the engine process forked since `install` record its mixed steps whole?"""
+    return _told is not None and _told[0] == 1
 
 
 def sizes(recorded: Sequence[int], most: int) -> list[int]:
@@ -53,6 +61,8 @@ def why_not(module: Any, version: str) -> str | None:
 
 def install(module: Any) -> None:
     """Change vLLM's class that records graphs, for engine processes that are forked from here on."""
+    global _told
+    _told = mmap.mmap(-1, 1)
     manager = module.CudaGraphManager
     if hasattr(manager, _PATCHED):
         return
@@ -61,9 +71,16 @@ def install(module: Any) -> None:
     full = module.CUDAGraphMode.FULL
 
     def choose_whole(self: Any) -> None:
+        if not suits(self):
+            choose(self)
+            return
+        config = self.compilation_config
+        found = sizes(config.cudagraph_capture_sizes or (), self.vllm_config.scheduler_config.max_num_batched_tokens)
+        config.cudagraph_capture_sizes, config.max_cudagraph_capture_size = found, max(found, default=0)
         choose(self)
-        if suits(self):
-            record_whole(self, full)
+        record_whole(self, full)
+        if _told is not None:
+            _told[0] = 1
 
     def capture_with_a_prompt(self: Any, create_forward_fn: Any, *args: Any, **kwargs: Any) -> Any:
         def create(desc: Any, warmup: bool) -> Any:
@@ -81,19 +98,25 @@ def record_whole(manager: Any, full: Any) -> None:
     """Have mixed steps of up to `WHOLE` tokens recorded whole, and all larger ones in pieces."""
     chosen = manager._capture_descs
     pieces: list[Any] = next((descs for mode, descs in chosen.items() if mode != full), [])
+    answers = {desc.num_tokens for desc in chosen.get(full, ())}
+    only_mixed = _without_answers(sorted(desc.num_tokens for desc in pieces), answers, manager.max_num_reqs)
     whole = {
         desc: replace(desc, cg_mode=full, num_reqs=min(desc.num_tokens, manager.max_num_reqs))
         for desc in pieces
-        if desc.num_tokens <= WHOLE
+        if desc.num_tokens <= WHOLE and desc.num_tokens in only_mixed
     }
     for mode, descs in chosen.items():
-        kept = [desc for desc in descs if (desc.num_tokens <= WHOLE) == (mode == full)]
-        chosen[mode] = kept + (list(whole.values()) if mode == full else [])
-        chosen[mode].sort(key=lambda desc: -desc.num_tokens)
+        kept = [desc for desc in descs if desc not in whole and (mode != full or desc.num_tokens <= WHOLE)]
+        chosen[mode] = sorted([*kept, *(whole.values() if mode == full else ())], key=lambda desc: -desc.num_tokens)
     for size, descs in manager._candidates.items():
         manager._candidates[size] = [
             whole.get(desc, desc) for desc in descs if desc.num_tokens <= WHOLE or desc.cg_mode != full
         ]
+
+
+def _without_answers(recorded: Sequence[int], answers: set[int], most_requests: int) -> set[int]:
+    """The sizes whose mixed graph no step of answers alone is padded to: it has one of its own, or is never as large."""
+    return {size for smaller, size in pairwise([0, *recorded]) if size in answers or smaller >= most_requests}
 
 
 def plain(config: Any) -> bool:
@@ -116,22 +139,21 @@ def suits(manager: Any) -> bool:
         and manager.decode_query_len == 1
         and not manager.use_breakable_cg
         and plain(manager.vllm_config)
-        and _flash_attention_3(manager.vllm_config)
+        and all(map(_flash_attention_3, _attention_layers(manager.vllm_config)))
     )
 
 
-def _flash_attention_3(config: Any) -> bool:
+def _attention_layers(config: Any) -> list[Any]:
     from vllm.config import get_layers_from_vllm_config
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-    from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
 
-    layers = get_layers_from_vllm_config(config, AttentionLayerBase).values()
-    return get_flash_attn_version() == 3 and all(
-        layer.get_attn_backend().get_name() == "FLASH_ATTN"
-        and getattr(layer, "impl", None) is not None
-        and layer.impl.sliding_window == (-1, -1)
-        for layer in layers
-    )
+    return list(get_layers_from_vllm_config(config, AttentionLayerBase).values())
+
+
+def _flash_attention_3(layer: Any) -> bool:
+    """And without a window: the schedule is then the same for all layers."""
+    how = getattr(layer, "impl", None)
+    return getattr(how, "vllm_flash_attn_version", None) == 3 and getattr(how, "sliding_window", None) == (-1, -1)
 
 
 @contextmanager

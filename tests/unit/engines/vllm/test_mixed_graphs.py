@@ -42,12 +42,16 @@ def _module(sizes: list[int]) -> Any:
         max_num_reqs = 600
 
         def __init__(self) -> None:
+            self.compilation_config = SimpleNamespace(
+                cudagraph_capture_sizes=list(sizes), max_cudagraph_capture_size=max(sizes)
+            )
+            self.vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=640))
             self._capture_descs: dict[Mode, list[Desc]] = {}
             self._candidates: dict[tuple[int, int], list[Desc]] = {}
             self._init_candidates()
 
         def _init_candidates(self) -> None:
-            for size in sizes:
+            for size in self.compilation_config.cudagraph_capture_sizes:
                 both = [Desc(Mode.PIECEWISE, size, None)]
                 if size <= self.max_num_reqs:
                     both.insert(0, Desc(Mode.FULL, size, size, 1))
@@ -76,11 +80,14 @@ def test_larger_sizes_follow_where_vllm_always_ends() -> None:
 
 
 def test_mixed_steps_are_recorded_whole_with_a_prompt_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = _module([1, 8, 512, 576, 640])
+    module = _module([1, 8, 512])
     monkeypatch.setattr(mixed_graphs, "suits", lambda manager: True)
     mixed_graphs.install(module)
     mixed_graphs.install(module)  # a second time changes nothing
+    assert not mixed_graphs.took_effect()
     manager = module.CudaGraphManager()
+    assert mixed_graphs.took_effect()
+    assert manager.compilation_config.max_cudagraph_capture_size == 640
     assert manager._candidates[8, 0] == [Desc(Mode.FULL, 8, 8, 1), Desc(Mode.FULL, 8, 8)]
     assert manager._candidates[512, 0] == [Desc(Mode.FULL, 512, 512, 1), Desc(Mode.FULL, 512, 512)]
     assert manager._candidates[576, 0] == [Desc(Mode.PIECEWISE, 576, None)]
@@ -95,19 +102,32 @@ def test_mixed_steps_are_recorded_whole_with_a_prompt_in_them(monkeypatch: pytes
 
 
 def test_what_does_not_suit_is_recorded_as_vllm_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = _module([8, 576])
+    module = _module([8, 512])
     expected = module.CudaGraphManager()._capture_descs
     monkeypatch.setattr(mixed_graphs, "suits", lambda manager: False)
     mixed_graphs.install(module)
-    assert module.CudaGraphManager()._capture_descs == expected
+    manager = module.CudaGraphManager()
+    assert manager._capture_descs == expected and not mixed_graphs.took_effect()
+    assert manager.compilation_config.max_cudagraph_capture_size == 512
 
 
-def test_a_graph_never_has_more_requests_than_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = _module([512])
-    module.CudaGraphManager.max_num_reqs = 100
+@pytest.mark.parametrize("most", [1, 5, 8, 10, 16, 97, 100, 104, 256, 500, 512, 600])
+def test_a_step_of_answers_alone_never_meets_a_graph_with_a_prompt(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """That one was recorded for a prompt, and answers alone would be computed wrongly by it."""
+    own = [size for size in OWN if size <= 2 * most]
+    module = _module(own)
+    module.CudaGraphManager.max_num_reqs = most
     monkeypatch.setattr(mixed_graphs, "suits", lambda manager: True)
     mixed_graphs.install(module)
-    assert module.CudaGraphManager()._candidates[512, 0] == [Desc(Mode.FULL, 512, 100)]
+    manager = module.CudaGraphManager()
+    recorded = manager.compilation_config.cudagraph_capture_sizes
+    for answers in range(1, most + 1):
+        padded = next((size for size in recorded if size >= answers), None)
+        for desc in manager._candidates.get((padded, 0), ()):
+            assert desc.cg_mode != Mode.FULL or desc.uniform_token_count == 1, (answers, desc)
+            if desc.uniform_token_count == 1:
+                break  # vLLM takes the first that suits
+    assert all((desc.num_reqs or 0) <= most for descs in manager._candidates.values() for desc in descs)
 
 
 def _config(**changed: Any) -> Any:
@@ -133,3 +153,12 @@ def test_another_vllm_is_left_alone() -> None:
     assert mixed_graphs.why_not(module, "0.26.0") is None
     assert "not tried" in str(mixed_graphs.why_not(module, "0.32.0"))
     assert "another _init_candidates" in str(mixed_graphs.why_not(SimpleNamespace(), "0.26.0"))
+
+
+def test_the_attention_of_every_layer_counts() -> None:
+    def layer(version: int | None, window: tuple[int, int] = (-1, -1)) -> Any:
+        return SimpleNamespace(impl=SimpleNamespace(vllm_flash_attn_version=version, sliding_window=window))
+
+    assert mixed_graphs._flash_attention_3(layer(3))
+    for other in (layer(2), layer(None), layer(3, (1023, 0)), SimpleNamespace(), SimpleNamespace(impl=object())):
+        assert not mixed_graphs._flash_attention_3(other)
