@@ -7,7 +7,7 @@ configurations are loaded at the same time and stay loaded; while one is measure
 asked, measured, judged and written down is the lab's own: `bay results` and `bay report` read the runs.
 One load after the other is measured in all its cycles, so that whatever the time is enough for is a whole comparison:
 first the first load of each configuration, then the second of each. Engines that are not installed are left out.
-Ends when `--seconds` are over, with what there is.
+Ends when `--seconds` are over, with what there is. Exit code 1: runs are missing, as of a server that did not start.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import os
 import random
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -101,6 +101,15 @@ def server_key(point: Point) -> str:
     return json.dumps([point.engine, point.model, point.serve], sort_keys=True, default=str)
 
 
+def missing(points: Sequence[Point], up: Collection[str]) -> list[str]:
+    """The servers that were planned and are not up, by name. Pure."""
+    return list(dict.fromkeys(f"{_name(point)} ({point.model})" for point in points if server_key(point) not in up))
+
+
+def _name(point: Point) -> str:
+    return point.label.rpartition(" ")[0]  # without the load
+
+
 def enough_time(left_s: float, took_s: Mapping[int, float], point: int) -> bool:
     """Whether one more run of a point fits, by what its last took, or else the longest of all. Pure."""
     expected = took_s.get(point) or max(took_s.values(), default=_FIRST_RUN_S)
@@ -123,7 +132,7 @@ class Servers:
 
     def _start(self, number: int, key: str, points: Sequence[Point]) -> None:
         point = points[0]
-        name = point.label.rpartition(" ")[0]  # without the load
+        name = _name(point)
         config = self._folder / f"{number}.yaml"
         config.write_bytes(config_bytes(point.serve or {}))
         arguments = [point.model, "--engine", point.engine, "--config", str(config)]
@@ -256,14 +265,18 @@ def main() -> int:
     ceiling = calibrate()
     say(f"this client can take {ceiling.tokens_per_s:,.0f} streamed tokens/s ({ceiling.processes} processes)")
     logs = Path(tempfile.mkdtemp(prefix="bay-compare-"))
-    servers = Servers([point for work in works for point in work.points], logs)
+    planned = [point for work in works for point in work.points]
+    servers = Servers(planned, logs)
     try:
         say(f"{len(servers.up)} servers are up; their logs are in {logs}")
+        absent = missing(planned, servers.up)
         whole = bool(servers.up) and carry_out(blocks(works), servers, given.runs, ceiling, deadline)
     finally:
         servers.close()
     say(f"{sum(len(work.runs) for work in works)} runs were made")
-    return 0 if whole else 1
+    for name in absent:
+        say(f"MISSING: {name} did not start, and its runs were not made")
+    return 0 if whole and not absent else 1
 
 
 if __name__ == "__main__":

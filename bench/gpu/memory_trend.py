@@ -99,6 +99,11 @@ class GpuMemory:
         self._before = set(self._held())
         self._ours: set[int] = set()
 
+    @property
+    def works(self) -> bool:
+        """Whether there is a GPU to be read at all."""
+        return self._nvml is not None and bool(self._gpus)
+
     def find(self, pids: Collection[int], least: int) -> None:
         """Once the server has loaded its model."""
         if self._nvml is not None:

@@ -158,12 +158,9 @@ class TwoModels(Ours):
         connection.close()
         if answer.status != 200 or not came:
             raise SystemExit(
-                f"the request for {model} got no text, status {answer.status}: {said[-600:]!r}\n{self._last_words()}"
+                f"the request for {model} got no text, status {answer.status}: {said[-600:]!r}\n{self.last_words()}"
             )
         return came - began
-
-    def _last_words(self) -> str:
-        return self.log.read_text(errors="replace")[-2000:]
 
 
 class Study:

@@ -56,9 +56,12 @@ class System:
         """Until it answers. Raises `SystemExit` with its last words."""
         while not self.ready():
             if self.process.poll() is not None or monotonic() - self._began > _START_S:
-                raise SystemExit(f"{self.name} did not start:\n{self.log.read_text(errors='replace')[-3000:]}")
+                raise SystemExit(f"{self.name} did not start:\n{self.last_words()}")
             sleep(0.2)
         self.started_s = monotonic() - self._began
+
+    def last_words(self) -> str:
+        return self.log.read_text(errors="replace")[-3000:]
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
@@ -71,6 +74,8 @@ class System:
 
 class Offline(System):
     """`LLM` in a process of its own."""
+
+    died: type[BaseException] = SystemExit  # raised when it has
 
     def command(self) -> Sequence[str]:
         arguments = {"model": str(self.model), "disable_log_stats": True, **self.settings}
@@ -85,11 +90,18 @@ class Offline(System):
         return bool(said) and bool(self.process.stdout.readline())
 
     def run(self, requests: Sequence[Request], tokens: int, streams: int) -> Mapping[str, float]:
+        return self.order({"prompts": [request.prompt for request in requests], "tokens": tokens, "streams": streams})
+
+    def order(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What it answers. Raises `died` with its last words."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        order = {"prompts": [request.prompt for request in requests], "tokens": tokens, "streams": streams}
-        self.process.stdin.write(json.dumps(order).encode() + b"\n")
-        self.process.stdin.flush()
-        return dict(json.loads(self.process.stdout.readline()))
+        with suppress(BrokenPipeError):  # it is gone already, and so has no answer
+            self.process.stdin.write(json.dumps(order).encode() + b"\n")
+            self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer.endswith(b"\n"):
+            raise self.died(f"{self.name} died of {', '.join(order)}:\n{self.last_words()}")
+        return dict(json.loads(answer))
 
 
 class Served(System):

@@ -1,10 +1,11 @@
 """The whole stack on a GPU against the bare engine and its own server: the same requests, taking turns.
 
-    python -m bench.gpu.throughput --model FOLDER --out FOLDER [--streams 256 512] [--cycles 5] [--seconds 500]
+    python -m bench.gpu.throughput --model FOLDER --out FOLDER [--streams 256 512] [--cycles 5] [--seconds 900]
+                                   [--poisson-seconds 15] [--poisson-systems NAME...]
 
 Every system gets 4 × streams requests of 128 tokens in and 128 out, at most `streams` of them in flight, under the lab's
-client; the engine without a server gets them in its own process. Then requests arrive by Poisson at 70% of what ours gave; the
-server as it comes is left out of that, unless it is alone with ours.
+client; the engine without a server gets them in its own process. Then requests arrive by Poisson at 70% of what ours gave, at
+every system that is a server, or at those named; each is warmed by such arrivals before its first time.
 Writes `runs.jsonl` (a line for each run) and `stamps.msgpack` (when every token came); `bench.gpu.table` makes the table.
 Ends early, with what there is, when the time is up.
 """
@@ -17,6 +18,7 @@ import os
 import random
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import monotonic
@@ -26,6 +28,7 @@ import msgspec
 
 from bench.gpu.processor_time import processor_times
 from bench.gpu.systems import Offline, Served, System, make
+from bench.gpu.windows import in_flight_by_thirds
 from enginebay.lab.client.launch import Fired
 from enginebay.lab.profiles import arrivals
 from enginebay.lab.requests import Request
@@ -34,13 +37,47 @@ from enginebay.meters.nvml import open_nvml
 INPUT, OUTPUT, WAVES = 128, 128, 4
 _VOCABULARY = range(100, 49000)  # ordinary tokens of every tokenizer used here
 _SHARE = 0.7  # of capacity, for arrivals by themselves
-_POISSON_S = 15.0
+_WARM_S = 3.0  # of arrivals by themselves, before they are first measured
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """When requests are sent, by Poisson."""
+
+    rate: float  # a second
+    times: Sequence[float]
+
+    @property
+    def sending_s(self) -> float:
+        return len(self.times) / self.rate
+
+
+@dataclass(frozen=True)
+class PoissonPart:
+    """What is done with arrivals by themselves."""
+
+    systems: Sequence[str]
+    cycles: int
+    seconds: float
 
 
 def requests(seed: int, count: int, output: int = OUTPUT) -> list[Request]:
     """Prompts that share nothing with those of another seed: a prefix cache finds none of them."""
     source = random.Random(seed)
     return [Request(tuple(source.choices(_VOCABULARY, k=INPUT)), INPUT, output) for _ in range(count)]
+
+
+def poisson(rate: float, seconds: float, seed: int) -> Arrivals:
+    return Arrivals(rate, arrivals.poisson(rate, max(1, int(rate * seconds)), seed))
+
+
+def poisson_systems(names: Sequence[str], wanted: Sequence[str] | None) -> list[str]:
+    """Those that arrivals are sent to: all that are served, or those wanted. Raises `SystemExit` for one that cannot be. Pure."""
+    served = [name for name in names if not name.startswith("offline")]
+    for name in wanted or ():
+        if name not in served:
+            raise SystemExit(f"--poisson-systems: {name} is none of the servers: {', '.join(served)}")
+    return served if wanted is None else list(wanted)
 
 
 def figures(fired: Fired) -> dict[str, Any]:
@@ -71,20 +108,25 @@ class Study:
         return sum(sample.energy_j or 0.0 for sample in self._meter.read()) if self._meter else None
 
     def run(
-        self, name: str, load: str, sent: Sequence[Request], streams: int, times: Sequence[float] | None = None
+        self, name: str, load: str, sent: Sequence[Request], streams: int, arriving: Arrivals | None = None
     ) -> bool:
         """One run of one system. False: no time is left."""
         longest = max((run["window_s"] for run in self.runs if run["load"] == load), default=20.0)
+        longest = max(longest, arriving.sending_s if arriving else 0.0)
         if monotonic() + 1.5 * longest > self._deadline:
             return False
         system = self.systems[name]
         used, joules, began = processor_times(system.process.pid), self._joules(), monotonic()
+        found: dict[str, Any]
         if isinstance(system, Offline):
             found = dict(system.run(sent, OUTPUT, streams))
         else:
             assert isinstance(system, Served)
-            fired = system.fire(sent, streams, times)
+            fired = system.fire(sent, streams, arriving.times if arriving else None)
             found = figures(fired)
+            if arriving:
+                in_flight = in_flight_by_thirds(fired.records, 0.0, arriving.sending_s)
+                found |= {"rate": arriving.rate, "in_flight": [round(mean, 1) for mean in in_flight]}
             self._keep(name, load, fired)
         after = processor_times(system.process.pid)
         after_j = self._joules()
@@ -99,8 +141,9 @@ class Study:
         self.runs.append(found)
         with (self._out / "runs.jsonl").open("a") as lines:
             lines.write(json.dumps(found) + "\n")
+        arrived = f"  rate {found['rate']:.2f}/s, in flight {found['in_flight']}" if "rate" in found else ""
         print(f"{load:<12}{name:<14}{found['output_tokens_per_s']:>9,.0f} tok/s  "
-              f"TTFT {found.get('ttft_median_s', 0) * 1e3:7.1f} ms  {found['cores']}", flush=True)  # fmt: skip
+              f"TTFT {found.get('ttft_median_s', 0) * 1e3:7.1f} ms  {found['cores']}{arrived}", flush=True)  # fmt: skip
         return True
 
     def _keep(self, name: str, load: str, fired: Fired) -> None:
@@ -130,10 +173,15 @@ def main() -> int:
         "--cycles", nargs="+", type=int, default=[5], help="of all loads, or of each number of streams"
     )
     options.add_argument("--poisson-cycles", type=int, default=5)
+    options.add_argument("--poisson-seconds", type=float, default=15.0, help="of sending, each time")
+    options.add_argument("--poisson-systems", nargs="+", metavar="NAME", help="of --systems; default: all servers")
     options.add_argument("--seconds", type=float, default=900.0)
     options.add_argument("--cache-gib", type=float, default=16.5, help="KV cache of each system")
     options.add_argument("--set", nargs="*", default=[], help="engine arguments, NAME=JSON")
     given = options.parse_args()
+    by_themselves = PoissonPart(
+        poisson_systems(given.systems, given.poisson_systems), given.poisson_cycles, given.poisson_seconds
+    )
     deadline = monotonic() + given.seconds
     given.out.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {"load_format": "dummy", "max_model_len": 2048, "gpu_memory_utilization": 0.3}
@@ -147,38 +195,40 @@ def main() -> int:
             print(f"{system.name} is up after {system.started_s:.1f} s", flush=True)
         cycles = given.cycles * len(given.streams) if len(given.cycles) == 1 else given.cycles
         work = Study(systems, given.out, deadline)
-        study(work, dict(zip(given.streams, cycles, strict=True)), given.poisson_cycles)
+        study(work, dict(zip(given.streams, cycles, strict=True)), by_themselves)
     finally:
         for system in systems.values():
             system.stop()
     return 0
 
 
-def study(work: Study, cycles: Mapping[int, int], poisson_cycles: int) -> None:
+def study(work: Study, cycles: Mapping[int, int], by_themselves: PoissonPart) -> None:
     """`cycles`: how often each number of streams is measured. The order of the systems turns from cycle to cycle."""
     names = list(work.systems)
     for name in names:
         work.run(name, "warm-up", requests(999, 256), 256)
-    for cycle in range(max(*cycles.values(), poisson_cycles)):
+    for cycle in range(max(*cycles.values(), by_themselves.cycles)):
         order = names if cycle % 2 == 0 else names[::-1]
         for streams in (streams for streams, often in cycles.items() if cycle < often):
             sent = requests(cycle * 10_000 + streams, WAVES * streams)
             for name in order:
                 if not work.run(name, f"closed {streams}", sent, streams):
                     return
-        if cycle < poisson_cycles:
-            _arrivals_by_themselves(work, order, min(cycles), cycle)
+        if cycle < by_themselves.cycles:
+            chosen = [name for name in order if name in by_themselves.systems]
+            _arrivals_by_themselves(work, chosen, min(cycles), cycle, by_themselves.seconds)
 
 
-def _arrivals_by_themselves(work: Study, order: Sequence[str], streams: int, cycle: int) -> None:
+def _arrivals_by_themselves(work: Study, names: Sequence[str], streams: int, cycle: int, seconds: float) -> None:
     capacity = work.first("ours", f"closed {streams}", "output_tokens_per_s")
     if capacity is None:
         return
     rate = _SHARE * capacity / OUTPUT
-    times = arrivals.poisson(rate, int(rate * _POISSON_S), cycle)
-    served = [name for name in order if name != "offline"]
-    for name in [name for name in served if name != "vllm serve"] if len(served) > 2 else served:
-        work.run(name, "poisson", requests(77_000 + cycle, len(times)), 512, times)
+    warming, arriving = poisson(rate, _WARM_S, 1_000), poisson(rate, seconds, cycle)
+    for name in names:
+        if cycle == 0:
+            work.run(name, "warm-up", requests(76_000, len(warming.times)), 512, warming)
+        work.run(name, "poisson", requests(77_000 + cycle, len(arriving.times)), 512, arriving)
 
 
 if __name__ == "__main__":

@@ -30,20 +30,13 @@ class TurnFailed(Exception):
 
 
 class OfflineInTurns(Offline):
+    died = TurnFailed  # the other one can still be measured
+
     def sleep(self) -> Mapping[str, Any]:
-        return self._order({"sleep": _LEVEL})
+        return self.order({"sleep": _LEVEL})
 
     def wake(self) -> Mapping[str, Any]:
-        return self._order({"wake": True})
-
-    def _order(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps(order).encode() + b"\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        if not answer:
-            raise TurnFailed(f"{self.name} died of {order}:\n{self.log.read_text(errors='replace')[-3000:]}")
-        return dict(json.loads(answer))
+        return self.order({"wake": True})
 
 
 class OursInTurns(Ours):
@@ -67,7 +60,7 @@ class OursInTurns(Ours):
         began = monotonic()
         answer = self._admin("switch", {"from": self.model.name, "to": _ELSEWHERE})
         if answer["left"] != "asleep":
-            raise TurnFailed(f"{self.name} is {answer['left']} instead of asleep\n{self._last_words()}")
+            raise TurnFailed(f"{self.name} is {answer['left']} instead of asleep\n{self.last_words()}")
         return {"seconds": monotonic() - began}
 
     def wake(self) -> Mapping[str, Any]:
@@ -88,12 +81,9 @@ class OursInTurns(Ours):
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             said = error.read().decode(errors="replace")
-            raise TurnFailed(f"{self.name} refused {what}: {said}\n{self._last_words()}") from None
+            raise TurnFailed(f"{self.name} refused {what}: {said}\n{self.last_words()}") from None
         except OSError as error:
-            raise TurnFailed(f"{self.name} did not answer {what}: {error}\n{self._last_words()}") from None
-
-    def _last_words(self) -> str:
-        return self.log.read_text(errors="replace")[-3000:]
+            raise TurnFailed(f"{self.name} did not answer {what}: {error}\n{self.last_words()}") from None
 
 
 class Turns:

@@ -75,14 +75,21 @@ def judge(sent: Window, records: Sequence[Record], latency: Latency, limit_s: fl
     """Latencies are from when a request should have been sent; one that failed took for ever."""
     judged = [record for record in records if record.index in sent.judged]
     values = [_latency(record, latency) for record in judged]
-    third = (sent.to_s - sent.from_s) / 3
-    before = mean_in_flight(records, sent.from_s, sent.from_s + third)
-    after = mean_in_flight(records, sent.to_s - third, sent.to_s)
+    before, _, after = in_flight_by_thirds(records, sent.from_s, sent.to_s)
     grows = after - before > max(_GROWTH * before, _SIGMAS * math.sqrt(before))
     p95_s = highest(values, 95) if values else math.inf
     median_s = highest(values, 50) if values else math.inf
     met = p95_s < limit_s and not grows
     return Verdict(met, median_s, p95_s, len(values), sum(map(math.isinf, values)), (before, after), grows)
+
+
+def in_flight_by_thirds(records: Sequence[Record], from_s: float, to_s: float) -> tuple[float, float, float]:
+    """On the mean, in each third of the time: whether a server kept up, or was filling."""
+    third = (to_s - from_s) / 3
+    first, second, last = (
+        mean_in_flight(records, from_s + number * third, from_s + (number + 1) * third) for number in range(3)
+    )
+    return first, second, last
 
 
 def mean_in_flight(records: Sequence[Record], from_s: float, to_s: float) -> float:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from bench.gpu.compare import Work, blocks, enough_time, server_key, with_own_prompts
+from bench.gpu.compare import Work, blocks, enough_time, missing, server_key, with_own_prompts
+from bench.gpu.compare_table import table
 from enginebay.lab.points import Point, steps
 from enginebay.lab.references import References
 from enginebay.lab.runs.study import Study
+from tests.unit.lab.runs.made import INVALID, write_cycles, write_run
 
 
 def point(engine: str, streams: int, **given: object) -> Point:
@@ -58,3 +61,51 @@ def test_loads_share_a_server_and_settings_do_not() -> None:
 )  # fmt: skip
 def test_a_run_is_begun_only_when_it_can_end(left_s: float, took_s: dict[int, float], fits: bool) -> None:
     assert enough_time(left_s, took_s, 0) is fits
+
+
+def test_a_planned_server_that_is_not_up_is_named_once() -> None:
+    planned = [point("a", 64), point("a", 1), point("b", 64), point("b", 1)]
+    assert missing(planned, {server_key(planned[0])}) == ["b (m)"]
+    assert missing(planned, {server_key(one) for one in planned}) == []
+
+
+def cells(lines: list[str]) -> list[dict[str, str]]:
+    split = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert set(split[1]) == {"---"}
+    return [dict(zip(split[0], row, strict=True)) for row in split[2:]]
+
+
+def test_the_table_has_means_with_intervals_and_ratios_against_the_first_engine(tmp_path: Path) -> None:
+    runs = [*write_cycles(tmp_path, "a", [1000.0, 2000.0]), *write_cycles(tmp_path, "b", [1100.0, 2200.0])]
+    first, second = cells(table(runs))
+    assert (first["model"], first["runs counted"], first["verdict"]) == ("tiny", "2 of 2", "valid")
+    assert first["output tok/s"].startswith("1,500 [-4,853, 7,853]")  # Student's t with 1 degree: 12.706 * 500
+    assert first["median TTFT, ms"].startswith("0.75 [")
+    assert first["median ITL, ms"] == first["GPU J/output token"] == "–"
+    assert (first["tok/s / first"], first["parity with first"]) == ("", "")
+    assert second["tok/s / first"].startswith("1.1")
+    assert second["parity with first"] == "–"  # no answers were kept
+
+
+def test_the_table_compares_only_what_had_the_same_load_and_says_why_runs_do_not_count(tmp_path: Path) -> None:
+    study = {"id": "s1", "point": 0, "cycle": 2, "label": "c1"}
+    runs = [
+        *write_cycles(tmp_path, "a", [10.0]),
+        write_run(tmp_path, "late", "a", {"output_tokens_per_s": 99.0}, INVALID, study=study),
+        *write_cycles(tmp_path, "b", [20.0], profile={"kind": "closed", "concurrency": 8}),
+    ]
+    first, other = cells(table(runs))
+    assert (first["runs counted"], first["output tok/s"]) == ("1 of 2", "10")
+    assert first["verdict"] == "valid: send_lag (1)"
+    assert other["tok/s / first"] == ""  # another load: it is itself the first
+
+
+def test_the_table_tells_how_alike_the_answers_are(tmp_path: Path) -> None:
+    def kept(*ids: int) -> dict[str, object]:
+        return {"answers": [{"prompt_ids": [1], "token_ids": [one], "logprobs": [-0.5], "text": ""} for one in ids]}
+
+    runs = [
+        *write_cycles(tmp_path, "a", [10.0], parity=kept(7, 8)),
+        *write_cycles(tmp_path, "b", [10.0], parity=kept(7, 9)),
+    ]
+    assert cells(table(runs))[1]["parity with first"].endswith("50% identical")

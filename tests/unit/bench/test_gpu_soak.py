@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.gpu.soak import failures, requests, verdicts
+from bench.gpu.soak import failures, held_in, requests, tell, verdicts
 from enginebay.lab.client.launch import Fired
 from enginebay.lab.requests import Record, Request
 
@@ -36,8 +36,28 @@ def test_what_grew_before_it_settled_does_not_count() -> None:
     found = verdicts(samples, 60.0)
     assert found["server"] == 0.0
     assert found["engine"] == pytest.approx(300 / 310)
-    assert "gpu" not in found
-    assert verdicts([{"at_s": 0.0, "gpu": 1.0}], 60.0) == {"gpu": None}
+
+
+def test_what_was_not_seen_often_enough_is_not_known_to_be_flat() -> None:
+    samples = [{"at_s": float(at), "server": 1.0} for at in range(60, 80, 5)]
+    assert verdicts(samples, 60.0) == {"server": 0.0, "worker": None, "engine": None, "gpu": None}
+    assert verdicts(samples, 70.0, ("server",)) == {"server": None}  # two of them
+
+
+@pytest.mark.parametrize(
+    ("growth", "wrong", "passed"),
+    [(0.0, 0, True), (0.019, 0, True), (0.02, 0, False), (None, 0, False), (0.0, 1, False)],
+)
+def test_it_passes_only_when_all_was_seen_and_all_was_flat(growth: float | None, wrong: int, passed: bool) -> None:
+    told = {"answers": 1, "cut": 1, "window_s": 1.0, "output_tokens_per_s": 1.0, "first_wrong": [], "gpu": "no GPU"}
+    assert tell({**told, "growth": {"server": 0.0, "engine": growth}, "wrong": wrong}) is passed
+
+
+def test_all_engines_count_and_silence_is_not_none_held() -> None:
+    told = '# TYPE enginebay_engine_running gauge\nenginebay_engine_running{model="a}",engine="x"} 0\n'
+    assert held_in(told) == 0
+    assert held_in(told + 'enginebay_engine_running{model="b",engine="x"} 3\n') == 3
+    assert held_in("# TYPE enginebay_engine_running gauge\n") is None
 
 
 def test_wrong_answers_and_a_load_that_ended_early_are_failures() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.gpu.large_summary import summary
+from bench.gpu.large_summary import LIMIT_S, summary
 from bench.gpu.systems import System
 from bench.gpu.turns import OfflineInTurns, OursInTurns, TurnFailed, Turns
 
@@ -127,7 +127,10 @@ def test_the_summary_pairs_runs_by_cycle_and_says_what_is_missing() -> None:
     ]  # fmt: skip
     told = "\n".join(summary(lines))
     assert "ours / offline: 0.971 [" in told and "pairs: 2" in told
-    assert "3,400 output tok/s on one GPU, n=2; ADR-003 wants 1,500: 2.27 times; 8 GPUs would give 27,200" in told
+    assert "3,400 output tok/s on one GPU, n=2, 2.27 times the 1,500 wanted of one GPU" in told
+    assert "eight of them, if each gave as much: 27,200" in told
+    assert "1.70 times the 2,000 wanted of one GPU" in "\n".join(summary(lines, wanted=2000.0))
+    assert f"P95 ttft under {LIMIT_S * 1e3:.0f} ms, 128 tokens out: 25 requests/s" in told
     assert "0.200 GPU J per output token" in told
     assert "25 requests/s = 3,200 output tok/s, confirmed; missed at 26; P95 500 ms, in flight 180 to 190" in told
     assert "32 tokens out: no rate found (alone it takes 0.900 s)" in told

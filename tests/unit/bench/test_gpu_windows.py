@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.gpu.windows import Window, expected_in_flight, judge, mean_in_flight, window
+from bench.gpu.windows import Window, expected_in_flight, in_flight_by_thirds, judge, mean_in_flight, window
 from enginebay.lab.requests import Record, Request
 
 _ONE = Request((1, 2, 3), 3, 100)
@@ -113,3 +113,11 @@ def test_in_flight_is_a_mean_over_time() -> None:
     ]
     assert mean_in_flight(records, 0.0, 2.0) == pytest.approx(1.0)
     assert mean_in_flight(records, 2.0, 4.0) == pytest.approx(1.5)
+
+
+def test_what_is_in_flight_by_thirds_of_the_time() -> None:
+    sent = _sent(90, 10.0)
+    settled = in_flight_by_thirds(_records(sent, 0.1, 1.0), 0.0, 9.0)
+    assert settled == pytest.approx((8.5, 10.0, 10.0))  # 10 a second for a second each; at first there are none
+    growing = in_flight_by_thirds(_records(sent, 0.1, 1.0, growth=0.05), 0.0, 9.0)
+    assert growing[0] < growing[1] < growing[2]

@@ -1,0 +1,72 @@
+"""Who gets arrivals by themselves, how many, and warmed by what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from bench.gpu.throughput import OUTPUT, Arrivals, PoissonPart, Study, poisson, poisson_systems, study
+from enginebay.lab.requests import Request
+
+NAMES = ["offline", "ours", "vllm serve", "vllm serve-4"]
+
+
+class _Noted(Study):
+    """Runs that only are written down, as `load system`."""
+
+    def __init__(self) -> None:
+        self.systems = dict.fromkeys(NAMES)  # type: ignore[assignment]
+        self.runs = []
+        self.order: list[str] = []
+        self.arrived: list[Arrivals] = []
+        self.prompts: list[tuple[str, str, object]] = []
+
+    def run(
+        self, name: str, load: str, sent: Sequence[Request], streams: int, arriving: Arrivals | None = None
+    ) -> bool:
+        self.runs.append({"system": name, "load": load, "output_tokens_per_s": 20.0 * OUTPUT})
+        self.order.append(f"{load} {name}")
+        self.prompts.append((load, name, sent[0].prompt))
+        if arriving:
+            assert len(sent) == len(arriving.times)
+            self.arrived.append(arriving)
+        return True
+
+
+def _studied(part: PoissonPart) -> _Noted:
+    work = _Noted()
+    study(work, {4: 2}, part)
+    return work
+
+
+def test_arrivals_warm_each_system_once_right_before_its_first_time() -> None:
+    work = _studied(PoissonPart(["ours", "vllm serve"], 2, 10.0))
+    assert [one for one in work.order[4:] if not one.startswith("closed")] == [
+        "warm-up ours", "poisson ours", "warm-up vllm serve", "poisson vllm serve", "poisson vllm serve", "poisson ours",
+    ]  # fmt: skip
+
+
+def test_arrivals_come_at_a_share_of_what_ours_gave_for_as_long_as_was_asked() -> None:
+    work = _studied(PoissonPart(["ours"], 1, 10.0))
+    warming, measured = work.arrived
+    assert warming.rate == measured.rate == pytest.approx(14.0)
+    assert measured.sending_s == pytest.approx(10.0) and warming.sending_s == pytest.approx(3.0)
+
+
+def test_a_warm_up_has_prompts_that_are_measured_nowhere() -> None:
+    prompts = _studied(PoissonPart(["ours"], 2, 10.0)).prompts
+    warmed = {prompt for load, _, prompt in prompts if load == "warm-up"}
+    assert len(warmed) == 2 and not warmed & {prompt for load, _, prompt in prompts if load != "warm-up"}
+
+
+def test_the_slowest_rate_still_sends_one() -> None:
+    assert len(poisson(0.1, 3.0, 1).times) == 1
+
+
+def test_arrivals_go_to_all_servers_or_to_those_named() -> None:
+    assert poisson_systems(NAMES, None) == ["ours", "vllm serve", "vllm serve-4"]
+    assert poisson_systems(NAMES, ["vllm serve"]) == ["vllm serve"]
+    for wrong in ("offline", "vllm serve-8"):
+        with pytest.raises(SystemExit, match=f"{wrong} is none of the servers"):
+            poisson_systems(NAMES, [wrong])
