@@ -14,7 +14,7 @@ import typer
 from enginebay.cli import choose_output as output
 from enginebay.cli.lab_parts import need_lab
 from enginebay.cli.output import emit_json, note
-from enginebay.cli.stack_options import ConfigFile, Offline, Set
+from enginebay.cli.stack_options import ConfigFile, Offline, SetKey
 from enginebay.config.sources import assignment_flags
 from enginebay.errors import ConfigError, EnginebayError, EngineMissing, UnknownModel, UsageError
 
@@ -78,7 +78,7 @@ def choose(
     ] = False,
     runs: Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Where runs are kept")] = None,
     json: Annotated[bool, typer.Option("--json", help="The result for programs")] = False,
-    set_: Set = None,
+    set_: SetKey = None,
     offline: Offline = None,
 ) -> None:
     """Find each installed engine's highest rate that keeps an objective, and have `engine: auto` go by it."""

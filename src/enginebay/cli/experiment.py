@@ -12,7 +12,7 @@ import typer
 from enginebay.cli.lab_keys import admin_headers, text_headers
 from enginebay.cli.lab_parts import need_lab
 from enginebay.cli.output import emit_json, note, table
-from enginebay.cli.stack_options import Offline, Set
+from enginebay.cli.stack_options import Offline, SetKey
 from enginebay.config.sources import assignment_flags
 from enginebay.errors import ConfigError, EnginebayError, UsageError
 
@@ -72,7 +72,7 @@ def experiment(
     ] = None,
     runs: Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Where runs are kept")] = None,
     json: Annotated[bool, typer.Option("--json", help="The result for programs")] = False,
-    set_: Set = None,
+    set_: SetKey = None,
     offline: Offline = None,
 ) -> None:
     """Measure engines under one load, or a server that already runs."""

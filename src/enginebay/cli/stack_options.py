@@ -34,6 +34,10 @@ Preset = Annotated[
 Set = Annotated[
     list[str] | None, typer.Option("--set", help="An engine setting for this run, like --set context_length=2048")
 ]
+SetKey = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A key over the configuration's, like --set vllm.max_num_seqs=64"),
+]
 Offline = Annotated[bool | None, typer.Option("--offline/--online", help="Never use the network")]
 Strict = Annotated[bool, typer.Option("--strict", help="A retired or inapplicable key is an error")]
 Lora = Annotated[str | None, typer.Option("--lora", help="A LoRA adapter of the configuration, by name")]

@@ -13,7 +13,7 @@ from enginebay.server.keys import Key, Keyring
 from enginebay.server.routes import Route
 
 _SHOWN_TO_PAGES = (
-    "x-request-id, x-enginebay-engine, x-enginebay-translated, x-enginebay-truncated, retry-after, "
+    "x-request-id, x-enginebay-engine, x-enginebay-fallback, x-enginebay-translated, x-enginebay-truncated, retry-after, "
     "x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
     "x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 )

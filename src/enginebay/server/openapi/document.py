@@ -29,6 +29,9 @@ _TAGS = {
 HEADERS: dict[str, Schema] = {
     "x-request-id": {"description": "This request's id in the server's log: yours, if you have sent one."},
     "x-enginebay-engine": {"description": "The engine that answered, and its version."},
+    "x-enginebay-fallback": {
+        "description": "Which engine answered in place of the first one, and why. Not there when the first did."
+    },
     "x-enginebay-translated": {
         "description": "Parameters that the engine does in another way, each with how. Not there when none was."
     },
@@ -156,7 +159,7 @@ def _success(route: Route, operation: Operation) -> dict[str, Any]:
         media[EVENTS] = {"schema": _event(operation.event)}
     names = ["x-request-id"]
     if operation.names_model and route.scope != "admin":
-        names.append("x-enginebay-engine")
+        names += ["x-enginebay-engine", "x-enginebay-fallback"]
     if operation.generates:
         names.append("x-enginebay-translated")
     if operation.generates or operation.body == "EmbeddingBody":
