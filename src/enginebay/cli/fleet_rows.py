@@ -110,7 +110,7 @@ def switch_note(found: Found) -> str:
     )
 
 
-# bay load, unload, switch, adapters
+# bay load, sleep, unload, switch, adapters
 
 
 def outcome(model: Found) -> str:

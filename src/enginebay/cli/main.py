@@ -21,6 +21,7 @@ COMMANDS: dict[str, str] = {
     "keys": "Create, list and revoke API keys of the server",
     "ps": "Show a server's models: state, memory, requests, last switch",
     "load": "Load a model of a running server",
+    "sleep": "Put a model of a running server to sleep",
     "unload": "Unload a model of a running server",
     "switch": "Switch a running server from one model to another",
     "switches": "Show the last model switches, phase by phase",

@@ -34,6 +34,7 @@ from enginebay.fleet.waiters import Waiters
 from enginebay.fleet.watch import Watch
 from enginebay.worker.oom_kills import oom_kills
 
+_SEE_IN_S = 0.02
 _TICK_S = 1.0
 _OUTLOOK_S = 0.5
 _LONGEST_S = 3600.0  # an estimate beyond is no estimate
@@ -321,7 +322,15 @@ class Fleet:
     def _awake(self, place: Place) -> None:
         if place.ready and place.worker is not None:
             place.hand(self._waiters.satisfy(place.name, place.worker.resident))
+            if place.arriving and len(self._waiters) > 0:
+                self._start(self._see_in(place))
         self._turn.set()
+
+    async def _see_in(self, place: Place) -> None:
+        """Others wait: until those whom it was raised for are there its door stays open, and not for longer."""
+        while place.arriving and place.ready:
+            await asyncio.sleep(_SEE_IN_S)
+            await self.look()
 
     async def _raise(self, place: Place) -> None:
         place.oom_kills = oom_kills()
@@ -354,7 +363,7 @@ class Fleet:
     def _seated(self, place: Place, raised: Raised, wanted_at: float) -> None:
         if raised.worker is not place.worker:
             self._start(self._attend(place, raised.worker))
-        place.seat(raised.worker)
+        place.seat(raised.worker, raised.requests)
         self.room.settle(place, raised)
         freed = [one for one in self._freed if one[0] >= wanted_at and one[1] != place.name]
         self._freed = []

@@ -30,6 +30,7 @@ class Raised:
     worker: ModelWorker
     how: str  # cold, standby or asleep
     phases: Phases
+    requests: int = 0  # that the worker has taken before, by its own count
 
 
 class Mover:
@@ -41,7 +42,8 @@ class Mover:
     async def woken(self, worker: ModelWorker) -> Raised:
         started = time.perf_counter()
         await worker.client.wake()
-        return Raised(worker, "asleep", {"load": time.perf_counter() - started})
+        phases = {"load": time.perf_counter() - started}
+        return Raised(worker, "asleep", phases, (await worker.client.state()).requests)
 
     async def loaded(self, place: Place) -> Raised:
         """A worker for a variant that has none. Raises what kept it from loading."""

@@ -76,6 +76,12 @@ class Place:
         self.expected = max(self.expected, self.requests) + count
         self.expected_until = time.monotonic() + _UNDER_WAY_S
 
+    @property
+    def arriving(self) -> bool:
+        """Those it was raised for are not all there yet. Later on others may always be on their way, and nobody waits for them."""
+        now = time.monotonic()
+        return now < self.awake_since + _UNDER_WAY_S and self._on_the_way(now) > 0
+
     def _on_the_way(self, now: float) -> int:
         return max(0, self.expected - self.requests) if now < self.expected_until else 0
 
@@ -98,6 +104,7 @@ class Place:
             pinned=self.variant.settings.pinned or self.changing,
             slots=0 if self.remote else 1,
             running=max(self.running, self._on_the_way(now)),
+            arriving=self.arriving,
             closed=self.closed,
             awake_since=self.awake_since,
             idle_since=self.idle_since,
@@ -116,13 +123,13 @@ class Place:
         assert self.came_from is not None
         self.depth, self.moving, self.closed = self.came_from, False, False
 
-    def seat(self, worker: ModelWorker) -> None:
-        """A loaded worker takes this place."""
+    def seat(self, worker: ModelWorker, requests: int = 0) -> None:
+        """A loaded worker takes this place, which has taken so many requests before: those on their way are told by its count."""
         now = time.monotonic()
         self.worker, self.facts = worker, worker.facts
         self.depth, self.moving, self.closed = Depth.AWAKE, False, False
         self.trouble = None
-        self.running = self.requests = self.expected = 0
+        self.running, self.requests, self.expected = 0, requests, requests
         self.comes_back = False
         self.memory_bytes = worker.facts.memory_bytes
         self.awake_since = self.idle_since = self.answered_at = now

@@ -169,7 +169,7 @@ class _Plan:
                 # Going to sleep can take RAM that another one of these has to give back first.
                 if self._account.fits_now(extra(model, depth)):
                     self._move(name, depth)
-            elif not model.closed:
+            elif not (model.closed or model.arriving):
                 self.actions.append(Close(name))
 
     def _move(self, name: str, to: Depth) -> None:

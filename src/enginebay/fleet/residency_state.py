@@ -33,6 +33,7 @@ class Holding:
     pinned: bool = False
     slots: int = 1  # of `max_awake` that it takes; what is computed elsewhere takes none
     running: int = 0  # requests in flight
+    arriving: bool = False  # it was raised just now, and those it was raised for are not all there yet
     closed: bool = False  # we closed its door: it takes no new requests
     awake_since: float = 0.0
     idle_since: float = 0.0  # when its last request ended, or since it is awake or asleep

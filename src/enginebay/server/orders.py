@@ -1,4 +1,4 @@
-"""What an administrator may ask for: look, load, unload, switch, change adapters, reload, upgrade an engine, read meters."""
+"""What an administrator may ask for: look, load, sleep, unload, switch, change adapters, reload, upgrade an engine, read meters."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Orders:
 
     async def carry_out(self, command: str, arguments: dict[str, Any]) -> Any:
         known: dict[str, Callable[..., Awaitable[Any]]] = {
-            "ps": self._ps, "load": self._load, "unload": self._unload, "switch": self._switch,
+            "ps": self._ps, "load": self._load, "sleep": self._sleep, "unload": self._unload, "switch": self._switch,
             "switches": self._switches, "logs": self._logs, "reload": self._reload, "add_lora": self._add_lora,
             "remove_lora": self._remove_lora, "upgrade": self._upgrade, "meters": self._meters.read,
         }  # fmt: skip
@@ -102,6 +102,15 @@ class Orders:
         self._fleet.forgive(place)
         await self._fleet.want(model, queued=False)
         return {**self._row(place), "already": already}
+
+    async def _sleep(self, model: str) -> dict[str, Any]:
+        place = self._fleet.place(model)
+        if place.depth is Depth.COLD:
+            raise InvalidRequest(f"{model} is not loaded, so it cannot sleep", "load it first", param="model")
+        if place.asleep is None:
+            raise InvalidRequest(f"{place.variant.kind} cannot put {model} to sleep", "unload it", param="model")
+        await self._fleet.lower(place, Depth.ASLEEP)
+        return self._row(place)
 
     async def _unload(self, model: str) -> dict[str, Any]:
         place = self._fleet.place(model)

@@ -32,6 +32,7 @@ ROUTES = (
     Route("GET", "/metrics", information.metrics, "metrics", scope="any"),
     Route("GET", "/admin/ps", admin.ps, "admin.ps", scope="admin"),
     Route("POST", "/admin/load", admin.load, "admin.load", scope="admin"),
+    Route("POST", "/admin/sleep", admin.sleep, "admin.sleep", scope="admin"),
     Route("POST", "/admin/unload", admin.unload, "admin.unload", scope="admin"),
     Route("POST", "/admin/switch", admin.switch, "admin.switch", scope="admin"),
     Route("GET", "/admin/switches", admin.switches, "admin.switches", scope="admin"),

@@ -41,6 +41,16 @@ def test_phases_of_a_switch_are_written_down(turns: Fleet) -> None:
     assert turns.models()["one"]["last_switch"] == last
 
 
+def test_a_model_sleeps_by_order_and_wakes_for_a_request(turns: Fleet) -> None:
+    turns.says("one")
+    pid = turns.models()["one"]["pid"]
+    slept = turns.order("sleep", {"model": "one"})
+    assert (slept["state"], slept["pid"]) == ("asleep", pid)
+    assert turns.order("sleep", {"model": "one"})["state"] == "asleep"  # it is as asked for
+    turns.says("one")
+    assert turns.models()["one"]["pid"] == pid and turns.switches()[-1]["from"] == "asleep"
+
+
 def test_switches_in_the_metrics(turns: Fleet) -> None:
     def switched(**labels: str) -> float:
         return turns.metric("enginebay_switch_seconds_count", engine="fake", **labels)

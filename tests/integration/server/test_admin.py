@@ -88,6 +88,15 @@ def test_a_model_is_loaded_and_unloaded(managed: Managed) -> None:
     assert managed.order("unload", {"model": "second"}).status_code == 200  # it is as asked for
 
 
+def test_what_cannot_sleep_says_so(managed: Managed) -> None:
+    managed.order("load", {"model": "first"})
+    managed.order("unload", {"model": "second"})
+    for model, words in (("first", "cannot put first to sleep"), ("second", "is not loaded")):
+        told = managed.order("sleep", {"model": model})
+        assert told.status_code == 400 and words in told.json()["error"]["message"]
+    assert managed.order("sleep", {"model": "nobody"}).status_code == 404
+
+
 def test_models_are_switched_and_the_switch_is_written_down(managed: Managed) -> None:
     assert managed.order("load", {"model": "first"}).json()["state"] == "awake"
     switched = managed.order("switch", {"from": "first", "to": "second"}).json()
@@ -160,7 +169,7 @@ def test_an_adapter_comes_and_goes(managed: Managed, tmp_path: Path) -> None:
     assert managed.order("adapters/remove", adapter).json()["error"]["param"] == "name"
 
 
-@pytest.mark.parametrize("place", ["ps", "switches", "logs", "meters", "load", "unload", "switch", "reload", "adapters",
+@pytest.mark.parametrize("place", ["ps", "switches", "logs", "meters", "load", "sleep", "unload", "switch", "reload", "adapters",
                                    "adapters/remove", "engines/upgrade"])  # fmt: skip
 def test_a_key_for_text_manages_nothing(managed: Managed, place: str) -> None:
     refused = managed.order(place, {"model": "first"} if place == "unload" else None, key="plain")

@@ -28,7 +28,7 @@ RANDOM_PER_OPERATION = 60
 LEFT_OUT = "positive_data_acceptance"
 ENDPOINTS = ("chat", "completions", "responses", "embeddings", "tokenize", "detokenize")
 # Models come and go meanwhile, and the configuration is read again: the other endpoints answer all the same.
-ORDERS = ("load", "unload", "switch", "logs", "adapters", "upgrade")
+ORDERS = ("load", "sleep", "unload", "switch", "logs", "adapters", "upgrade")
 UNCONDITIONAL_ORDERS = ("ps", "switches", "reload", "load", "unload")
 
 

@@ -72,6 +72,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     ("command", "method", "path", "body"),
     [
         ("load m", "POST", "/admin/load", {"model": "m"}),
+        ("sleep m", "POST", "/admin/sleep", {"model": "m"}),
         ("unload m", "POST", "/admin/unload", {"model": "m"}),
         ("switch a b", "POST", "/admin/switch", {"from": "a", "to": "b"}),
         ("adapters add m n /x/../y", "POST", "/admin/adapters", {"model": "m", "name": "n", "path": "/y"}),

@@ -244,6 +244,12 @@ def test_the_busy_one_with_the_least_to_finish_is_closed() -> None:
     assert plan(models, asks("c")) == [Close("b")]
 
 
+def test_the_door_stays_open_until_those_whom_a_model_was_raised_for_are_there() -> None:
+    raised = holding("a", AWAKE, running=2, arriving=True)
+    assert plan([raised, holding("b")], asks("b")) == []
+    assert plan([holding("a", AWAKE, running=2), holding("b")], asks("b")) == [Close("a")]
+
+
 def test_whom_others_wait_for_leaves_last() -> None:
     models = [
         Holding(name="a", depth=ASLEEP, awake={"ram": 90}, asleep={"ram": 50}, idle_since=1),

@@ -131,6 +131,7 @@ PROPER: list[tuple[str, str, Any, str, dict[str, Any]]] = [
     ("GET", "/admin/logs?model=a%2Fb", None, "logs", {"model": "a/b", "lines": 100}),
     ("GET", "/admin/logs?lines=10000&model=m", None, "logs", {"model": "m", "lines": 10_000}),
     ("POST", "/admin/load", {"model": "m"}, "load", {"model": "m"}),
+    ("POST", "/admin/sleep", {"model": "m"}, "sleep", {"model": "m"}),
     ("POST", "/admin/unload", {"model": "m"}, "unload", {"model": "m"}),
     ("POST", "/admin/switch", {"from": "m", "to": "o"}, "switch", {"from_": "m", "to": "o"}),
     ("POST", "/admin/reload", None, "reload", {}),

@@ -62,6 +62,11 @@ async def load(context: Context, call: Call) -> None:
     await _ordered(context, call, "load", model=call.model)
 
 
+async def sleep(context: Context, call: Call) -> None:
+    call.model = decode(ModelBody, call.exchange.body).model
+    await _ordered(context, call, "sleep", model=call.model)
+
+
 async def unload(context: Context, call: Call) -> None:
     call.model = decode(ModelBody, call.exchange.body).model
     await _ordered(context, call, "unload", model=call.model)

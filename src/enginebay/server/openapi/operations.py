@@ -125,6 +125,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "too often is tried again.",
         body="ModelBody", answer="FleetModel", names_model=True, examples={"model": {}},
     ),
+    ("POST", "/admin/sleep"): Operation(
+        id="sleep", tag=_ADMIN, summary="Have a model sleep",
+        description="After its last answer: none is cut off. What it computes in is free for others, and it wakes when a "
+        "request asks for it. 400 for a model that is not loaded or whose engine cannot sleep.",
+        body="ModelBody", answer="FleetModel", names_model=True, examples={"model": {}},
+    ),
     ("POST", "/admin/unload"): Operation(
         id="unload", tag=_ADMIN, summary="Have a model unloaded",
         description="After its last answer: none is cut off. It is loaded again when a request asks for it.",
