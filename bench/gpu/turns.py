@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from time import monotonic, sleep
 from typing import Any
 
@@ -18,7 +18,6 @@ OFFLINE_SETTINGS: Mapping[str, Any] = {
     "generation_config": "vllm",
 }
 _LEVEL = 2  # of offline: two models of this size do not fit into main memory either
-_ELSEWHERE = "elsewhere"  # a model that takes nothing here, for ours to switch to
 _ORDER_S, _LOOK_S = 200.0, 10.0  # for what is done, and for what is only told
 _FREE_S = 15.0  # for the driver to have the memory back
 
@@ -40,27 +39,13 @@ class OfflineInTurns(Offline):
 
 
 class OursInTurns(Ours):
-    """With a second model that computes nothing: a switch to it puts the first one to sleep."""
-
-    def command(self) -> Sequence[str]:
-        command = super().command()
-        config = self.log.with_suffix(".json")
-        content = json.loads(config.read_text())
-        remote = {"url": "http://127.0.0.1:9/v1", "model": _ELSEWHERE, "verify": False}  # never asked for anything
-        content["models"][_ELSEWHERE] = {"engine": "openai", "load": "use", "may_leave_host": True, "openai": remote}
-        config.write_text(json.dumps(content))
-        return command
-
-    def prepare(self) -> Mapping[str, Any]:
-        """The other model is there, so that falling asleep takes no longer than it does. Gives how the first one started."""
-        self._admin("load", {"model": _ELSEWHERE})
-        return self.switches()[0]
+    """Sleeps and wakes by the orders of an administrator."""
 
     def sleep(self) -> Mapping[str, Any]:
         began = monotonic()
-        answer = self._admin("switch", {"from": self.model.name, "to": _ELSEWHERE})
-        if answer["left"] != "asleep":
-            raise TurnFailed(f"{self.name} is {answer['left']} instead of asleep\n{self.last_words()}")
+        answer = self._admin("sleep", {"model": self.model.name})
+        if answer["state"] != "asleep":
+            raise TurnFailed(f"{self.name} is {answer['state']} instead of asleep\n{self.last_words()}")
         return {"seconds": monotonic() - began}
 
     def wake(self) -> Mapping[str, Any]:
@@ -144,7 +129,7 @@ class Turns:
     def _start(self, name: str) -> None:
         system = self._up[name] = self._makers[name]()
         system.wait()
-        told = system.prepare() if isinstance(system, OursInTurns) else {}
+        told = system.switches()[0] if isinstance(system, OursInTurns) else {}
         self._note("started", system=name, seconds=system.started_s, switch=told, gpu_bytes=self._used_bytes())
 
     def _wait_free(self, name: str) -> None:

@@ -35,8 +35,8 @@ class _Double:
         self._moved("start")
         self._machine.awake.add(self.name)
 
-    def prepare(self) -> Mapping[str, Any]:
-        return {}
+    def switches(self) -> list[dict[str, Any]]:
+        return [{}]
 
     def sleep(self) -> Mapping[str, Any]:
         self._moved("sleep")
