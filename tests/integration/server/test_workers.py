@@ -145,7 +145,7 @@ def test_limits_are_divided() -> None:
                 [line] = [line for line in text.splitlines() if line.startswith("enginebay_engine_running{")]
                 most = max(most, float(line.rsplit(" ", 1)[1]))
             assert {one.result() for one in answers} == {200}
-        assert 0 < most <= 4
+        assert 0 < most <= 4 + 2  # one of each process may have ended just now; undivided it would be 8
 
 
 def test_the_log_of_all_is_one(tmp_path: Path) -> None:
