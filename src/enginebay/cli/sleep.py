@@ -1,4 +1,4 @@
-"""`bay sleep MODEL`: have a running server's model give back the memory it computes in."""
+"""`bay sleep MODEL`: have a running server put a model to sleep."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sleep(
     key: Key = None,
     json: Json = False,
 ) -> None:
-    """Put a model to sleep after its last answer: the GPU is free for others, and the next request wakes it."""
+    """Put a model to sleep after its last answer: on a GPU its memory is free for others. The next request wakes it."""
     from enginebay.cli.fleet_rows import outcome
 
     found = order(url, key, "sleep", {"model": model}, f"putting {model} to sleep")

@@ -139,7 +139,7 @@ def suits(manager: Any) -> bool:
         and manager.decode_query_len == 1
         and not manager.use_breakable_cg
         and plain(manager.vllm_config)
-        and all(map(_flash_attention_3, _attention_layers(manager.vllm_config)))
+        and _flash_attention_3(_attention_layers(manager.vllm_config))
     )
 
 
@@ -150,10 +150,13 @@ def _attention_layers(config: Any) -> list[Any]:
     return list(get_layers_from_vllm_config(config, AttentionLayerBase).values())
 
 
-def _flash_attention_3(layer: Any) -> bool:
-    """And without a window: the schedule is then the same for all layers."""
-    how = getattr(layer, "impl", None)
-    return getattr(how, "vllm_flash_attn_version", None) == 3 and getattr(how, "sliding_window", None) == (-1, -1)
+def _flash_attention_3(layers: Sequence[Any]) -> bool:
+    """In every layer, and without a window: the schedule is then the same for all."""
+    ways = [getattr(layer, "impl", None) for layer in layers]
+    return bool(ways) and all(
+        getattr(way, "vllm_flash_attn_version", None) == 3 and getattr(way, "sliding_window", None) == (-1, -1)
+        for way in ways
+    )
 
 
 @contextmanager

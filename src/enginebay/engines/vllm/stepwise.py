@@ -1,7 +1,7 @@
 """The fast way out of vLLM: take each step's outputs together, with no task and no queue for each request.
 
-This file alone leans on vLLM's inside (read in 0.26 and 0.32). It only runs on versions it was tried with and whose
-signatures are as expected; everywhere else `generate.py` does the same work through the public interface.
+This file and `mixed_graphs.py` alone lean on vLLM's inside (this one was read in 0.26 and 0.32). It only runs on versions it was tried
+with and whose signatures are as expected; everywhere else `generate.py` does the same work through the public interface.
 """
 
 from __future__ import annotations

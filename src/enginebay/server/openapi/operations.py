@@ -127,7 +127,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/admin/sleep"): Operation(
         id="sleep", tag=_ADMIN, summary="Have a model sleep",
-        description="After its last answer: none is cut off. What it computes in is free for others, and it wakes when a "
+        description="After its last answer: none is cut off. On a GPU its memory is free for others, and it wakes when a "
         "request asks for it. 400 for a model that is not loaded or whose engine cannot sleep.",
         body="ModelBody", answer="FleetModel", names_model=True, examples={"model": {}},
     ),

@@ -159,6 +159,7 @@ def test_the_attention_of_every_layer_counts() -> None:
     def layer(version: int | None, window: tuple[int, int] = (-1, -1)) -> Any:
         return SimpleNamespace(impl=SimpleNamespace(vllm_flash_attn_version=version, sliding_window=window))
 
-    assert mixed_graphs._flash_attention_3(layer(3))
+    assert mixed_graphs._flash_attention_3([layer(3), layer(3)])
+    assert not mixed_graphs._flash_attention_3([])
     for other in (layer(2), layer(None), layer(3, (1023, 0)), SimpleNamespace(), SimpleNamespace(impl=object())):
-        assert not mixed_graphs._flash_attention_3(other)
+        assert not mixed_graphs._flash_attention_3([layer(3), other])
