@@ -58,7 +58,9 @@ tar cf - -C "$home" runs | xz -1 -T0 | split -b "${PIECE:-15000000}" - "$results
 tar czf "$results/logs.tar.gz" -C "$home" logs 2> /dev/null
 timeout -k 5 "$(left)" "$python" -m bench.gpu.compare_table --runs "$runs" > "$results/table.md"
 cat "$results/table.md"
-studies=$(cd "$runs/studies" 2> /dev/null && ls | sed 's/\.json$//')
+studies=$(for study in "$runs"/studies/*.json; do  # those for which there was time
+  study=$(basename "$study" .json); grep -qs "\"$study\"" "$runs"/*/manifest.json && echo "$study"
+done)
 # What there is no time for can be made anywhere else: runs.tar.xz has it all.
 # shellcheck disable=SC2086
 [ "$(left)" -lt 8 ] || bay results export $studies --runs "$runs" -f csv -o "$results/runs.csv"

@@ -29,7 +29,7 @@ from bench.gpu.processor_time import processor_times
 from bench.gpu.systems import Offline, Served
 from bench.gpu.throughput import OUTPUT, figures, requests
 from bench.gpu.turns import OFFLINE_SETTINGS, OfflineInTurns, OursInTurns, TurnFailed, Turns
-from bench.gpu.windows import Latency, expected_in_flight, judge, window
+from bench.gpu.windows import Latency, head_of, judge, length, window
 from enginebay.lab.choosing import Ask, Bounds, End, Rules, Try, bracket, next_step
 from enginebay.lab.client.ceiling import usual_processes
 from enginebay.lab.client.launch import fire
@@ -180,9 +180,10 @@ class Study:
     ) -> None:
         tries: list[Try] = []
         while isinstance(step := next_step(tries, bounds, rules), Ask):
-            if not self._journal.fits(f"more windows for {latency} of {tokens} tokens", window_s + drain_s + 3.0):
+            seconds = length(window_s, skip_s, step.rate)
+            if not self._journal.fits(f"more windows for {latency} of {tokens} tokens", seconds + drain_s + 3.0):
                 break
-            met = self._window(latency, tokens, step.rate, window_s, skip_s)
+            met = self._window(latency, tokens, step.rate, seconds, skip_s)
             tries.append(Try(step.rate, met, confirming=step.confirming))
         rate, above = (step.rate, step.above) if isinstance(step, End) else bracket(tries)
         confirmed = isinstance(step, End) and step.confirmed
@@ -192,8 +193,8 @@ class Study:
 
     def _window(self, latency: Latency, tokens: int, rate: float, window_s: float, skip_s: float) -> bool:
         system, seed = self._served(), self._next_seed()
-        full = tokens == OUTPUT
-        head = expected_in_flight(rate / self._capacity(), self._streams) if full else 0
+        seen = {one["rate"]: one["in_flight"][1] for one in self._journal.of("window", latency=latency, output=tokens)}
+        head = head_of(rate, seen, self._capacity(), self._streams) if tokens == OUTPUT else 0
         sent = window(
             rate, requests(seed, max(1, round(rate * window_s)), tokens), skip_s, requests(seed + 1, head, tokens), seed
         )
@@ -251,6 +252,7 @@ def main() -> int:
         return sum(getattr(sample, field) or 0 for sample in meter.read()) if meter else None
 
     turns = _turns(given, lambda: total("memory_bytes"), journal)
+    turns.prepare("ours")
     study = Study(turns, journal, lambda: total("energy_j"), given)
     whole = True
     try:

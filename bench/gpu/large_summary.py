@@ -97,8 +97,8 @@ def _rates(lines: Sequence[Line]) -> list[str]:
         last = [one for one in _of(lines, "window") if _is_of(one, line) and one["met"]][-1]
         told.append(
             f"{what}: {line['rate']:g} requests/s = {line['rate'] * line['output']:,.0f} output tok/s"
-            f"{', confirmed' if line['confirmed'] else ', NOT confirmed'}{above}; P95 {last['p95_s'] * 1e3:.0f} ms, "
-            f"in flight {last['in_flight'][0]:.0f} to {last['in_flight'][1]:.0f}"
+            f"{', confirmed' if line['confirmed'] else ', NOT confirmed'}{above}; P95 {last['p95_s'] * 1e3:.0f} ms "
+            f"of {last['judged']} requests, in flight {last['in_flight'][0]:.0f} to {last['in_flight'][1]:.0f}"
         )
     return told
 

@@ -1,7 +1,7 @@
 """The whole stack on a GPU against the bare engine and its own server: the same requests, taking turns.
 
     python -m bench.gpu.throughput --model FOLDER --out FOLDER [--streams 256 512] [--cycles 5] [--seconds 900]
-                                   [--poisson-seconds 15] [--poisson-systems NAME...]
+                                   [--poisson-seconds 15] [--closed-systems NAME...] [--poisson-systems NAME...]
 
 Every system gets 4 × streams requests of 128 tokens in and 128 out, at most `streams` of them in flight, under the lab's
 client; the engine without a server gets them in its own process. Then requests arrive by Poisson at 70% of what ours gave, at
@@ -71,13 +71,17 @@ def poisson(rate: float, seconds: float, seed: int) -> Arrivals:
     return Arrivals(rate, arrivals.poisson(rate, max(1, int(rate * seconds)), seed))
 
 
-def poisson_systems(names: Sequence[str], wanted: Sequence[str] | None) -> list[str]:
-    """Those that arrivals are sent to: all that are served, or those wanted. Raises `SystemExit` for one that cannot be. Pure."""
-    served = [name for name in names if not name.startswith("offline")]
+def chosen(names: Sequence[str], wanted: Sequence[str] | None, option: str) -> list[str]:
+    """Those wanted, or all. Raises `SystemExit` for one that is not among them. Pure."""
     for name in wanted or ():
-        if name not in served:
-            raise SystemExit(f"--poisson-systems: {name} is none of the servers: {', '.join(served)}")
-    return served if wanted is None else list(wanted)
+        if name not in names:
+            raise SystemExit(f"{option}: {name} is none of {', '.join(names)}")
+    return list(names if wanted is None else wanted)
+
+
+def servers(names: Sequence[str]) -> list[str]:
+    """Those that requests can arrive at. Pure."""
+    return [name for name in names if not name.startswith("offline")]
 
 
 def figures(fired: Fired) -> dict[str, Any]:
@@ -174,14 +178,15 @@ def main() -> int:
     )
     options.add_argument("--poisson-cycles", type=int, default=5)
     options.add_argument("--poisson-seconds", type=float, default=15.0, help="of sending, each time")
+    options.add_argument("--closed-systems", nargs="+", metavar="NAME", help="of --systems; default: all")
     options.add_argument("--poisson-systems", nargs="+", metavar="NAME", help="of --systems; default: all servers")
     options.add_argument("--seconds", type=float, default=900.0)
     options.add_argument("--cache-gib", type=float, default=16.5, help="KV cache of each system")
     options.add_argument("--set", nargs="*", default=[], help="engine arguments, NAME=JSON")
     given = options.parse_args()
-    by_themselves = PoissonPart(
-        poisson_systems(given.systems, given.poisson_systems), given.poisson_cycles, given.poisson_seconds
-    )
+    closed = chosen(given.systems, given.closed_systems, "--closed-systems")
+    arriving_at = chosen(servers(given.systems), given.poisson_systems, "--poisson-systems")
+    by_themselves = PoissonPart(arriving_at, given.poisson_cycles, given.poisson_seconds)
     deadline = monotonic() + given.seconds
     given.out.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {"load_format": "dummy", "max_model_len": 2048, "gpu_memory_utilization": 0.3}
@@ -195,14 +200,14 @@ def main() -> int:
             print(f"{system.name} is up after {system.started_s:.1f} s", flush=True)
         cycles = given.cycles * len(given.streams) if len(given.cycles) == 1 else given.cycles
         work = Study(systems, given.out, deadline)
-        study(work, dict(zip(given.streams, cycles, strict=True)), by_themselves)
+        study(work, closed, dict(zip(given.streams, cycles, strict=True)), by_themselves)
     finally:
         for system in systems.values():
             system.stop()
     return 0
 
 
-def study(work: Study, cycles: Mapping[int, int], by_themselves: PoissonPart) -> None:
+def study(work: Study, closed: Sequence[str], cycles: Mapping[int, int], by_themselves: PoissonPart) -> None:
     """`cycles`: how often each number of streams is measured. The order of the systems turns from cycle to cycle."""
     names = list(work.systems)
     for name in names:
@@ -211,12 +216,12 @@ def study(work: Study, cycles: Mapping[int, int], by_themselves: PoissonPart) ->
         order = names if cycle % 2 == 0 else names[::-1]
         for streams in (streams for streams, often in cycles.items() if cycle < often):
             sent = requests(cycle * 10_000 + streams, WAVES * streams)
-            for name in order:
+            for name in (name for name in order if name in closed):
                 if not work.run(name, f"closed {streams}", sent, streams):
                     return
         if cycle < by_themselves.cycles:
-            chosen = [name for name in order if name in by_themselves.systems]
-            _arrivals_by_themselves(work, chosen, min(cycles), cycle, by_themselves.seconds)
+            names_now = [name for name in order if name in by_themselves.systems]
+            _arrivals_by_themselves(work, names_now, min(cycles), cycle, by_themselves.seconds)
 
 
 def _arrivals_by_themselves(work: Study, names: Sequence[str], streams: int, cycle: int, seconds: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic, sleep
 from typing import Any
 
@@ -18,7 +18,7 @@ OFFLINE_SETTINGS: Mapping[str, Any] = {
     "generation_config": "vllm",
 }
 _LEVEL = 2  # of offline: two models of this size do not fit into main memory either
-_ORDER_S, _LOOK_S = 200.0, 10.0  # for what is done, and for what is only told
+_ORDER_S, _LOOK_S = 300.0, 10.0  # for what is done, and for what is only told
 _FREE_S = 15.0  # for the driver to have the memory back
 
 Note = Callable[..., None]  # (event, **fields): prints it and writes it down
@@ -39,7 +39,18 @@ class OfflineInTurns(Offline):
 
 
 class OursInTurns(Ours):
-    """Sleeps and wakes by the orders of an administrator."""
+    """Loads, sleeps and wakes by the orders of an administrator; until the first it only has vLLM imported."""
+
+    def command(self) -> Sequence[str]:
+        command = super().command()
+        place = self.log.with_suffix(".json")
+        config = json.loads(place.read_text())
+        config["models"][self.model.name]["load"] = "use"
+        place.write_text(json.dumps({**config, "fleet": {"standby": ["vllm"]}}))
+        return command
+
+    def health(self) -> str:
+        return "/health/live"
 
     def sleep(self) -> Mapping[str, Any]:
         began = monotonic()
@@ -87,7 +98,12 @@ class Turns:
         self._sleeping, self._note = sleeping, note
         self._awake: str | None = None
         self._up: dict[str, System] = {}
+        self._waiting: dict[str, System] = {}
         self._gone: set[str] = set()
+
+    def prepare(self, name: str) -> None:
+        """Its process begins now, for a system that takes nothing of the GPU until it is used."""
+        self._waiting[name] = self._makers[name]()
 
     def use(self, name: str) -> System:
         """The system, awake and alone. Raises `TurnFailed`; one that could not sleep or wake is ended and never used again."""
@@ -127,10 +143,10 @@ class Turns:
         self._awake = name
 
     def _start(self, name: str) -> None:
-        system = self._up[name] = self._makers[name]()
+        system = self._up[name] = self._waiting.pop(name, None) or self._makers[name]()
         system.wait()
-        told = system.switches()[0] if isinstance(system, OursInTurns) else {}
-        self._note("started", system=name, seconds=system.started_s, switch=told, gpu_bytes=self._used_bytes())
+        found = system.wake() if isinstance(system, OursInTurns) else {"seconds": system.started_s}
+        self._note("started", system=name, **found, gpu_bytes=self._used_bytes())
 
     def _wait_free(self, name: str) -> None:
         deadline = monotonic() + _FREE_S
@@ -149,7 +165,8 @@ class Turns:
         return next((one for one in self._up.values() if isinstance(one, Served)), None)
 
     def stop(self) -> None:
-        for system in self._up.values():
+        systems = [*self._up.values(), *self._waiting.values()]
+        for system in systems:
             system.process.terminate()  # so that they end side by side
-        for system in self._up.values():
+        for system in systems:
             system.stop()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from enginebay.lab.measures.distribution import needed
 from enginebay.lab.profiles import arrivals
 from enginebay.lab.requests import Record, Request
 from enginebay.lab.validity.flow import highest
@@ -50,6 +51,22 @@ def expected_in_flight(share: float, streams: int) -> int:
     most = _MOST_IN_FLIGHT * streams
     left = 1 - (1 - _STEADY) * share
     return round(min(most, streams * _STEADY * share / left)) if left > 0 else round(most)
+
+
+def head_of(rate: float, seen: Mapping[float, float], capacity: float, streams: int) -> int:
+    """Requests to begin a window with: as many as ran at the end of the one at the nearest rate, or as expected. Pure.
+
+    `seen`: in flight at the end of earlier windows, by their rates.
+    """
+    if not seen:
+        return expected_in_flight(rate / capacity, streams)
+    nearest = min(seen, key=lambda one: abs(math.log(one / rate)))
+    return round(min(_MOST_IN_FLIGHT * streams, seen[nearest] * rate / nearest))
+
+
+def length(window_s: float, skip_s: float, rate: float) -> float:
+    """Seconds of a window that has enough requests for a P95. Pure."""
+    return max(window_s, skip_s + needed(95) / rate)
 
 
 def window(rate: float, fresh: Sequence[Request], skip_s: float, head: Sequence[Request], seed: int) -> Window:

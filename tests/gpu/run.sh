@@ -37,6 +37,9 @@ started=$SECONDS
 "$python" -m tests.gpu.prepare "$home/smollm2.gguf" 2>&1 | tee "$results/prepare.txt"
 echo "--- prepared in $((SECONDS - started)) s"
 
+"$python" -c 'import sys; from tests.contract.profiles import on_cuda; sys.exit(not on_cuda())' ||
+  { echo "there is no CUDA device that torch can use: every test would be skipped" >&2; exit 2; }
+
 # A part that is out of time is interrupted, so that it still says what it has found so far.
 part() {  # NAME SECONDS ARGUMENTS...
   local name=$1 seconds=$2 began=$SECONDS; shift 2

@@ -20,7 +20,7 @@ from enginebay.bundle.standalone import MANIFEST
 from enginebay.bundle.target import Target, glibc_needed
 from enginebay.bundle.trimming import Trim, cut
 from enginebay.bundle.wanted import Wanted, expected, name_in
-from enginebay.errors import ModelInvalid
+from enginebay.errors import ModelInvalid, UsageError
 from enginebay.fleet.children import operation
 from enginebay.fleet.environments.build import Report
 from enginebay.fleet.environments.commands import Commands
@@ -58,6 +58,12 @@ class _Set:
     paths: tuple[Path, ...]
     edges: tuple[Edge, ...]
     cuts: dict[str, Cut]  # by the wheel's file name
+
+
+def check_place(out: Path, force: bool) -> None:
+    """Said before anything is fetched, not after."""
+    if (out / MANIFEST).exists() and not force:
+        raise UsageError(f"{out} holds a bundle already", "take another folder, or write over it with --force")
 
 
 @operation()

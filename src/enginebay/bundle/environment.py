@@ -29,6 +29,7 @@ from enginebay.fleet.environments.commands import Commands
 from enginebay.fleet.environments.requires import canonical
 from enginebay.fleet.environments.store import STORE, claim, is_published, name_of, publish, sweep, write_json
 from enginebay.home import engines_dir, logs_dir
+from enginebay.wording import counted
 
 # pip only unpacks: what goes together was decided when the bundle was made. No index, no settings of this host.
 _OFFLINE = (
@@ -93,7 +94,7 @@ def _build(order: Order, folder: Path, lock: TextIO, report: Report) -> Environm
 def _pip(commands: Commands, order: Order, which: list[str]) -> None:
     if order.wheels:
         pip = [*_NO_SETTINGS, sys.executable, "-m", "pip", *which, "install", *_OFFLINE]
-        commands.run(f"installing {len(order.wheels)} packages", [*pip, *map(str, order.wheels)])
+        commands.run(f"installing {counted(len(order.wheels), 'package')}", [*pip, *map(str, order.wheels)])
 
 
 def _write_path_file(packages: Path, paths: tuple[str, ...], variables: Mapping[str, str]) -> None:

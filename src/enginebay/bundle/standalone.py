@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -56,9 +57,14 @@ def read_manifest(folder: Path) -> Json:
         names = [part["file"] for part in content["parts"]] + [content["bootstrap"]["file"]]
         paths = [one["file"]["path"] for one in content["packages"]]
         paths += [file["path"] for model in content["models"] for file in model["files"]]
+        missing = [key for key in ("platform", "arch", "python") if key not in content["target"]]
+        missing += [key for key in ("version", "packages") if key not in content["bay"]]
+        missing += [name for name in content["bay"].get("packages", ()) if name not in paths]
         harmless = all(map(_is_plain, names)) and all(map(is_inside, paths))
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise BundleError(f"{path} is not a whole manifest: {error}", "copy it again") from None
+    if missing:
+        raise BundleError(f"{path} is not a whole manifest: it lacks {', '.join(missing)}", "copy it again")
     if not harmless:
         raise BundleError(
             f"{path} names files outside the bundle", "do not use it: it was not made by `bay bundle create`"
@@ -140,8 +146,9 @@ def unpack(parts: Parts, stored: Json, to: Path, advance: Advance) -> None:
     """Write one file of the archive to `to`. Raises, and leaves nothing there, if it is not what was packed."""
     to.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
+    file = to.open("xb")  # what is there already is not ours to remove
     try:
-        with to.open("xb") as file:
+        with file:
             for chunk in parts.read(stored["offset"], stored["size"]):
                 digest.update(chunk)
                 file.write(chunk)
@@ -228,7 +235,17 @@ def main(arguments: list[str]) -> int:
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"install.py: {error}", file=sys.stderr)
         return 1
-    return subprocess.run([str(bay), "bundle", "install", str(folder), *rest], check=False).returncode
+    code = subprocess.run([str(bay), "bundle", "install", str(folder), *rest], check=False).returncode
+    if code == 0:
+        _say(f"all is installed; bay is {bay}")
+        _say(f"next: {_next_command(bay, manifest, rest)}")
+    return code
+
+
+def _next_command(bay: Path, manifest: Json, rest: Sequence[str]) -> str:
+    """What a person most likely wants now: a model served, or else to see what there is."""
+    models = [] if "--no-models" in rest else [model["manifest"]["name"] for model in manifest["models"]]
+    return shlex.join([str(bay), *(["serve", models[0]] if models else ["engines", "list"])])
 
 
 def _options(arguments: Sequence[str]) -> Any:

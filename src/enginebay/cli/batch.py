@@ -21,7 +21,10 @@ from enginebay.cli.stack_options import (
     open_stack_options,
     show_warnings,
 )
-from enginebay.fleet.batch import Job, Tally, finished, left_to_do, read_jobs, run_jobs
+from enginebay.config.keys import AUTO
+from enginebay.config.model import Config
+from enginebay.engines import registry
+from enginebay.fleet.batch import Common, Job, Tally, finished, left_to_do, read_jobs, run_jobs
 from enginebay.stack import AsyncStack
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -38,7 +41,11 @@ def batch(
         ),
     ],
     target: Annotated[
-        Path, typer.Argument(metavar="OUT.jsonl", help="One answer a line; what is there already is not done again")
+        Path,
+        typer.Argument(
+            metavar="OUT.jsonl",
+            help="One answer a line; what is there already is not done again, and must be of the same request",
+        ),
     ],
     *,
     model: Annotated[str, typer.Option("--model", "-m", help="The model for all lines")] = "smollm2",
@@ -56,14 +63,15 @@ def batch(
     sampling: dict[str, Any],
 ) -> int:
     """Run a file of requests. Interrupted, it goes on where it stopped."""
-    jobs = read_jobs(source)
+    options = open_stack_options(config, set_, offline, strict, engine)
+    jobs = read_jobs(source, _common(model, engine, raw, options["config"], sampling))
     done = finished(target, retry_failed)
     left = left_to_do(jobs, done, target)
     note(f"{len(jobs)} requests, {len(jobs) - len(left)} already answered in {target}")
     if not left:
         return 0
     progress = Progress()
-    stack = AsyncStack(model, say=progress.say, **open_stack_options(config, set_, offline, strict, engine), **sampling)
+    stack = AsyncStack(model, say=progress.say, **options, **sampling)
     try:
         stack.prepare()
     finally:
@@ -80,6 +88,14 @@ def batch(
         f"{tally.answered} answered, {tally.failed} failed, {tally.completion_tokens} tokens in {tally.elapsed_s:.1f} s{rate}"
     )
     return 1 if tally.failed else 0
+
+
+def _common(model: str, engine: str | None, raw: bool, config: Config, sampling: dict[str, Any]) -> Common:
+    """What all lines have in common, by flags or by the configuration."""
+    asked = engine or config.engine_for(model)
+    kind = asked.partition("==")[0]
+    configured = config.sampling if kind == AUTO else config.sampling_for(registry.spec(kind).kind, model)
+    return Common(model, asked, raw, {**configured, **sampling})
 
 
 async def _run(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from enginebay.cli.output import emit_json, note, table
+from enginebay.wording import counted
 
 if TYPE_CHECKING:
     from enginebay.bundle.manifest import Engine, Manifest
@@ -53,10 +54,11 @@ def create(
     extra: Annotated[
         list[str] | None, typer.Option("--extra", metavar="NAME", help="An extra of enginebay, such as lab")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over a bundle that is there")] = False,
 ) -> None:
     """Pack an engine, models and bay itself for a host that reaches no network."""
     from enginebay.bundle.amounts import size_of
-    from enginebay.bundle.create import Order
+    from enginebay.bundle.create import Order, check_place
     from enginebay.bundle.create import create as make
     from enginebay.bundle.target import target
     from enginebay.bundle.trimming import find_trim
@@ -83,6 +85,7 @@ def create(
         trim=find_trim(trim, [one.spec.kind for one in engines]) if trim else None,
         split=size_of(split) if split else None,
     )
+    check_place(order.out, force)
     with progress("bundle") as report:
         made = make(order, report, note)
     _describe_made(order.out, made)
@@ -92,9 +95,9 @@ def _describe_made(out: Path, made: Manifest) -> None:
     from enginebay.bundle.checking import fingerprint
     from enginebay.fleet.models.progress import amount
 
-    count = len(made.parts)
-    parts = f"{count} parts" if count > 1 else "one file"
-    note(f"{out}: {amount(made.size)} in {parts}, {len(made.packages)} packages, {len(made.models)} models")
+    parts = counted(len(made.parts), "part") if len(made.parts) > 1 else "one file"
+    packages, models = counted(len(made.packages), "package"), counted(len(made.models), "model")
+    note(f"{out}: {amount(made.size)} in {parts}, {packages}, {models}")
     note(f"fingerprint {fingerprint(made)}")
     note(f"on the other host: python{made.target['python']} {out.name}/install.py")
 
@@ -111,7 +114,8 @@ def verify(folder: Folder, json: Json = False) -> None:
     if found:
         raise not_usable(found)
     if not json:
-        note(f"all {len(manifest.parts)} parts are as they should be; fingerprint {fingerprint(manifest)}")
+        parts = "all {} parts are as they" if len(manifest.parts) > 1 else "the one part is as it"
+        note(f"{parts.format(len(manifest.parts))} should be; fingerprint {fingerprint(manifest)}")
 
 
 @app.command()

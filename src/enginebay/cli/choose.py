@@ -97,6 +97,7 @@ def choose(
         return
     need_lab()
     from enginebay.cli.choose_wish import read_wish
+    from enginebay.lab.foreseen import foreseen_of_search
     from enginebay.lab.runs.folders import runs_dir
 
     output.check_target(out, force)
@@ -106,6 +107,8 @@ def choose(
     points, given = _points(model, loaded, config, preset, flags, engines, wish, ignore_warnings)
     study_id = datetime.now(UTC).strftime("choose-%Y%m%d-%H%M%S")
     plan = Plan(model, points, wish, given, study_id, runs or runs_dir())
+    for line in foreseen_of_search(wish):
+        note(line)
     ranking = _measure(plan)
     _report(plan, ranking, loaded, out, json, even_if_invalid)
 

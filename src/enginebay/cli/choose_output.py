@@ -81,7 +81,7 @@ def config_of(point: Point, found: Candidate, wish: Wish) -> dict[str, Any]:
         "slo": dict(wish.slo),
         "workload": _without_requests(point.workload),
         "profile": {**wish.profile, "rate": found.rate},
-        "limits": {"requests": wish.requests},
+        "limits": {"requests": found.requests or wish.requests},
     }
 
 

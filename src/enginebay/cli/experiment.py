@@ -15,6 +15,7 @@ from enginebay.cli.output import emit_json, note, table
 from enginebay.cli.stack_options import Offline, SetKey
 from enginebay.config.sources import assignment_flags
 from enginebay.errors import ConfigError, EnginebayError, UsageError
+from enginebay.wording import counted
 
 if TYPE_CHECKING:
     from enginebay.config.points import Dropped
@@ -103,6 +104,7 @@ def experiment(
             else of_engines(config, preset, flags, model, tokenizer, ignore_warnings)
         )
         _show_dropped(dropped)
+        _show_foreseen(points, cycle_count)
         if dry_run:
             _show_plan(points, cycle_count, json)
             return
@@ -250,10 +252,10 @@ def _run(folder: Path, plan: Study, admin_key_env: str | None) -> Outcome:
     progress.say("measuring the load client itself")
     ceiling = calibrate()
     progress.clear()
-    note(f"{plan.id}: {len(plan.steps)} runs of {len(plan.points)} points")
+    note(f"{plan.id}: {counted(len(plan.steps), 'run')} of {counted(len(plan.points), 'point')}")
     note(
         f"this client can take {ceiling.tokens_per_s:,.0f} streamed tokens/s and send {ceiling.requests_per_s:,.0f} "
-        f"requests/s here ({ceiling.processes} processes)"
+        f"requests/s here ({counted(ceiling.processes, 'process', 'processes')})"
     )
     bench = Bench(
         runs=folder, study_id=plan.id, ceiling=ceiling, config=plan.config, headers=text_headers(urls, os.environ),
@@ -279,13 +281,21 @@ def _show_dropped(dropped: list[Dropped]) -> None:
         note(f"left out: {one.label}: {'; '.join(one.reasons)}")
 
 
+def _show_foreseen(points: list[Point], cycles: int) -> None:
+    from enginebay.lab.foreseen import foreseen
+
+    for line in foreseen(points, cycles):
+        note(line)
+
+
 def _show_plan(points: list[Point], cycles: int, json: bool) -> None:
     if json:
         emit_json({"cycles": cycles, "points": [point.as_data() for point in points]})
         return
     rows = [(number, point.label, point.model, _described(point)) for number, point in enumerate(points, 1)]
     table(("POINT", "LABEL", "MODEL", "WORKLOAD"), rows)
-    note(f"{len(points)} points in {cycles} cycles are {len(points) * cycles} runs; nothing was run")
+    whole = f"{counted(len(points), 'point')} in {counted(cycles, 'cycle')}: {counted(len(points) * cycles, 'run')}"
+    note(f"{whole}; nothing was run")
 
 
 def _described(point: Point) -> str:
@@ -295,7 +305,9 @@ def _described(point: Point) -> str:
     plan = read_plan(point)
     lengths = {name: point.workload[name] for name in ("input_tokens", "output_tokens") if name in point.workload}
     said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in lengths.items())
-    return f"{point.workload['kind']}: {how_many(plan) or 'all'} requests{f', {said}' if said else ''}"
+    count = how_many(plan)
+    requests = "all requests" if count is None else counted(count, "request")
+    return f"{point.workload['kind']}: {requests}{f', {said}' if said else ''}"
 
 
 def _report(outcome: Outcome, folder: Path, allow_mixed: bool, json: bool) -> None:

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from enginebay.cli.output import note
+from enginebay.wording import counted
 
 if TYPE_CHECKING:
     from enginebay.errors import EnginebayError
@@ -24,6 +25,7 @@ class StudyProgress:
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
         self._head = ""
+        self._said = ""  # the phase told last
         self._told_s = 0.0
         self._began_s = self._first_s = time.monotonic()
         self._done = 0
@@ -40,6 +42,9 @@ class StudyProgress:
 
     def say(self, text: str) -> None:
         self._line(f"{text}{self._outlook()}")
+        if not self._terminal and text != self._said:
+            self._said = text
+            note(f"{self._head}: {text}" if self._head else text)
 
     def live(self, live: Live, requests: int) -> None:
         now = time.monotonic()
@@ -98,5 +103,5 @@ def _figures(run: Run) -> str:
     if median_s is not None:
         parts.append(f"median TTFT {median_s * 1000:.0f} ms")
     if measures.get("errors"):
-        parts.append(f"{measures['errors']} errors")
+        parts.append(counted(measures["errors"], "error"))
     return ", ".join(parts)

@@ -101,8 +101,7 @@ def aggregate(names: Names, allow_mixed: AllowMixed = False, json: Json = False,
     if json:
         emit_json(found)
         return
-    for point in found:
-        _show_aggregate(point)
+    _show_aggregates(found)
 
 
 @app.command()
@@ -146,8 +145,7 @@ def show_outcome(study_id: str, runs: Sequence[Run], allow_mixed: bool, json: bo
     if json:
         emit_json({"study": study_id, "points": [*means, *mixed], "comparisons": against})
         return
-    for found in (*means, *mixed):
-        _show_aggregate(found)
+    _show_aggregates([*means, *mixed])
     for comparison in against:
         _show_comparison(comparison)
 
@@ -244,7 +242,8 @@ def _show_comparison(found: dict[str, Any]) -> None:
 
 
 def _parity_rows(parity: dict[str, Any]) -> list[tuple[str, Any]]:
-    rows = [(name, value) for name, value in parity.items() if name not in ("absent", "first_divergence")]
+    told = {name: value for name, value in parity.items() if name not in ("absent", "first_divergence")}
+    rows = [(name, float(f"{value:.4g}") if isinstance(value, float) else value) for name, value in told.items()]
     if parity["first_divergence"]:
         rows.append(("first_divergence (median position)", parity["first_divergence"]["median"]))
     return [*((name, value) for name, value in rows if value is not None), *parity["absent"].items()]
@@ -259,6 +258,12 @@ def _compared(name: str, figure: dict[str, Any], valid: bool) -> tuple[str, ...]
     return name, *sides, *gaps, figure["outlook"] if valid else "not to be believed: see above"
 
 
+def _show_aggregates(points: Sequence[dict[str, Any]]) -> None:
+    for point in points:
+        _show_aggregate(point)
+    _explain_mark(any(point["verdict"] == "invalid" for point in points))
+
+
 def _show_aggregate(point: dict[str, Any]) -> None:
     from enginebay.lab.runs.figures import headlines
 
@@ -270,7 +275,6 @@ def _show_aggregate(point: dict[str, Any]) -> None:
         ("FIGURE", "MEAN [95%]", "RUNS"),
         [(name, _interval(figures[name]) + mark, figures[name]["count"]) for name in headlines(figures)],
     )
-    _explain_mark(bool(mark))
     print()
 
 

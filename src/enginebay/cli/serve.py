@@ -181,8 +181,9 @@ def _announce_model(place: Place, known: list[str], announce: Callable[..., None
 
     plan, facts = place.variant.plan, place.facts
     if plan is None:
-        assert place.variant.error is not None
-        show_warnings([f"{place.name}: {place.variant.error.message}"])
+        error = place.variant.error
+        assert error is not None
+        show_warnings([f"{place.name}: {error.message}" + (f"; {error.hint}" if error.hint else "")])
         return
     facts_warnings = facts.warnings if facts is not None else ()
     show_warnings([line for line in (*plan.warnings, *facts_warnings) if line not in known])

@@ -142,7 +142,7 @@ def headline(about: Summary, found: Sequence[Row]) -> str:
     if about.uptime_s is not None:
         parts.append(f"up {span(about.uptime_s)}")
     if about.connections is not None:
-        parts.append(f"{_count(about.connections)} connections")
+        parts.append(f"{_count(about.connections)} connection{'' if about.connections == 1 else 's'}")
     parts.append(f"{_per_second(sum(row.requests_per_s for row in found))} req/s")
     parts.append(f"{_per_second(sum(row.completion_tokens_per_s for row in found))} tok/s out")
     if about.refused_per_s:

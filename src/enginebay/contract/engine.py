@@ -39,7 +39,9 @@ class Sink(Protocol):
 
     def error(self, number: int, error: EnginebayError) -> None: ...
 
-    def flush(self) -> None: ...
+    def flush(self, ends_step: bool = True) -> None:
+        """What was put leaves now. `ends_step`: with it everything is put that the engine computed together; what that took
+        is divided among those it was put for. Engines that flush single tokens may leave it."""
 
 
 class Engine(Protocol):

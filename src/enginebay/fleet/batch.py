@@ -1,8 +1,9 @@
 """A file of requests, run at the engine's full batch and written as answers come, so that it can be resumed.
 
 In: one JSON object a line with `prompt` (text) or `messages` (a chat), optionally `id` (or `custom_id`), `raw`, and any
-sampling parameter. Out: one object a line with the same `id`, a digest of the request, and `text` or `error`. Lines are written whole, in the
-order in which answers are ready.
+sampling parameter. Out: one object a line with the same `id`, `text` or `error`, and two short hashes: `request` of the
+line, `asked` of all that was asked (the line with the parameters given for all, the model, the engine asked for). Lines
+are written whole, in the order in which answers are ready.
 """
 
 from __future__ import annotations
@@ -13,14 +14,33 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from enginebay.contract import Delta, GenerateRequest
 from enginebay.contract.messages import Done
 from enginebay.errors import Cancelled, EnginebayError, UsageError, WorkerDied
 from enginebay.fleet.model_worker import ModelWorker
+
+_NAMED = 10  # of the wrong lines, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What is asked of all lines alike. Settings are none of it: a run may go on with a smaller batch."""
+
+    model: str = ""
+    engine: str = ""  # as asked for, such as "auto"
+    raw: bool = False
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Answered(NamedTuple):
+    """What an answer in the file is an answer to."""
+
+    request: str
+    asked: str | None  # None: written before there was this field
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +49,27 @@ class Job:
     prompt: str | Sequence[Mapping[str, Any]]
     raw: bool
     sampling: Mapping[str, Any]
+    common: Common = field(default_factory=Common)
 
     @property
     def digest(self) -> str:
         """Changes with anything the line asks for, so that an answer is never taken for another question's."""
-        asked = json.dumps([self.prompt, self.raw, dict(self.sampling)], sort_keys=True, ensure_ascii=False)
-        return hashlib.sha256(asked.encode()).hexdigest()[:16]
+        return _short_hash([self.prompt, self.raw, dict(self.sampling)])
+
+    @property
+    def asked(self) -> str:
+        """Changes with anything that is asked, by the line or of all lines."""
+        common = self.common
+        sampling = {**common.sampling, **self.sampling}
+        return _short_hash([common.model, common.engine, self.prompt, common.raw or self.raw, sampling])
+
+    def is_answered_by(self, found: Answered) -> bool:
+        return found.request == self.digest if found.asked is None else found.asked == self.asked
+
+
+def _short_hash(content: Any) -> str:
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False, default=asdict)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 @dataclass(slots=True)
@@ -46,74 +81,90 @@ class Tally:
     started: float = field(default_factory=time.monotonic)
 
 
-def read_jobs(path: Path) -> list[Job]:
-    """All requests of a file. Raises UsageError with the line number for the first one that is wrong."""
+def read_jobs(path: Path, common: Common | None = None) -> list[Job]:
+    """All requests of a file. Raises UsageError that names the lines that are wrong."""
     try:
         lines = path.read_bytes().split(b"\n")  # not splitlines(): JSON texts may hold other line ends
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    jobs, seen = [], set()
+    jobs, wrong = dict[str, Job](), list[UsageError]()
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        job = _job(line, number, path)
-        if job.id in seen:
-            raise UsageError(
-                f"{path}, line {number}: the id {job.id!r} is there twice", "give every request its own id"
-            )
-        seen.add(job.id)
-        jobs.append(job)
-    return jobs
+        try:
+            job = _job(line, number, common or Common())
+            if job.id in jobs:
+                raise UsageError(f"line {number}: the id {job.id!r} is there twice", "give every request its own id")
+            jobs[job.id] = job
+        except UsageError as error:
+            wrong.append(error)
+    if wrong:
+        raise _wrong_lines(path, wrong)
+    return list(jobs.values())
 
 
-def _job(line: bytes, number: int, path: Path) -> Job:
+def _wrong_lines(path: Path, wrong: Sequence[UsageError]) -> UsageError:
+    if len(wrong) == 1:
+        return UsageError(f"{path}, {wrong[0].message}", wrong[0].hint)
+    listed = [error.message for error in wrong[:_NAMED]]
+    if len(wrong) > _NAMED:
+        listed.append(f"and {len(wrong) - _NAMED} more")
+    return UsageError("\n  ".join([f"{path} has {len(wrong)} wrong lines", *listed]), "nothing was run: correct them")
+
+
+def _job(line: bytes, number: int, common: Common) -> Job:
     try:
         data = json.loads(line)
     except ValueError as error:
-        raise UsageError(f"{path}, line {number} is not valid JSON: {error}") from None
+        raise UsageError(f"line {number} is not valid JSON: {error}") from None
     if not isinstance(data, dict) or ("prompt" in data) == ("messages" in data):
-        raise UsageError(f"{path}, line {number} needs either `prompt` or `messages`")
+        raise UsageError(f"line {number} needs either `prompt` or `messages`")
     name = data.pop("id", data.pop("custom_id", number))
     prompt = data.pop("prompt", None)
     messages = data.pop("messages", None)
     if not isinstance(prompt if messages is None else messages, str if messages is None else list):
-        raise UsageError(f"{path}, line {number}: `prompt` is a text, `messages` a list")
+        raise UsageError(f"line {number}: `prompt` is a text, `messages` a list")
     raw = bool(data.pop("raw", False))
     if raw and messages is not None:
-        raise UsageError(f"{path}, line {number}: `raw` is for `prompt`; `messages` are always rendered as a chat")
-    return Job(str(name), prompt if messages is None else messages, raw, data)
+        raise UsageError(f"line {number}: `raw` is for `prompt`; `messages` are always rendered as a chat")
+    return Job(str(name), prompt if messages is None else messages, raw, data, common)
 
 
-def left_to_do(jobs: Sequence[Job], done: Mapping[str, str], path: Path) -> list[Job]:
-    """Jobs without an answer. An answer to another question under the same id is an error, not an answer."""
-    for job in jobs:
-        if done.get(job.id, job.digest) != job.digest:
-            raise UsageError(
-                f"{path} has an answer to another request under the id {job.id!r}",
-                "the requests have changed since: name another file for their answers",
-            )
+def left_to_do(jobs: Sequence[Job], done: Mapping[str, Answered], path: Path) -> list[Job]:
+    """Jobs without an answer. An answer to something else under the same id is an error, not an answer."""
+    others = [job for job in jobs if job.id in done and not job.is_answered_by(done[job.id])]
+    if others:
+        first = others[0]
+        if done[first.id].request != first.digest:
+            what = "answers to another request"
+        else:
+            what = "answers by another model or engine, or with other parameters,"
+        raise UsageError(
+            f"{path} has {what} under {len(others)} of {len(jobs)} ids, first {first.id!r}",
+            "name another file for the answers, or remove this one to begin anew",
+        )
     return [job for job in jobs if job.id not in done]
 
 
-def finished(path: Path, retry_failed: bool = False) -> dict[str, str]:
-    """Ids that have their answer, with the digest of what was asked. What a crash cut off, and with `retry_failed` what failed, leaves the file."""
+def finished(path: Path, retry_failed: bool = False) -> dict[str, Answered]:
+    """Ids that have their answer, with what was asked. What a crash cut off, and with `retry_failed` what failed, leaves the file."""
     try:
         path.open("ab").close()  # a place that cannot be written to is found before a model is loaded
         lines = path.read_bytes().splitlines(keepends=True)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}", "name another file") from None
-    kept, found = [], dict[str, str]()
+    kept, found = [], dict[str, Answered]()
     for line in lines:
         try:
             answer = json.loads(line)
-            name, digest = str(answer["id"]), str(answer["request"])
+            name, to = str(answer["id"]), Answered(str(answer["request"]), answer.get("asked"))
         except (ValueError, KeyError, TypeError):
             if line.endswith(b"\n"):
                 raise UsageError(f"{path} is not a file of answers", "name another file, or remove this one") from None
             continue
         if line.endswith(b"\n") and not (retry_failed and "error" in answer):
             kept.append(line)
-            found[name] = digest
+            found[name] = to
     if len(kept) < len(lines):
         fresh = path.with_name(f".{path.name}.{os.getpid()}")
         fresh.write_bytes(b"".join(kept))
@@ -175,6 +226,7 @@ async def _one(
         return {
             "id": job.id,
             "request": job.digest,
+            "asked": job.asked,
             "error": {"kind": error.kind, "message": error.message, "param": error.param},
         }
     tally.answered += 1
@@ -183,6 +235,7 @@ async def _one(
     return {
         "id": job.id,
         "request": job.digest,
+        "asked": job.asked,
         "text": texts[0],
         **({"texts": texts} if len(texts) > 1 else {}),
         **({"logprobs": [logprobs[choice] for choice in sorted(logprobs)]} if any(logprobs.values()) else {}),

@@ -83,7 +83,7 @@ class Fleet:
             assert place.worker is not None
             place.hand(1)
             return place.worker.resident
-        self._refuse_in_trouble(place)
+        self.refuse_in_trouble(place)
         if queued and self._waiters.clients >= self.config.queue:
             raise Overloaded(
                 f"{self._waiters.clients} requests already wait for models to be loaded", "try again later",
@@ -282,7 +282,7 @@ class Fleet:
             )  # fmt: skip
         self._waiters.refuse(refusal.id, error)
 
-    def _refuse_in_trouble(self, place: Place) -> None:
+    def refuse_in_trouble(self, place: Place) -> None:
         """At once, so that whoever has another engine to ask need not wait for the next try of this one."""
         if place.variant.error is not None:
             raise place.variant.error.with_traceback(None)  # else each time would add to it

@@ -112,6 +112,7 @@ class Place:
             min_residency_s=self.min_residency_s,
             raise_s=self._raise_s(now),
             not_before=self.not_before,
+            comes_back=self.comes_back,
         )
 
     def leave_for(self, depth: Depth) -> None:

@@ -6,7 +6,7 @@
 Requests wait for models, not for places in a line: the model of the oldest request is raised next, and all who wait for
 it are served together. While it cannot be raised, a younger one may only take what it does not need. Room is made by who
 is idle, least recently used first, then by closing the doors of busy ones; a model with a request in flight is never
-moved, a pinned one never lowered.
+moved, a pinned one never lowered. One that died comes back beside whatever is being raised, if there is room for it.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class _Plan:
     def _can_raise(self, model: Holding) -> bool:
         return (
             not model.moving
-            and self._account.raising < self._rules.parallel_raises
+            and (model.comes_back or self._account.raising < self._rules.parallel_raises)
             and self._account.fits_now(extra(model, Depth.AWAKE))
         )
 

@@ -41,6 +41,7 @@ class Holding:
     min_residency_s: float = 0.0
     raise_s: float = 0.0  # expected, from here to awake; of an awake one: to raise it again
     not_before: float = 0.0  # after a failure: not to be raised earlier
+    comes_back: bool = False  # it was awake and died: it does not wait for others to be raised
 
     @property
     def serves(self) -> bool:

@@ -49,6 +49,7 @@ class Candidate:
     confirmed: bool = False
     sure: bool = False  # so many requests kept it that chance alone is no explanation
     limit: str = ""  # why nothing above was tried
+    requests: int | None = None  # of the last run at the rate
     kept: Sequence[Kept] = ()  # at the rate, all its runs together
     capacity: float | None = None  # answers a second in a closed loop, whatever they take
     figures: Mapping[str, float] = field(default_factory=dict)  # of the run that confirmed it

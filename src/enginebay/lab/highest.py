@@ -171,7 +171,7 @@ def _found(found: Candidate, end: End, tries: list[Try], runs: list[tuple[Run, l
     at_rate = [one for one, tried in zip(runs, tries, strict=True) if tried.rate == end.rate and tried.met]
     run, kept = at_rate[-1][0], candidates.together([one for _, one in at_rate])
     found = replace(
-        found, rate=end.rate, kept=kept, sure=candidates.surely_kept(kept), figures=_figures(run),
+        found, rate=end.rate, requests=len(run.records()), kept=kept, sure=candidates.surely_kept(kept), figures=_figures(run),
         energy=candidates.energy_of(run.measures, run.reasons),
     )  # fmt: skip
     return candidates.judged(found, end, run.reasons, above_doubtful)

@@ -104,18 +104,26 @@ class Orders:
         return {**self._row(place), "already": already}
 
     async def _sleep(self, model: str) -> dict[str, Any]:
-        place = self._fleet.place(model)
-        if place.depth is Depth.COLD:
+        loaded = self._loaded(model)
+        if not loaded:
             raise InvalidRequest(f"{model} is not loaded, so it cannot sleep", "load it first", param="model")
-        if place.asleep is None:
-            raise InvalidRequest(f"{place.variant.kind} cannot put {model} to sleep", "unload it", param="model")
+        place = next((one for one in loaded if one.asleep is not None), None)
+        if place is None:
+            raise InvalidRequest(f"{loaded[0].variant.kind} cannot put {model} to sleep", "unload it", param="model")
         await self._fleet.lower(place, Depth.ASLEEP)
         return self._row(place)
 
     async def _unload(self, model: str) -> dict[str, Any]:
-        place = self._fleet.place(model)
-        await self._fleet.lower(place, Depth.COLD)
-        return self._row(place)
+        loaded = self._loaded(model) or [self._fleet.place(model)]
+        for place in loaded:
+            await self._fleet.lower(place, Depth.COLD)
+        return self._row(loaded[-1])
+
+    def _loaded(self, model: str) -> list[Place]:
+        """What is loaded of that name: of a model's own name its fallbacks, too, since they answer to it."""
+        named = self._fleet.place(model)
+        chain = [one for one in self._fleet.places.values() if one.variant.model == named.variant.model]
+        return [one for one in (chain if named.variant.first else [named]) if one.depth is not Depth.COLD]
 
     async def _switch(self, from_: str, to: str) -> dict[str, Any]:
         """The one leaves, to sleep if it can, and the other comes."""
@@ -144,10 +152,11 @@ class Orders:
         return self._fleet.switches.to_json()
 
     async def _logs(self, model: str, lines: int = 100) -> dict[str, Any]:
-        place = self._fleet.place(model)
-        if place.variant.plan is None:
+        places = [self._fleet.place(model), *self._loaded(model)]
+        plan = next((one.variant.plan for one in places if one.variant.plan is not None), None)
+        if plan is None:
             raise InvalidRequest(f"{model} has no log: it was never started", param="model")
-        return {"lines": await asyncio.to_thread(last_lines, place.variant.plan.launch.log, lines)}
+        return {"lines": await asyncio.to_thread(last_lines, plan.launch.log, lines)}
 
     # Changes
 

@@ -76,7 +76,8 @@ class Supervisor:
         return await self.fleet.want(name, patience_s, broken)
 
     async def look_ahead(self, name: str, wish: bool = False) -> Outlook:
-        if wish and not self.fleet.place(name).ready:
+        if wish and not (place := self.fleet.place(name)).ready:
+            self.fleet.refuse_in_trouble(place)
             self.fleet.wish(name)
         return self.fleet.outlook(name)
 
@@ -155,10 +156,9 @@ class Supervisor:
         self._serving()
         try:
             await self._stop.asked
-            drain_s = self.wanted.config.server.drain_s
-            instance.log.event("stopping", drain_s=drain_s, note="once more ends at once")
+            self._log_stopping()
             await instance.drain()
-            instance.log.event("stopped")
+            self._log.event("stopped")
         finally:
             await instance.close()
 
@@ -180,10 +180,15 @@ class Supervisor:
                         with contextlib.suppress(EnginebayError, OSError, TimeoutError):  # else in the next round
                             children[place] = await self._child(handlers)
             self._sock.close()  # with ours open, connections would wait for somebody to accept them
+            self._log_stopping()
             drain_s = self.wanted.config.server.drain_s
             await asyncio.gather(*(child.drain(drain_s) for child in children))
+            self._log.event("stopped")
         finally:
             await asyncio.gather(*(child.close() for child in children))
+
+    def _log_stopping(self) -> None:
+        self._log.event("stopping", drain_s=self.wanted.config.server.drain_s, note="once more ends at once")
 
     def _handlers(self, rates: Rates) -> dict[str, Handler]:
         async def take(key: Key) -> Verdict:

@@ -33,7 +33,8 @@ async def wait_for(
     if call.give_up_at is None:
         call.give_up_at = time.monotonic() + wait_s
     if wait_s == 0:
-        ahead = await fleet.look_ahead(session.name, wish=True)
+        coming = isinstance(call.first_error, Overloaded)  # another engine of the chain, which was wished for
+        ahead = await fleet.look_ahead(session.name, wish=not coming)
         if ahead.state != "awake":  # else it is only this process that has not met its worker yet
             raise Overloaded(str(ahead), "wait for it, or try again later", retry_after_s=ahead.seconds)
     reaching = asyncio.ensure_future(_reach(session, fleet, call.give_up_at, limits, metrics))

@@ -218,10 +218,10 @@ class Ledger:
         if live is not None:
             live.prompt_tokens, live.tokens, live.cached_tokens = prompt_tokens, completion_tokens, cached_tokens
 
-    def flush(self) -> None:
+    def flush(self, ends_step: bool = True) -> None:
         self.flushes += 1
         self.moved_at = time.monotonic()
-        if (metering := self._metering) is not None:
+        if ends_step and (metering := self._metering) is not None:
             metering.flush()
         for outbox in self._outboxes:
             outbox.wake()

@@ -102,7 +102,7 @@ class Fleet:
         return answer.json()
 
     def try_order(self, place: str, body: Any = None) -> httpx.Response:
-        method = "GET" if place in ("ps", "switches") else "POST"
+        method = "GET" if place.partition("?")[0] in ("ps", "switches", "logs") else "POST"
         return httpx.request(method, f"{self.server.url}/admin/{place}", json=body, headers=self.headers, timeout=240)
 
     def models(self) -> dict[str, dict[str, Any]]:

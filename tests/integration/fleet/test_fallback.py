@@ -141,6 +141,34 @@ def test_a_queue_that_is_too_long(tmp_path: Path) -> None:
         assert "x-enginebay-fallback" not in fleet.ask("able").headers
 
 
+# What whoever does not wait, and an administrator, has of a chain
+
+
+def test_who_does_not_wait_has_one_engine_loaded(tmp_path: Path) -> None:
+    found = {
+        "slow": _chain(load_s=3),
+        "missing": {**SMALL["llamacpp"], "engine": "vllm", "load": "use", "fallback": ["llamacpp"]},
+    }
+    with fleet_of(found, home_with(tmp_path, "models"), max_awake=4, min_residency_s=0) as fleet:
+        refused = fleet.ask("slow", {"prefer": "wait=0"})
+        assert refused.status_code == 503 and "slow is" in refused.json()["error"]["message"]
+        until(lambda: fleet.states()["slow"] == "awake", 20, "the first engine of the chain")
+        assert fleet.states()["slow@llamacpp"] == "cold"
+        assert fleet.ask("missing", {"prefer": "wait=0"}).status_code == 503
+        until(lambda: fleet.states()["missing@llamacpp"] == "awake", 20, "the engine that can be had")
+
+
+def test_orders_to_a_model_reach_the_engine_that_serves_it(chains: Fleet) -> None:
+    _fell_back(chains, "missing", "llamacpp instead of vllm: unavailable")
+    assert chains.order("logs?model=missing")["lines"] == chains.order("logs?model=missing@llamacpp")["lines"] != []
+    assert chains.order("sleep", {"model": "missing"})["state"] == "asleep"
+    assert chains.states()["missing@llamacpp"] == "asleep"
+    assert chains.order("unload", {"model": "missing"})["state"] == "cold"
+    assert chains.states()["missing@llamacpp"] == "cold"
+    refused = chains.try_order("sleep", {"model": "missing"})
+    assert refused.status_code == 400 and "not loaded" in refused.text
+
+
 # What does not
 
 

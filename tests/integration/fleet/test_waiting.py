@@ -12,7 +12,7 @@ import pytest
 from openai import APIError, InternalServerError
 
 from tests.integration.fleet.asking import BODY, CHAT, HELLO, Beside, Fleet, fake, fleet_of
-from tests.integration.fleet.site import until
+from tests.integration.fleet.site import until, worker_of
 from tests.integration.server.raw_http import connect, request
 
 LOAD_S = 5.0
@@ -178,3 +178,15 @@ def test_no_wait_is_longer_than_the_configuration_allows(tmp_path_factory: pytes
         assert fleet.ask("slow", {"prefer": "wait=60"}).status_code == 503
         assert 1 <= time.monotonic() - began < 2.5
         assert httpx.get(f"{fleet.server.url}/v1/models/slow").json()["enginebay"]["state"] == "loading"
+
+
+def test_a_model_that_dies_comes_back_beside_a_load(tmp_path_factory: pytest.TempPathFactory) -> None:
+    models = {"chat": fake(), "slow": fake(load_s=8.0)}
+    with fleet_of(models, tmp_path_factory.mktemp("home"), backoff_s=0, max_awake=2) as fleet:
+        fleet.says("chat")
+        loading = Beside(fleet.says, "slow")
+        until(lambda: fleet.states()["slow"] == "loading", 5, "the load")
+        worker_of(fleet.server, "chat").kill()
+        assert len(fleet.says("chat")) == 4
+        assert fleet.states()["slow"] == "loading"
+        loading.result()

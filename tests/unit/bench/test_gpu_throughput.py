@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from bench.gpu.throughput import OUTPUT, Arrivals, PoissonPart, Study, poisson, poisson_systems, study
+from bench.gpu.throughput import OUTPUT, Arrivals, PoissonPart, Study, chosen, poisson, servers, study
 from enginebay.lab.requests import Request
 
 NAMES = ["offline", "ours", "vllm serve", "vllm serve-4"]
@@ -34,9 +34,9 @@ class _Noted(Study):
         return True
 
 
-def _studied(part: PoissonPart) -> _Noted:
+def _studied(part: PoissonPart, closed: Sequence[str] | None = None) -> _Noted:
     work = _Noted()
-    study(work, {4: 2}, part)
+    study(work, closed or NAMES, {4: 2}, part)
     return work
 
 
@@ -64,9 +64,16 @@ def test_the_slowest_rate_still_sends_one() -> None:
     assert len(poisson(0.1, 3.0, 1).times) == 1
 
 
-def test_arrivals_go_to_all_servers_or_to_those_named() -> None:
-    assert poisson_systems(NAMES, None) == ["ours", "vllm serve", "vllm serve-4"]
-    assert poisson_systems(NAMES, ["vllm serve"]) == ["vllm serve"]
-    for wrong in ("offline", "vllm serve-8"):
-        with pytest.raises(SystemExit, match=f"{wrong} is none of the servers"):
-            poisson_systems(NAMES, [wrong])
+def test_a_closed_loop_is_made_of_those_named_and_arrivals_of_others() -> None:
+    order = _studied(PoissonPart(["ours", "vllm serve-4"], 1, 10.0), ["ours", "vllm serve"]).order
+    assert [one for one in order if not one.startswith("warm-up")] == [
+        "closed 4 ours", "closed 4 vllm serve", "poisson ours", "poisson vllm serve-4", "closed 4 vllm serve", "closed 4 ours",
+    ]  # fmt: skip
+
+
+def test_all_are_chosen_or_those_named() -> None:
+    assert servers(NAMES) == ["ours", "vllm serve", "vllm serve-4"]
+    assert chosen(NAMES, None, "--closed-systems") == NAMES
+    assert chosen(NAMES, ["vllm serve"], "--closed-systems") == ["vllm serve"]
+    with pytest.raises(SystemExit, match="--closed-systems: vllm serve-8 is none of offline, ours"):
+        chosen(NAMES, ["vllm serve-8"], "--closed-systems")

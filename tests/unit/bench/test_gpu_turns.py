@@ -33,10 +33,8 @@ class _Double:
 
     def wait(self) -> None:
         self._moved("start")
-        self._machine.awake.add(self.name)
-
-    def switches(self) -> list[dict[str, Any]]:
-        return [{}]
+        if isinstance(self, OfflineInTurns):  # ours takes nothing until it is ordered to
+            self._machine.awake.add(self.name)
 
     def sleep(self) -> Mapping[str, Any]:
         self._moved("sleep")
@@ -84,9 +82,20 @@ def test_one_sleeps_before_the_other_comes() -> None:
         turns.use(name)
         assert machine.awake == {name}
     assert machine.log == [
-        "offline start", "offline sleep", "ours start", "ours sleep", "offline wake", "offline sleep", "ours wake",
+        "offline start", "offline sleep", "ours start", "ours wake", "ours sleep", "offline wake", "offline sleep", "ours wake",
     ]  # fmt: skip
     assert events[-2:] == ["offline asleep", "ours awake"]
+
+
+def test_one_that_was_prepared_is_the_one_that_is_used() -> None:
+    machine = _Machine()
+    turns, _ = _turns(machine)
+    made: list[System] = []
+    make = turns._makers["ours"]
+    turns._makers = {**turns._makers, "ours": lambda: made.append(make()) or made[-1]}  # type: ignore[func-returns-value]
+    turns.prepare("ours")
+    turns.use("offline")
+    assert turns.use("ours") is made[0] and len(made) == 1
 
 
 def test_one_that_cannot_sleep_is_ended_and_the_other_goes_on() -> None:
@@ -119,7 +128,7 @@ def test_the_summary_pairs_runs_by_cycle_and_says_what_is_missing() -> None:
     lines = [
         _closed("offline", 0, 3400.0), _closed("ours", 0, 3300.0), _closed("ours", 1, 3500.0), _closed("offline", 1, 3600.0),
         {**_closed("offline", 2, 9000.0), "gpu_energy_j": 20.0},
-        {"event": "window", "latency": "ttft", "output": 128, "rate": 25.0, "met": True, "p95_s": 0.5, "in_flight": [180, 190]},
+        {"event": "window", "latency": "ttft", "output": 128, "rate": 25.0, "met": True, "p95_s": 0.5, "judged": 300, "in_flight": [180, 190]},
         {"event": "found", "latency": "ttft", "output": 128, "rate": 25.0, "above": 26.0, "confirmed": True},
         {"event": "found", "latency": "e2e", "output": 32, "rate": None, "above": None, "confirmed": False},
         {"event": "alone", "output": 32, "seconds": 0.9},
@@ -132,6 +141,9 @@ def test_the_summary_pairs_runs_by_cycle_and_says_what_is_missing() -> None:
     assert "1.70 times the 2,000 wanted of one GPU" in "\n".join(summary(lines, wanted=2000.0))
     assert f"P95 ttft under {LIMIT_S * 1e3:.0f} ms, 128 tokens out: 25 requests/s" in told
     assert "0.200 GPU J per output token" in told
-    assert "25 requests/s = 3,200 output tok/s, confirmed; missed at 26; P95 500 ms, in flight 180 to 190" in told
+    assert (
+        "25 requests/s = 3,200 output tok/s, confirmed; missed at 26; P95 500 ms of 300 requests, in flight 180 to 190"
+        in told
+    )
     assert "32 tokens out: no rate found (alone it takes 0.900 s)" in told
     assert "LEFT OUT: pairs from 3 of 5 on (60 s, 20 s were left)" in told

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from bench.gpu.windows import Window, expected_in_flight, in_flight_by_thirds, judge, mean_in_flight, window
+from bench.gpu.windows import (
+    Window,
+    expected_in_flight,
+    head_of,
+    in_flight_by_thirds,
+    judge,
+    length,
+    mean_in_flight,
+    window,
+)
 from enginebay.lab.requests import Record, Request
 
 _ONE = Request((1, 2, 3), 3, 100)
@@ -31,6 +40,17 @@ def test_what_runs_at_a_share_of_the_capacity(share: float, streams: int, expect
 @pytest.mark.parametrize("share", [1.3, 2.0])
 def test_no_more_than_a_server_may_hold_is_expected_above_its_capacity(share: float) -> None:
     assert expected_in_flight(share, 100) == 150
+
+
+def test_a_window_begins_with_what_ran_at_the_nearest_rate() -> None:
+    assert head_of(18.0, {}, 20.0, 256) == expected_in_flight(0.9, 256)
+    assert head_of(18.0, {9.0: 50.0, 20.0: 300.0}, 20.0, 256) == 270
+    assert head_of(18.0, {20.0: 9000.0}, 20.0, 256) == 384
+
+
+def test_a_window_is_as_long_as_a_p95_needs() -> None:
+    assert length(15.0, 4.0, 30.0) == 15.0
+    assert length(7.5, 2.0, 2.4) == pytest.approx(2.0 + 72 / 2.4)
 
 
 def test_a_window_counts_what_arrives_late_and_nothing_of_its_head() -> None:

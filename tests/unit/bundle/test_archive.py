@@ -66,6 +66,16 @@ def test_a_damaged_file_is_not_left_behind_and_its_part_is_named(tmp_path: Path)
     assert not (tmp_path / "weights").exists()
 
 
+def test_a_file_that_is_there_already_stays(tmp_path: Path) -> None:
+    manifest, stored = packed(tmp_path / "out", 1000)
+    one = stored[0]
+    (tmp_path / "theirs").write_text("theirs")
+    file = {"path": one.path, "size": one.size, "sha256": one.sha256, "offset": one.offset}
+    with pytest.raises(FileExistsError):
+        unpack(Parts(tmp_path / "out", manifest), file, tmp_path / "theirs", nothing)
+    assert (tmp_path / "theirs").read_text() == "theirs"
+
+
 def test_the_same_files_make_the_same_parts(tmp_path: Path) -> None:
     assert packed(tmp_path / "one", 1000)[0] == packed(tmp_path / "two", 1000)[0]
 

@@ -63,6 +63,21 @@ def test_a_broken_manifest_is_one_line(tmp_path: Path, content: str) -> None:
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("changes", "lacks"),
+    [
+        ({"target": {"platform": "linux", "arch": "x86_64"}}, "lacks python"),
+        ({"bay": {"packages": []}}, "lacks version"),
+        ({"bay": {"version": "1", "packages": ["wheels/none.whl"]}}, "lacks wheels/none.whl"),
+        ({"bay": None}, "not a whole manifest"),
+    ],
+)
+def test_a_manifest_that_lacks_something_is_refused(bundle: Path, changes: dict[str, object], lacks: str) -> None:
+    rewrite(bundle, **changes)
+    with pytest.raises(EnginebayError, match=lacks):
+        read(bundle)
+
+
 def test_a_newer_manifest_is_refused(bundle: Path) -> None:
     rewrite(bundle, schema_version=2)
     with pytest.raises(EnginebayError, match="newer Enginebay"):

@@ -1,4 +1,4 @@
-"""What install.py does with its options."""
+"""What install.py does with its options, and what it says at the end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from enginebay.bundle import standalone
 from enginebay.bundle.standalone import BundleError, _options
+from tests.unit.bundle.small_bundle import small_bundle, stored_model
 
 HERE = ["--python", sys.executable]
 
@@ -35,3 +37,35 @@ def test_an_option_without_its_value_is_refused(given: list[str]) -> None:
     with pytest.raises(BundleError, match=given[0].rstrip("=")) as caught:
         _options(given)
     assert "\n" not in caught.value.message and caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("code", "options", "said"),
+    [
+        (0, [], "next: {bay} serve tiny"),
+        (0, ["--no-models"], "next: {bay} engines list"),
+        (3, [], None),
+    ],
+)
+def test_it_ends_with_where_bay_is_and_what_to_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    code: int,
+    options: list[str],
+    said: str | None,
+) -> None:
+    folder, bay = tmp_path / "bundle", tmp_path / "my bay" / "bin" / "bay"
+    small_bundle(folder, store=stored_model(tmp_path))
+    bay.parent.mkdir(parents=True)
+    bay.write_text(f"#!/bin/sh\nexit {code}\n")
+    bay.chmod(0o755)
+    monkeypatch.setattr(standalone, "__file__", str(folder / "install.py"))
+    monkeypatch.setattr(standalone, "_install_bay", lambda *_: bay)
+    assert standalone.main(options) == code
+    lines = capsys.readouterr().err.splitlines()
+    if said is None:
+        assert not any("next:" in line or "all is installed" in line for line in lines)
+    else:
+        assert lines[-2].endswith(f"bay is {bay}")
+        assert lines[-1].endswith(said.format(bay=f"'{bay}'"))

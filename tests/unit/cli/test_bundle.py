@@ -45,6 +45,23 @@ def test_verify_says_what_is_wrong_and_fails(capsys: pytest.CaptureFixture[str],
     assert err.startswith("bay: the bundle is not whole: bundle.tar.002")
 
 
+def test_one_part_is_not_spoken_of_as_many(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    small_bundle(tmp_path / "b", store=stored_model(tmp_path), split=None)
+    assert bay(capsys, "verify", "b")[2].splitlines()[-1].startswith("the one part is as it should be; fingerprint")
+
+
+def test_create_with_force_writes_over_a_bundle(
+    capsys: pytest.CaptureFixture[str], bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "again").mkdir()
+    made = small_bundle(tmp_path / "other", [tiny_wheel(tmp_path, "library")], stored_model(tmp_path / "again"))
+    orders = []
+    monkeypatch.setattr("enginebay.bundle.create.create", lambda order, *_: orders.append(order) or made)
+    code, _, err = bay(capsys, "create", "-o", "bundle", "-m", "tiny", "--force")
+    assert code == 0 and [order.out for order in orders] == [bundle]
+    assert f"{len(made.parts)} parts, 1 package, 1 model\n" in err
+
+
 def test_show_tells_what_is_in_it_and_what_is_not(capsys: pytest.CaptureFixture[str], bundle: Path) -> None:
     code, out, _ = bay(capsys, "show", "bundle")
     assert code == 0
@@ -69,6 +86,7 @@ def test_install_puts_models_into_the_store(capsys: pytest.CaptureFixture[str], 
         (("verify", "nowhere"), "holds no bundle"),
         (("install", "bundle", "--into", "there"), "--into there is not known"),
         (("install", "bundle", "--into", "current", "--python", "python3"), "--into current is for the Python"),
+        (("create", "-o", "bundle", "-m", "m"), "bundle holds a bundle already"),
         (("create", "-o", "x"), "nothing to pack"),
         (("create", "-o", "x", "-m", "m", "--trim", "sm90"), "--trim is for an engine"),
         (("create", "-o", "x", "-e", "vllm", "--trim", "sm42"), "no trim sm42"),

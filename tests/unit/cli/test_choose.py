@@ -87,7 +87,7 @@ POINT = Point(
         "server": {"limits": {"queue": 10}},
     },
 )
-BEST = Candidate("llamacpp", "llamacpp", "1.0", rate=3.1, above=3.4, confirmed=True, sure=True)
+BEST = Candidate("llamacpp", "llamacpp", "1.0", rate=3.1, above=3.4, confirmed=True, sure=True, requests=94)
 RANKING = rank([BEST, Candidate("vllm", "vllm", "0.32", rate=1.2)], 0.1)
 
 
@@ -99,7 +99,7 @@ def test_what_is_written_serves_and_can_be_measured_again(tmp_path: Path) -> Non
     assert (loaded.engine, loaded.model) == ("llamacpp", "small")
     assert loaded.settings_for("llamacpp", "small") == {"context_length": 2048}
     assert loaded.models["small"].source == "file:/models/small.gguf"
-    assert loaded.experiment.slo == {"ttft_p95": 0.8} and loaded.experiment.limits == {"requests": 72}
+    assert loaded.experiment.slo == {"ttft_p95": 0.8} and loaded.experiment.limits == {"requests": 94}
     assert loaded.experiment.sending == {"kind": "poisson", "rate": 3.1}
     read_plan(replace(POINT, workload=loaded.experiment.workload or {}, profile=dict(loaded.experiment.sending or {})))
     assert "server:" not in text and "bare" not in text and "task" not in text

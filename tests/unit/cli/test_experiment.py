@@ -126,3 +126,16 @@ def test_what_is_corrupt_is_named_and_made_again(
     assert "left out: the run in" in said and "study-99990101-000000.json cannot be read" in said
     assert main(["experiment", "--resume"]) == 0
     assert carried_out == [study]
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_what_is_certain_is_said_before_anything_starts(
+    carried_out: list[str], capsys: pytest.CaptureFixture[str], dry_run: bool
+) -> None:
+    load = ["--profile", "closed:concurrency=1,requests=10", "--set", "slo.ttft_p95=0.8", "--tokenizer", "bytes"]
+    asked = ["experiment", "--url", "http://127.0.0.1:1", "-m", "m", *load, *(["--dry-run"] if dry_run else [])]
+    assert main(asked) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert "invalid: too_few_for_percentile: 10 answers" in said[0] and "informative: too_few_cycles: 1 of" in said[1]
+    assert ("1 point in 1 cycle: 1 run;" if dry_run else ": 1 run of 1 point") in "\n".join(said[2:])
+    assert bool(carried_out) is not dry_run

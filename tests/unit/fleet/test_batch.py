@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from enginebay.contract import Guided
 from enginebay.errors import UsageError
-from enginebay.fleet.batch import Job, finished, left_to_do, read_jobs
+from enginebay.fleet.batch import Answered, Common, Job, finished, left_to_do, read_jobs
 
 
 def test_requests_are_read_with_their_ids_and_parameters(tmp_path: Path) -> None:
@@ -37,22 +38,71 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str) -> None:
         read_jobs(path)
 
 
+def test_all_wrong_lines_are_named_up_to_ten(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"prompt": "a"}\n{\n{}\n')
+    with pytest.raises(UsageError, match=r"2 wrong lines\n  line 2 is not valid JSON.*\n  line 3 needs either"):
+        read_jobs(path)
+    path.write_text("{}\n" * 13)
+    with pytest.raises(UsageError, match=r"line 10 needs.*\n  and 3 more") as caught:
+        read_jobs(path)
+    assert "line 11" not in caught.value.message
+
+
 def test_a_line_cut_off_by_a_crash_is_done_again(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     whole = json.dumps({"id": "1", "request": "abc", "text": "é"}, ensure_ascii=False) + "\n"
     path.write_text(whole + '{"id": "2", "te')
-    assert finished(path) == {"1": "abc"}
+    assert finished(path) == {"1": Answered("abc", None)}
     assert path.read_text() == whole
     path.write_text(whole + '{"id": "2", "request": "d", "text": "b"}')  # whole but for its line end: it may go on
-    assert finished(path) == {"1": "abc"}
+    assert finished(path) == {"1": Answered("abc", None)}
 
 
 def test_an_answer_to_another_question_is_not_taken(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     first, second = Job("1", "a", False, {}), Job("2", "b", False, {"seed": 1})
-    assert left_to_do([first, second], {"1": first.digest}, path) == [second]
+    done = {"1": Answered(first.digest, first.asked)}
+    assert left_to_do([first, second], done, path) == [second]
     with pytest.raises(UsageError, match="another request"):
-        left_to_do([Job("1", "changed", False, {})], {"1": first.digest}, path)
+        left_to_do([Job("1", "changed", False, {})], done, path)
+
+
+COMMON = Common("smollm2", "auto", False, {"seed": 1})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        Common("other", "auto", False, {"seed": 1}),
+        Common("smollm2", "fake", False, {"seed": 1}),
+        Common("smollm2", "auto", True, {"seed": 1}),
+        Common("smollm2", "auto", False, {"seed": 1, "max_tokens": 32}),
+        Common("smollm2", "auto", False, {"seed": 1, "guided": Guided(choice=("x",))}),
+    ],
+)
+def test_an_answer_by_another_model_engine_or_parameter_is_not_taken(tmp_path: Path, changed: Common) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": "c"}\n')
+    lines = [{"id": job.id, "request": job.digest, "asked": job.asked} for job in read_jobs(source, COMMON)[:2]]
+    target.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [job.id for job in left_to_do(read_jobs(source, COMMON), finished(target), target)] == ["3"]
+    with pytest.raises(UsageError, match=r"another model or engine.* under 2 of 3 ids, first '1'") as caught:
+        left_to_do(read_jobs(source, changed), finished(target), target)
+    assert "another file" in caught.value.hint
+
+
+def test_what_the_line_says_itself_is_not_another_request_when_it_is_said_for_all_too() -> None:
+    alone = Job("1", "a", False, {"seed": 1}, Common("m", "auto"))
+    assert Job("1", "a", False, {}, Common("m", "auto", sampling={"seed": 1})).asked == alone.asked
+    assert Job("1", "a", False, {"seed": 1}, Common("m", "auto", sampling={"seed": 2})).asked == alone.asked
+
+
+def test_answers_of_files_that_do_not_say_what_was_asked_count(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    job = Job("1", "a", False, {}, COMMON)
+    path.write_text(json.dumps({"id": "1", "request": job.digest, "text": "b"}) + "\n")
+    assert left_to_do([job], finished(path), path) == []
 
 
 def test_a_file_of_something_else_is_not_touched(tmp_path: Path) -> None:

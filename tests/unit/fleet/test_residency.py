@@ -119,6 +119,12 @@ def test_one_raise_at_a_time_unless_more_are_allowed() -> None:
     assert plan(models, asks("a", "b", "c")) == []
 
 
+def test_one_that_died_comes_back_beside_another_raise_if_there_is_room() -> None:
+    models = [holding("a", AWAKE, ram=10, moving=True), holding("b", ram=10, comes_back=True), holding("c", ram=10)]
+    assert plan(models, asks("a", "c", "b")) == [Move("b", AWAKE)]
+    assert plan(models, asks("a", "c", "b"), max_awake=1) == []
+
+
 def test_a_model_in_backoff_is_passed_over() -> None:
     models = [holding("a", not_before=NOW + 1), holding("b")]
     assert plan(models, asks("a", "b")) == [Move("b", AWAKE)]

@@ -111,10 +111,11 @@ def test_a_queue_is_found_near_and_below_its_capacity(places: int, service_s: fl
 
 def test_the_run_that_confirms_is_the_longest_and_every_run_is_long_enough() -> None:
     session = FakeSession(4, 2.0)
-    find(session)
+    found = find(session)
     tries = [(profile["rate"], limits["requests"]) for profile, limits in session.asked if "rate" in profile]
     assert all(count >= max(72, 20 * rate) for rate, count in tries)  # ten latencies of 2 s each
     assert tries[-1][1] == max(count for _, count in tries) and tries[-1][1] >= 144
+    assert found.confirmed and found.requests == tries[-1][1]  # what a repetition needs
 
 
 def test_one_that_misses_it_alone_is_not_searched() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from enginebay.config.server import Limits
-from enginebay.errors import Cancelled, Overloaded
+from enginebay.errors import Cancelled, EngineMissing, Overloaded
 from enginebay.fleet.outlook import Outlook
 from enginebay.server import waiting
 from enginebay.server.metrics import Metrics
@@ -59,6 +59,16 @@ async def test_who_does_not_want_to_wait_is_told_how_long_it_would_take() -> Non
         await _waiting(call, fleet, stream=False)
     assert refused.value.retry_after_s == 12.4 and "loading, about 12 s" in refused.value.message and not fleet.wants
     assert fleet.wishes == 1, "or nobody would ever load it"
+
+
+async def test_who_does_not_want_to_wait_has_one_engine_of_a_chain_loaded() -> None:
+    call, fleet = call_of(), _Fleet()
+    call.exchange.headers["prefer"] = "wait=0"
+    for error, wishes in ((EngineMissing("it is not there"), 1), (Overloaded("it is loading"), 1)):
+        call.first_error = error
+        with pytest.raises(Overloaded):
+            await _waiting(call, fleet, stream=False)
+        assert fleet.wishes == wishes
 
 
 async def test_streams_are_told_meanwhile_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,21 @@ def test_joules_come_with_the_last_word_to_whoever_asks(meter: Switched) -> None
     assert talk.ledger.door.running == 0
 
 
+def test_a_step_whose_first_tokens_leave_early_is_one_step(meter: Switched) -> None:
+    talk = Talk(meter)
+    talk.learn()
+    meter.power_w = BUSY_W
+    early, late = talk.submit(prompt=5), talk.submit(prompt=5)
+    for _ in range(12):
+        talk.ledger.token(early, "x", (5,))
+        talk.ledger.flush(ends_step=False)
+        time.sleep(0.03)
+        talk.ledger.token(late, "x", (5,))
+        talk.ledger.flush()
+    one, other = talk.finish(early, late)
+    assert one.energy_j == pytest.approx(other.energy_j, rel=0.01)  # they had as many tokens
+
+
 def test_a_short_one_is_told_after_the_next_reading_and_leaves_then(meter: Switched) -> None:
     meter.period_s = 0.2
     talk = Talk(meter)

@@ -86,7 +86,9 @@ class LlamaCppEngine:
 
     def submit(self, number: int, request: GenerateRequest) -> None:
         if self._embeds:
-            raise Unsupported("this model is loaded for embeddings", "load it with task: generate")
+            raise Unsupported(
+                "this model is loaded for embeddings", "ask it for embeddings, or set task: generate if it can"
+            )
         calls = self._calls(number, request)
         with self._lock:
             self._held[number] = calls[0].held

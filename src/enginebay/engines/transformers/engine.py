@@ -123,7 +123,9 @@ class TransformersEngine:
     def submit(self, number: int, request: GenerateRequest) -> None:
         outlet = self._outlet
         if self._batcher is None or outlet is None:
-            raise Unsupported("this model is loaded for embeddings", "load it with task: generate")
+            raise Unsupported(
+                "this model is loaded for embeddings", "ask it for embeddings, or set task: generate if it can"
+            )
         if self._closing:
             raise EngineFailed("the engine has stopped", "load the model again")
         request = replace(request, sampling=with_defaults(request.sampling, self._options.defaults))

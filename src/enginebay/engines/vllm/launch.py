@@ -52,7 +52,9 @@ def start(config: Any, plan: Plan, method: str, notes: ErrorNotes) -> Any:
     except StartFailed as failure:
         if chosen == "spawn" or method == "fork" or not _may_pass(failure):
             raise
-        logging.getLogger(__name__).warning("vLLM did not start when forked (%s); spawning it", failure)
+        logging.getLogger(__name__).warning(
+            "vLLM did not start when forked (%s); spawning it, without mixed_graphs", failure
+        )
         return _start(config, plan, "spawn", notes)
 
 
@@ -72,8 +74,9 @@ def _start(config: Any, plan: Plan, method: str, notes: ErrorNotes) -> Any:
     from vllm.v1.executor import Executor
 
     environment = {_METHOD: method, **_cpu_environment(config, plan, method)}
+    mixed_graphs.leave()
     if plan.mixed_graphs and method == "fork":
-        _record_mixed(config)
+        _record_mixed(config, plan)
     try:
         with _environment(**environment), _children_die_with_us(), notes.taken():
             # With statistics, so that the engine process tells them; `StepStats` ends what this process would count.
@@ -84,7 +87,7 @@ def _start(config: Any, plan: Plan, method: str, notes: ErrorNotes) -> Any:
     return llm
 
 
-def _record_mixed(config: Any) -> None:
+def _record_mixed(config: Any, plan: Plan) -> None:
     """Have an engine process forked from here on record mixed steps as CUDA graphs, where that means something."""
     if config.model_config.enforce_eager or not mixed_graphs.plain(config):
         return
@@ -94,7 +97,7 @@ def _record_mixed(config: Any) -> None:
     if reason is None:
         mixed_graphs.install(cudagraph_utils)
     else:
-        logging.getLogger(__name__).warning("mixed_graphs: %s", reason)
+        plan.warnings.append(f"mixed_graphs: {reason}; steps with prompts are launched as vLLM does, which is slower")
 
 
 def _may_pass(failure: StartFailed) -> bool:

@@ -26,13 +26,20 @@ TRIED = ((0, 26),)
 WHOLE = 512  # tokens; vLLM's own largest graph
 LARGEST = 1024
 _STRIDE = 64
-_PATCHED = "_enginebay_mixed"
+_PATCHED = "_enginebay_mixed"  # on vLLM's class
+_WHOLE = "_enginebay_whole"  # on one of its objects: mixed steps are recorded whole
 _told: mmap.mmap | None = None  # shared with the processes forked after `install`: a 1 when the engine process did it
 
 
 def took_effect() -> bool:
     """Did the engine process forked since `install` record its mixed steps whole?"""
     return _told is not None and _told[0] == 1
+
+
+def leave() -> None:
+    """Engine processes forked from here on record as vLLM does, until `install`."""
+    global _told
+    _told = None
 
 
 def sizes(recorded: Sequence[int], most: int) -> list[int]:
@@ -71,7 +78,7 @@ def install(module: Any) -> None:
     full = module.CUDAGraphMode.FULL
 
     def choose_whole(self: Any) -> None:
-        if not suits(self):
+        if _told is None or not suits(self):
             choose(self)
             return
         config = self.compilation_config
@@ -79,12 +86,12 @@ def install(module: Any) -> None:
         config.cudagraph_capture_sizes, config.max_cudagraph_capture_size = found, max(found, default=0)
         choose(self)
         record_whole(self, full)
-        if _told is not None:
-            _told[0] = 1
+        setattr(self, _WHOLE, True)
+        _told[0] = 1
 
     def capture_with_a_prompt(self: Any, create_forward_fn: Any, *args: Any, **kwargs: Any) -> Any:
         def create(desc: Any, warmup: bool) -> Any:
-            mixed = desc.cg_mode == full and desc.uniform_token_count is None
+            mixed = hasattr(self, _WHOLE) and desc.cg_mode == full and desc.uniform_token_count is None
             with _a_prompt(module.InputBatch) if mixed else nullcontext():
                 return create_forward_fn(desc, warmup)
 

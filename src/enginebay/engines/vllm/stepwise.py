@@ -52,7 +52,7 @@ def why_not(llm: Any, version: str) -> str | None:
 class Stepwise:
     """Feeds vLLM's engine core and flushes once after each of its steps. Lives in the loop's thread."""
 
-    def __init__(self, llm: Any, tasks: tuple[str, ...], flush: Callable[[], None]) -> None:
+    def __init__(self, llm: Any, tasks: tuple[str, ...], flush: Callable[[bool], None]) -> None:
         self._llm = llm
         self._tasks = tasks
         self._first_tokens_first()
@@ -112,7 +112,7 @@ class Stepwise:
 
         core.get_output_async = take_newest_first
 
-    def _flush_after_each_step(self, flush: Callable[[], None]) -> None:
+    def _flush_after_each_step(self, flush: Callable[[bool], None]) -> None:
         """And once more in between, when the first tokens of new requests are out."""
         processor = self._llm.output_processor
         process, states = processor.process_outputs, processor.request_states
@@ -121,12 +121,12 @@ class Stepwise:
             new = sum(not _has_begun(states, output) for output in outputs)
             if not 0 < new < len(outputs):
                 processed = process(outputs, *args, **kwargs)
-                flush()
+                flush(True)
                 return processed
             first = process(outputs[:new], *args, **kwargs)
-            flush()
+            flush(False)  # the step has not ended with it
             processed = process(outputs[new:], *args, **kwargs)
-            flush()
+            flush(True)
             processed.reqs_to_abort[:0] = first.reqs_to_abort
             return processed
 

@@ -60,6 +60,11 @@ def _one(kind: str, data: Mapping[str, Any]) -> Profile:
     made = KINDS[kind]
     names = [field.name for field in fields(made)]
     required = [field.name for field in fields(made) if field.default is MISSING]
+    for key in data:
+        if key in LIMIT_KEYS and key not in names:
+            raise ConfigError(
+                f"profile {kind} has no key {key!r}", f"write {key} under limits", param=f"profile {kind}.{key}"
+            )
     return made(**known_keys(f"profile {kind}", data, names, required))
 
 
@@ -84,8 +89,10 @@ def parse_profile(text: str) -> tuple[list[Profile], Limits]:
     """The short text of a profile, with its limits."""
     kind, _, rest = text.partition(":")
     pairs = _pairs(rest)
-    own = {field.name for field in fields(KINDS[kind])} if kind in KINDS else set()
+    own = [field.name for field in fields(KINDS[kind])] if kind in KINDS else []
     limits = {key: value for key, value in pairs.items() if key in LIMIT_KEYS and key not in own}
+    if kind in KINDS:  # its limits are among what the short text takes
+        known_keys(f"profile {kind}", pairs, dict.fromkeys((*own, *LIMIT_KEYS)))
     data = {key: value for key, value in pairs.items() if key not in limits}
     varied, plural = SWEPT.get(kind, ("", ""))
     if isinstance(data.get(varied), list):

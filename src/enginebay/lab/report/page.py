@@ -25,8 +25,9 @@ from enginebay.lab.report.sections.results import results
 from enginebay.lab.report.sections.settings import settings
 from enginebay.lab.report.sections.verdicts import reasons, verdicts
 from enginebay.lab.report.settings import shown as as_text
-from enginebay.lab.report.source import counted, part
+from enginebay.lab.report.source import part
 from enginebay.lab.runs.reader import Run
+from enginebay.wording import counted
 
 SCRIPTS = ("dom.js", "scale.js", "chart.js", "distribution.js", "tradeoff.js", "timeline.js", "report.js")
 NAVIGATION = (

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from enginebay.lab.report.labels import engine_name, labels, series_key
 from enginebay.lab.report.loads import Load, load_of
-from enginebay.lab.report.source import counted, part
+from enginebay.lab.report.source import part
 from enginebay.lab.runs import points as repeating
 from enginebay.lab.runs.manifest import STATUSES
 from enginebay.lab.runs.reader import Run
 from enginebay.lab.statistics.cycles import cycle_intervals
 from enginebay.lab.statistics.intervals import Interval
+from enginebay.wording import counted
 
 
 @dataclass(frozen=True)

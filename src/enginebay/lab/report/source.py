@@ -20,8 +20,3 @@ def cycle(run: Run) -> int | None:
     """Which repetition it is; None for a run that is of no study."""
     found = part(run, "study").get("cycle")
     return found if isinstance(found, int) else None
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

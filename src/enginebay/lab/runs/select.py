@@ -7,6 +7,7 @@ from pathlib import Path
 
 from enginebay.lab.runs.errors import CorruptRun, UnknownRun
 from enginebay.lab.runs.reader import Run, list_runs, load_run
+from enginebay.lab.runs.study import study_path
 
 LATEST = "latest"
 
@@ -71,6 +72,8 @@ def _one(folder: Path, name: str, runs: list[Run], unreadable: list[CorruptRun])
     if near:
         shown = ", ".join(near[:4]) + (", ..." if len(near) > 4 else "")
         raise UnknownRun(f"{len(near)} runs begin with {name}", f"say which: {shown}")
+    if study_path(folder, name).exists():
+        raise UnknownRun(f"the study {name} has no runs yet", f"go on with it: bay experiment --resume --study {name}")
     if not known:
         raise UnknownRun(f"there are no runs in {folder}", "measure one: bay experiment CONFIG.yaml")
     raise UnknownRun(f"there is no run or study {name!r} in {folder}", "`bay results list` lists them")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from enginebay.lab.measures.distribution import needed, quotable
@@ -40,7 +41,12 @@ def too_few_for_percentile(facts: RunFacts) -> Finding:
     count = len(answered(facts.records))
     if not facts.percentiles or not count:
         return UNKNOWN
-    short = sorted(percent for percent in facts.percentiles if not quotable(percent, count))
+    return enough_answers(facts.percentiles, count)
+
+
+def enough_answers(percentiles: Sequence[float], count: int) -> Finding:
+    """Whether so many answers can decide by these percentiles."""
+    short = sorted(percent for percent in percentiles if not quotable(percent, count))
     if not short:
         return FINE
     named = ", ".join(f"p{percent:g}" for percent in short)
@@ -51,14 +57,15 @@ def too_few_for_percentile(facts: RunFacts) -> Finding:
 
 def too_few_cycles(facts: RunFacts) -> Finding:
     """Repeated often enough for an interval."""
-    if facts.cycles is None:
-        return UNKNOWN
-    if facts.cycles >= limits.MIN_CYCLES:
+    return UNKNOWN if facts.cycles is None else enough_cycles(facts.cycles)
+
+
+def enough_cycles(cycles: int) -> Finding:
+    """Whether a study of so many cycles has an interval."""
+    if cycles >= limits.MIN_CYCLES:
         return FINE
-    message = (
-        f"{facts.cycles} of at least {limits.MIN_CYCLES} cycles: no useful interval, and no comparison with another run"
-    )
-    return Reason("too_few_cycles", "informative", message, float(facts.cycles), float(limits.MIN_CYCLES))
+    message = f"{cycles} of at least {limits.MIN_CYCLES} cycles: no useful interval, and no comparison with another run"
+    return Reason("too_few_cycles", "informative", message, float(cycles), float(limits.MIN_CYCLES))
 
 
 def output_lengths_off(facts: RunFacts) -> Finding:
@@ -115,7 +122,10 @@ def unasked_cache_hits(facts: RunFacts) -> Finding:
     if facts.shared_prefix is not False or not told:
         return UNKNOWN
     share = sum(cached for cached, _ in told) / sum(read for _, read in told)
-    message = f"{share:.0%} of the input tokens came from the server's cache, and the workload shares none"
+    message = (
+        f"{share:.0%} of the input tokens came from the server's cache, and the workload shares none: where the server "
+        "had these prompts before, send others (--set workload.seed=N) or restart it"
+    )
     return graded("unasked_cache_hits", share, *limits.CACHED_SHARE, message)
 
 

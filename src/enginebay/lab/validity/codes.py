@@ -147,7 +147,7 @@ CODES: Mapping[str, Code] = {
         "share of input tokens from the server's cache where the workload shares no prefix",
         *_over(limits.CACHED_SHARE),
         ALL,
-        "prompts of the warm-up or an earlier cycle were remembered: the prefill is not measured",
+        "prompts of the warm-up or an earlier study were remembered: the prefill is not measured",
     ),
     "stream_bunched": Code(
         "output tokens in an event",

@@ -40,7 +40,7 @@ def in_flight_at(records: Iterable[Record], moment_s: float) -> int:
 
 
 def highest(values: Sequence[float], percentile: float) -> float:
-    """The percentile, upper nearest rank: of few values it is the maximum, never less than the truth would be."""
+    """The percentile, upper nearest rank: of few values it is the maximum. How many carry one, `needed` says."""
     ordered = sorted(values)
     rank = -(-len(ordered) * percentile // 100)
     return ordered[max(0, min(len(ordered) - 1, int(rank) - 1))]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from enginebay.engines import cores
-from enginebay.engines.vllm import launch, model_files, stepwise
+from enginebay.engines.vllm import launch, library, model_files, stepwise
 from enginebay.engines.vllm.arguments import Plan
 from enginebay.engines.vllm.failures import load_error, one_line, request_error
 from enginebay.engines.vllm.outputs import Stream
@@ -260,7 +260,7 @@ class FakeVllm:
 
 def test_stepwise_registers_sends_flushes_once_a_step_and_aborts_by_vllms_name() -> None:
     llm = FakeVllm()
-    runner = stepwise.Stepwise(llm, ("generate",), lambda: llm.calls.append(("flush",)))
+    runner = stepwise.Stepwise(llm, ("generate",), lambda ends_step: llm.calls.append(("flush", ends_step)))
     stream: Any = SimpleNamespace(number=5, ticket=None)
 
     async def all_of_it() -> None:
@@ -275,14 +275,14 @@ def test_stepwise_registers_sends_flushes_once_a_step_and_aborts_by_vllms_name()
         ("register", "5-abc", 0, stream),
         ("send", "5-abc"),
         ("process", "a", "b"),
-        ("flush",),
+        ("flush", True),
         ("abort", "5-abc", True),
     ]
 
 
 def test_first_tokens_are_passed_on_before_all_others() -> None:
     llm = FakeVllm()
-    stepwise.Stepwise(llm, ("generate",), lambda: llm.calls.append(("flush",)))
+    stepwise.Stepwise(llm, ("generate",), lambda ends_step: llm.calls.append(("flush", ends_step)))
     for name, started in (("old", True), ("older!", True), ("new!", False), ("newer", False)):
         stream = Stream(1, SimpleNamespace(), {}, lambda *_: None, None)  # type: ignore[arg-type]
         stream.started = started
@@ -295,7 +295,7 @@ def test_first_tokens_are_passed_on_before_all_others() -> None:
 
     assert asyncio.run(one_step()) == ["new!", "older!"]
     assert llm.calls == [
-        ("process", "new!", "newer"), ("flush",), ("process", "old", "gone", "older!"), ("flush",),
+        ("process", "new!", "newer"), ("flush", False), ("process", "old", "gone", "older!"), ("flush", True),
     ]  # fmt: skip
 
 
@@ -342,3 +342,19 @@ def test_one_cpu_for_each_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(cores, "_CPUS", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     assert cores.physical_cores() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, "pinned_use_cuda_host_register:True,pinned_num_register_threads:8"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "theirs"}, "theirs"),
+        ({"PYTORCH_ALLOC_CONF": "theirs"}, None),
+    ],
+)
+def test_memory_to_sleep_in_is_made_by_threads_unless_the_user_decides(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], found: str | None
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(given))
+    library.set_environment()
+    assert os.environ.get("PYTORCH_CUDA_ALLOC_CONF") == found

@@ -101,6 +101,25 @@ def test_mixed_steps_are_recorded_whole_with_a_prompt_in_them(monkeypatch: pytes
     assert _longest(Desc(Mode.FULL, 8, 8), False) == 1  # afterwards dummies are what they were
 
 
+def test_left_again_vllm_records_as_it_does_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = _module([8, 512])
+    expected = module.CudaGraphManager()._capture_descs
+    monkeypatch.setattr(mixed_graphs, "suits", lambda manager: True)
+    mixed_graphs.install(module)
+    mixed_graphs.leave()
+    manager = module.CudaGraphManager()
+    assert manager._capture_descs == expected and not mixed_graphs.took_effect()
+
+
+def test_whole_graphs_of_vllms_own_are_recorded_with_its_own_dummies(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = _module([8])
+    monkeypatch.setattr(mixed_graphs, "suits", lambda manager: False)
+    mixed_graphs.install(module)
+    manager = module.CudaGraphManager()
+    manager._capture_descs = {Mode.FULL: [Desc(Mode.FULL, 8, 8)]}
+    assert manager.capture(_longest) == {Desc(Mode.FULL, 8, 8): 1}
+
+
 def test_what_does_not_suit_is_recorded_as_vllm_does(monkeypatch: pytest.MonkeyPatch) -> None:
     module = _module([8, 512])
     expected = module.CudaGraphManager()._capture_descs

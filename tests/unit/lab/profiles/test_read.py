@@ -68,6 +68,7 @@ def test_a_sweep_is_several(data, expected):
         ({"kind": "poisson", "rate": "4"}, "must be a number"),
         ({"kind": "poisson", "rate": True}, "must be a number"),
         ({"kind": "poisson", "rate": 4, "burstiness": 2}, "no key 'burstiness'"),
+        ({"kind": "poisson", "rate": 4, "requests": 9}, "write requests under limits"),
         ({"kind": "offline", "rate": 4}, "takes no keys"),
         ({"kind": "closed", "concurrency": 1.5}, "whole number"),
         ({"kind": "closed", "concurrency": 0}, "at least 1"),
@@ -127,6 +128,12 @@ def test_bad_short_text_is_refused(text):
     with pytest.raises(ConfigError) as caught:
         parse_profile(text)
     assert caught.value.hint
+
+
+def test_what_the_short_text_takes_names_the_limits_too():
+    with pytest.raises(ConfigError) as caught:
+        parse_profile("poisson:rate=4,total=5")
+    assert "takes rate, requests, duration_s" in caught.value.hint
 
 
 def test_limits():

@@ -8,6 +8,7 @@ import pytest
 
 from enginebay.lab.runs.errors import CorruptRun, UnknownRun
 from enginebay.lab.runs.select import select_runs
+from enginebay.lab.runs.study import study_path
 from tests.unit.lab.runs.made import write_run
 
 
@@ -47,6 +48,14 @@ def test_a_path(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
 def test_what_means_no_run_or_several(folder: Path, name: str, said: str) -> None:
     with pytest.raises(UnknownRun, match=said):
         select_runs(folder, [name])
+
+
+def test_a_study_that_has_no_runs_yet(tmp_path: Path) -> None:
+    path = study_path(tmp_path, "study-1")
+    path.parent.mkdir()
+    path.write_text("{}")
+    with pytest.raises(UnknownRun, match="study-1 has no runs yet"):
+        select_runs(tmp_path, ["study-1"])
 
 
 def test_no_runs_at_all(tmp_path: Path) -> None:

@@ -107,6 +107,11 @@ def test_prompts_that_were_remembered(cached: int, expected: str) -> None:
     assert unasked_cache_hits(open_loop(records)) is UNKNOWN
 
 
+def test_what_to_do_about_remembered_prompts_is_said() -> None:
+    found = unasked_cache_hits(open_loop([replace(one, cached_tokens=30) for one in paced(40)], shared_prefix=False))
+    assert isinstance(found, Reason) and "--set workload.seed=N" in found.message and "restart" in found.message
+
+
 def test_events_of_many_tokens() -> None:
     assert stream_bunched(open_loop()) is FINE
     found = stream_bunched(open_loop([replace(one, events=4) for one in paced(40)]))

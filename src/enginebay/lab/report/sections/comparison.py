@@ -11,7 +11,7 @@ from enginebay.lab.report.figures import digits, figure, times
 from enginebay.lab.report.markup import Html, badge, h, join, section, table
 from enginebay.lab.report.metrics import COMPARED, TITLES
 from enginebay.lab.report.points import worst
-from enginebay.lab.report.source import counted
+from enginebay.wording import counted
 
 PARITY = {
     "answers": "answers compared",

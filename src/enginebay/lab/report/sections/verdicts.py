@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from enginebay.lab.report.comparable import differences
 from enginebay.lab.report.markup import Html, badge, details, h, join, section, table
 from enginebay.lab.report.points import Point, Report, worst
-from enginebay.lab.report.source import counted, cycle, part
+from enginebay.lab.report.source import cycle, part
 from enginebay.lab.runs.manifest import STATUSES
 from enginebay.lab.runs.reader import Run
 from enginebay.lab.validity.codes import CODES
+from enginebay.wording import counted
 
 SENTENCES = {
     "valid": "may be published as they stand",
