@@ -197,7 +197,11 @@ def _measure(plan: Plan) -> Ranking:
 def _report(plan: Plan, ranking: Ranking, loaded: Config, out: Path | None, json: bool, even_if_invalid: bool) -> None:
     points = {point.label: point for point in plan.points}
     best = ranking.best
-    config = output.config_of(points[best.label], best, plan.wish) if best else None
+    config = None
+    if best is not None:
+        point = points[best.label]
+        configured = loaded.sampling_for(point.engine, point.model)
+        config = output.config_of(point, best, plan.wish, configured)
     kept, why_not = _keep(plan, ranking, points, loaded, even_if_invalid)
     if json:
         told = output.as_data(ranking, plan.wish, plan.model, plan.study_id, config)

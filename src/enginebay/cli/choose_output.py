@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from enginebay.lab.highest import Wish
     from enginebay.lab.points import Point
 
-_OUR_KEYS = ("model", "engine", "models")
+_OUR_KEYS = ("model", "engine", "models", "sampling", "random_seed")
 
 
 def objective_of(slo: Mapping[str, float]) -> str:
@@ -63,8 +63,11 @@ def _row(one: Candidate) -> Sequence[Any]:
     )
 
 
-def config_of(point: Point, found: Candidate, wish: Wish) -> dict[str, Any]:
-    """The engine and its settings, and beside them what was measured, so that `bay experiment` can repeat it."""
+def config_of(point: Point, found: Candidate, wish: Wish, configured: Collection[str] = ()) -> dict[str, Any]:
+    """The engine and its settings, and beside them what was measured, so that `bay experiment` can repeat it.
+
+    `configured`: the sampling parameters that are the user's. The lab's own, such as greedy answers, are not for a server.
+    """
     served = dict(point.serve or {})
     # What a model is for is written only where it is not the usual.
     entries = {
@@ -72,17 +75,17 @@ def config_of(point: Point, found: Candidate, wish: Wish) -> dict[str, Any]:
         for name, entry in served.get("models", {}).items()
     }
     models = {name: entry for name, entry in entries.items() if entry}
-    settings = served.get(point.engine) or {}
-    return {
-        "model": point.model,
-        "engine": point.engine,
-        **({"models": models} if models else {}),
-        **({point.engine: settings} if settings else {}),
-        "slo": dict(wish.slo),
-        "workload": _without_requests(point.workload),
-        "profile": {**wish.profile, "rate": found.rate},
-        "limits": {"requests": found.requests or wish.requests},
-    }
+    again = replace(
+        point,
+        body={name: value for name, value in point.body.items() if name in configured},
+        workload=_without_requests(point.workload),
+        profile={**wish.profile, "rate": found.rate},
+        limits={"requests": found.requests or wish.requests},
+        slo=dict(wish.slo),
+    ).as_config()
+    if "seed" not in configured:
+        del again["random_seed"]
+    return {"model": point.model, "engine": point.engine, **({"models": models} if models else {}), **again}
 
 
 def config_text(config: Mapping[str, Any], ranking: Ranking, wish: Wish, command: str) -> str:

@@ -107,6 +107,21 @@ def test_what_is_written_serves_and_can_be_measured_again(tmp_path: Path) -> Non
     assert "# Measured on 20" in text and "bay choose small" in text
 
 
+def test_what_is_written_has_all_that_was_configured_for_the_runs(tmp_path: Path) -> None:
+    point = replace(POINT, body={"temperature": 0.5, "seed": 3}, seed=3, warmup={"requests": 4}, parity=False)
+    path = tmp_path / "bay.yaml"
+    config = config_of(point, BEST, wish(), {"temperature", "seed"})
+    path.write_text(config_text(config, RANKING, wish(), "bay choose small"))
+    loaded = load_config(path, environ={}, strict=True)
+    assert dict(loaded.sampling_for("llamacpp", "small")) == {"temperature": 0.5, "seed": 3}
+    assert (loaded.experiment.warmup, loaded.experiment.parity) == ({"requests": 4}, False)
+
+
+def test_what_the_lab_asks_of_itself_is_not_written_for_a_server() -> None:
+    config = config_of(replace(POINT, body={"temperature": 0}, seed=0), BEST, wish())
+    assert not {"sampling", "random_seed"} & set(config)
+
+
 def test_a_file_that_is_there_is_not_written_over_unasked(tmp_path: Path) -> None:
     there = tmp_path / "bay.yaml"
     check_target(there, force=False)

