@@ -23,7 +23,7 @@ _COLUMNS = (
     ("median TTFT, ms", "ttft_s.median", 1e3),
     ("median ITL, ms", "itl_s.median", 1e3),
     ("median TPOT, ms", "tpot_s.median", 1e3),
-    ("GPU J/output token", "j_per_output_token", 1.0),
+    ("GPU J/output token", "gpu_j_per_output_token", 1.0),
 )
 
 

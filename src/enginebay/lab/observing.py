@@ -38,6 +38,7 @@ class Observation:
     cores: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)  # of GPUs: the product and its UUID
     reads_energy: bool = False
+    elsewhere: str = ""  # the server's host, where it is not this one
     clock_error_s: float | None = None  # of meters on another clock: so far off their times may be
     sampler: Sampler | None = None  # while it lasts
 
@@ -134,14 +135,17 @@ def _find_meters(
 ) -> Sequence[Meter]:
     if server_pid is not None:
         return _own_meters(found, {CLIENT: os.getpid(), SERVER: server_pid})
+    host = urlsplit(target.url).hostname or ""
     remote, absent = open_remote(replace(target, headers=headers)) if target.ours else (None, [])
     if remote is not None:
+        found.elsewhere = "" if remote.same_clock else host
         return _remote_meters(found, remote)
-    if urlsplit(target.url).hostname in _HERE:
+    if host in _HERE:
         meters = _own_meters(found, {CLIENT: os.getpid()})
         found.cores = 0  # whose processor time the server's is cannot be told
         found.absent += absent
         return meters
+    found.elsewhere = host
     reason = absent[0].reason if absent else "the server is on another host"
     found.absent = [Absent("energy", reason), Absent("host", reason)]
     return ()
@@ -150,7 +154,7 @@ def _find_meters(
 def _own_meters(found: Observation, trees: Mapping[str, int]) -> Sequence[Meter]:
     # A server that is not our child computes on GPUs that nobody tells us, unless there is one only, or we are told.
     pids = family_of(trees[SERVER]) if SERVER in trees else set[int]()
-    gpus = gpus_of(pids, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    gpus = gpus_of(pids, os.environ.get("CUDA_VISIBLE_DEVICES"), order=os.environ.get("CUDA_DEVICE_ORDER"))
     if isinstance(gpus, list) and pids and not uses_cuda(pids):
         gpus = Absent("nvml", "the server computes on no GPU")  # what one draws meanwhile is not the server's
     meters, found.absent = find_meters(trees, gpus)

@@ -91,7 +91,7 @@ def _choose(
     used = [place for place, handle in enumerate(handles) if any(pid in own for pid in _processes(driver, handle))]
     if not used and len(places) > 1:
         return Absent("nvml", _which_of(len(places)))
-    if not used and order != _BUS_ORDER and _has_numbers(environment) and len(set(map(driver.model, handles))) > 1:
+    if not used and _numbers_unclear(driver, handles, environment, order):
         return Absent("nvml", _NUMBERS_UNCLEAR)
     gpus = {f"gpu:{place}": handles[place] for place in used or places}
     meter = OwnGpus(driver, gpus, family, told=bool(used))
@@ -101,11 +101,15 @@ def _choose(
 
 
 def gpus_of(
-    pids: Collection[int], environment: str | None, open_driver: Callable[[], Driver] = Driver
+    pids: Collection[int],
+    environment: str | None,
+    open_driver: Callable[[], Driver] = Driver,
+    *,
+    order: str | None = None,
 ) -> list[int] | Absent | None:
     """The GPUs that these processes compute on, by their place; or why they are not known. None: there is no driver or no GPU.
 
-    Where the driver does not tell, it is those that CUDA_VISIBLE_DEVICES, their `environment`, names.
+    Where the driver does not tell, it is those that CUDA_VISIBLE_DEVICES, their `environment`, names; `order` is their CUDA_DEVICE_ORDER.
     """
     try:
         driver = open_driver()
@@ -115,6 +119,7 @@ def gpus_of(
         handles = [driver.gpu(index) for index in range(driver.count())]
         places = visible(environment, [driver.uuid(handle) for handle in handles])
         used = [place for place, handle in enumerate(handles) if any(pid in pids for pid in _processes(driver, handle))]
+        unclear = not used and _numbers_unclear(driver, handles, environment, order)
     except DriverError:
         return None
     finally:
@@ -123,13 +128,17 @@ def gpus_of(
         return None
     if isinstance(places, str):
         return Absent("nvml", places)
+    if unclear:
+        return Absent("nvml", _NUMBERS_UNCLEAR)
     if used or environment is not None or len(places) == 1:
         return used or places
     return Absent("nvml", _which_of(len(places)))
 
 
-def _has_numbers(environment: str | None) -> bool:
-    return any(name.strip().isdigit() for name in (environment or "").split(","))
+def _numbers_unclear(driver: Driver, handles: Sequence[c_void_p], environment: str | None, order: str | None) -> bool:
+    """Whether GPUs are named by numbers, of which CUDA may have others than the driver."""
+    numbers = any(name.strip().isdigit() for name in (environment or "").split(","))
+    return numbers and order != _BUS_ORDER and len(set(map(driver.model, handles))) > 1
 
 
 def _which_of(count: int) -> str:

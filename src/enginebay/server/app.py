@@ -70,6 +70,7 @@ class App:
             self._fail(call, error)
         except asyncio.CancelledError:
             if not exchange.closed:
+                exchange.abort()  # nobody will answer it: the client need not wait
                 raise
             call.error = Cancelled("the client closed the connection")
         except Exception as error:

@@ -25,7 +25,8 @@ Found = tuple[list[Meter], list[Absent]]
 def of_this_server() -> Found:
     """This host's meters, and of its GPUs those that our workers compute on."""
     own = family_of(os.getpid())
-    return find_meters({TREE: os.getpid()}, gpus_of(own, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    visible, order = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")
+    return find_meters({TREE: os.getpid()}, gpus_of(own, visible, order=order))
 
 
 class HostMeters:

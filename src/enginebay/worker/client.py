@@ -59,6 +59,7 @@ class WorkerClient(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._listeners: dict[int, Listener] = {}
         self._next = 0
+        self._asked = 0  # questions that are not answered yet
         self._asks = pb.Ask()
         self._will_send = False
         self._closing = False
@@ -74,8 +75,8 @@ class WorkerClient(asyncio.Protocol):
 
     @property
     def idle(self) -> bool:
-        """No request of ours runs."""
-        return not self._listeners
+        """No request of ours runs, and no question is open: an embedding is one."""
+        return not self._listeners and not self._asked
 
     @property
     def broken(self) -> bool:
@@ -175,10 +176,17 @@ class WorkerClient(asyncio.Protocol):
             request_serializer=type(request).SerializeToString,
             response_deserializer=reply.FromString,
         )
+        self._asked += 1
         try:
             return await call(request, timeout=most_s)
         except grpc.aio.AioRpcError as error:
             raise self._unary_error(error) from None
+        except asyncio.CancelledError:
+            if self._closing and not _is_cancelled():  # gRPC tells so that the channel was closed
+                raise _ended() from None
+            raise
+        finally:
+            self._asked -= 1
 
     def _unary_error(self, error: Any) -> EnginebayError:
         for name, value in error.trailing_metadata() or ():
@@ -192,7 +200,7 @@ class WorkerClient(asyncio.Protocol):
 
     async def close(self) -> None:
         self._closing = True
-        self._broken = self._broken or Draining("this session has ended", "send the request again")
+        self._broken = self._broken or _ended()
         self._fail_all(Cancelled("the worker was closed"))
         for task in self._tasks:
             task.cancel()
@@ -322,6 +330,16 @@ class WorkerClient(asyncio.Protocol):
             listener = self._listeners.pop(failure.request, None)
             if listener is not None:
                 _tell_failure(listener, wire.received_failure(failure))
+
+
+def _ended() -> Draining:
+    return Draining("this session has ended", "send the request again")
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody wants the task that runs to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _tell_failure(listener: Listener, error: EnginebayError) -> None:

@@ -27,7 +27,7 @@ from enginebay.contract import Engine, Load
 from enginebay.errors import EnginebayError, LoadFailed, OutOfMemory
 from enginebay.worker import guard, wire
 
-_THREADS = 64  # for questions; an embedding or a drain holds one for as long as it takes
+_THREADS = 64  # for questions; a drain holds one for as long as it takes
 
 
 class _Stop(BaseException):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -18,6 +19,7 @@ from enginebay.worker.proto import SERVICE
 from enginebay.worker.proto import worker_pb2 as pb
 
 _log = logging.getLogger(__name__)
+_EMBEDDINGS = 64  # at once; each holds a thread for as long as it takes
 _CANCELLED_S = 10.0  # by then an engine has let go of requests that were cancelled
 
 
@@ -143,6 +145,7 @@ class Servicer:
         try:
             return self._engine.embed(inputs)
         finally:
+            self._ledger.moved_at = time.monotonic()
             self._ledger.door.leave()
 
     def tokenize(self, request: pb.TokenizeRequest, context: grpc.ServicerContext) -> pb.TokenizeReply:
@@ -162,6 +165,17 @@ class Servicer:
             context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
 
 
+class _Apart:
+    """A method with threads of its own: however many wait for it, the other questions are answered."""
+
+    def __init__(self, method: Any, threads: int) -> None:
+        self._method = method
+        self.experimental_thread_pool = ThreadPoolExecutor(threads)  # gRPC looks for it by this name
+
+    def __call__(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return self._method(request, context)
+
+
 def handlers(servicer: Servicer) -> grpc.GenericRpcHandler:
     def unary(method: Any, request: Any) -> grpc.RpcMethodHandler:
         return grpc.unary_unary_rpc_method_handler(method, request.FromString, lambda reply: reply.SerializeToString())
@@ -171,7 +185,7 @@ def handlers(servicer: Servicer) -> grpc.GenericRpcHandler:
         {
             "Facts": unary(servicer.facts, pb.FactsRequest),
             "State": unary(servicer.state, pb.StateRequest),
-            "Embed": unary(servicer.embed, pb.EmbedRequest),
+            "Embed": unary(_Apart(servicer.embed, _EMBEDDINGS), pb.EmbedRequest),
             "Tokenize": unary(servicer.tokenize, pb.TokenizeRequest),
             "Drain": unary(servicer.drain, pb.DrainRequest),
             "Open": unary(servicer.open, pb.OpenRequest),

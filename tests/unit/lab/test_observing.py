@@ -29,8 +29,9 @@ def test_a_child_is_followed_with_this_machines_meters() -> None:
 def test_only_the_servers_own_gpus_are_read(monkeypatch: pytest.MonkeyPatch, child: bool) -> None:
     asked: list[tuple[set[int], str | None]] = []
 
-    def gpus_of(pids: set[int], environment: str | None) -> list[int]:
+    def gpus_of(pids: set[int], environment: str | None, *, order: str | None) -> list[int]:
         asked.append((pids, environment))
+        assert order == "PCI_BUS_ID"
         return [3]
 
     def find_meters(trees: dict[str, int], gpus: list[int]) -> tuple[list[Meter], list[Absent]]:
@@ -41,6 +42,7 @@ def test_only_the_servers_own_gpus_are_read(monkeypatch: pytest.MonkeyPatch, chi
     monkeypatch.setattr(observing, "find_meters", find_meters)
     monkeypatch.setattr(observing, "uses_cuda", lambda pids: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     with observed(NOT_OURS, os.getpid() if child else None):
         pass
     ((pids, environment),) = asked
@@ -48,7 +50,7 @@ def test_only_the_servers_own_gpus_are_read(monkeypatch: pytest.MonkeyPatch, chi
 
 
 def test_a_gpu_that_the_server_does_not_use_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observing, "gpus_of", lambda pids, environment: [0])
+    monkeypatch.setattr(observing, "gpus_of", lambda pids, environment, order: [0])
     with observed(NOT_OURS, os.getpid()) as found:  # this process computes on none
         pass
     assert found.reasons()["nvml"] == "the server computes on no GPU"
@@ -71,6 +73,7 @@ def test_a_stranger_elsewhere_is_not_watched() -> None:
     with observed(Target("http://192.0.2.1:9", "m"), None) as found:
         pass
     assert not found.samples and found.reasons()["energy"] == "the server is on another host"
+    assert found.elsewhere == "192.0.2.1"
 
 
 def test_a_server_of_ours_on_this_machine_tells_its_meters_and_the_client_is_counted_here() -> None:

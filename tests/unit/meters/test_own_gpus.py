@@ -117,6 +117,27 @@ def test_gpus_that_nobody_tells_are_not_read(environment: str | None, words: str
     assert isinstance(found, Absent) and words in found.reason
 
 
+@pytest.mark.parametrize(
+    ("environment", "order", "running", "found"),
+    [
+        ("0", None, [[], []], None),
+        ("0", "PCI_BUS_ID", [[], []], [0]),
+        ("GPU-bb", None, [[], []], [1]),
+        ("0", None, [[], [OWN]], [1]),  # the driver tells
+    ],
+)
+def test_numbers_of_different_gpus_are_no_places(
+    environment: str, order: str | None, running: list[list[int]], found: list[int] | None
+) -> None:
+    library = Library()
+    library.models, library.running = ["T4", "H200"], running
+    told = gpus_of({OWN}, environment, lambda: Driver(library), order=order)
+    if found is None:
+        assert isinstance(told, Absent) and "CUDA_DEVICE_ORDER=PCI_BUS_ID" in told.reason
+    else:
+        assert told == found
+
+
 def test_without_a_driver_nothing_is_said_of_gpus() -> None:
     def none() -> Driver:
         raise DriverError("there is none")

@@ -76,7 +76,7 @@ def test_without_counters_stopping_does_not_wait_for_a_burst() -> None:
     sampler = started(Plain(), burst_s=30.0)
     before_s = time.monotonic()
     sampler.stop()
-    assert time.monotonic() - before_s < 5.0
+    assert time.monotonic() - before_s < 20.0
 
 
 def test_a_meter_that_fails_does_not_end_the_others_record() -> None:

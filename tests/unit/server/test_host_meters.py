@@ -35,7 +35,7 @@ class Counted:
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         self.threads.append(threading.get_ident())
-        assert self.go.wait(10)
+        assert self.go.wait(30)
         self.under_way -= 1
         return [Sample(1.5, "gpu:0", energy_j=7.0, throttle=("power_cap",))]
 
@@ -51,7 +51,8 @@ def finding(meter: Counted, opened: list[int]) -> HostMeters:
     return HostMeters(find)
 
 
-async def test_opened_once_and_only_when_asked_for() -> None:
+async def test_opened_once_and_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_meters, "_ANEW_S", 60.0)
     meter, opened = Counted(), list[int]()
     meters = finding(meter, opened)
     assert not opened
@@ -80,11 +81,12 @@ async def test_after_a_pause_they_are_opened_anew(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_only_the_gpus_of_this_server_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gpus_of(pids: set[int], environment: str | None) -> Absent:
-        assert os.getpid() in pids and environment == "1"
+    def gpus_of(pids: set[int], environment: str | None, *, order: str | None) -> Absent:
+        assert os.getpid() in pids and (environment, order) == ("1", "PCI_BUS_ID")
         return Absent("nvml", "nobody knows which")
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     monkeypatch.setattr(host_meters, "gpus_of", gpus_of)
     meters = HostMeters(of_this_server)
     found = await meters.read()

@@ -37,13 +37,14 @@ def test_closing_waits_for_the_last_one() -> None:
     door.enter()
     threading.Timer(0.05, door.leave).start()
     started = time.monotonic()
-    assert door.close(patience_s=10) == 0
-    assert time.monotonic() - started < 5
+    assert door.close(patience_s=60) == 0
+    assert time.monotonic() - started < 30
 
 
 def test_idle_time_begins_when_the_last_one_leaves() -> None:
     door = Door()
     door.enter()
     time.sleep(0.02)
+    left = time.monotonic()
     door.leave()
-    assert 0.0 <= door.idle_s() < 0.02 and door.busy_s() == 0.0
+    assert 0.0 <= door.idle_s() <= time.monotonic() - left and door.busy_s() == 0.0

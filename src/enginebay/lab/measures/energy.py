@@ -47,20 +47,30 @@ def energy_figures(energy: Mapping[str, EnergyUse] | None, counts: Counts, phase
     """`energy` by kind of device ("gpu", "cpu"); `phases` of all kinds together.
 
     Joules per token are the whole energy of the window, idle power included, over the tokens of the same window: of each
-    kind, and of all kinds together with `energy_of` saying which devices those are.
+    kind, and of all kinds together with `energy_of` saying which devices those are. Where one of them could not be read,
+    there is no whole: the rest of it would pass for that.
     """
-    read = {kind: use for kind, use in (energy or {}).items() if use.total_j is not None}
-    names = [f"j_per_{name}" for name in _PER]
+    used = energy or {}
+    read = {kind: use for kind, use in used.items() if use.total_j is not None}
+    whole = [
+        "energy_j",
+        *(f"j_per_{name}" for name in _PER),
+        *_PHASES.values(),
+        *(name for name, _ in _PER_PHASE.values()),
+    ]
     if not read:
-        return {}, dict.fromkeys(["energy_j", *names, *_PHASES.values()], "no energy was read")
-    devices = [device for kind in sorted(read) for device in read[kind].devices or (kind,)]
-    figures: dict[str, Any] = {"energy_of": "+".join(devices)}
+        return {}, dict.fromkeys(whole, "no energy was read")
+    figures: dict[str, Any] = {}
     absent: dict[str, str] = {}
     for kind, use in read.items():
         parts = {"energy_j": use.total_j, "idle_energy_j": use.idle_j, "active_energy_j": use.active_j}
         figures |= {f"{kind}_{name}": value for name, value in parts.items() if value is not None}
         _add_per_token(figures, absent, f"{kind}_", use.total_j or 0.0, counts)
-    figures["energy_j"] = sum(use.total_j or 0.0 for use in read.values())
+    unread = [device for kind in sorted(used.keys() - read.keys()) for device in used[kind].devices or (kind,)]
+    if unread:
+        return figures, absent | dict.fromkeys(whole, f"the energy of {', '.join(unread)} could not be read")
+    devices = [device for kind in sorted(read) for device in read[kind].devices or (kind,)]
+    figures |= {"energy_of": "+".join(devices), "energy_j": sum(use.total_j or 0.0 for use in read.values())}
     _add_per_token(figures, absent, "", figures["energy_j"], counts)
     _add_phases(figures, absent, phases or Phases(why="nobody told the phases apart"), counts)
     return figures, absent

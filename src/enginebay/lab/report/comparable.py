@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from enginebay.lab.report.settings import shown
 from enginebay.lab.report.source import cycle, part
+from enginebay.lab.runs.gpus import products
 from enginebay.lab.runs.reader import Run
 
 # (title, part of the manifest, key, what a difference means)
@@ -14,7 +15,6 @@ SAME = (
     ("model files", "model", "sha256", "different weights; with another quantisation the work differs"),
     ("host", "environment", "host", "different machines: the hardware may explain the difference"),
     ("CPU", "environment", "cpu", "different processors"),
-    ("GPU", "environment", "gpu", "different GPUs"),
     ("Enginebay", "environment", "enginebay", "the server or the lab itself may have changed"),
 )
 
@@ -26,6 +26,11 @@ def differences(runs: Sequence[Run]) -> list[tuple[str, list[str], str]]:
         values = list(dict.fromkeys(shown(found) for run in runs if (found := part(run, name).get(key)) is not None))
         if len(values) > 1:
             rows.append((title, [one[:60] for one in values], why))
+    gpus = list(
+        dict.fromkeys(" + ".join(dict.fromkeys(found)) for run in runs if (found := products(part(run, "environment"))))
+    )
+    if len(gpus) > 1:
+        rows.append(("GPU", [one[:60] for one in gpus], "different GPUs"))
     mixed = _mixed_cycles(runs)
     if mixed:
         rows.append(("requests", mixed, "not the same requests were sent in the same cycle"))

@@ -16,6 +16,11 @@ def part(run: Run, *names: str) -> dict[str, Any]:
     return dict(found) if isinstance(found, Mapping) else {}
 
 
+def running_at(run: Run) -> str:
+    """The address of a server that was running already; empty where the lab started it for the run."""
+    return "" if "server_start_s" in run.measures else str(part(run, "server").get("url") or "")
+
+
 def cycle(run: Run) -> int | None:
     """Which repetition it is; None for a run that is of no study."""
     found = part(run, "study").get("cycle")

@@ -9,9 +9,10 @@ from typing import Any
 
 from enginebay.errors import UsageError
 from enginebay.lab.parity import Answer, compare_answers, settings_across
+from enginebay.lab.runs.gpus import other_products
 from enginebay.lab.runs.points import Point, points, same_load
 from enginebay.lab.runs.reader import Run
-from enginebay.lab.statistics.cycles import compare_cycles, cycle_intervals
+from enginebay.lab.statistics.cycles import compare_cycles
 
 Pairs = list[tuple[Run, Run]]
 
@@ -21,7 +22,6 @@ _SAME = (
     ("model", "sha256", "the model's files differ"),
     ("workload", "sha256", "the requests differ"),
     ("environment", "host", "they ran on different hosts"),
-    ("environment", "gpu", "they ran on different GPUs"),
 )
 
 
@@ -43,18 +43,13 @@ def compare_points(a: Point, b: Point) -> dict[str, Any]:
     pairs = paired(a, b)
     problems = _problems(a, b, pairs)
     compared = compare_cycles(_measures(run for run, _ in pairs), _measures(run for _, run in pairs))
-    means = [cycle_intervals([pair[side].measures for pair in pairs]) for side in (0, 1)]
-    figures = {
-        name: {"a": means[0][name].estimate, "b": means[1][name].estimate, **asdict(comparison)}
-        for name, comparison in compared.items()
-    }
     return {
         "a": a.described(),
         "b": b.described(),
         "pairs": len(pairs),
         "valid": not problems,
         "problems": problems,
-        "figures": figures,
+        "figures": {name: asdict(comparison) for name, comparison in compared.items()},
         "parity": _parity(pairs, a, b),
         "settings": settings_across({"a": a.runs[0].manifest["effective"], "b": b.runs[0].manifest["effective"]}),
     }
@@ -86,6 +81,8 @@ def _problems(a: Point, b: Point, pairs: Pairs) -> list[str]:
     if not same_load(a, b):
         found.append("the loads differ")
     found += [why for section, key, why in _SAME if any(_differ(x, y, section, key) for x, y in pairs)]
+    if any(other_products(x.manifest["environment"], y.manifest["environment"]) for x, y in pairs):
+        found.append("they ran on different GPUs")
     if any(x.study_id != y.study_id for x, y in pairs):
         found.append("they were not run in one study, so not in turn: what else changed in between is not known")
     if len(pairs) == 1:

@@ -12,18 +12,21 @@ from typing import Any
 from enginebay import __version__
 
 
-def environment(gpus: Sequence[str] = ()) -> dict[str, Any]:
-    """What of the host has a bearing on the numbers; `gpus` as the meters name them."""
-    return {
+def environment(gpus: Sequence[str] = (), elsewhere: str = "") -> dict[str, Any]:
+    """What of the server's host has a bearing on the numbers; `gpus` as the meters name them.
+
+    `elsewhere`: the name of another host than this one. Of that one nothing else is known, and this one is the client's.
+    """
+    here = {
         "host": socket.gethostname(),
         "cpu": _cpu(),
         "cores": _cores(),
         "memory_bytes": _memory(),
-        "gpu": list(gpus),
         "python": platform.python_version(),
         "os": platform.platform(),
-        "enginebay": __version__,
     }
+    told: dict[str, Any] = {"host": elsewhere, "client": here} if elsewhere else here
+    return {**told, "gpu": list(gpus), "enginebay": __version__}
 
 
 def _cores() -> int | None:

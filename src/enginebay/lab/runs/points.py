@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from enginebay.lab.runs.errors import MixedEngines
+from enginebay.lab.runs.gpus import products
 from enginebay.lab.runs.manifest import STATUSES
 from enginebay.lab.runs.plain import digest
 from enginebay.lab.runs.reader import Run
@@ -81,8 +82,10 @@ def _load(run: Run) -> list[Any]:
 
 def _key(run: Run, mixed: bool) -> str:
     host = run.manifest["environment"]
-    common = [*_load(run), host.get("host"), host.get("gpu")]
+    common = [*_load(run), host.get("host"), products(host)]
     if mixed:
         return digest(common)
-    engine = run.manifest["engine"]
-    return digest([*common, run.engine, engine.get("version"), run.label, run.manifest["config"]])
+    engine, config = run.manifest["engine"], run.manifest["config"]
+    # A server that was running already is known by its address, and only it knows its settings.
+    found = None if config.get("engine") else [run.manifest["server"].get("url"), run.manifest["effective"]]
+    return digest([*common, run.engine, engine.get("version"), run.label, config, found])

@@ -23,6 +23,8 @@ _Value = TypeVar("_Value")
 class Comparison:
     """Of b against a."""
 
+    a: float  # means over the pairs
+    b: float
     difference: Interval  # of b - a
     ratio: Interval | None  # of b / a; None where the mean of a is 0
     differs: bool
@@ -35,7 +37,8 @@ def compare(a: Sequence[float], b: Sequence[float]) -> Comparison:
     difference = difference_interval(a, b)
     differs = difference.low is not None and not difference.holds(0.0)
     more = None if differs else _more_runs(a, b)
-    return Comparison(difference, ratio_interval(a, b), differs, more, _outlook(difference, differs, more))
+    ratio, outlook = ratio_interval(a, b), _outlook(difference, differs, more)
+    return Comparison(math.fsum(a) / len(a), math.fsum(b) / len(b), difference, ratio, differs, more, outlook)
 
 
 def pairs_by_cycle(a: Mapping[int, _Value], b: Mapping[int, _Value]) -> tuple[list[_Value], list[_Value]]:

@@ -129,6 +129,15 @@ def test_joules_per_token_are_of_the_whole_window() -> None:
     assert "cpu_idle_energy_j" not in found
 
 
+def test_the_processors_joules_do_not_pass_for_the_whole() -> None:
+    energy = {"gpu": Use(None, devices=("gpu:1",)), "cpu": Use(520.0)}
+    found = measure(RECORDS, TOKENS, 10.0, None, energy, phases=PHASES)
+    assert found["cpu_j_per_output_token"] == pytest.approx(10.0)
+    told = {name: why for name, why in found["absent"].items() if why == "the energy of gpu:1 could not be read"}
+    assert {"energy_j", "j_per_output_token", "decode_energy_j", "prefill_j_per_input_token"} <= set(told)
+    assert not {"energy_j", "energy_of", "j_per_output_token", "decode_energy_j"} & set(found)
+
+
 def test_a_million_tokens_cost_what_the_machine_costs_meanwhile() -> None:
     found = measure(RECORDS, TOKENS, 10.0, price=3.6)
     assert found["cost_per_million_output_tokens"] == pytest.approx(0.01 / 52 * 1e6)

@@ -125,7 +125,7 @@ def made_run(
             "seeds": {"arrivals": cycle},
             "server": {"url": "http://127.0.0.1:1", "ours": True},
             "window_s": window_s,
-            "measures": measure(records, tokens, window_s, {"ttft_s": 0.5}, energy),
+            "measures": {"server_start_s": 2.5, **measure(records, tokens, window_s, {"ttft_s": 0.5}, energy)},
             "verdict": dict(verdict),
             "absent": {"cpu_energy_j": "the RAPL files are readable by root only"},
             "files": {"requests.parquet": {"sha256": "cd" * 32, "rows": requests}},

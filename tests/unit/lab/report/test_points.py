@@ -7,7 +7,7 @@ import pytest
 from enginebay.lab.report.comparable import differences
 from enginebay.lab.report.loads import load_of
 from enginebay.lab.report.points import arrange
-from tests.unit.lab.report.made import HOST, made_run, made_study
+from tests.unit.lab.report.made import HOST, MadeRun, made_run, made_study
 
 INVALID = {"status": "invalid", "reasons": [{"code": "send_lag", "severity": "invalid", "message": "late"}]}
 
@@ -72,6 +72,38 @@ def test_the_load_does_not_make_another_series() -> None:
 def test_a_server_that_is_not_ours_goes_by_its_address() -> None:
     run = made_run(engine="", server={"url": "http://elsewhere:8000", "ours": False})
     assert arrange([run]).series[0].label == "http://elsewhere:8000"
+
+
+def running(url: str, **effective: int) -> MadeRun:
+    """Of a server of ours that was running already."""
+    run = made_run(server={"url": url, "ours": True}, effective=effective)
+    del run.manifest["measures"]["server_start_s"]
+    return run
+
+
+def test_two_servers_that_were_running_go_by_their_addresses() -> None:
+    runs = [running("http://127.0.0.1:1"), running("http://127.0.0.1:2")]
+    assert [one.label for one in arrange(runs).series] == ["vllm · http://127.0.0.1:1", "vllm · http://127.0.0.1:2"]
+
+
+def test_a_running_server_with_other_settings_is_another_series() -> None:
+    runs = [running("http://127.0.0.1:1", max_num_seqs=8), running("http://127.0.0.1:1", max_num_seqs=64)]
+    assert [one.label for one in arrange(runs).series] == ["vllm · max_num_seqs=8", "vllm · max_num_seqs=64"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        (["H200 GPU-a"], ["H200 GPU-a", "H200 GPU-b"], None),  # more of them is a setting
+        (["H200 GPU-a"], [], None),  # an engine that uses none
+        (["H200 GPU-a"], ["H100 GPU-b"], ["H200", "H100"]),
+    ],
+)
+def test_gpus_differ_by_what_they_are(one: list[str], other: list[str], told: list[str] | None) -> None:
+    runs = [made_run("vllm"), made_run("llamacpp")]
+    for run, gpus in zip(runs, (one, other), strict=True):
+        run.manifest["environment"] = {**HOST, "gpu": gpus}  # type: ignore[index]
+    assert {name: values for name, values, _ in differences(runs)}.get("GPU") == told
 
 
 def test_what_differs_besides_the_engine_is_found() -> None:

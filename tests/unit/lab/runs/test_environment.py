@@ -18,3 +18,9 @@ def test_the_host_is_told() -> None:
     assert found["gpu"] == ["H100"] and found["cpu"]
     assert 1 <= found["cores"] <= (os.cpu_count() or 1)
     assert found["memory_bytes"] > 1 << 28
+
+
+def test_of_another_host_only_what_it_tells() -> None:
+    found = environment(["H200"], elsewhere="gpu-1")
+    assert (found["host"], found["gpu"]) == ("gpu-1", ["H200"]) and not {"cpu", "cores", "memory_bytes"} & set(found)
+    assert found["client"]["host"] == socket.gethostname() and found["client"]["cpu"]

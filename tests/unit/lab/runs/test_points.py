@@ -10,6 +10,7 @@ from enginebay.errors import UsageError
 from enginebay.lab.runs.aggregate import aggregate
 from enginebay.lab.runs.comparison import compare_runs
 from enginebay.lab.runs.errors import MixedEngines
+from enginebay.lab.runs.reader import Run
 from tests.unit.lab.runs.made import INVALID, write_cycles, write_run
 
 SPEED = "output_tokens_per_s"
@@ -126,15 +127,45 @@ def test_the_same_profile_with_another_workload_is_another_load(
         ({"model": {"name": "other"}}, "the models differ"),
         ({"profile": {"kind": "offline"}}, "the loads differ"),
         ({"environment": {"host": "there"}}, "they ran on different hosts"),
+        ({"environment": {"host": "here", "gpu": ["H100 GPU-b"]}}, "they ran on different GPUs"),
         ({"study": "s2"}, "they were not run in one study"),
         ({"verdict": INVALID}, "all runs of b tiny c1 are invalid"),
     ],
 )
 def test_what_stands_in_the_way_is_said(tmp_path: Path, other: dict[str, object], problem: str) -> None:
-    runs = [*write_cycles(tmp_path, "a", SLOW), *write_cycles(tmp_path, "b", FAST, **other)]  # type: ignore[arg-type]
+    here = {"host": "here", "gpu": ["H200 GPU-a"]}
+    runs = [*write_cycles(tmp_path, "a", SLOW, environment=here), *write_cycles(tmp_path, "b", FAST, **other)]  # type: ignore[arg-type]
     (found,) = compare_runs(runs)
     assert not found["valid"] and any(one.startswith(problem) for one in found["problems"]), found["problems"]
     assert found["pairs"] == 3
+
+
+@pytest.mark.parametrize("gpus", [["H200 GPU-a", "H200 GPU-b"], []])
+def test_more_gpus_or_none_are_a_matter_of_settings(tmp_path: Path, gpus: list[str]) -> None:
+    one = write_cycles(tmp_path, "a", SLOW, environment={"host": "here", "gpu": ["H200 GPU-a"]})
+    (found,) = compare_runs([*one, *write_cycles(tmp_path, "b", FAST, environment={"host": "here", "gpu": gpus})])
+    assert found["valid"] and found["problems"] == []
+
+
+def test_means_are_of_the_pairs_that_the_difference_is_of(tmp_path: Path) -> None:
+    def cycles(engine: str, values: list[float | None]) -> list[Run]:
+        return [
+            write_run(
+                tmp_path, f"{engine}{number}", engine, {} if value is None else {"ttft_s": {"p95": value}},
+                study={"id": "s", "point": 0, "cycle": number, "label": "c1"},
+            )
+            for number, value in enumerate(values)
+        ]  # fmt: skip
+
+    (found,) = compare_runs([*cycles("a", [1.0, 1.0, 10.0]), *cycles("b", [2.0, 2.0, None])])
+    figure = found["figures"]["ttft_s.p95"]
+    assert (figure["a"], figure["b"], figure["difference"]["estimate"]) == (1.0, 2.0, 1.0)
+
+
+def test_a_running_server_with_other_settings_is_another_point(tmp_path: Path) -> None:
+    slow, fast = (write_run(tmp_path, f"s{step}", effective={"step_s": step}) for step in (0.024, 0.003))
+    assert len(aggregate([slow, fast])) == 2
+    assert len(aggregate([slow, write_run(tmp_path, "again", effective={"step_s": 0.024})])) == 1
 
 
 def test_one_pair_and_no_pair(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from enginebay.lab.report.figures import figure
 from enginebay.lab.report.markup import Html, details, h, join, section, table
 from enginebay.lab.report.points import Point, Report
 from enginebay.lab.report.settings import shown
-from enginebay.lab.report.source import part
+from enginebay.lab.report.source import part, running_at
 from enginebay.lab.runs.reader import Run
 
 PARTS = ("environment", "engine", "model", "workload", "seeds")
@@ -93,17 +93,12 @@ def reproduce(report: Report) -> Html:
 
 
 def _commands(report: Report) -> list[Html]:
-    """One for each server that was measured; ours are started by the experiment itself."""
-    servers = dict.fromkeys(_url(point.group.runs[0]) for point in report.points)
+    """One for each server that was measured, unless the experiment itself starts it."""
+    servers = dict.fromkeys(running_at(point.group.runs[0]) for point in report.points)
     return [
         _code(f"command-{number}", f"bay experiment experiment.yaml{url and f' --url {url}'}")
         for number, url in enumerate(servers)
     ]
-
-
-def _url(run: Run) -> str:
-    server = part(run, "server")
-    return "" if server.get("ours", True) else str(server.get("url"))
 
 
 def _config(number: int, point: Point) -> Html:
