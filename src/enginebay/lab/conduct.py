@@ -278,7 +278,7 @@ def _write(
     writer.update(
         engine={"kind": facts.kind or point.engine, "version": facts.version},
         effective=dict(facts.effective),
-        environment=environment(gpu_names(observation)),
+        environment=environment(gpu_names(observation), observation.elsewhere),
         workload={
             **point.workload,
             "sha256": requests_sha256(measured.workload.requests),
