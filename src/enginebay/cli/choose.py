@@ -82,21 +82,23 @@ def choose(
     offline: Offline = None,
 ) -> None:
     """Find each installed engine's highest rate that keeps an objective, and have `engine: auto` go by it."""
+    from enginebay.cli.choose_wish import check_lengths, read_wish
     from enginebay.config.load import load_config
 
+    named = (("input_tokens", input_tokens), ("output_tokens", output_tokens))
+    lengths = {name: value for name, value in named if value is not None}
     flags = {
         "model": model,
         "offline": offline,
-        "max_input_tokens": input_tokens,
-        "max_output_tokens": output_tokens,
         **assignment_flags(set_ or []),
+        **{f"workload.{name}": value for name, value in lengths.items()},
     }
     loaded = load_config(config, preset=preset, flags=flags)
     if forget:
         _forget(model, loaded)
         return
+    check_lengths(loaded.experiment, lengths)
     need_lab()
-    from enginebay.cli.choose_wish import read_wish
     from enginebay.lab.foreseen import foreseen_of_search
     from enginebay.lab.runs.folders import runs_dir
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from enginebay.lab.profiles.profile import Profile
 
 RATED = ("poisson", "constant", "gamma")
+LIMITS = ("requests", "duration_s")
 SECONDS = 15.0
 FEWEST = 50  # requests of a run, where the objective needs no more
 
@@ -56,6 +57,14 @@ def read_objective(texts: Sequence[str], configured: Mapping[str, Any] | None) -
     return found
 
 
+def check_lengths(experiment: Experiment, lengths: Mapping[str, int]) -> None:
+    """Raises `UsageError` where the flags give lengths and the prompts have their own."""
+    kind = (experiment.workload or {}).get("kind", "synthetic")
+    if lengths and kind != "synthetic":
+        named = " and ".join(f"--{name.replace('_', '-')}" for name in lengths)
+        raise UsageError(f"{named} cannot change a workload of kind {kind}", "leave it out, or change the workload")
+
+
 def read_sending(
     text: str | None, configured: Mapping[str, Any] | str | None
 ) -> tuple[dict[str, Any], Mapping[str, Any]]:
@@ -78,7 +87,12 @@ def read_sending(
             "the rate is what is looked for", f"leave it out of the profile; {EXAMPLE} is for experiments", param="rate"
         )
     (profile,), limits = parse_profile(f"{kind}:{','.join(['rate=1', *parts])}")
-    return _rateless(profile_data(profile)), {"requests": limits.requests, "duration_s": limits.duration_s}
+    for name in limits:
+        if name not in LIMITS:
+            raise ConfigError(
+                f"{name} is not for a search", f"a run of it ends by {' and '.join(LIMITS)}", param=f"profile.{name}"
+            )
+    return _rateless(profile_data(profile)), limits
 
 
 def _configured(given: Mapping[str, Any] | str | None) -> list[Profile]:

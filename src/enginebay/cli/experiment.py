@@ -282,8 +282,9 @@ def _show_dropped(dropped: list[Dropped]) -> None:
 
 
 def _show_foreseen(points: list[Point], cycles: int) -> None:
-    from enginebay.lab.foreseen import foreseen
+    from enginebay.lab.foreseen import check_sending, foreseen
 
+    check_sending(points, cycles)
     for line in foreseen(points, cycles):
         note(line)
 

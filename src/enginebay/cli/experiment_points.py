@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from enginebay.config.model import Config
+from enginebay.config.tree import overlay
 from enginebay.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 
 USUAL_INPUT_TOKENS = 128
 USUAL_OUTPUT_TOKENS = 128
+_GUIDE = {
+    "requests": "num_input_prompts",
+    "input_tokens": "max_input_tokens",
+    "max_input_tokens": "max_input_tokens",
+    "output_tokens": "sampling.max_tokens",
+}
 # A server that is measured has one client, which may ask for everything at once.
 _SERVER_LIMITS = {"queue": 1_000_000, "queue_timeout_s": 3600.0, "connections": 65536}
 
@@ -56,7 +63,7 @@ def url_points(config: Config, url: str, model: str, tokenizer: str | None) -> l
         "engine": "",
         "model": model,
         "url": url,
-        "body": request_body(dict(config.sampling)),
+        "body": request_body(sampling_of(config, model)),
         "tokenizer": tokenizer,
     }
     return with_loads(config, common, url)
@@ -67,7 +74,8 @@ def with_loads(config: Config, common: dict[str, Any], name: str) -> list[Point]
     from enginebay.lab.profiles.profile import label
     from enginebay.lab.profiles.read import read_profile
 
-    load = read_load(config)
+    sampling = sampling_of(config, common["model"])
+    load = read_load(config, sampling)
     experiment = config.experiment
     body, workload = fitted(common["body"], load.workload)
     found = []
@@ -79,7 +87,7 @@ def with_loads(config: Config, common: dict[str, Any], name: str) -> list[Point]
             workload=workload,
             profile=profile,
             limits=load.limits,
-            seed=int(config.sampling.get("seed", 0)),
+            seed=int(sampling.get("seed", 0)),
             arrivals_seed=experiment.traffic_simulation.seed,
             slo=experiment.slo,
             price_per_hour=experiment.price_per_hour,
@@ -91,36 +99,52 @@ def with_loads(config: Config, common: dict[str, Any], name: str) -> list[Point]
     return found
 
 
-def read_load(config: Config) -> Load:
+def read_load(config: Config, sampling: Mapping[str, Any]) -> Load:
     """Workload, profiles and limits, with the guide's keys in their place and paths beside the config file."""
     from enginebay.lab.profiles.profile import profile_data
     from enginebay.lab.profiles.read import parse_profile, read_profile
     from enginebay.lab.workload.read import read_workload, workload_data
 
     experiment = config.experiment
-    limits = dict(experiment.limits or {})
     sending = experiment.sending or {"kind": "offline"}
-    if isinstance(sending, str):
-        profiles, own = parse_profile(sending)
-        limits |= _set_limits(own)
-    else:
-        profiles = read_profile(sending)
-    given = {**_usual_workload(config), **dict(experiment.workload or {})}
+    profiles, own = parse_profile(sending) if isinstance(sending, str) else (read_profile(sending), {})
+    given = _given_workload(config, sampling)
+    if "requests" in own and config.origin("profile").rank > _requests_rank(config):
+        given.pop("requests", None)
     folder = config.path.absolute().parent if config.path else Path.cwd()
     workload = workload_data(read_workload(given, folder))
-    return Load(workload, [profile_data(profile) for profile in profiles], limits)
+    return Load(workload, [profile_data(profile) for profile in profiles], {**(experiment.limits or {}), **own})
 
 
-def _set_limits(limits: Any) -> dict[str, Any]:
-    from dataclasses import asdict
+def sampling_of(config: Config, model: str) -> dict[str, Any]:
+    """What is configured for all models and for this one, on whatever engine."""
+    own = config.models.get(model)
+    entries = overlay(config.sampling_entries, own.sampling_entries if own else {})
+    return {name: entry.value for name, entry in entries.items() if entry.value is not None}
 
-    usual = asdict(type(limits)())
-    return {name: value for name, value in asdict(limits).items() if value != usual[name]}
+
+def _given_workload(config: Config, sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """`workload` over the guide's keys, except those that a later source has."""
+    usual, own = _usual_workload(config, sampling), config.experiment.workload or {}
+    rank = config.origin("workload").rank
+    later = {name: value for name, value in usual.items() if own and _guide_rank(config, name) > rank}
+    return {**usual, **own, **later}
 
 
-def _usual_workload(config: Config) -> dict[str, Any]:
+def _guide_rank(config: Config, name: str) -> int:
+    """Of the guide's key that says this one of the workload."""
+    return config.origin(_GUIDE[name]).rank if name in _GUIDE else 0
+
+
+def _requests_rank(config: Config) -> int:
+    """Of what says how many requests the workload has."""
+    inside = "requests" in (config.experiment.workload or {})
+    return max(_guide_rank(config, "requests"), config.origin("workload").rank if inside else 0)
+
+
+def _usual_workload(config: Config, sampling: Mapping[str, Any]) -> dict[str, Any]:
     """What the guide's keys say of the workload."""
-    experiment, sampling = config.experiment, config.sampling
+    experiment = config.experiment
     kind = (experiment.workload or {}).get("kind", "synthetic")
     found: dict[str, Any] = {"kind": kind}
     if experiment.num_input_prompts is not None:
@@ -133,8 +157,7 @@ def _usual_workload(config: Config) -> dict[str, Any]:
     most = sampling.get("max_tokens", USUAL_OUTPUT_TOKENS)
     if sampling.get("min_tokens", most) > most:
         raise ConfigError("min_output_tokens is above max_output_tokens", "lower it")
-    if sampling.get("min_tokens", most) == most:
-        found["output_tokens"] = most
+    found["output_tokens"] = most if sampling.get("min_tokens", most) == most else None
     return found
 
 

@@ -185,11 +185,11 @@ def _tokenizer(bench: Bench, point: Point, plan: Plan) -> tuple[TextTokenizer | 
 
 def how_many(plan: Plan) -> int | None:
     """How many requests a run prepares; None: as many as the workload has. Pure."""
-    needed = requests_needed(plan.profile, plan.limits)
+    needed, asked = requests_needed(plan.profile, plan.limits), plan.workload.requests
     if needed is not None:
-        return needed
-    if plan.workload.requests is not None or plan.workload.kind != "synthetic":
-        return plan.workload.requests
+        return needed if asked is None else min(needed, asked)
+    if asked is not None or plan.workload.kind != "synthetic":
+        return asked
     return plan.limits.max_requests if plan.limits.duration_s is not None else USUAL_REQUESTS
 
 

@@ -9,11 +9,13 @@ from enginebay.errors import ConfigError
 from enginebay.lab.conduct import how_many
 from enginebay.lab.highest import Wish
 from enginebay.lab.points import Plan, Point, read_plan
+from enginebay.lab.profiles.schedule import check_sends
 from enginebay.lab.validity import limits
 from enginebay.lab.validity.answer_checks import enough_answers, enough_cycles
 from enginebay.lab.validity.verdict import Reason
 
-RAISE = "raise limits.requests (in --profile: requests)"
+OF_LIMITS = "limits.requests (in --profile: requests)"
+OF_WORKLOAD = "workload.requests (or num_input_prompts)"
 
 
 def foreseen(points: Sequence[Point], cycles: int) -> list[str]:
@@ -27,6 +29,17 @@ def foreseen(points: Sequence[Point], cycles: int) -> list[str]:
     if isinstance(few, Reason):
         found.append(_line(few, f"give --cycles {limits.MIN_CYCLES} or more"))
     return found
+
+
+def check_sending(points: Sequence[Point], cycles: int) -> None:
+    """Raises `ConfigError` where a run of a study would send nothing at all."""
+    for point in points:
+        plan = read_plan(point)
+        count = how_many(plan)
+        if count is None:  # only its file tells, and no time ends it
+            continue
+        for cycle in range(1, cycles + 1):
+            check_sends(plan.profile, plan.limits, count, point.seeds(cycle)["arrivals"])
 
 
 def foreseen_of_search(wish: Wish) -> list[str]:
@@ -53,17 +66,23 @@ def _most(plan: Plan) -> int | None:
     """No run sends more requests than this; None: only the workload's file tells."""
     try:
         return how_many(plan)
-    except ConfigError:  # this point cannot be run: it is said when its turn comes, and the others run
+    except ConfigError:  # it cannot be run, which `check_sending` says
         return None
 
 
 def _more_requests(plan: Plan, least: int) -> str:
-    """What lets a run have so many requests: its time may be too short for them, whatever `limits.requests` says."""
-    given = plan.limits.requests
-    if (_most(replace(plan, limits=replace(plan.limits, requests=least))) or 0) >= least:
-        change = f"{RAISE} to {least}"
-    elif given is not None and given < least:
-        change = f"{RAISE} to {least}, and the rate or the duration"
+    """What lets a run have so many requests: its time may be too short for them, whatever number is asked for."""
+    numbers = {OF_LIMITS: plan.limits.requests, OF_WORKLOAD: plan.workload.requests}
+    low = [name for name, number in numbers.items() if number is not None and number < least]
+    wanted = replace(
+        plan,
+        limits=replace(plan.limits, requests=least),
+        workload=replace(plan.workload, requests=None if plan.workload.requests is None else least),
+    )
+    if (_most(wanted) or 0) >= least:
+        change = f"raise {' and '.join(low or [OF_LIMITS])} to {least}"
+    elif low:
+        change = f"raise {' and '.join(low)} to {least}, and the rate or the duration"
     else:
         change = f"raise the rate or the duration, to {least} requests"
     return f"{change}, or take a lower percentile into the slo"

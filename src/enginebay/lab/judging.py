@@ -13,8 +13,10 @@ from enginebay.lab.observing import Observation
 from enginebay.lab.points import Plan
 from enginebay.lab.profiles.stable import warmup_end, warmup_over
 from enginebay.lab.references import Reference, parity_with
+from enginebay.lab.validity import limits
 from enginebay.lab.validity.facts import Ceiling, RunFacts, Warmup
-from enginebay.lab.workload.spec import Synthetic
+from enginebay.lab.workload.make import Workload
+from enginebay.lab.workload.spec import Jsonl, Synthetic
 from enginebay.meters.energy import Energy
 
 
@@ -46,7 +48,9 @@ def facts_of(
         measures=figures,
         percentiles=[one.percent for one in plan.slo.objectives] if plan.slo else None,
         warmup=_warmup(fired),
-        shared_prefix=_shares_prefix(plan),
+        shared_prefix=_shares_prefix(plan, measured.workload),
+        shared_share=measured.workload.shared or 0.0,
+        from_file=isinstance(plan.workload, Jsonl),
         parity=parity_with(around.reference, measured.answers),
         parity_with=around.reference.label if around.reference else "",
         cycles=around.cycles,
@@ -75,11 +79,12 @@ def _warmup(fired: Fired) -> Warmup | None:
     return Warmup(values, warmup_end(values), warmup_over(values)) if values else None
 
 
-def _shares_prefix(plan: Plan) -> bool | None:
+def _shares_prefix(plan: Plan, made: Workload) -> bool | None:
+    """Of a file that shares most of its input nobody can say what its own part is."""
     workload = plan.workload
     if isinstance(workload, Synthetic):
         return workload.shared_prefix_tokens > 0
-    return None
+    return None if made.shared is None or made.shared > limits.CACHED_SHARE[1] else False
 
 
 def _server_in_flight(measured: Measured) -> float | None:

@@ -39,10 +39,16 @@ def requests_of(concurrency: int) -> int:
 
 
 def full_rate(records: Sequence[Record]) -> float | None:
-    """Answers a second from the start to the last send: until then the loop was full. None: there was none."""
+    """Answers a second from the start to the last send: until then the loop was full. None: there was no answer.
+
+    Where none had come by then, a slow engine was asked only once for each place: the rate is that of this wave.
+    """
+    ends = [record.end_s for record in records if record.error is None and record.end_s is not None]
     last_s = max((record.sent_s for record in records), default=0.0)
-    ended = sum(record.error is None and record.end_s is not None and record.end_s <= last_s for record in records)
-    return ended / last_s if last_s > 0 and ended else None
+    ended = sum(end_s <= last_s for end_s in ends)
+    if ended and last_s > 0:
+        return ended / last_s
+    return len(ends) / max(ends) if ends and max(ends) > 0 else None
 
 
 def next_concurrency(rungs: Sequence[Rung]) -> int | None:

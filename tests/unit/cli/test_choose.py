@@ -10,6 +10,7 @@ import pytest
 
 from enginebay.cli.choose_output import check_target, choice_of, config_of, config_text
 from enginebay.cli.choose_wish import read_objective, read_sending, read_wish
+from enginebay.cli.main import main
 from enginebay.config.experiment import Experiment
 from enginebay.config.load import load_config
 from enginebay.contract import Probe
@@ -66,7 +67,13 @@ def test_an_objective_that_decides_nothing_is_refused(texts: list[str], said: st
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("offline", "no rate to look for"), ("poisson:rate=4", "is what is looked for"), ("gamma", "bur")],
+    [
+        ("offline", "no rate to look for"),
+        ("poisson:rate=4", "is what is looked for"),
+        ("gamma", "bur"),
+        ("poisson:until_stable=true", "until_stable"),
+        ("poisson:max_requests=10000", "max_requests"),
+    ],
 )
 def test_a_profile_without_a_rate_to_look_for_is_refused(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
@@ -151,3 +158,50 @@ def test_the_choice_holds_the_versions_that_are_installed(tmp_path: Path) -> Non
         ("vllm", "0.32.1", 1.2),
     ]
     assert choice.best.settings == {"context_length": 2048} and "requests" not in choice.workload
+
+
+@pytest.fixture()
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Point]:
+    """The points that `bay choose` would measure."""
+    found: list[Point] = []
+
+    def measure(plan: Any) -> Any:
+        found.extend(plan.points)
+        raise UsageError("seen", "")
+
+    monkeypatch.setattr("enginebay.cli.choose._measure", measure)
+    monkeypatch.setenv("ENGINEBAY_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}')
+    return found
+
+
+ASKED = ["choose", "toy", "--engines", "fake", "--slo", "ttft_p95=1"]
+LENGTHS = ["--input-tokens", "16", "--output-tokens", "8"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "{}",
+        "workload: {kind: synthetic, input_tokens: 512, output_tokens: {kind: uniform, min: 1, max: 9}}",
+        "max_input_tokens: 512\nmax_output_tokens: 64\nmin_output_tokens: 1",
+    ],
+)
+def test_the_lengths_of_the_flags_win(measured: list[Point], tmp_path: Path, config: str) -> None:
+    (tmp_path / "bay.yaml").write_text(config)
+    main([*ASKED, "--config", "bay.yaml", *LENGTHS])
+    assert [(one.workload["input_tokens"], one.workload["output_tokens"]) for one in measured] == [(16, 8)]
+    assert not {"max_tokens", "min_tokens"} & set(measured[0].body)
+
+
+@pytest.mark.parametrize("flags", [LENGTHS[:2], LENGTHS[2:]])
+def test_lengths_for_prompts_that_have_their_own_are_refused(
+    measured: list[Point], tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    (tmp_path / "bay.yaml").write_text("workload: {kind: jsonl, path: p.jsonl}")
+    assert main([*ASKED, "--config", "bay.yaml", *flags]) == 2
+    said = capsys.readouterr().err
+    assert flags[0] in said and "jsonl" in said and not measured
+    main([*ASKED, "--config", "bay.yaml"])
+    assert len(measured) == 1

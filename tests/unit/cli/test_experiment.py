@@ -139,3 +139,18 @@ def test_what_is_certain_is_said_before_anything_starts(
     assert "invalid: too_few_for_percentile: 10 answers" in said[0] and "informative: too_few_cycles: 1 of" in said[1]
     assert ("1 point in 1 cycle: 1 run;" if dry_run else ": 1 run of 1 point") in "\n".join(said[2:])
     assert bool(carried_out) is not dry_run
+
+
+@pytest.mark.parametrize("more", [["--dry-run"], []])
+@pytest.mark.parametrize(("load", "cycles"), [("rate=0.1,duration_s=6", "3"), ("rate=0.01,duration_s=6", "1")])
+def test_a_load_that_sends_nothing_is_refused_before_anything_is_written_down(
+    carried_out: list[str], runs: Path, capsys: pytest.CaptureFixture[str], load: str, cycles: str, more: list[str]
+) -> None:
+    """With this seed the first two cycles of the first load send one request, and the third sends none."""
+    url = ["--url", "http://127.0.0.1:1", "-m", "m", "--set", "random_seed=1"]
+    assert main(["experiment", *url, "--profile", f"poisson:{load}", "--cycles", cycles, *more]) == 2
+    said = capsys.readouterr().err
+    assert "sends no request at all" in said and "duration" in said and "Traceback" not in said
+    assert not carried_out and not runs.exists()
+    assert main(["experiment", "--resume"]) != 0
+    assert "there is no study to resume" in capsys.readouterr().err

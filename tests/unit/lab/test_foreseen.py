@@ -24,7 +24,12 @@ def test_a_percentile_that_so_few_requests_cannot_carry_is_said_with_what_to_cha
     assert "invalid: too_few_for_percentile: 10 answers are too few to decide by p95: p95 needs 72" in line
     assert "raise limits.requests (in --profile: requests) to 72," in line
     (by_workload,) = lines({}, workload={**POINT.workload, "requests": 71})
-    assert "71 answers" in by_workload and "raise limits.requests (in --profile: requests) to 72," in by_workload
+    assert "71 answers" in by_workload and "; raise workload.requests (or num_input_prompts) to 72," in by_workload
+    (by_both,) = lines({"requests": 60}, workload={**POINT.workload, "requests": 71})
+    assert "60 answers" in by_both and "requests) to 72" not in by_both
+    assert (
+        "raise limits.requests (in --profile: requests) and workload.requests (or num_input_prompts) to 72" in by_both
+    )
     (both,) = lines({"requests": 10}, slo={"ttft_p95": 1, "e2e_p99": 9})
     assert "p95, p99" in both and "to 368," in both
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,6 +50,7 @@ class FakeSession:
     service_s: float
     first_s: float = 0.01
     busy: Sequence[int] = ()  # numbers of the runs that something disturbs
+    fails: bool = False  # whatever is asked
     runs: list[FakeRun] = field(default_factory=list)
     asked: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = field(default_factory=list)
 
@@ -58,7 +60,8 @@ class FakeSession:
         requests = [Request((1,), 1, TOKENS)] * int(limits["requests"])
         kept = read_limits({"requests": limits["requests"]})
         times = send_times(read, kept, len(self.runs), requests)
-        records = self._closed(profile["concurrency"], len(requests)) if times is None else self._open(times)
+        stop_s = limits.get("duration_s", math.inf)
+        records = self._closed(profile["concurrency"], len(requests), stop_s) if times is None else self._open(times)
         disturbed = len(self.runs) in self.busy
         records = [replace(one, first_s=(one.first_s or 0) + 1.0) for one in records] if disturbed else records
         window_s = max(one.end_s or 0.0 for one in records)
@@ -74,10 +77,12 @@ class FakeSession:
             heapq.heappush(free, found[-1].end_s or 0.0)
         return found
 
-    def _closed(self, concurrency: int, count: int) -> list[Record]:
+    def _closed(self, concurrency: int, count: int, stop_s: float) -> list[Record]:
         free, ends, found = [0.0] * self.places, [0.0] * concurrency, []
         for index in range(count):
             sent = heapq.heappop(ends)
+            if sent >= stop_s:
+                break
             found.append(self._record(index, sent, max(sent, heapq.heappop(free))))
             heapq.heappush(free, found[-1].end_s or 0.0)
             heapq.heappush(ends, found[-1].end_s or 0.0)
@@ -85,6 +90,8 @@ class FakeSession:
 
     def _record(self, index: int, sent: float, begin: float) -> Record:
         end = begin + self.service_s
+        if self.fails:
+            return Record(index, sent, sent, end_s=end, error="closed")
         return Record(index, sent, sent, begin + self.first_s, end, end, 1, TOKENS)
 
 
@@ -141,6 +148,20 @@ def test_a_disturbed_run_is_made_again() -> None:
     assert rates[0] == rates[1]
     assert found.rate is not None and undisturbed.rate is not None
     assert found.rate == pytest.approx(undisturbed.rate, rel=0.25)
+
+
+def test_an_engine_that_needs_longer_for_a_request_than_a_loop_sends_is_searched() -> None:
+    session = FakeSession(4, 80.0)
+    found = find(session)
+    assert [len(run.found) for run in session.runs[:2]] == [1, 8]
+    assert found.rate is not None and found.confirmed and found.capacity == pytest.approx(4 / 80)
+    assert 0.2 * 4 / 80 < found.rate <= 4 / 80  # hardly one may wait: it would wait for long
+
+
+def test_only_where_nobody_answers_it_is_said_that_nobody_does() -> None:
+    session = FakeSession(4, 0.2, fails=True)
+    found = find(session)
+    assert found.rate is None and found.why_none == "no request was answered" and len(session.runs) == 1
 
 
 def test_few_requests_are_not_sure() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +40,8 @@ def facts(
     own = paced() if records is None else records
     fired = Fired(own, {}, 1000.0, 41.0, seen.pop("core_share", None))
     observation = seen.pop("observation", Observation())
-    measured = Measured(ServerFacts(), Workload(tuple(wanted(prepared))), fired, (990.0, 991.0), **seen)
+    workload = Workload(tuple(wanted(prepared)), shared=seen.pop("shared", None))
+    measured = Measured(ServerFacts(), workload, fired, (990.0, 991.0), **seen)
     figures = measure(own, {}, 41.0)
     return facts_of(read_plan(point), measured, figures, observation, {}, around or Around(CEILING))
 
@@ -108,3 +110,28 @@ def test_a_run_that_ends_when_it_is_stable_was_not_to_send_the_rest() -> None:
     assert found(judge(facts(POINT, prepared=5000)), "delivered_rate") == "invalid"
     missing = [record for record in paced() if record.index % 10]
     assert found(judge(facts(stable, records=missing, prepared=5000)), "delivered_rate") == "invalid"
+
+
+@pytest.mark.parametrize(
+    ("shared", "cached", "said"),
+    [
+        (0.0, 0, "fine"),
+        (0.0, 4, "informative"),
+        (0.0, 30, "invalid"),
+        (0.25, 8, "fine"),  # of 32: what another line begins with
+        (0.25, 30, "invalid"),
+        (0.7, 32, "unchecked"),  # so little is each line's own that nobody can say
+        (None, 32, "unchecked"),
+    ],
+)
+def test_lines_of_a_file_that_the_server_knows(shared: float | None, cached: int, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "a"}')
+    records = [replace(one, cached_tokens=cached) for one in paced()]
+    point = replace(POINT, workload={"kind": "jsonl", "path": str(file)})
+    verdict = judge(facts(point, records=records, shared=shared))
+    assert found(verdict, "unasked_cache_hits") == said
+    for reason in verdict.reasons:
+        if reason.code == "unasked_cache_hits":
+            assert all(way in reason.message for way in ("--cycles 1", "shuffle", "restart", "lab"))
+            assert "workload.seed" not in reason.message

@@ -16,8 +16,13 @@ def test_the_rate_is_of_the_time_in_which_the_loop_was_full() -> None:
 
 def test_no_answer_has_no_rate() -> None:
     assert full_rate([]) is None
-    assert full_rate([Record(0, 0.0, 0.0, end_s=1.0), Record(1, 0.5, 0.5, end_s=2.0)]) is None
-    assert full_rate([Record(0, 0.0, 0.0, end_s=0.1, error="closed"), Record(1, 0.5, 0.5, end_s=2.0)]) is None
+    assert full_rate([Record(0, 0.0, 0.0, end_s=0.1, error="closed"), Record(1, 0.5, 0.5)]) is None
+
+
+def test_a_loop_too_slow_for_a_second_wave_has_the_rate_of_the_first() -> None:
+    assert full_rate([Record(0, 0.0, 0.0, end_s=80.0)]) == 1 / 80
+    assert full_rate([Record(i, 0.0, 0.001 * i, end_s=80.0) for i in range(8)]) == 8 / 80
+    assert full_rate([Record(0, 0.0, 0.0, end_s=0.1, error="closed"), Record(1, 0.5, 0.5, end_s=2.0)]) == 0.5
 
 
 def test_it_climbs_while_more_at_once_gives_more() -> None:

@@ -18,7 +18,6 @@ from enginebay.lab.profiles.profile import (
     Closed,
     Constant,
     Gamma,
-    Limits,
     Offline,
     Poisson,
     Profile,
@@ -85,8 +84,8 @@ def _sweep(data: Mapping[str, Any]) -> list[Profile]:
     return swept
 
 
-def parse_profile(text: str) -> tuple[list[Profile], Limits]:
-    """The short text of a profile, with its limits."""
+def parse_profile(text: str) -> tuple[list[Profile], dict[str, Any]]:
+    """The short text of a profile, and the limits that it gives, as `read_limits` takes them."""
     kind, _, rest = text.partition(":")
     pairs = _pairs(rest)
     own = [field.name for field in fields(KINDS[kind])] if kind in KINDS else []
@@ -97,7 +96,8 @@ def parse_profile(text: str) -> tuple[list[Profile], Limits]:
     varied, plural = SWEPT.get(kind, ("", ""))
     if isinstance(data.get(varied), list):
         data = {"kind": "sweep", "profile": kind, plural: data.pop(varied), **data}
-    return read_profile({"kind": kind, **data}), read_limits(limits)
+    read_limits(limits)  # what is wrong with them is said now
+    return read_profile({"kind": kind, **data}), limits
 
 
 def _pairs(text: str) -> dict[str, Any]:

@@ -7,7 +7,18 @@ from itertools import pairwise
 
 from enginebay.errors import ConfigError
 from enginebay.lab.profiles import arrivals
-from enginebay.lab.profiles.profile import Closed, Constant, Gamma, Limits, Offline, Poisson, Profile, Ramp, Trace
+from enginebay.lab.profiles.profile import (
+    Closed,
+    Constant,
+    Gamma,
+    Limits,
+    Offline,
+    Poisson,
+    Profile,
+    Ramp,
+    Trace,
+    label,
+)
 from enginebay.lab.requests import Request
 
 MOST = 5_000_000  # requests of one run; more would not fit into memory
@@ -28,33 +39,53 @@ def requests_needed(profile: Profile, limits: Limits) -> int | None:
 def send_times(profile: Profile, limits: Limits, seed: int, requests: Sequence[Request]) -> list[float] | None:
     """When each request is sent, from the first on; None: a closed loop, where nothing is scheduled.
 
-    There may be fewer times than requests, never more.
+    There may be fewer times than requests, never more. Raises `ConfigError` where there would be none.
     """
     wanted = requests_needed(profile, limits)
-    if wanted is not None and wanted > len(requests):
-        raise ConfigError(
-            f"{wanted} requests are to be sent, and the workload has {len(requests)}",
-            "lower limits.requests or limits.duration_s, or take a larger workload",
-            param="limits.requests",
-        )
-    count = len(requests) if wanted is None else wanted
+    count = len(requests) if wanted is None else min(wanted, len(requests))
     match profile:
         case Closed():
             return None
         case Offline():
             return [0.0] * count
-        case Constant(rate):
-            times = arrivals.constant(rate, count)
-        case Poisson(rate):
-            times = arrivals.poisson(rate, count, seed)
-        case Gamma(rate, burstiness):
-            times = arrivals.gamma(rate, burstiness, count, seed)
-        case Ramp(low, high, duration_s):
-            times = arrivals.ramp(low, high, duration_s, _ramp_count(profile), seed)[:count]
         case Trace(speed):
             times = arrivals.replay(_recorded(requests[:count]), speed)
+        case _:
+            times = _drawn(profile, count, seed)
+    return _in_time(profile, limits, times)
+
+
+def check_sends(profile: Profile, limits: Limits, count: int, seed: int) -> None:
+    """Raises `ConfigError` where the time of a run is over before the first of `count` requests is due."""
+    if limits.duration_s is not None and not isinstance(profile, Closed | Offline | Trace):
+        _in_time(profile, limits, _drawn(profile, count, seed))
+
+
+def _drawn(profile: Constant | Poisson | Gamma | Ramp, count: int, seed: int) -> list[float]:
+    match profile:
+        case Constant(rate):
+            return arrivals.constant(rate, count)
+        case Poisson(rate):
+            return arrivals.poisson(rate, count, seed)
+        case Gamma(rate, burstiness):
+            return arrivals.gamma(rate, burstiness, count, seed)
+        case Ramp(low, high, duration_s):
+            return arrivals.ramp(low, high, duration_s, _ramp_count(profile), seed)[:count]
+
+
+def _in_time(profile: Profile, limits: Limits, times: list[float]) -> list[float]:
     end_s = limits.duration_s
-    return times if end_s is None else [time for time in times if time < end_s]
+    if end_s is None:
+        return times
+    kept = [time for time in times if time < end_s]
+    if not kept:
+        due = f": its first is due after {times[0]:.3g} s" if times else ""
+        raise ConfigError(
+            f"{label(profile)} sends no request at all in {end_s:g} s{due}",
+            "give it a longer duration or a higher rate",
+            param="limits.duration_s",
+        )
+    return kept
 
 
 def _recorded(requests: Sequence[Request]) -> list[float]:

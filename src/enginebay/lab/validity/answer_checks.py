@@ -13,6 +13,12 @@ from enginebay.lab.validity.facts import RunFacts
 from enginebay.lab.validity.flow import answered
 from enginebay.lab.validity.verdict import FINE, UNKNOWN, Finding, Reason, graded, graver
 
+_SEEDED = "where the server had these prompts before, send others (--set workload.seed=N) or restart it"
+_FILE = (
+    "where the server had these lines before, run one cycle (--cycles 1), shuffle a file with far more lines than are "
+    "sent, restart the server, or let the lab start the engine; where warm-up and parity sent them, add lines for these"
+)
+
 
 def no_requests(facts: RunFacts) -> Finding:
     """Something was answered."""
@@ -123,10 +129,11 @@ def unasked_cache_hits(facts: RunFacts) -> Finding:
         return UNKNOWN
     share = sum(cached for cached, _ in told) / sum(read for _, read in told)
     message = (
-        f"{share:.0%} of the input tokens came from the server's cache, and the workload shares none: where the server "
-        "had these prompts before, send others (--set workload.seed=N) or restart it"
+        f"{share:.0%} of the input tokens came from the server's cache, and the workload shares "
+        f"{f'{facts.shared_share:.0%} at most' if facts.shared_share else 'none'}: {_FILE if facts.from_file else _SEEDED}"
     )
-    return graded("unasked_cache_hits", share, *limits.CACHED_SHARE, message)
+    own = max(share - facts.shared_share, 0.0) / (1 - facts.shared_share)
+    return graded("unasked_cache_hits", own, *limits.CACHED_SHARE, message)
 
 
 def stream_bunched(facts: RunFacts) -> Finding:

@@ -144,10 +144,10 @@ CODES: Mapping[str, Code] = {
         "a server that cuts prompts in silence does less work",
     ),
     "unasked_cache_hits": Code(
-        "share of input tokens from the server's cache where the workload shares no prefix",
+        "share of input tokens from the server's cache where the workload shares no prefix; of a file, beyond what its lines share",
         *_over(limits.CACHED_SHARE),
         ALL,
-        "prompts of the warm-up or an earlier study were remembered: the prefill is not measured",
+        "prompts of the warm-up, an earlier cycle or an earlier study were remembered: the prefill is not measured",
     ),
     "stream_bunched": Code(
         "output tokens in an event",

@@ -55,6 +55,8 @@ class RunFacts:
     percentiles: Sequence[float] | None = None  # that something is decided by, such as an objective
     warmup: Warmup | None = None
     shared_prefix: bool | None = None  # the workload shares prompts' beginnings on purpose
+    shared_share: float = 0.0  # of its input, 0 to 1, that another prompt begins with too, though not on purpose
+    from_file: bool = False  # its prompts are lines of a file: the same whatever the seed
     parity: Parity | None = None  # against the engine that it is compared with
     parity_with: str = ""  # what that one is called
     cycles: int | None = None  # of the study, as planned

@@ -64,14 +64,20 @@ def _messages(value: Any) -> tuple[Message, ...] | None:
 
 def count_tokens(prompt: Prompt, tokenizer: TextTokenizer | None, render: Render | None) -> int | None:
     """The length of a prompt as the server will count it; None where that cannot be known."""
+    ids = token_ids(prompt, tokenizer, render)
+    return None if ids is None else len(ids)
+
+
+def token_ids(prompt: Prompt, tokenizer: TextTokenizer | None, render: Render | None) -> Sequence[int] | None:
+    """A prompt as the server will read it; None where that cannot be known."""
     if isinstance(prompt, str):
-        return None if tokenizer is None else len(tokenizer.encode(prompt, add_special=True))
+        return None if tokenizer is None else tokenizer.encode(prompt, add_special=True)
     if _is_ids(prompt):
-        return len(prompt)
+        return prompt  # type: ignore[return-value]
     if render is None:
         return None
     try:
-        return len(render(prompt))  # type: ignore[arg-type]
+        return render(prompt)  # type: ignore[arg-type]
     except EnginebayError:  # what this template does not know, an image for example, the server may
         return None
 

@@ -12,9 +12,10 @@ from enginebay.errors import ConfigError
 from enginebay.lab.requests import Prompt, Request
 from enginebay.lab.workload.chance import generator
 from enginebay.lab.workload.fields import whole_number
-from enginebay.lab.workload.jsonl import Line, count_tokens, cut_prompt, read_lines
+from enginebay.lab.workload.jsonl import Line, cut_prompt, read_lines, token_ids
 from enginebay.lab.workload.lengths import draw_lengths
 from enginebay.lab.workload.prompts import PromptWriter
+from enginebay.lab.workload.shared import compact, shared_share
 from enginebay.lab.workload.spec import Jsonl, Recorded, Render, Synthetic, TextTokenizer, WorkloadSpec
 from enginebay.lab.workload.synthetic import recorded_requests, synthetic_requests
 from enginebay.lab.workload.traces import read_trace, select_rows
@@ -26,6 +27,7 @@ class Workload:
 
     requests: tuple[Request, ...]
     notes: tuple[str, ...] = ()
+    shared: float | None = None  # the share of a file's input that begins another prompt too; None: not known
 
 
 def make_workload(
@@ -46,7 +48,7 @@ def make_workload(
     """
     count = spec.requests if count is None else whole_number("workload.requests", count)
     if isinstance(spec, Jsonl):
-        made = Workload(tuple(_jsonl(spec, tokenizer, count, seed, render, held_back)))
+        made = _jsonl(spec, tokenizer, count, seed, render, held_back)
     elif isinstance(spec, Recorded):
         made = _recorded(spec, PromptWriter(_needed(tokenizer), spec.send, render), count, seed, context_length)
     else:
@@ -80,7 +82,7 @@ def make_others(
     end = len(lines) - before
     chosen = lines[max(end - count, 0) : end] if end > 0 else lines[-count:]
     made = _sent(spec, chosen, tokenizer, generator(spec.seed, seed), render)
-    return tuple(one for one in made if _fits(one, context_length))
+    return tuple(one for one in made.requests if _fits(one, context_length))
 
 
 def _synthetic(
@@ -117,7 +119,7 @@ def _recorded(
 
 def _jsonl(
     spec: Jsonl, tokenizer: TextTokenizer | None, count: int | None, seed: int, render: Render | None, held_back: int
-) -> list[Request]:
+) -> Workload:
     lines = read_lines(spec.path)
     count = len(lines) if count is None else count
     if not spec.repeat:
@@ -132,16 +134,18 @@ def _jsonl(
 
 def _sent(
     spec: Jsonl, chosen: Sequence[Line], tokenizer: TextTokenizer | None, chance: Any, render: Render | None
-) -> list[Request]:
+) -> Workload:
     """The requests of these lines."""
     count = len(chosen)
     others = [None] * count if spec.output_tokens is None else draw_lengths(spec.output_tokens, count, chance)
-    requests = []
+    requests, read = [], list[Any]()
     for (prompt, wanted, group), other in zip(chosen, others, strict=True):
         kept = prompt if spec.max_input_tokens is None else cut_prompt(prompt, spec.max_input_tokens, tokenizer, render)
-        length = count_tokens(kept, tokenizer, render)
+        ids = token_ids(kept, tokenizer, render)
+        read.append(kept if ids is None or ids is kept else compact(ids))
+        length = None if ids is None else len(ids)
         requests.append(Request(kept, length, other if wanted is None else wanted, group=group))
-    return requests
+    return Workload(tuple(requests), shared=shared_share(read))
 
 
 def _needed(tokenizer: TextTokenizer | None) -> TextTokenizer:

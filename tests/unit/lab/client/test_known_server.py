@@ -37,16 +37,16 @@ def test_no_token_comes_before_its_time(url: str) -> None:
 
 
 def test_it_says_which_model_it_has(url: str) -> None:
-    with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as answer:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=30) as answer:
         assert [one["id"] for one in json.load(answer)["data"]] == ["known"]
-    with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+    with urllib.request.urlopen(f"{url}/health", timeout=30) as answer:
         assert answer.status == 200
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/v1/completions", "/"])
 def test_what_it_does_not_know_it_says_so(url: str, path: str) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(f"{url}{path}", timeout=5)
+        urllib.request.urlopen(f"{url}{path}", timeout=30)
     assert refused.value.code == 404
     refused.value.close()
 

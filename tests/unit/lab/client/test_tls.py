@@ -96,7 +96,7 @@ def tls_server(certificate: Path) -> Iterator[str]:
 
 def shoot(url: str, count: int = 3) -> list[Outcome]:
     """Without connecting beforehand, as after a server was restarted in the middle of a run."""
-    orders = share_out(Target(url, "m", timeout_s=5.0), [Request("hello", None, TOKENS)] * count, None, 1, 1)
+    orders = share_out(Target(url, "m", timeout_s=30.0), [Request("hello", None, TOKENS)] * count, None, 1, 1)
     return Shooter(orders[0]).run(monotonic())
 
 

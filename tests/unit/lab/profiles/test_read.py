@@ -98,13 +98,18 @@ def test_bad_values_are_refused_with_a_hint(data, said):
 @pytest.mark.parametrize(
     ("text", "profiles", "limits"),
     [
-        ("offline", [Offline()], Limits()),
-        ("poisson:rate=4,requests=200", [Poisson(4)], Limits(requests=200)),
-        ("poisson: rate=0.5, duration_s=1e2", [Poisson(0.5)], Limits(duration_s=100)),
-        ("closed:concurrency=1/8,until_stable=true", [Closed(1), Closed(8)], Limits(until_stable=True)),
-        ("gamma:rate=1/2,burstiness=0.5", [Gamma(1, 0.5), Gamma(2, 0.5)], Limits()),
-        ("sweep:profile=constant,rates=1/2", [Constant(1), Constant(2)], Limits()),
-        ("ramp:from_rate=1,to_rate=9,duration_s=30,requests=5", [Ramp(1, 9, 30)], Limits(requests=5)),
+        ("offline", [Offline()], {}),
+        ("poisson:rate=4,requests=200", [Poisson(4)], {"requests": 200}),
+        ("poisson: rate=0.5, duration_s=1e2", [Poisson(0.5)], {"duration_s": 100.0}),
+        ("closed:concurrency=1/8,until_stable=true", [Closed(1), Closed(8)], {"until_stable": True}),
+        ("gamma:rate=1/2,burstiness=0.5", [Gamma(1, 0.5), Gamma(2, 0.5)], {}),
+        ("sweep:profile=constant,rates=1/2", [Constant(1), Constant(2)], {}),
+        ("ramp:from_rate=1,to_rate=9,duration_s=30,requests=5", [Ramp(1, 9, 30)], {"requests": 5}),
+        (
+            "poisson:rate=4,until_stable=false,max_requests=10000",
+            [Poisson(4)],
+            {"until_stable": False, "max_requests": 10_000},
+        ),
     ],
 )
 def test_short_text(text, profiles, limits):
@@ -122,6 +127,8 @@ def test_short_text(text, profiles, limits):
         "poisson:rate=nan",
         "poisson:rate=4,request=5",
         "x:y=1",
+        "poisson:rate=4,requests=0",
+        "poisson:rate=4,requests=1/2",
     ],
 )
 def test_bad_short_text_is_refused(text):

@@ -4,7 +4,7 @@ import pytest
 
 from enginebay.errors import ConfigError
 from enginebay.lab.profiles.profile import Closed, Constant, Gamma, Limits, Offline, Poisson, Ramp, Trace
-from enginebay.lab.profiles.schedule import requests_needed, send_times
+from enginebay.lab.profiles.schedule import check_sends, requests_needed, send_times
 from enginebay.lab.requests import Request
 
 
@@ -70,9 +70,6 @@ def test_a_trace_is_replayed_up_to_its_limit():
     [
         (Trace(), Limits(), requests(2), "needs a workload with times"),
         (Trace(), Limits(), requests(2, [3.0, 1.0]), "go backwards"),
-        (Poisson(5), Limits(requests=9), requests(2), "9 requests are to be sent, and the workload has 2"),
-        (Poisson(5), Limits(duration_s=2), requests(2), "10 requests are to be sent"),
-        (Ramp(0, 10, 20), Limits(), requests(2), "100 requests are to be sent"),
         (Poisson(0.01), Limits(duration_s=2), requests(2), "sends no request at all"),
         (Poisson(1e9), Limits(duration_s=100), requests(2), "too many"),
     ],
@@ -81,3 +78,36 @@ def test_what_cannot_be_sent_is_refused(profile, limits, sent, said):
     with pytest.raises(ConfigError, match=said) as caught:
         send_times(profile, limits, 0, sent)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("profile", [Poisson(5), Gamma(5, 0.5), Constant(5)])
+def test_a_workload_that_has_fewer_ends_it(profile):
+    """That a file has too few lines is said where it is read."""
+    times = send_times(profile, Limits(requests=9, duration_s=10), 0, requests(4))
+    assert times == send_times(profile, Limits(), 0, requests(4)) and len(times) == 4
+
+
+def test_a_ramp_of_which_there_are_fewer_requests_is_its_beginning():
+    whole = send_times(Ramp(1, 9, 10), Limits(), 1, requests(50))
+    assert send_times(Ramp(1, 9, 10), Limits(), 1, requests(20)) == whole[:20]
+
+
+def test_a_time_that_is_over_before_the_first_request_is_refused():
+    """One request is to be expected in 6 s, and where it falls depends on the seed."""
+    profile, limits = Poisson(0.1), Limits(duration_s=6)
+    refused = []
+    for seed in range(20):
+        try:
+            check_sends(profile, limits, 1, seed)
+            assert send_times(profile, limits, seed, requests(1))
+        except ConfigError as error:
+            assert "sends no request at all" in error.message and "duration" in error.hint
+            with pytest.raises(ConfigError, match="sends no request at all"):
+                send_times(profile, limits, seed, requests(1))
+            refused.append(seed)
+    assert 0 < len(refused) < 20
+
+
+@pytest.mark.parametrize("profile", [Offline(), Closed(1), Trace(), Constant(0.1), Ramp(1, 9, 10)])
+def test_what_sends_something_is_not_refused(profile):
+    check_sends(profile, Limits(duration_s=6), 1, 0)
