@@ -6,6 +6,7 @@ MODEL  ?= smollm2
 PROMPT ?= Give three tips for a good night's sleep.
 # Engine environments and models made for the tests live in the checkout, so that nothing of yours is touched.
 TEST_HOME := $(CURDIR)/.home
+ENGINES := transformers vllm echo
 
 .PHONY: install serve run node check unit browser engines contract integration test soak bench-server bench-switch bench-worker bench-start bench-lab compare docs clean
 
@@ -43,12 +44,13 @@ check: $(VENV)/.dev
 unit: $(VENV)/.dev
 	$(VENV)/bin/pytest tests/unit
 
-# Real engines, each in its own environment, built here on first use.
+# Real engines, each in its own environment, built here on first use, side by side.
 engines: $(VENV)/.dev
-	ENGINEBAY_HOME=$(TEST_HOME) $(BAY) engines install transformers
-	ENGINEBAY_HOME=$(TEST_HOME) $(BAY) engines install vllm
-	ENGINEBAY_HOME=$(TEST_HOME) $(BAY) engines install ./examples/engine-echo
+	$(MAKE) --no-print-directory -j 3 $(ENGINES:%=engine-%)
 	ENGINEBAY_HOME=$(TEST_HOME) $(BAY) models pull smollm2
+
+$(ENGINES:%=engine-%): engine-%: $(VENV)/.dev
+	ENGINEBAY_HOME=$(TEST_HOME) $(BAY) engines install $(if $(filter echo,$*),./examples/engine-echo,$*)
 
 # The report in a real browser; skipped where there is no Chromium.
 browser: $(VENV)/.dev

@@ -139,7 +139,7 @@ def test_a_killed_install_leaves_nothing_that_counts_and_the_next_one_tidies_up(
     running.communicate()
     assert bay.published() == []
     assert len(bay.built()) == 1
-    limit = time.monotonic() + 5
+    limit = time.monotonic() + 30
     while users_of(bay.engines) and time.monotonic() < limit:
         time.sleep(0.05)
     assert users_of(bay.engines) == [], "pip outlived the install"
@@ -152,7 +152,7 @@ def test_ctrl_c_leaves_nothing_at_all(bay: Bay) -> None:
     running = bay.start("install", str(ECHO))
     wait_for_pip(bay, running)
     running.send_signal(signal.SIGINT)
-    _, err = running.communicate(timeout=30)
+    _, err = running.communicate(timeout=60)
     assert running.returncode == 130
     assert "Traceback" not in err
     assert (bay.published(), bay.built()) == ([], [])

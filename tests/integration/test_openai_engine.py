@@ -127,7 +127,7 @@ async def test_leaving_ends_the_request(remote: Remote, tmp_path: Path) -> None:
             if isinstance(event, Delta) and event.text:
                 break
         await stream.aclose()  # type: ignore[attr-defined]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(10):
             while (await client.state()).running:
                 await asyncio.sleep(0.02)
         assert (await _answer(client, CHAT)).text

@@ -361,6 +361,7 @@ class Fleet:
             return None
 
     def _seated(self, place: Place, raised: Raised, wanted_at: float) -> None:
+        self._outlooks.pop(place.name, None)  # more is known now of how long it takes
         if raised.worker is not place.worker:
             self._start(self._attend(place, raised.worker))
         place.seat(raised.worker, raised.requests)

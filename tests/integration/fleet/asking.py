@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import httpx2 as httpx
 import psutil
 
 from enginebay.home import home
-from tests.integration.fleet.site import until
+from tests.integration.fleet.site import until, workers_for
 from tests.integration.server.serving import Server, serving
 
 CHAT = "/v1/chat/completions"
@@ -32,7 +32,7 @@ class Streamed:
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
-    comments: list[tuple[float, str]] = field(default_factory=list)  # each with the seconds after the request was sent
+    comments: list[str] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     took_s: float = 0.0
 
@@ -86,12 +86,22 @@ class Fleet:
             found.headers, found.status = dict(answer.headers), answer.status_code
             for line in answer.iter_lines():
                 if line.startswith(":"):
-                    found.comments.append((time.monotonic() - began, line[1:].strip()))
+                    found.comments.append(line[1:].strip())
                 elif line.startswith("data: "):
                     found.events.append(line[6:])
                 elif line:
                     found.events.append(line)
         found.took_s = time.monotonic() - began
+
+    @contextmanager
+    def left(self, model: str, **fields: Any) -> Iterator[Iterator[str]]:
+        """Events of a stream as they come, until its client leaves at the end of the block. At least one has come."""
+        body = {**BODY, "model": model, "stream": True, **fields}
+        with httpx.stream("POST", f"{self.server.url}{CHAT}", json=body, timeout=120) as answer:
+            assert answer.status_code == 200 and "x-enginebay-fallback" not in answer.headers
+            events = (line[6:] for line in answer.iter_lines() if line.startswith("data: "))
+            next(events)
+            yield events
 
     # As an administrator
 
@@ -120,18 +130,18 @@ class Fleet:
         until(lambda: not any(one["running"] or one["waiting"] for one in self.models().values()), 20, "an idle fleet")
 
     def described(self, model: str) -> dict[str, Any]:
-        answer = httpx.get(f"{self.server.url}/v1/models/{model}", headers=self.headers)
+        answer = httpx.get(f"{self.server.url}/v1/models/{model}", headers=self.headers, timeout=60)
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()["enginebay"]
         return found
 
     def listed(self) -> list[str]:
-        answer = httpx.get(f"{self.server.url}/v1/models", headers=self.headers)
+        answer = httpx.get(f"{self.server.url}/v1/models", headers=self.headers, timeout=60)
         return [one["id"] for one in answer.json()["data"]]
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of all samples of this name with these labels."""
-        lines = httpx.get(f"{self.server.url}/metrics", headers=self.headers).text.splitlines()
+        lines = httpx.get(f"{self.server.url}/metrics", headers=self.headers, timeout=60).text.splitlines()
         wanted = [f'{label}="{value}"' for label, value in labels.items()]
         found = [
             line for line in lines if line.startswith((f"{name} ", f"{name}{{")) and all(w in line for w in wanted)
@@ -160,6 +170,31 @@ def fake(**settings: Any) -> dict[str, Any]:
     own = ("load", "pinned", "idle_s", "memory_bytes", "sleep", "fallback", "fallback_on", "may_leave_host", "openai")
     kept = {name: settings.pop(name) for name in own if name in settings}
     return {"engine": "fake", "load": "use", **kept, "fake": settings}
+
+
+@contextmanager
+def loading(fleet: Fleet, model: str) -> Iterator[None]:
+    """A cold model is being loaded until the block ends, however slow the machine: its worker stands still meanwhile."""
+    while (worker := _stopped(fleet, model)) is None:
+        pass
+    try:
+        yield
+    finally:
+        worker.resume()
+
+
+def _stopped(fleet: Fleet, model: str) -> psutil.Process | None:
+    """None if its load was over before that."""
+    assert fleet.ask(model, {"prefer": "wait=0"}).status_code == 503
+    until(lambda: workers_for(fleet.server, model) or fleet.states()[model] != "loading", 60, "a worker")
+    for worker in workers_for(fleet.server, model):
+        with suppress(psutil.NoSuchProcess):
+            worker.suspend()
+            if fleet.states()[model] == "loading":
+                return worker
+            worker.resume()
+            fleet.order("unload", {"model": model})
+    return None
 
 
 def home_with(folder: Path, *parts: str) -> Path:

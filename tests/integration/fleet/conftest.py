@@ -24,7 +24,7 @@ def site() -> Iterator[Site]:
         (folder / name).mkdir(mode=0o700)
     try:
         yield found
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while found.left() and time.monotonic() < deadline:
             time.sleep(0.05)
         assert found.left() == []

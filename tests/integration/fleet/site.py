@@ -85,8 +85,12 @@ def workers_of(server: Server, how: str = "serve") -> list[psutil.Process]:
 
 
 def worker_of(server: Server, model: str = "toy") -> psutil.Process:
-    [worker] = [one for one in workers_of(server) if _load_of(one).get("model") == model]
+    [worker] = workers_for(server, model)
     return worker
+
+
+def workers_for(server: Server, model: str) -> list[psutil.Process]:
+    return [one for one in workers_of(server) if _load_of(one).get("model") == model]
 
 
 def _load_of(worker: psutil.Process) -> dict[str, Any]:

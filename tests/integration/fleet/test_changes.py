@@ -102,7 +102,7 @@ async def test_a_configuration_is_taken_in_under_load(changing: Configured, by: 
             assert changing.ask("gone").status_code == 404
         assert sorted(changing.listed()) == ["fresh", "toy"]
     _unharmed(load)
-    until(lambda: not alive(old), 10, "the end of the old worker")
+    until(lambda: not alive(old), 30, "the end of the old worker")
 
 
 async def test_many_changes_under_load(changing: Configured) -> None:
@@ -252,9 +252,10 @@ async def test_models_are_switched_under_load(tmp_path: Path) -> None:
             for order in ({"from": "one", "to": "two"}, {"from": "two", "to": "one"}):
                 answer = await asyncio.to_thread(fleet.try_order, "switch", order)
                 assert answer.status_code in (200, 503)  # one that is moving already cannot be told to
-            await load.answers_for_all(3, streams=True)
+            await load.answers_for_all(streams=True)
+            while len(fleet.switches()) < 4:
+                await load.answers_for_all(streams=True)
         _unharmed(load)
-        assert len(fleet.switches()) >= 4
         assert {one["from"] for one in fleet.switches()[2:]} == {"asleep"}
 
 
@@ -265,4 +266,3 @@ async def test_llamacpp_models_are_switched_under_load() -> None:
             while len(fleet.switches()) < 4:
                 await load.answers_for_all(streams=True)
         _unharmed(load)
-        assert len(fleet.switches()) >= 4

@@ -19,9 +19,7 @@ from tests.integration.fleet.asking import (
     BODY,
     CHAT,
     HELLO,
-    Beside,
     Fleet,
-    Streamed,
     environ_of,
     fake,
     fleet_of,
@@ -59,7 +57,7 @@ def chains(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         "hopeless": fake(fallback=["vllm"]) | {"source": "smollm2"},
         "strange": {"source": str(strange), "engine": "llamacpp", "load": "use", "fallback": ["fake"]},
     }
-    with fleet_of(found, home, max_awake=4, min_residency_s=0) as fleet:
+    with fleet_of(found, home, max_awake=4, min_residency_s=0, backoff_s=60) as fleet:
         yield fleet
 
 
@@ -80,7 +78,7 @@ def _fell_back(fleet: Fleet, model: str, why: str, **fields: Any) -> httpx.Respo
 
 def _logged(fleet: Fleet, request_id: str) -> dict[str, Any]:
     """The log is written in the background."""
-    until(lambda: f'"{request_id}"' in fleet.server.words(), 5, "the line in the log")
+    until(lambda: f'"{request_id}"' in fleet.server.words(), 30, "the line in the log")
     [line] = [one for one in fleet.log(event="request") if one["request_id"] == request_id]
     return line
 
@@ -93,17 +91,17 @@ def test_an_engine_that_is_not_installed(chains: Fleet) -> None:
     for _ in range(3):
         began = time.monotonic()
         _fell_back(chains, "missing", "llamacpp instead of vllm: unavailable")
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 30  # a request may wait for 300 s
     assert chains.log(event="worker died") == []  # there was none
 
 
 def test_a_model_that_does_not_load(chains: Fleet) -> None:
-    """Nor does anybody wait for the next try, once it is known."""
+    """Nor does anybody wait for the next try, a minute later, once it is known."""
     for _ in range(4):
         began = time.monotonic()
         _fell_back(chains, "broken", "llamacpp instead of fake: load")
         assert "was told to fail" in chains.models()["broken"]["last_failure"]
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 30
     assert chains.metric("enginebay_fallbacks_total", model="broken", engine="llamacpp") == 4
 
 
@@ -132,13 +130,10 @@ def test_a_queue_that_is_too_long(tmp_path: Path) -> None:
     limits = {"limits": {"running": 1, "queue": 0}}
     with fleet_of({"able": {**_chain(step_s=0.05), "load": "start"}}, home, limits) as fleet:
         fleet.order("load", {"model": "able@llamacpp"})
-        stream = Streamed()
-        streaming = Beside(fleet.stream_into, stream, "able", max_tokens=60)
-        until(lambda: stream.events, 5, "the stream's beginning")
-        _fell_back(fleet, "able", "llamacpp instead of fake: queue")
-        streaming.result()
-        assert stream.whole and "x-enginebay-fallback" not in stream.headers
-        assert "x-enginebay-fallback" not in fleet.ask("able").headers
+        with fleet.left("able", max_tokens=3000) as events:
+            _fell_back(fleet, "able", "llamacpp instead of fake: queue")
+            assert next(events) != "[DONE]"
+        until(lambda: "x-enginebay-fallback" not in fleet.ask("able").headers, 30, "an end of the queue")
 
 
 # What whoever does not wait, and an administrator, has of a chain

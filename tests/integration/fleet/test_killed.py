@@ -109,11 +109,11 @@ async def test_the_server_itself_is_killed_under_load(workers: int, site: Site) 
         until(lambda: workers_of(server, "standby"), 20, "a spare worker")
         assert len(site.directories()) == 3
         async with Load(server.url, ["one", "two"], max_tokens=300, pause_s=0.1) as load:
-            await asyncio.sleep(0.5)
+            await load.mid_stream()
             server.process.kill()
             server.process.wait()
             load.stop()
-        until(lambda: not site.left(), 5, "the end of all processes and sockets")
+        until(lambda: not site.left(), 30, "the end of all processes and sockets")
         assert load.ended == load.asked > load.streamed.whole + load.unstreamed.whole
 
 

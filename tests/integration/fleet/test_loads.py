@@ -10,16 +10,17 @@ from typing import Any
 import httpx2 as httpx
 import psutil
 import pytest
+import yaml
 
 from enginebay.server.keys import create_key
 from tests.integration.fleet.load import Load
-from tests.integration.fleet.site import Site, deaths, workers_of
+from tests.integration.fleet.site import Site, deaths, until, workers_of
 from tests.integration.server.asking import ask, bearer
 from tests.integration.server.raw_http import is_error
 from tests.integration.server.serving import Server, serving
 
 GB = 1 << 30
-QUICK = {"backoff_s": 0.05, "backoff_max_s": 0.1, "load_timeout_s": 2}
+QUICK = {"backoff_s": 0.05, "backoff_max_s": 0.1}
 
 
 def _config(fleet: dict[str, Any] | None = None, **models: dict[str, Any]) -> dict[str, object]:
@@ -34,15 +35,21 @@ def _config(fleet: dict[str, Any] | None = None, **models: dict[str, Any]) -> di
 )
 async def test_a_load_that_never_succeeds(how: str, cause: str, site: Site) -> None:
     """Those who ask for it are told; the others do not notice."""
-    config = _config({"restarts": 1000}, toy={}, bad={"fake": {"fail_load": how}})
-    with serving(config=config, environ=site.alone) as server:
+    fleet, models = {"restarts": 1000}, {"toy": {}, "bad": {"fake": {"fail_load": how}}}
+    file = site.home / "enginebay.yaml"
+    file.write_text(yaml.safe_dump(_config(fleet, **models)))
+    with serving(options=["--config", str(file)], environ=site.alone) as server:
+        if how == "hang":
+            assert ask(server).status == 200  # a load that succeeds may take as long as it likes
+            file.write_text(yaml.safe_dump(_config({**fleet, "load_timeout_s": 2}, **models)))
+            httpx.post(f"{server.url}/admin/reload", timeout=60).raise_for_status()
         async with Load(server.url, ["toy"]) as good, Load(server.url, ["bad"], pause_s=0.05) as bad:
             while bad.ended < 24 or not (bad.streamed.refused and bad.unstreamed.refused):
                 await bad.ending()
         assert good.streamed.whole + good.unstreamed.whole == good.asked
         assert bad.ended == bad.asked and not bad.lost
         assert set(bad.streamed.refused) == set(bad.unstreamed.refused) == {(503, "engine_unavailable")}
-        assert bad.slowest_s < (10 if how == "hang" else 5)
+        assert bad.slowest_s < 30
         assert deaths(server) and all(f"cause={cause}" in line for line in deaths(server))
         [worker] = workers_of(server)  # of the good one
         assert worker.is_running()
@@ -92,12 +99,12 @@ async def test_a_model_that_never_fits(site: Site) -> None:
         began = time.monotonic()
         refused = ask(server, model="huge")
         assert is_error(refused, 503)["code"] == "overloaded" and int(refused.headers["retry-after"]) > 0
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30  # it would wait for 300
         async with Load(server.url, ["toy"]) as good, Load(server.url, ["huge"], pause_s=0.05) as huge:
             await good.answers_for_all(3, streams=True)
         assert good.streamed.whole + good.unstreamed.whole == good.asked
         assert huge.unstreamed.refused.total() + huge.streamed.refused.total() == huge.asked
-        assert huge.slowest_s < 5
+        assert huge.slowest_s < 30
 
 
 def test_a_worker_that_never_stays_alive(site: Site) -> None:
@@ -114,16 +121,13 @@ def test_a_worker_that_never_stays_alive(site: Site) -> None:
         assert loaded.status_code == 200
         assert ask(server, bearer(plain), max_tokens=4).status == 200
         is_error(ask(server, bearer(plain), max_tokens=100), 503)  # again, and this time nobody sees to it
-        looping = time.monotonic()
         _refused_at_once(server, plain)
-        time.sleep(max(0.0, looping + 8.5 - time.monotonic()))
-        assert ask(server, bearer(plain), max_tokens=4).status == 200
+        until(lambda: ask(server, bearer(plain), max_tokens=4).status == 200, 30, "the end of the window")
 
 
 def _refused_at_once(server: Server, key: str) -> None:
-    known = len(deaths(server))
+    """Nothing is tried for them, nor do they wait for the end of the window of 8 s."""
+    known, began = len(deaths(server)), time.monotonic()
     for stream in (False, True, False):
-        began = time.monotonic()
         assert is_error(ask(server, bearer(key), stream=stream), 503)["code"] == "engine_unavailable"
-        assert time.monotonic() - began < 0.5
-    assert len(deaths(server)) == known
+    assert len(deaths(server)) == known and time.monotonic() - began < 6

@@ -17,7 +17,7 @@ def _put_to_sleep(fleet: Fleet) -> int:
     """One sleeps, the other is awake; gives back the sleeper's process."""
     fleet.says("one")
     fleet.says("two")
-    until(lambda: fleet.states() == {"one": "asleep", "two": "awake"}, 10, "one of them asleep")
+    until(lambda: fleet.states() == {"one": "asleep", "two": "awake"}, 30, "one of them asleep")
     return int(fleet.models()["one"]["pid"])
 
 
@@ -33,7 +33,7 @@ def test_one_that_does_not_wake_is_loaded_anew(tmp_path: Path) -> None:
 def test_the_death_of_a_sleeper_moves_nobody(tmp_path: Path) -> None:
     with fleet_of({"one": fake(), "two": fake()}, tmp_path, max_awake=1, min_residency_s=0) as fleet:
         os.kill(_put_to_sleep(fleet), signal.SIGKILL)
-        until(lambda: fleet.states()["one"] == "cold", 10, "the sleeper's death")
+        until(lambda: fleet.states()["one"] == "cold", 30, "the sleeper's death")
         before = len(fleet.switches())
         assert fleet.says("two") and fleet.states() == {"one": "cold", "two": "awake"}
         assert len(fleet.switches()) == before
@@ -48,4 +48,4 @@ def test_keys_of_the_fleet_are_taken_in_by_a_reload(tmp_path: Path) -> None:
         assert fleet.order("ps")["memory_bytes"]["ram"] == 1_000_000_000
         config.write_text("fleet: {memory_bytes: 2000000000}\nmodels: {one: {engine: fake}}\n")
         fleet.order("reload")
-        until(lambda: fleet.order("ps")["memory_bytes"]["ram"] == 2_000_000_000, 5, "the new limit")
+        until(lambda: fleet.order("ps")["memory_bytes"]["ram"] == 2_000_000_000, 30, "the new limit")

@@ -70,7 +70,7 @@ class Battered:
         self.until_idle()
         self.answers()
         most = self.resident_bytes * 1.1 + (8 << 20)
-        until(lambda: self.server.resident_bytes() <= most, 10, f"memory back under {most / 2**20:.0f} MiB")
+        until(lambda: self.server.resident_bytes() <= most, 30, f"memory back under {most / 2**20:.0f} MiB")
 
 
 @pytest.fixture(scope="session")

@@ -6,17 +6,17 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2 as httpx
+import psutil
 import pytest
 
 from enginebay.server.keys import create_key
 from tests.integration.server.asking import ask, bearer, config_of
 from tests.integration.server.battered import CHAT, COMPLETIONS
-from tests.integration.server.raw_http import Answer, connect, is_error, read_answer, request
+from tests.integration.server.raw_http import Answer, connect, is_error, read_answer, request, until
 from tests.integration.server.serving import Server, serving
 
 # Keys and rates
@@ -79,9 +79,9 @@ def test_without_the_right_key_nothing_is_answered(keys: Keys) -> None:
     for path in (COMPLETIONS, "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize"):
         is_error(ask(keys.server, path=path), 401)
     for path in ("/v1/models", "/v1/models/toy", "/metrics"):
-        assert httpx.get(keys.server.url + path).status_code == 401
+        assert httpx.get(keys.server.url + path, timeout=60).status_code == 401
     for path in ("/health/live", "/health/ready", "/docs", "/openapi.json"):
-        assert httpx.get(keys.server.url + path).status_code == 200
+        assert httpx.get(keys.server.url + path, timeout=60).status_code == 200
 
 
 def test_two_keys_in_one_request_are_none(keys: Keys) -> None:
@@ -125,7 +125,7 @@ def test_requests_per_minute(keys: Keys) -> None:
     assert 1 <= int(refused.headers["retry-after"]) <= 20
     assert refused.headers["x-ratelimit-remaining-requests"] == "0" and "x-ratelimit-reset-requests" in refused.headers
     assert ask(keys.server, bearer(keys.texts["plain"])).status == 200
-    assert httpx.get(f"{keys.server.url}/v1/models", headers=few).status_code == 200  # costs nothing
+    assert httpx.get(f"{keys.server.url}/v1/models", headers=few, timeout=60).status_code == 200  # costs nothing
 
 
 def test_tokens_per_minute(keys: Keys) -> None:
@@ -174,14 +174,22 @@ def test_a_port_in_use() -> None:
     assert ended.returncode == 2 and f"port {port} is in use" in ended.stderr and "Traceback" not in ended.stderr
 
 
+def _loads(pid: int) -> bool:
+    try:
+        lines = [" ".join(one.cmdline()) for one in psutil.Process(pid).children()]
+    except psutil.Error:  # one has just ended
+        return False
+    return any("worker/bootstrap.py serve " in line for line in lines)
+
+
 def test_a_port_that_another_took_while_the_model_was_loaded() -> None:
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", 0))
         port = str(taken.getsockname()[1])
         command = [sys.executable, "-m", "enginebay.cli.main", "serve", "--engine", "fake", "--port", port]
-        late = subprocess.Popen([*command, "--set", "load_s=3"], stderr=subprocess.PIPE, text=True)
-        time.sleep(2)
+        late = subprocess.Popen([*command, "--set", "load_s=2"], stderr=subprocess.PIPE, text=True)
+        until(lambda: _loads(late.pid), 60, "the load")
         taken.listen()
         _, said = late.communicate(timeout=60)
     assert late.returncode == 2 and f"port {port} is in use" in said and "Traceback" not in said
@@ -212,11 +220,11 @@ def test_pages_of_allowed_sites_may_ask(keyless: Server) -> None:
     assert answer.headers["access-control-allow-origin"] == "https://app.example.org"
     assert answer.headers["vary"] == "origin"
     asked = {**origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
-    preflight = httpx.options(keyless.url + CHAT, headers=asked)
+    preflight = httpx.options(keyless.url + CHAT, headers=asked, timeout=60)
     assert preflight.status_code == 204 and not preflight.content
     assert "POST" in preflight.headers["access-control-allow-methods"]
     assert "authorization" in preflight.headers["access-control-allow-headers"]
-    wrong = httpx.options(keyless.url + CHAT, headers={**asked, "origin": "https://evil.example"})
+    wrong = httpx.options(keyless.url + CHAT, headers={**asked, "origin": "https://evil.example"}, timeout=60)
     assert wrong.status_code == 403 and "access-control-allow-origin" not in wrong.headers
 
 

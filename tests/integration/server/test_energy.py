@@ -34,7 +34,7 @@ def metered() -> Iterator[Battered]:
         found = Battered(server, client)
         first = used(found, CHAT)
         assert "energy_j" not in first and first["energy_absent"]  # nobody had asked, so nothing is known
-        until(lambda: time.sleep(2) or "energy_j" in used(found, CHAT), 30, "a known idle power")
+        until(lambda: time.sleep(2) or "energy_j" in used(found, CHAT), 60, "a known idle power")
         yield found
 
 
@@ -86,9 +86,10 @@ def test_times_and_joules_together(metered: Battered) -> None:
 
 
 def test_several_prompts_are_one_sum(metered: Battered) -> None:
-    one = used(metered, COMPLETIONS, prompt="x" * 200, max_tokens=4)["energy_j"]
+    started = time.monotonic()
     many = used(metered, COMPLETIONS, prompt=["x" * 200] * 4, max_tokens=4)["energy_j"]
-    assert many == pytest.approx(4 * one, rel=0.3)
+    least_s = 4 * 204 * TOKEN_S
+    assert (BUSY_W - IDLE_W) * least_s * 0.9 < many < (BUSY_W - IDLE_W) * (time.monotonic() - started)
 
 
 @pytest.mark.parametrize("path", list(BODIES))
@@ -109,7 +110,15 @@ def test_without_a_meter_the_reason_is_told(without: Battered, path: str) -> Non
 
 
 def load(server: Battered, kinds: Sequence[str]) -> dict[str, float]:
-    """Joules per token of each class, with as many in flight whatever they are."""
+    """Joules per token of each class. A machine that stalls lets those at work then pay for it: the best of a few tries."""
+    tries: list[tuple[float, dict[str, float]]] = []
+    while len(tries) < 3 and not (tries and tries[-1][0] < 1.1):
+        tries.append(load_once(server, kinds))
+    return min(tries, key=lambda one: one[0])[1]
+
+
+def load_once(server: Battered, kinds: Sequence[str]) -> tuple[float, dict[str, float]]:
+    """With as many in flight whatever they are; and how many times longer than it had to the engine worked."""
 
     def one(kind: str) -> tuple[str, int, float]:
         tokens_in, tokens_out = CLASSES[kind]
@@ -129,7 +138,7 @@ def load(server: Battered, kinds: Sequence[str]) -> dict[str, float]:
     for kind, count, used_j in found:
         joules[kind] += used_j
         tokens[kind] += count
-    return {kind: joules[kind] / tokens[kind] for kind in joules}
+    return worked_s / least_s, {kind: joules[kind] / tokens[kind] for kind in joules}
 
 
 def test_a_class_of_requests_costs_the_same_in_a_mix_as_alone(metered: Battered) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import httpx2 as httpx
@@ -22,67 +24,93 @@ from tests.integration.server.serving import serving
 @pytest.fixture(scope="module")
 def tight() -> Iterator[Battered]:
     limits = {
-        "running": 1, "queue": 1, "queue_timeout_s": 1.0, "request_timeout_s": 3.0, "n": 2, "max_tokens": 2000,
-        "keep_alive_s": 0.5, "connections": 20, "stop": 2, "logit_bias": 3, "prompts": 2, "messages": 2, "tools": 1, "body_bytes": 32 << 20,
+        "running": 1, "queue": 1, "n": 2, "max_tokens": 2000, "connections": 20, "stop": 2, "logit_bias": 3,
+        "prompts": 2, "messages": 2, "tools": 1, "body_bytes": 32 << 20,
     }  # fmt: skip
     config = config_of({"step_s": 0.01}, limits)
     with serving(config=config) as server, httpx.Client(base_url=server.url, timeout=60) as client:
         yield Battered(server, client)
 
 
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[Battered]:
+    limits: dict[str, object] = {
+        "running": 1,
+        "queue_timeout_s": 1.0,
+        "keep_alive_s": 0.5,
+        "stream_buffer_bytes": 64 << 10,
+    }
+    with (
+        serving(config=config_of({"step_s": 0.005}, limits)) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
+        yield Battered(server, client)
+
+
+@contextmanager
+def busy(server: Battered) -> Iterator[socket.socket]:
+    """Its only place is taken by a stream that would go on for ten seconds or more, but ends with the block."""
+    with connect(server.port) as sock:
+        sock.sendall(request("POST", CHAT, json.dumps({**BODY, "max_tokens": 2000, "stream": True}).encode()))
+        assert sock.recv(4096).startswith(b"HTTP/1.1 200")
+        yield sock
+
+
 def test_a_queue_with_an_end(tight: Battered) -> None:
-    with ThreadPoolExecutor(2) as threads:
-        running = threads.submit(ask, tight.server, max_tokens=80)
-        until(lambda: tight.gauge("enginebay_requests_running") == 1)
-        waiting = threads.submit(ask, tight.server, max_tokens=4)
-        until(lambda: tight.gauge("enginebay_requests_waiting") == 1)
-        assert tight.client.get("/health/ready").status_code == 503
-        refused = ask(tight.server)
-        error = is_error(refused, 503)
-        assert error["code"] == "overloaded" and int(refused.headers["retry-after"]) >= 1
-        assert running.result().status == 200 and waiting.result().status == 200
+    with ThreadPoolExecutor(1) as threads:
+        with busy(tight):
+            waiting = threads.submit(ask, tight.server, max_tokens=4)
+            until(lambda: tight.gauge("enginebay_requests_waiting") == 1)
+            assert tight.client.get("/health/ready").status_code == 503
+            refused = ask(tight.server)
+            error = is_error(refused, 503)
+            assert error["code"] == "overloaded" and int(refused.headers["retry-after"]) >= 1
+        assert waiting.result().status == 200
     assert ask(tight.server).status == 200
 
 
-def test_a_wait_that_is_too_long(tight: Battered) -> None:
-    with ThreadPoolExecutor(2) as threads:
-        running = threads.submit(ask, tight.server, max_tokens=150)
-        until(lambda: tight.gauge("enginebay_requests_running") == 1)
+def test_a_wait_that_is_too_long(hasty: Battered) -> None:
+    with busy(hasty) as sock:
         began = time.monotonic()
-        refused = ask(tight.server)
-        assert 0.9 < time.monotonic() - began < 3
+        refused = ask(hasty.server)
+        assert time.monotonic() - began > 0.9
         assert "waited 1 s" in is_error(refused, 503)["message"] and "retry-after" in refused.headers
-        assert running.result().status == 200
+        assert sock.recv(4096)  # it goes on
+    hasty.until_idle()
 
 
 def test_leaving_the_queue_gives_the_place_to_another(tight: Battered) -> None:
-    with ThreadPoolExecutor(2) as threads:
-        running = threads.submit(ask, tight.server, max_tokens=80)
-        until(lambda: tight.gauge("enginebay_requests_running") == 1)
+    with busy(tight):
         for path, body in ((CHAT, BODY), (EMBEDDINGS, {"model": "toy", "input": "hi"})) * 3:
             with connect(tight.port) as sock:
                 sock.sendall(request("POST", path, json.dumps(body).encode()))
                 until(lambda: tight.gauge("enginebay_requests_waiting") == 1)
             until(lambda: tight.gauge("enginebay_requests_waiting") == 0)
-        assert running.result().status == 200
     tight.until_idle()
     assert ask(tight.server).status == 200
 
 
-def test_an_answer_that_takes_too_long(tight: Battered) -> None:
+@pytest.fixture(scope="module")
+def brief() -> Iterator[Battered]:
+    config = config_of({"step_s": 0.01}, {"request_timeout_s": 2.0})
+    with serving(config=config) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        yield Battered(server, client)
+
+
+def test_an_answer_that_takes_too_long(brief: Battered) -> None:
     began = time.monotonic()
-    error = is_error(ask(tight.server, max_tokens=2000), 504)
-    assert error["code"] == "timeout" and 2.9 < time.monotonic() - began < 6
-    tight.until_idle()
+    error = is_error(ask(brief.server, max_tokens=3000), 504)
+    assert error["code"] == "timeout" and 1.9 < time.monotonic() - began < 15  # it would take 30
+    brief.until_idle()
 
 
-def test_a_stream_that_takes_too_long_says_so(tight: Battered) -> None:
-    answer = ask(tight.server, max_tokens=2000, stream=True)
+def test_a_stream_that_takes_too_long_says_so(brief: Battered) -> None:
+    answer = ask(brief.server, max_tokens=3000, stream=True)
     assert answer.status == 200
     events = [line.removeprefix("data: ") for line in answer.body.decode().split("\n\n") if line]
     assert json.loads(events[-1])["error"]["code"] == "timeout" and "[DONE]" not in events
-    assert 50 < len(events) < 400
-    tight.until_idle()
+    assert 2 < len(events) < 1500
+    brief.until_idle()
 
 
 @pytest.mark.parametrize(
@@ -107,11 +135,13 @@ def test_what_is_not_asked_for_is_capped_too() -> None:
     config: dict[str, Any] = {"server": {"limits": {"max_tokens": 10}}, "models": {"toy": {"engine": "fake"}}}
     endless = {"model": "toy", "ignore_eos": True}
     with serving(config=config) as server:
-        chat = httpx.post(f"{server.url}/v1/chat/completions", json={**endless, "messages": HELLO}).json()
-        text = httpx.post(f"{server.url}/v1/completions", json={**endless, "prompt": "hi"}).json()
-        response = httpx.post(f"{server.url}/v1/responses", json={"model": "toy", "input": "hi"}).json()
+        chat = httpx.post(f"{server.url}/v1/chat/completions", json={**endless, "messages": HELLO}, timeout=60).json()
+        text = httpx.post(f"{server.url}/v1/completions", json={**endless, "prompt": "hi"}, timeout=60).json()
+        response = httpx.post(f"{server.url}/v1/responses", json={"model": "toy", "input": "hi"}, timeout=60).json()
         over = httpx.post(
-            f"{server.url}/v1/chat/completions", json={**endless, "messages": HELLO, "max_completion_tokens": 11}
+            f"{server.url}/v1/chat/completions",
+            json={**endless, "messages": HELLO, "max_completion_tokens": 11},
+            timeout=60,
         )
     assert chat["usage"]["completion_tokens"] == text["usage"]["completion_tokens"] == 10
     assert response["usage"]["output_tokens"] <= 10
@@ -123,13 +153,13 @@ def test_prompts_times_choices_are_capped(tight: Battered) -> None:
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "n"
 
 
-def test_an_idle_connection_is_closed(tight: Battered) -> None:
-    with connect(tight.port) as sock:
+def test_an_idle_connection_is_closed(hasty: Battered) -> None:
+    with connect(hasty.port) as sock:
+        began = time.monotonic()
         sock.sendall(request("GET", "/health/live"))
         assert read_answer(sock)[0].status == 200
-        began = time.monotonic()
         assert read_to_end(sock) == b""
-    assert 0.4 < time.monotonic() - began < 2.5
+    assert 0.4 < time.monotonic() - began < 20
 
 
 def test_connections_have_a_bound(tight: Battered) -> None:
@@ -140,7 +170,7 @@ def test_connections_have_a_bound(tight: Battered) -> None:
         clients[-1].settimeout(1)
         with pytest.raises(TimeoutError):
             clients[-1].recv(1)
-        clients[-1].settimeout(10)
+        clients[-1].settimeout(30)
         for client in clients[:25]:
             client.close()
         assert read_answer(clients[-1])[0].status == 200
@@ -179,7 +209,7 @@ def test_a_client_that_does_not_read_holds_neither_engine_nor_memory(fast: Batte
             time.sleep(0.1)
         # 64 KiB here, 64 KiB in the transport and what one step brings, for each of them
         assert most - before < 50 * (512 << 10), (most - before) >> 20
-        until(lambda: fast.gauge("enginebay_connections") <= 2, 10, "the end of their connections")
+        until(lambda: fast.gauge("enginebay_connections") <= 2, 30, "the end of their connections")
     finally:
         for client in clients:
             client.close()
@@ -198,12 +228,12 @@ def test_answers_that_are_asked_for_and_not_read(fast: Battered) -> None:
                 sent += sock.send(asked)
         most = fast.server.resident_bytes()
     assert most - before < 20 << 20, (most - before) >> 20
-    until(lambda: fast.gauge("enginebay_connections") <= 2, 10, "the end of the connection")
+    until(lambda: fast.gauge("enginebay_connections") <= 2, 30, "the end of the connection")
 
 
-def test_a_slow_reader_who_keeps_up_gets_everything(fast: Battered) -> None:
+def test_a_slow_reader_who_keeps_up_gets_everything(hasty: Battered) -> None:
     body = {**BODY, "max_tokens": 300, "stream": True}
-    with connect(fast.port, receive_bytes=4096) as sock:
+    with connect(hasty.port, receive_bytes=4096) as sock:
         sock.sendall(request("POST", CHAT, json.dumps(body).encode()))
         parts = []
         for _ in range(40):

@@ -65,7 +65,7 @@ def test_answers_are_as_the_document_says(server: Server, tmp_path: Path) -> Non
         assert statuses[f"admin.{command}", 400] >= 10, statuses
     for command in UNCONDITIONAL_ORDERS:
         assert statuses[f"admin.{command}", 200] >= 1, statuses
-    assert httpx.get(f"{server.url}/health/ready").status_code == 200
+    assert httpx.get(f"{server.url}/health/ready", timeout=60).status_code == 200
 
 
 def answered(server: Server) -> Counter[tuple[str, int]]:

@@ -49,7 +49,7 @@ def test_chat(served: Served) -> None:
     assert choice.finish_reason == "length"
     assert answer.usage is not None and answer.usage.completion_tokens == 12
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
-    tokens = httpx.post(f"{served.server.url}/tokenize", json={"model": "text", "messages": HELLO}).json()
+    tokens = httpx.post(f"{served.server.url}/tokenize", json={"model": "text", "messages": HELLO}, timeout=60).json()
     assert answer.usage.prompt_tokens == tokens["count"]
 
 
@@ -165,19 +165,21 @@ def test_completions(served: Served) -> None:
 
 def test_completions_by_token_ids(served: Served) -> None:
     url = served.server.url
-    ids = httpx.post(f"{url}/tokenize", json={"model": "text", "prompt": served.certain}).json()["tokens"]
+    ids = httpx.post(f"{url}/tokenize", json={"model": "text", "prompt": served.certain}, timeout=60).json()["tokens"]
     client = served.server.openai()
     by_text = client.completions.create(model="text", prompt=served.certain, max_tokens=4, temperature=0)
     by_ids = client.completions.create(model="text", prompt=ids, max_tokens=4, temperature=0)
     assert by_ids.choices[0].text == by_text.choices[0].text
-    back = httpx.post(f"{url}/detokenize", json={"model": "text", "tokens": ids}).json()["prompt"]
+    back = httpx.post(f"{url}/detokenize", json={"model": "text", "tokens": ids}, timeout=60).json()["prompt"]
     assert served.certain in back
 
 
 def test_logit_bias(served: Served) -> None:
     client = served.server.openai()
     token = httpx.post(
-        f"{served.server.url}/tokenize", json={"model": "text", "prompt": "z", "add_special_tokens": False}
+        f"{served.server.url}/tokenize",
+        json={"model": "text", "prompt": "z", "add_special_tokens": False},
+        timeout=60,
     ).json()["tokens"][0]
     answer = client.chat.completions.create(
         model="text", messages=HELLO, max_tokens=4, temperature=0, logit_bias={str(token): 100}
@@ -365,8 +367,8 @@ async def test_leaving_a_stream_frees_the_engine(served: Served) -> None:
 
 
 async def _until_idle(served: Served) -> None:
-    deadline = time.monotonic() + 20
-    async with httpx.AsyncClient() as client:
+    deadline = time.monotonic() + 30
+    async with httpx.AsyncClient(timeout=60) as client:
         while time.monotonic() < deadline:
             text = (await client.get(f"{served.server.url}/metrics")).text
             running = [line for line in text.splitlines() if line.startswith("enginebay_engine_running{")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -48,7 +49,7 @@ def test_the_last_usage_says_how_long_it_took(slow: Battered, path: str) -> None
     times = last["enginebay"]
     assert set(times) == {"queue_s", "ttft_s", "total_s"} and last["completion_tokens"] == 10
     assert times["ttft_s"] >= PREFILL_S and times["total_s"] >= times["ttft_s"] + 9 * STEP_S * 0.9
-    assert 0 < times["queue_s"] < 5 and set(before) == {None}
+    assert 0 < times["queue_s"] < 20 and set(before) == {None}
 
 
 @pytest.mark.parametrize("path", list(BODIES))
@@ -60,14 +61,26 @@ def test_it_is_told_to_nobody_else(slow: Battered, path: str) -> None:
 
 
 def test_waiting_for_another_request_is_in_the_queue_time_alone(slow: Battered) -> None:
+    least_s = 0.0
+    while not least_s:  # on a machine that stalls, the first may be over before the second comes
+        least_s, most_s, times = _behind_another(slow)
+    assert least_s <= times["queue_s"] and times["queue_s"] + times["total_s"] <= most_s
+
+
+def _behind_another(slow: Battered) -> tuple[float, float, dict[str, float]]:
+    """How long it was seen to wait, how long it took in all, and what it was told."""
+    seen: list[tuple[float, float]] = []
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(usages, slow, CHAT, 60, include_timing=True)
-        until(lambda: slow.gauge("enginebay_requests_running") == 1)
+        until(lambda: slow.gauge("enginebay_requests_running") == 1 or first.done())
+        began = time.monotonic()
         second = threads.submit(usages, slow, CHAT, 2, include_timing=True)
-        until(lambda: slow.gauge("enginebay_requests_waiting") == 1)
-        ran, waited = first.result()[-1]["enginebay"], second.result()[-1]["enginebay"]
-    assert waited["queue_s"] > 10 * STEP_S and waited["queue_s"] > 5 * ran["queue_s"]
-    assert waited["queue_s"] < ran["total_s"] + 1 and waited["total_s"] < ran["total_s"]
+        while not second.done():
+            asked = time.monotonic()
+            if slow.gauge("enginebay_requests_waiting"):
+                seen.append((asked, time.monotonic()))
+    times = second.result()[-1]["enginebay"]
+    return (seen[-1][0] - seen[0][1] if len(seen) > 1 else 0.0), time.monotonic() - began, times
 
 
 @pytest.mark.parametrize("path", list(BODIES))

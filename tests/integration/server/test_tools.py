@@ -267,7 +267,7 @@ def test_a_conversation_with_results_of_tools(client: OpenAI, name: str) -> None
 
 def test_a_model_says_which_format_it_writes(server: Server) -> None:
     for name in FORMATS:
-        described = httpx.get(f"{server.url}/v1/models/{name}").json()
+        described = httpx.get(f"{server.url}/v1/models/{name}", timeout=60).json()
         assert described["enginebay"]["tool_format"] == name
 
 

@@ -36,6 +36,7 @@ def test_a_request_is_sent_as_a_span_of_the_callers_trace() -> None:
             f"{server.url}/v1/chat/completions",
             json={"model": "toy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "ignore_eos": True},
             headers={"traceparent": f"00-{trace}-{parent}-01"},
+            timeout=60,
         ).raise_for_status()
         deadline = time.monotonic() + 20
         while not received and time.monotonic() < deadline:

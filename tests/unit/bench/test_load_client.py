@@ -118,7 +118,7 @@ def test_a_wrong_answer_is_lost() -> None:
 
 
 def _load(url: str, requests: int) -> Load:
-    return Load(url, [chat("m", 8, False)], connections=1, requests=requests, tokens=8, patience_s=5)
+    return Load(url, [chat("m", 8, False)], connections=1, requests=requests, tokens=8, patience_s=30)
 
 
 def test_a_connection_closed_in_the_middle_of_an_answer_is_lost() -> None:

@@ -12,9 +12,9 @@ WAIT = "import time; print('ready', flush=True); time.sleep(60)"
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 
 
-@pytest.mark.parametrize(("before", "ended_by"), [("", signal.SIGTERM), (DEAF, signal.SIGKILL)])
-def test_it_lives_while_somebody_holds_the_other_end(before: str, ended_by: signal.Signals) -> None:
-    code = f"from enginebay.cli.lifeline import end_with_stdin; {before}end_with_stdin(0.2); {WAIT}"
+@pytest.mark.parametrize(("before", "patience_s", "ended_by"), [("", 30, signal.SIGTERM), (DEAF, 0.2, signal.SIGKILL)])
+def test_it_lives_while_somebody_holds_the_other_end(before: str, patience_s: float, ended_by: signal.Signals) -> None:
+    code = f"from enginebay.cli.lifeline import end_with_stdin; {before}end_with_stdin({patience_s}); {WAIT}"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdin is not None and process.stdout is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,13 @@ from enginebay.config.model import Config
 
 class Reached(Exception):
     """All is read; now it would listen."""
+
+
+@pytest.fixture(autouse=True)
+def _hangups_as_before() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGHUP)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture()

@@ -267,7 +267,7 @@ def test_on_a_terminal_it_is_drawn_until_interrupted(serve: Any) -> None:
         shown.send_signal(2)
         while chunk := _read(ours):
             seen += chunk
-        assert shown.wait(10) == 130
+        assert shown.wait(30) == 130
     finally:
         shown.kill()
         shown.wait()

@@ -51,7 +51,7 @@ def test_the_fake_engine_counts_its_steps_and_who_waits() -> None:
 
 
 def _until(condition: Any) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)

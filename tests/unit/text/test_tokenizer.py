@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -185,3 +187,14 @@ def test_directories_without_or_with_a_broken_tokenizer(tmp_path):
 def test_text_that_is_no_text_is_refused(gguf):
     with pytest.raises(InvalidRequest, match="not valid Unicode"):
         load_tokenizer(gguf).encode("a\ud800b")
+
+
+def test_other_threads_go_on_while_a_long_text_is_tokenized(gguf):
+    tokenizer = load_tokenizer(gguf)
+    text, beats = "naïve hello world " * 40_000, 0
+    work = threading.Thread(target=tokenizer.encode, args=(text,))
+    work.start()
+    while work.is_alive():
+        time.sleep(0.001)
+        beats += 1
+    assert beats > 20

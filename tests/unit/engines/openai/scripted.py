@@ -211,7 +211,7 @@ class RecordingSink:
         error: EnginebayError = found[0]
         return error
 
-    async def until(self, condition: Callable[[], bool], within_s: float = 10.0) -> None:
+    async def until(self, condition: Callable[[], bool], within_s: float = 30.0) -> None:
         async with asyncio.timeout(within_s):
             while not condition():
                 self._changed.clear()
@@ -247,7 +247,7 @@ async def answered(
 
 
 async def _eventually(condition: Callable[[], bool]) -> bool:
-    for _ in range(200):
+    for _ in range(2000):
         if condition():
             return True
         await asyncio.sleep(0.01)

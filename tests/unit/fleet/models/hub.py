@@ -11,14 +11,20 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 LARGE = (".safetensors", ".gguf", ".bin")  # the hub keeps these apart and gives their sha256
+
+
+def _set() -> threading.Event:
+    found = threading.Event()
+    found.set()
+    return found
 
 
 @dataclass
@@ -27,12 +33,13 @@ class Hub:
     repo: str = "org/tiny"
     revisions: tuple[str, ...] = ("main", "v1")
     commit: str = "0123456789abcdef0123456789abcdef01234567"
-    cut_after: int | None = None  # stop in the middle of any file that is larger
+    cut_after: int | None = None  # stop in the middle of any file that is larger ...
+    after_cut: dict[str, Any] = field(default_factory=dict)  # ... and be so from then on
     broken: bool = False  # answer 500 to requests for files
     ignore_ranges: bool = False
     damage: bool = False  # flip a byte of what is served
-    slow_s: float = 0.0  # wait before each piece ...
-    slow_from: int = 0  # ... after this many bytes
+    go_on: threading.Event = field(default_factory=_set)  # waited for before each piece ...
+    held_from: int = 0  # ... after this many bytes
     gated: bool = False
     requests: list[tuple[str, str | None]] = field(default_factory=list)  # (file, range asked for)
     url: str = ""
@@ -102,9 +109,11 @@ class Handler(BaseHTTPRequestHandler):
             end = max(start, self.hub.cut_after)
             self.close_connection = True
         for place in range(start, end, 65536):
-            if place >= self.hub.slow_from:
-                time.sleep(self.hub.slow_s)
+            if place >= self.hub.held_from:
+                self.hub.go_on.wait(60)
             self.wfile.write(content[place : min(place + 65536, end)])
+        if end < len(content):
+            vars(self.hub).update(self.hub.after_cut)
 
     def log_message(self, *_: object) -> None: ...
 

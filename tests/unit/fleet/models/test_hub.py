@@ -27,6 +27,13 @@ def asked(hub, name: str = WEIGHTS) -> list[str | None]:
     return [wanted for file, wanted in hub.requests if file == name]
 
 
+def until(condition) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_repository_without_its_pickles_and_code(store, hub):
     model = store.pull("hf:org/tiny")
     assert {file.relative_to(model.path).as_posix() for file in model.path.rglob("*") if file.is_file()} == TAKEN
@@ -54,16 +61,14 @@ def test_one_gguf_of_several(store, hub):
 
 
 def test_a_broken_connection_is_taken_up_again_by_itself(store, hub):
-    hub.cut_after = 150_000
-    threading.Timer(0.5, lambda: setattr(hub, "cut_after", None)).start()
+    hub.cut_after, hub.after_cut = 150_000, {"cut_after": None}
     store.pull("hf:org/tiny")
     assert store.verify("tiny") == []
     assert asked(hub) == [None, "bytes=150000-"]
 
 
 def test_a_second_pull_goes_on_where_the_first_stopped(store, hub):
-    hub.cut_after = 150_000
-    threading.Timer(0.5, lambda: setattr(hub, "broken", True)).start()
+    hub.cut_after, hub.after_cut = 150_000, {"broken": True}
     with pytest.raises(FetchFailed, match=r"hf:org/tiny could not be fetched") as caught:
         store.pull("hf:org/tiny")
     assert "\n" not in caught.value.message and "resume" in caught.value.hint
@@ -148,33 +153,33 @@ def test_the_librarys_own_offline_switch(store, hub):
 
 
 def test_two_pulls_at_once_fetch_once(store, hub):
-    hub.slow_s = 0.05
+    hub.go_on.clear()
     found, said = [], []
     threads = [
         threading.Thread(target=lambda: found.append(store.pull("hf:org/tiny", say=said.append))) for _ in range(2)
     ]
     for thread in threads:
         thread.start()
+    until(lambda: "another process works on tiny; waiting for it" in said)
+    hub.go_on.set()
     for thread in threads:
         thread.join()
     assert len(found) == 2 and found[0] == found[1]
     assert len(asked(hub)) == 1
-    assert "another process works on tiny; waiting for it" in said
 
 
 def test_ctrl_c_keeps_only_what_can_be_resumed(store, hub):
     hub.files = directory_files(values=4_000_000)  # enough for several pieces
-    hub.slow_s, hub.slow_from = 0.3, 12_000_000
+    hub.held_from = 12_000_000
+    hub.go_on.clear()
     process = bay(store, hub, "pull", "hf:org/tiny")
-    until = time.monotonic() + 60
     partial = store.root / ".partial" / "tiny" / "model" / f"{WEIGHTS}.part"
-    while not (partial.exists() and partial.stat().st_size) and time.monotonic() < until:
-        time.sleep(0.05)
+    until(lambda: partial.exists() and partial.stat().st_size)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=30)
+    _, error = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in error
     assert tree(store.root) and all(name.startswith(".partial/tiny/") for name in tree(store.root))
-    hub.slow_s = 0.0
+    hub.go_on.set()
     process = bay(store, hub, "pull", "hf:org/tiny")
     output, error = process.communicate(timeout=60)
     assert process.returncode == 0, error
@@ -184,7 +189,8 @@ def test_ctrl_c_keeps_only_what_can_be_resumed(store, hub):
 
 
 def test_a_download_in_a_thread_is_interrupted_and_can_be_resumed(store, hub):
-    hub.slow_s, hub.slow_from = 0.2, 150_000
+    hub.held_from = 150_000
+    hub.go_on.clear()
     failures = []
 
     def pull() -> None:
@@ -196,13 +202,11 @@ def test_a_download_in_a_thread_is_interrupted_and_can_be_resumed(store, hub):
     thread = threading.Thread(target=pull)
     thread.start()
     partial = store.root / ".partial" / "tiny" / "model" / f"{WEIGHTS}.part"
-    until = time.monotonic() + 30
-    while not (partial.exists() and partial.stat().st_size) and time.monotonic() < until:
-        time.sleep(0.01)
+    until(lambda: partial.exists() and partial.stat().st_size)
     end_children()
-    thread.join(20)
+    hub.go_on.set()
+    thread.join(30)
     assert failures == ["interrupted"]
-    hub.slow_s = 0.0
     store.pull("hf:org/tiny")
     assert store.verify("tiny") == []
     assert asked(hub)[-1] is not None

@@ -19,6 +19,7 @@ def test_amounts_for_people(count, text):
 
 
 def test_short_work_says_nothing(monkeypatch):
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 0.0)
     said = []
     with tracking("fetching", 100, said.append) as advance:
         advance(50)
@@ -44,21 +45,20 @@ def test_a_terminal_gets_a_bar_on_stderr(monkeypatch, capsys):
     assert said == [] and captured.out == "" and "fetching it" in captured.err
 
 
-def hold(path, holding, seconds):
+def hold(path, holding, waited_for, over):
     with exclusive(path, lambda: None):
         holding.set()
-        time.sleep(seconds)
+        waited_for.wait(30)
+        time.sleep(0.2)
+        over.set()
 
 
 def test_the_lock_makes_the_second_wait(tmp_path):
     context = multiprocessing.get_context("spawn")
-    holding = context.Event()
-    other = context.Process(target=hold, args=(tmp_path / "locks" / "a", holding, 0.5))
+    holding, waited_for, over = (context.Event() for _ in range(3))
+    other = context.Process(target=hold, args=(tmp_path / "locks" / "a", holding, waited_for, over))
     other.start()
     assert holding.wait(30)
-    waited = []
-    started = time.monotonic()
-    with exclusive(tmp_path / "locks" / "a", lambda: waited.append(True)):
-        assert time.monotonic() - started > 0.2
+    with exclusive(tmp_path / "locks" / "a", waited_for.set):
+        assert waited_for.is_set() and over.is_set()
     other.join()
-    assert waited == [True]
