@@ -108,11 +108,11 @@ def shown(soak: Soak, processes: list[Watched], seconds: float) -> str:
 
 
 async def until_idle(server: Server) -> list[str]:
-    """What still goes on, ten seconds after the last client has gone."""
+    """What still goes on, half a minute after the last client has gone."""
     gauges = ("enginebay_engine_running", "enginebay_requests_running", "enginebay_requests_waiting")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     busy = [""]
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         while busy and time.monotonic() < deadline:
             await asyncio.sleep(0.2)
             lines = (await client.get(f"{server.url}/metrics")).text.splitlines()

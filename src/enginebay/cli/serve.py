@@ -104,7 +104,9 @@ def _serve(asked: Asked) -> None:
     from enginebay.open_files import allow_most_open_files
     from enginebay.server.listening import bind, url_of
     from enginebay.server.log_lines import json_line
+    from enginebay.server.signals import Hangups
 
+    hangups = Hangups()
     allow_most_open_files()
     config = asked.load()
     keyring = _keyring(config)
@@ -136,7 +138,7 @@ def _serve(asked: Asked) -> None:
     async def run() -> None:
         from enginebay.server.supervisor import Supervisor
 
-        await Supervisor(wanted, sock, progress.say, ready, read_again).serve()
+        await Supervisor(wanted, sock, progress.say, ready, read_again, hangups).serve()
 
     uvloop.run(run())
     sys.stderr.flush()

@@ -96,12 +96,13 @@ class Prompts:
         return self.renderer.render(messages, **options)
 
     async def token_ids(self, request: GenerateRequest, large: bool = False, **options: Any) -> tuple[int, ...]:
-        """The request's prompt as token ids. `large`: there is much to render, even if the messages are short."""
+        """The request's prompt as token ids. `large`: there is much to do, even if this one is short: it is one of many."""
         if request.token_ids is not None:
             return request.token_ids
         if request.messages is not None:
             return await self.encode(await self.rendered(request.messages, large, **options), add_special=False)
-        return await self.encode(request.text or "", add_special=True)
+        [found] = await self.encode_all((request.text or "",), large=large)
+        return found
 
     async def rendered(self, messages: Messages, large: bool = False, **options: Any) -> str:
         """As `render`, beside the event loop when there is much to do: templates are programs."""
@@ -110,13 +111,24 @@ class Prompts:
         return self.render(messages, **options)
 
     async def encode(self, text: str, add_special: bool = True) -> tuple[int, ...]:
+        [found] = await self.encode_all((text,), add_special)
+        return found
+
+    async def encode_all(
+        self, texts: Sequence[str], add_special: bool = True, large: bool = False
+    ) -> list[tuple[int, ...]]:
+        """Of many texts. Other streams must not wait for them when they are long together."""
+        if self.tokenizer is None and not self._bytes:
+            return [tuple(await self._engine.tokenize(text, add_special)) for text in texts]
+        if large or sum(map(len, texts)) > _LONG:
+            return await asyncio.to_thread(self._encoded, texts, add_special)
+        return self._encoded(texts, add_special)
+
+    def _encoded(self, texts: Sequence[str], add_special: bool) -> list[tuple[int, ...]]:
         if self._bytes:
-            return tuple(text.encode("utf-8", "replace"))
-        if self.tokenizer is None:
-            return tuple(await self._engine.tokenize(text, add_special))
-        if len(text) > _LONG:  # other streams must not wait for a long prompt
-            return tuple(await asyncio.to_thread(self.tokenizer.encode, text, add_special))
-        return tuple(self.tokenizer.encode(text, add_special))
+            return [tuple(text.encode("utf-8", "replace")) for text in texts]
+        assert self.tokenizer is not None
+        return list(map(tuple, self.tokenizer.encode_all(texts, add_special)))
 
 
 def read_ahead(source: Path | None) -> None:

@@ -23,6 +23,11 @@ def authenticate(keyring: Keyring, headers: Mapping[str, str], scope: str) -> Ke
     """The key of a request, when keys are asked for at all."""
     if not keyring:
         return None
+    if not keyring.keys:
+        raise Unauthorized(
+            "no API key is left, and nobody gets in without one",
+            "make one with `bay keys create NAME`, and have the server read it with SIGHUP",
+        )
     kind, _, presented = headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer" or not presented.strip():
         raise Unauthorized("an API key is needed", "send it as `Authorization: Bearer KEY`")
@@ -55,10 +60,12 @@ async def admit(context: Context, keyring: Keyring, call: Call, route: Route) ->
 
 
 def check_origin(exchange: Exchange, origins: tuple[str, ...], keyless: bool) -> None:
-    """Without keys, pages of other sites must not use the server through a visitor's browser.
+    """Without keys only this host may ask, and pages of other sites must not do so through a visitor's browser.
 
     A page is known by its Origin; one that has its own name point to this host, by the Host it asks for.
     """
+    if keyless and not _comes_from_here(exchange):
+        raise Forbidden("without an API key only this host itself may ask", "make a key: bay keys create NAME")
     origin = exchange.headers.get("origin")
     if origin is not None:
         if "*" in origins or origin in origins:
@@ -74,13 +81,16 @@ def check_origin(exchange: Exchange, origins: tuple[str, ...], keyless: bool) ->
 
 def check_near(exchange: Exchange) -> None:
     """Without keys, only this host manages the server: no other one, no proxy, no page, whoever may ask for text."""
-    address = exchange.peer.rsplit(":", 1)[0]
     passed_on = any(name in exchange.headers for name in ("forwarded", "x-forwarded-for", "via"))
-    if passed_on or not (is_loopback(address) or exchange.peer == "local"):
+    if passed_on or not _comes_from_here(exchange):
         raise Forbidden(
             "without an API key the server is managed from its own host only", "make one: bay keys create NAME --admin"
         )
     check_origin(exchange, (), keyless=True)
+
+
+def _comes_from_here(exchange: Exchange) -> bool:
+    return exchange.peer == "local" or is_loopback(exchange.peer.rsplit(":", 1)[0])
 
 
 def _is_local_name(host: str) -> bool:

@@ -141,7 +141,7 @@ async def _run(listening: socket.socket, control: socket.socket) -> None:
 def main() -> None:
     import uvloop
 
-    for number in (signal.SIGINT, signal.SIGTERM):  # the supervisor hears it too, and tells us to finish
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):  # the supervisor hears it too, and tells us
         signal.signal(number, signal.SIG_IGN)
     listening, control = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     uvloop.run(_run(listening, control))

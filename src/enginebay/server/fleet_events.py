@@ -37,8 +37,10 @@ class FleetEvents:
 
     def observe(self, places: Iterable[Place]) -> None:
         """When somebody asks for the metrics."""
-        for place in places:
-            self._metrics.model_awake.child(place.variant.model, place.variant.kind).set(int(place.ready))
+        ready = {(place.variant.model, place.variant.kind): place.ready for place in places}
+        self._metrics.model_awake.keep(ready)
+        for labels, is_ready in ready.items():
+            self._metrics.model_awake.child(*labels).set(int(is_ready))
 
 
 def _labels(fields: dict[str, Any]) -> tuple[str, str]:

@@ -82,12 +82,13 @@ def digest_of(text: str) -> bytes:
 
 
 class Keyring:
-    """All keys that are accepted now. True when there is at least one."""
+    """All keys that are accepted now. True when a key is asked for: there is one, or none is left and it is `needed`."""
 
-    def __init__(self, keys: Sequence[Key] = (), warnings: Sequence[str] = ()) -> None:
+    def __init__(self, keys: Sequence[Key] = (), warnings: Sequence[str] = (), needed: bool = False) -> None:
         # Should one text be given twice, the entry with more rights is found: it is the one that was meant to add some.
         self.keys = tuple(sorted(keys, key=lambda key: len(key.scopes)))
         self.warnings = tuple(warnings)
+        self.needed = needed
 
     @classmethod
     def load(cls, file: Path | None, environ: Mapping[str, str]) -> Keyring:
@@ -99,7 +100,7 @@ class Keyring:
         return cls([*(one.key for one in stored), *given], _exposure(path))
 
     def __bool__(self) -> bool:
-        return bool(self.keys)
+        return self.needed or bool(self.keys)
 
     def find(self, presented: str) -> Key | None:
         """The key with this text. Takes as long for a wrong one as for any right one: no early exit."""

@@ -16,12 +16,8 @@ _BACKLOG = 2048
 
 def bind(config: ServerConfig, keyring: Keyring) -> socket.socket:
     """A bound socket that does not listen yet. Raises `ConfigError` when it may not be reachable or cannot be had."""
+    check_guarded(config, keyring)
     family, address = _resolve(config)
-    if not is_loopback(str(address[0])) and not keyring and not config.allow_without_key:
-        raise ConfigError(
-            f"{config.host} is reachable from other hosts, and no API key is set",
-            "make a key with `bay keys create NAME`, or say --allow-without-key if anybody may use it",
-        )
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -34,6 +30,18 @@ def bind(config: ServerConfig, keyring: Keyring) -> socket.socket:
             f"cannot listen on {config.host}:{config.port}: {error.strerror}", "choose another address"
         ) from None
     return sock
+
+
+def check_guarded(config: ServerConfig, keyring: Keyring) -> None:
+    """Raises `ConfigError` when others could reach the server and none of them needs a key."""
+    if keyring or config.allow_without_key:
+        return
+    _, address = _resolve(config)
+    if not is_loopback(str(address[0])):
+        raise ConfigError(
+            f"{config.host} is reachable from other hosts, and no API key is set",
+            "make a key with `bay keys create NAME`, or say --allow-without-key if anybody may use it",
+        )
 
 
 def listen(sock: socket.socket) -> None:

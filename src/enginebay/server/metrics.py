@@ -10,7 +10,7 @@ Only the event loop's thread may update; nothing here takes a lock.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from enginebay import __version__
@@ -99,8 +99,12 @@ class Family(Generic[Child]):
         return self._children.setdefault(values, self._new())
 
     def remove(self, *values: str) -> None:
-        """Report it no longer: the model was unloaded, or the engine does not tell this number."""
+        """Report it no longer: the engine does not tell this number."""
         self._children.pop(values, None)
+
+    def keep(self, known: Collection[tuple[str, ...]]) -> None:
+        """Report no others any longer: their models have gone."""
+        self._children = {values: child for values, child in self._children.items() if values in known}
 
     def snapshot(self) -> dict[str, Any]:
         return {

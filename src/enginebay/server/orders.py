@@ -20,6 +20,8 @@ from enginebay.fleet.place import Place
 from enginebay.fleet.residency import Depth
 from enginebay.fleet.variants import Variant
 from enginebay.server.host_meters import HostMeters
+from enginebay.server.keys import Keyring
+from enginebay.server.listening import check_guarded
 from enginebay.server.wanted import Wanted
 from enginebay.worker.client import WorkerClient
 
@@ -173,6 +175,7 @@ class Orders:
                 raise ConfigError(
                     f"{', '.join(fixed)} cannot change while the server runs", "start the server again for that"
                 )
+            await self._check_guarded(wanted)
             wanted = replace(wanted, variants=tuple(map(self._as_upgraded, wanted.variants)))
             done = await self._changes.to(wanted.variants)
             self._wanted = wanted
@@ -182,6 +185,22 @@ class Orders:
                 if variant.first and variant.settings.load == "start" and self._fleet.fits(name):
                     self._fleet.wish(name)
             return done
+
+    async def _check_guarded(self, wanted: Wanted) -> None:
+        """A server that others can reach must not lose its last key and be open; nor may a revoked key go on working.
+
+        So then nobody gets in, and nothing else is taken in.
+        """
+        try:
+            await asyncio.to_thread(check_guarded, wanted.config.server, wanted.keyring)
+        except ConfigError as error:
+            self._wanted = replace(self._wanted, keyring=Keyring(needed=True))
+            await self._take_in(self._wanted)
+            raise ConfigError(
+                f"{error.message}: every request is refused now, and nothing else was taken in",
+                "make a key with `bay keys create NAME` and send the server SIGHUP; "
+                "or start it again with --allow-without-key if anybody may use it",
+            ) from None
 
     async def _add_lora(self, model: str, name: str, path: str) -> dict[str, Any]:
         async with self._one_at_a_time:

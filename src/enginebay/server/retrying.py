@@ -51,6 +51,8 @@ def once_more(call: Call, error: EnginebayError) -> bool:
     if isinstance(error, WorkerDied) and not isinstance(error, CrashLoop):
         call.deaths += 1
         if call.deaths <= _MOST_DEATHS:
+            if call.served is not None:  # it was there: waiting for it once more is another wait
+                call.give_up_at = None
             return True
     return _falls_back(call, error)
 

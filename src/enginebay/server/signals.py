@@ -20,10 +20,24 @@ class Stop:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
 
-    def on_hangup(self, call: Callable[[], object]) -> None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, call)
-
     def _signalled(self) -> None:
         if self.asked.done():
             os._exit(130)
         self.asked.set_result(None)
+
+
+class Hangups:
+    """SIGHUP, from here on. Until somebody listens it is noted: it must not end a server that still loads its models."""
+
+    def __init__(self) -> None:
+        self._noted = False
+        signal.signal(signal.SIGHUP, self._note)
+
+    def _note(self, *_: object) -> None:
+        self._noted = True
+
+    def listen(self, call: Callable[[], object]) -> None:
+        """At each from now on; at once, if any came before."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, call)
+        if self._noted:
+            call()

@@ -25,7 +25,7 @@ from enginebay.server.listening import listen
 from enginebay.server.metrics import Metrics, merge
 from enginebay.server.orders import Orders
 from enginebay.server.rates import Rates, Verdict
-from enginebay.server.signals import Stop
+from enginebay.server.signals import Hangups, Stop
 from enginebay.server.wanted import Wanted
 from enginebay.server.worker_metrics import observe_workers
 from enginebay.worker.client import import_grpc
@@ -53,7 +53,7 @@ class Supervisor:
 
     def __init__(
         self, wanted: Wanted, sock: socket.socket, say: Say, ready: Callable[[list[Place]], None],
-        read_again: Callable[[], Wanted],
+        read_again: Callable[[], Wanted], hangups: Hangups,
     ) -> None:  # fmt: skip
         config = wanted.config
         self.wanted = wanted
@@ -66,6 +66,7 @@ class Supervisor:
         self.fleet = Fleet(wanted.variants, config.fleet, read_host(), Measured.load(), self._events)
         self._orders = Orders(self.fleet, wanted, self._take_in, read_again)
         self._stop = Stop()
+        self._hangups = hangups
         self._instance: Instance | None = None
         self._children: list[ServerProcess] = []
         self._changes = 0  # of what server processes have been told
@@ -93,7 +94,7 @@ class Supervisor:
                 return
             await asyncio.to_thread(import_grpc)
             listen(self._sock)
-            self._stop.on_hangup(lambda: asyncio.ensure_future(self._hang_up()))
+            self._hangups.listen(lambda: asyncio.ensure_future(self._hang_up()))
             if self.wanted.config.server.workers == 1:
                 await self._serve_here()
             else:

@@ -18,7 +18,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,8 +59,12 @@ class Tokenizer:
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Token ids of a text. Special tokens written in the text count as such, as they do in every engine."""
+        return self.encode_all((text,), add_special)[0]
+
+    def encode_all(self, texts: Sequence[str], add_special: bool = True) -> list[list[int]]:
+        """Of many. Other threads go on meanwhile, however long it takes: the library's `encode` would stop them all."""
         try:
-            return self.raw.encode(text, add_special_tokens=add_special).ids
+            return [one.ids for one in self.raw.encode_batch(list(texts), add_special_tokens=add_special)]
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidRequest("the text is not valid Unicode", "remove lone surrogates", param="prompt") from error
 
@@ -164,6 +168,8 @@ def _write_json(path: Path, content: Any, indent: int | None) -> None:
 def _from_directory(folder: Path) -> Tokenizer:
     if not (folder / "tokenizer.json").is_file():
         raise Unsupported(f"{folder} has no tokenizer.json", "the engine's own tokenizer is needed for this model")
+    # One request is one thread's work; and once it has used several, the library complains on stderr at every fork.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from tokenizers import Tokenizer as Raw
 
     try:

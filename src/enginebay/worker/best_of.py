@@ -9,7 +9,10 @@ from enginebay.worker.outbox import Outbox, Row
 
 
 class BestOf:
-    """Holds every choice back until all have ended, since only then it is known which are the best."""
+    """Holds every choice back until all have ended, since only then it is known which are the best.
+
+    Meanwhile each token goes out as a row without text and ids: whoever pays for them may leave before the end.
+    """
 
     def __init__(self, keep: int, show_logprobs: bool) -> None:
         self._keep = keep
@@ -23,8 +26,11 @@ class BestOf:
             return None
         return cls(sampling.n, sampling.logprobs is not None)
 
-    def row(self, row: Row) -> None:
-        self._rows[row[3]].append(row)
+    def row(self, row: Row, outbox: Outbox) -> None:
+        request, _, token_ids, choice, _ = row
+        self._rows[choice].append(row)
+        for _ in token_ids:
+            outbox.row((request, "", (), 0, ()))
 
     def finish(self, choice: int, reason: FinishReason, stop_reason: str | int | None) -> None:
         self._finish[choice] = (reason, stop_reason)

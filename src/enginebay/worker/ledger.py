@@ -189,7 +189,7 @@ class Ledger:
         if live.best_of is None:
             live.outbox.row(row)
         else:
-            live.best_of.row(row)
+            live.best_of.row(row, live.outbox)
 
     def finish(self, number: int, reason: FinishReason, choice: int = 0, stop_reason: str | int | None = None) -> None:
         live = self._live.get(number)

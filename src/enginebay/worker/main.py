@@ -42,7 +42,11 @@ def main(arguments: list[str]) -> int:
     control = _connect(directory)
     guard.start(_connect(directory), str(directory))
     signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends the worker in order
+    for one in (
+        signal.SIGINT,
+        signal.SIGHUP,
+    ):  # for the parent, which ends the worker in order, or reads its files again
+        signal.signal(one, signal.SIG_IGN)
     try:
         if len(arguments) > 1 and not _stand_by(arguments[1], control):
             return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,8 +16,8 @@ PLAIN, ADMIN = Key("plain", digest_of("plain-key")), Key("admin", digest_of("adm
 RING = Keyring([PLAIN, ADMIN])
 
 
-def exchange(**headers: str) -> Exchange:
-    return Exchange(cast("Any", None), "POST", "/v1/models", headers)
+def exchange(peer: str = "127.0.0.1:5000", **headers: str) -> Exchange:
+    return Exchange(cast("Any", SimpleNamespace(peer=peer)), "POST", "/v1/models", headers)
 
 
 def written(found: Exchange) -> dict[str, str]:
@@ -105,6 +106,19 @@ def test_without_keys_only_this_host_may_ask(headers: dict[str, str], allowed: b
         with pytest.raises(Forbidden):
             check_origin(found, ("https://app.example",), keyless=True)
         assert "access-control-allow-origin" not in written(found)
+
+
+@pytest.mark.parametrize("peer", ["10.0.0.7:5000", "fe80::1%eth0:5000", "::ffff:10.0.0.7:5000", ""])
+@pytest.mark.parametrize("headers", [{"host": "localhost"}, {}, {"host": "localhost", "origin": "https://app.example"}])
+def test_without_keys_nobody_else_gets_in_by_the_name_of_this_host(peer: str, headers: dict[str, str]) -> None:
+    with pytest.raises(Forbidden):
+        check_origin(exchange(peer, **headers), ("https://app.example",), keyless=True)
+    check_origin(exchange(peer, **headers), ("https://app.example",), keyless=False)
+
+
+@pytest.mark.parametrize("peer", ["127.0.0.1:5000", "::1:5000", "::ffff:127.0.0.1:5000", "local"])
+def test_without_keys_this_host_is_whoever_comes_from_it(peer: str) -> None:
+    check_origin(exchange(peer, host="localhost"), (), keyless=True)
 
 
 def test_with_keys_the_key_decides() -> None:

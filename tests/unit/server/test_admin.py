@@ -112,7 +112,7 @@ class Server:
 
     async def ask(self, method: str, target: str, body: Any = None, **more: str) -> Wire:
         wire, _ = self.send(method, target, body, **more)
-        await asyncio.wait_for(wire.answered.wait(), 5)
+        await asyncio.wait_for(wire.answered.wait(), 30)
         return wire
 
 

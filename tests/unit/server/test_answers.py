@@ -13,6 +13,7 @@ import pytest
 from enginebay.contract import Delta, FinishReason, GenerateRequest, Sampling, TokenLogprobs
 from enginebay.contract.messages import Done, Energy, Timing, Usage
 from enginebay.errors import EngineFailed
+from enginebay.server.answers import answer as answer_module
 from enginebay.server.answers.chat import ChatForm
 from enginebay.server.answers.choice import Choice
 from enginebay.server.answers.streamed import Streamed
@@ -294,3 +295,127 @@ async def test_what_an_answer_cost_is_known_even_if_nobody_waits_for_its_end() -
     answer.token("d", 1)
     answer.cancel()
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (1, 4)
+
+
+class Clock:
+    """Stands for the module `time` where answers are timed."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    monotonic = perf_counter
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(answer_module, "time", made)
+    return made
+
+
+def gaps(answer: Any) -> tuple[int, float]:
+    """How many there were between tokens, and how long they were on average."""
+    found = answer.served.inter_token
+    return sum(found.counts), found.sum / max(1, sum(found.counts))
+
+
+async def test_the_first_flush_has_no_gaps_in_it(clock: Clock) -> None:
+    answer, _, _ = streamed()
+    clock.now += 5.0
+    for text in "abc":
+        answer.token(text, 1)
+    answer.flushed()
+    assert gaps(answer) == (0, 0.0)
+    clock.now += 0.2
+    for text in "de":
+        answer.token(text, 1)
+    answer.flushed()
+    assert gaps(answer) == (2, pytest.approx(0.1))
+
+
+async def test_gaps_are_those_of_each_choice(clock: Clock) -> None:
+    answer, _, _ = streamed([Choice(0), Choice(1), Choice(2)])
+    for step in range(6):
+        clock.now += 0.1
+        for choice in range(3):
+            if choice == 0 or step < 3:
+                answer.delta(Delta("a", (1,), choice))
+            if step == 2 and choice > 0:
+                answer.delta(Delta("", (), choice, (), FinishReason.STOP))
+        answer.flushed()
+    assert gaps(answer) == (2 * 3 + 3, pytest.approx(0.1))
+
+
+async def test_gaps_are_those_of_each_prompt(clock: Clock) -> None:
+    connection, session = Connection(), Session()
+    answer = Whole(connection, served(), [Choice(0), Choice(1)], form(2).body)  # type: ignore[arg-type]
+    answer.submit(session, [GenerateRequest(token_ids=(1,))] * 2)  # type: ignore[arg-type]
+    for _ in range(4):
+        clock.now += 0.1
+        for listener in session.listeners.values():
+            listener.token("a", 1)
+        for listener in session.listeners.values():
+            listener.flushed()
+    assert gaps(answer) == (6, pytest.approx(0.1))
+
+
+async def test_a_choice_that_has_not_begun_makes_no_gaps_longer(clock: Clock) -> None:
+    """As where an engine computes one after the other."""
+    answer, _, _ = streamed([Choice(0), Choice(1)])
+    for choice in range(2):
+        for _ in range(3):
+            clock.now += 0.1
+            answer.delta(Delta("a", (1,), choice))
+            answer.flushed()
+        answer.delta(Delta("", (), choice, (), FinishReason.STOP))
+        answer.flushed()
+    assert gaps(answer) == (5, pytest.approx(0.1))
+
+
+def left(request: GenerateRequest, deltas: Sequence[Delta], whole: bool) -> Any:
+    """An answer whose client went after these."""
+    connection, session = Connection(), Session()
+    choices = [Choice(0)]
+    answer: Any = (
+        Whole(connection, served(), choices, form().body)  # type: ignore[arg-type]
+        if whole
+        else Streamed(connection, served(), choices, form())  # type: ignore[arg-type]
+    )
+    answer.submit(session, [request])
+    for delta in deltas:
+        answer.delta(delta)
+        answer.flushed()
+    connection.on_close()
+    return answer
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_text_without_tokens_has_a_price(whole: bool) -> None:
+    """As it comes from elsewhere."""
+    request = GenerateRequest(messages=({"role": "user", "content": "a" * 396},))
+    answer = left(request, [Delta("some "), Delta("words "), Delta("x" * 400)], whole)
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (100, 102)
+    answer = left(request, [Delta("a")] * 7, whole)
+    assert answer.usage.completion_tokens == 7
+    answer = left(request, [], whole)
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (100, 0)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_tokens_that_are_held_back_have_a_price(whole: bool) -> None:
+    """As those of `best_of`, of which nothing is shown before all have ended."""
+    request = GenerateRequest(token_ids=(1, 2), sampling=Sampling(best_of=4))
+    answer = left(request, [Delta("")] * 12, whole)
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 12)
+    assert not answer.first_at and not answer.exchange.writes, "nothing was there to be seen"
+
+
+async def test_a_failure_elsewhere_before_any_text_is_free() -> None:
+    connection, session = Connection(), Session()
+    answer = Streamed(connection, served(), [Choice(0)], form())  # type: ignore[arg-type]
+    answer.submit(session, [GenerateRequest(text="a" * 400)])  # type: ignore[arg-type]
+    answer.failed(EngineFailed("no answer"))
+    assert answer.usage == Usage()

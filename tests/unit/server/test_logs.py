@@ -137,7 +137,7 @@ class Stuck(io.StringIO):
         self.go_on = threading.Event()
 
     def write(self, text: str) -> int:
-        self.go_on.wait(10)
+        self.go_on.wait(60)
         return super().write(text)
 
 
@@ -147,7 +147,7 @@ def test_a_stuck_reader_costs_lines_and_not_the_callers_time() -> None:
     started = time.perf_counter()
     for number in range(1000):
         log.event("tick", number=number)
-    assert time.perf_counter() - started < 2
+    assert time.perf_counter() - started < 30
     assert log.dropped >= 900
     stream.go_on.set()
     log.close()

@@ -96,6 +96,15 @@ def test_a_request_does_not_end_more_than_a_few_workers() -> None:
     assert chained.variant == 1 and chained.deaths == 0
 
 
+def test_a_death_after_the_model_was_there_begins_a_new_wait() -> None:
+    call = call_of()
+    call.give_up_at = time.monotonic() - 1  # spent on the load that came before
+    assert once_more(call, errors.WorkerDied("while it loaded")) and call.give_up_at is not None
+    served: Any = SimpleNamespace(refused=False)
+    call.served = served
+    assert once_more(call, errors.WorkerDied("while it answered")) and call.give_up_at is None
+
+
 def test_never_after_something_was_sent() -> None:
     call = call_of(("vllm", "llamacpp"))
     call.exchange.start(200, "text/event-stream")

@@ -76,7 +76,10 @@ async def test_streams_are_told_meanwhile_and_others_are_not(monkeypatch: pytest
     for stream in (True, False):
         call, fleet = call_of(), _Fleet()
         task = asyncio.ensure_future(_waiting(call, fleet, stream=stream))
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(30):
+            while stream and not call.told:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
         told = b"".join(call.exchange._connection.writes)  # type: ignore[attr-defined]
         assert (b": m is loading, about 12 s" in told) is stream and call.told is stream
         task.cancel()

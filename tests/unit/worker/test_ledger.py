@@ -121,8 +121,19 @@ def test_best_of_keeps_the_most_probable(ledger: Ledger, engine: Recorder) -> No
         ledger.token(number, f"text{choice}", (choice,), choice, (TokenLogprobs(choice, value),))
         ledger.finish(number, FinishReason.STOP, choice)
     flush = _take(outbox)
-    assert list(flush.text) == ["text1"] and not flush.choice and not flush.logprobs
+    assert [text for text in flush.text if text] == ["text1"] and not flush.choice and not flush.logprobs
     assert flush.done[0].completion_tokens == 3
+
+
+def test_tokens_that_best_of_holds_back_are_told_as_they_come(ledger: Ledger) -> None:
+    """Whoever pays for them may leave before the end."""
+    outbox = ledger.open()
+    number = ledger.submit(1, outbox, _request(n=1, best_of=2))
+    for choice, ids in ((0, (10,)), (1, (11,)), (1, (12, 13))):
+        ledger.token(number, "a", ids, choice, [TokenLogprobs(one, -0.1) for one in ids])
+    flush = _take(outbox)
+    assert list(flush.request) == [1] * 4 and list(flush.text) == [""] * 4 and list(flush.count) == [0] * 4
+    assert not flush.token_id and not flush.choice and not flush.logprobs
 
 
 def test_best_of_equal_to_n_is_plain_n(ledger: Ledger, engine: Recorder) -> None:

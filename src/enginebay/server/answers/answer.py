@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from enginebay.contract import Delta, GenerateRequest
 from enginebay.contract.messages import Done, Energy, Timing, Usage
-from enginebay.errors import Cancelled, EnginebayError
+from enginebay.errors import Cancelled, EnginebayError, TimedOut
 from enginebay.server.answers.choice import Times
+from enginebay.server.answers.estimates import answer_tokens, prompt_tokens
 from enginebay.server.failures import error_body, error_headers, shown
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.served import ServedModel
@@ -41,12 +42,16 @@ class Answer:
         self._left = 0
         self._fresh = 0  # tokens since the last flush
         self._made = 0  # tokens before that
-        self._prompt_tokens = 0
+        self._begun = {0}  # choices that have brought something; most answers have but this one
+        self._ended = 0  # choices that have ended
+        self._ended_before = 0  # those that had when the last flush came
+        self._untold = self._letters = 0  # pieces without token ids, as of text from elsewhere, and how long they were
+        self._requests: Sequence[GenerateRequest] = ()
 
     def submit(self, client: WorkerClient, requests: Sequence[GenerateRequest]) -> None:
         self._client = client
         self._left = len(requests)
-        self._prompt_tokens = sum(len(request.token_ids or ()) for request in requests)
+        self._requests = requests
         self.submitted_at = self._last_at = time.perf_counter()
         self.exchange.on_close = self.cancel
         choices = requests[0].sampling.n
@@ -71,21 +76,34 @@ class Answer:
             self.exchange.respond(shown(error).status, error_body(error), headers=error_headers(error))
         else:
             self.fail(error)
-        self._free()
+        self._free(error)
 
     def _end(self, error: EnginebayError | None) -> None:
         if self.over.done():
             return
         self.over.set_result(error)
         if error is not None:
-            self._free()
+            self._free(error)
 
-    def _free(self) -> None:
+    def _free(self, error: EnginebayError) -> None:
         """Take the requests back from the engine. What they had cost until then is counted by us."""
-        self.usage = Usage(self._prompt_tokens, self._made + self._fresh, self.usage.cached_tokens)
+        made = max(self._made + self._fresh, answer_tokens(self._untold, self._letters))
+        read = made or isinstance(error, (Cancelled, TimedOut))  # else a server elsewhere may never have got them
+        counted = [request for request in self._requests if read or request.token_ids is not None]
+        self.usage = Usage(sum(map(prompt_tokens, counted)), made, self.usage.cached_tokens)
         if self._client is not None:
             for number in self._numbers:
                 self._client.cancel(number)
+
+    def _count(self, delta: Delta) -> None:
+        """For times and costs; a plain token adds to `_fresh` by itself."""
+        self._fresh += len(delta.token_ids)
+        self._begun.add(delta.choice)
+        if delta.finish_reason is not None:
+            self._ended += 1
+        elif not delta.token_ids:
+            self._untold += 1
+            self._letters += len(delta.text)
 
     # What the worker's client calls
 
@@ -121,20 +139,20 @@ class Answer:
         self.stop(error)
 
     def _tick(self) -> None:
-        """Time what has come since the last flush."""
-        if not self._fresh and self.first_at:
-            return
+        """Time what has come since the last flush. Its tokens are those of all choices that run side by side."""
+        fresh, running = self._fresh, len(self._begun) - self._ended_before
+        self._fresh, self._ended_before = 0, self._ended
+        if not fresh and (self.first_at or not (self._letters or self._ended)):
+            return  # nothing new, or nothing yet that is not held back
         now = time.perf_counter()
-        self._made += self._fresh
+        self._made += fresh
         if not self.first_at:
             self.first_at = now
             self.served.ttft.observe(now - self.exchange.received)
-            self._fresh = max(0, self._fresh - 1)  # text from elsewhere comes without tokens
-        if self._fresh:
-            self.served.inter_token.observe((now - self._last_at) / self._fresh, self._fresh)
+        elif fresh:
+            self.served.inter_token.observe((now - self._last_at) * running / fresh, fresh)
         self.served.heard_at = time.monotonic()
         self._last_at = now
-        self._fresh = 0
 
     @property
     def times(self) -> Times:

@@ -33,7 +33,7 @@ class WholeResponse(Answer):
         self._take(text, (token_id,), ())
 
     def delta(self, delta: Delta) -> None:
-        self._fresh += len(delta.token_ids)
+        self._count(delta)
         self._take(delta.text, delta.token_ids, delta.logprobs)
         if delta.finish_reason is not None:
             self._reason = self.finish_reason = delta.finish_reason.value
@@ -68,7 +68,7 @@ class StreamedResponse(Streaming):
             self._piece(text, (token_id,), ())
 
     def delta(self, delta: Delta) -> None:
-        self._fresh += len(delta.token_ids)
+        self._count(delta)
         if delta.text or delta.token_ids:
             if self._plain:
                 self._texts.append(delta.text)

@@ -41,7 +41,7 @@ class Streamed(Streaming):
             self._piece(0, text, (token_id,), ())
 
     def delta(self, delta: Delta) -> None:
-        self._fresh += len(delta.token_ids)
+        self._count(delta)
         self._shape_texts()
         if delta.text or delta.token_ids:
             if self._plain:

@@ -30,7 +30,7 @@ class Whole(Answer):
 
     def delta(self, delta: Delta) -> None:
         choice = self._choices[delta.choice]
-        self._fresh += len(delta.token_ids)
+        self._count(delta)
         choice.texts.append(self.served.marked(delta.text, delta.token_ids) if self._marked else delta.text)
         choice.logprobs += delta.logprobs
         if delta.finish_reason is not None:

@@ -28,7 +28,7 @@ async def completions(context: Context, call: Call) -> None:
     served, lora = await context.model(call, body.model, stream=bool(body.stream))
     limits = served.limits
     _check(body)
-    prompts = read_prompts(body.prompt, limits.prompts, served, "prompt")
+    prompts = await call.beside(read_prompts, body.prompt, limits.prompts, served, "prompt")
     call.stream = bool(body.stream)
     call.prompt = body.prompt
     sampling = await call.beside(_read, body, served)

@@ -80,8 +80,9 @@ def _check_capability(served: ServedModel) -> None:
 
 async def _token_ids(call: Call, served: ServedModel, body: EmbeddingBody) -> list[tuple[int, ...]]:
     prompts = served.client.prompts
-    given = read_prompts(body.input, served.limits.inputs, served, "input")
-    found = [await prompts.encode(one) if isinstance(one, str) else one for one in given]
+    given = await call.beside(read_prompts, body.input, served.limits.inputs, served, "input")
+    encoded = iter(await prompts.encode_all([one for one in given if isinstance(one, str)]))
+    found = [next(encoded) if isinstance(one, str) else one for one in given]
     most = served.client.facts.context_length
     for place, ids in enumerate(found):
         if body.truncate_prompt_tokens is not None and len(ids) > body.truncate_prompt_tokens:

@@ -1,0 +1,57 @@
+"""SIGHUP while models are still being loaded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2 as httpx
+import psutil
+import pytest
+import yaml
+
+from tests.integration.server.raw_http import until
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_hangup_while_models_load_is_carried_out_afterwards(processes: int, tmp_path: Path) -> None:
+    config, log = tmp_path / "config.yaml", tmp_path / "log"
+
+    def models(*names: str) -> None:
+        config.write_text(yaml.safe_dump({"models": {name: {"engine": "fake", "fake": {}} for name in names}}))
+
+    models("first")
+    with log.open("wb") as output:
+        command = [sys.executable, "-m", "enginebay.cli.main", "serve", "-c", str(config), "--port", "0"]
+        process = subprocess.Popen(
+            [*command, "--workers", str(processes)], stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        worker: list[psutil.Process] = []
+
+        def loads() -> bool:
+            worker[:] = [
+                one for one in psutil.Process(process.pid).children() if "bootstrap" in " ".join(one.cmdline())
+            ]
+            return bool(worker)
+
+        until(loads, 30, "a load")
+        worker[0].suspend()
+        models("first", "second")
+        os.kill(process.pid, signal.SIGHUP)
+        worker[0].resume()
+        until(lambda: "serving at " in log.read_text() or process.poll() is not None, 30, "serving")
+        assert process.poll() is None, log.read_text()
+        url = log.read_text().partition("serving at ")[2].split()[0]
+
+        def listed() -> set[str]:
+            return {one["id"] for one in httpx.get(f"{url}/v1/models", timeout=60).json()["data"]}
+
+        until(lambda: listed() == {"first", "second"}, 20, "the reload")
+        assert log.read_text().count("configuration taken in") == 1
+    finally:
+        process.terminate()
+        process.wait(30)

@@ -1,0 +1,39 @@
+"""A server that others can reach, after its last key was revoked: nobody gets in until there is another one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+
+from enginebay.server.keys import create_key, revoke_key
+from tests.integration.server.asking import ask, bearer, config_of
+from tests.integration.server.raw_http import is_error, until
+from tests.integration.server.serving import Server, serving
+
+
+def reload(server: Server, key: str) -> httpx.Response:
+    return httpx.post(f"http://127.0.0.1:{server.port}/admin/reload", headers=bearer(key), timeout=60)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_without_its_last_key_nobody_gets_in(processes: int, tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    leaked, _ = create_key(file, "only", admin=True)
+    options = ["--host", "0.0.0.0", "--keys-file", str(file), "--workers", str(processes)]
+    with serving(config=config_of(), options=options) as server:
+        assert ask(server, bearer(leaked)).status == 200
+        revoke_key(file, "only")
+        refused = reload(server, leaked)
+        assert refused.status_code == 400 and "every request is refused" in refused.json()["error"]["message"]
+        for _ in range(4):  # whichever process answers
+            for headers in ({"host": "localhost"}, {}, bearer(leaked)):
+                assert "no API key is left" in is_error(ask(server, headers), 401)["message"]
+        assert reload(server, leaked).status_code == 401
+        second, _ = create_key(file, "second")
+        os.kill(server.process.pid, signal.SIGHUP)
+        until(lambda: ask(server, bearer(second)).status == 200, 20)
+        assert ask(server, bearer(leaked)).status == 401

@@ -1,0 +1,39 @@
+"""Answers whose clients leave before the end, of whose tokens the server sees little: they count all the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from enginebay.server.keys import create_key
+from tests.integration.server.asking import bearer, config_of
+from tests.integration.server.raw_http import until
+from tests.integration.server.serving import serving
+
+SLOW: dict[str, object] = {"step_s": 0.01, "script": "word " * 500}
+
+
+def tokens(url: str, headers: dict[str, str], model: str) -> float:
+    lines = httpx.get(f"{url}/metrics", headers=headers, timeout=60).text.splitlines()
+    name = f'enginebay_completion_tokens_total{{model="{model}"'
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+@pytest.mark.parametrize(("model", "fields"), [("toy", {"best_of": 4}), ("far", {})])
+def test_hanging_up_is_not_a_way_around_a_rate(model: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    few, _ = create_key(file, "few", tokens_per_minute=50)
+    with serving(config=config_of(SLOW)) as remote:
+        config = config_of(SLOW)
+        address = {"url": f"{remote.url}/v1", "model": "toy"}
+        config["models"]["far"] = {"engine": "openai", "may_leave_host": True, "openai": address}
+        with serving(config=config, options=["--keys-file", str(file)]) as server:
+            asked = {"model": model, "prompt": "word " * 20, "max_tokens": 2000, **fields}
+            with httpx.Client(timeout=60, headers=bearer(few)) as client:
+                with pytest.raises(httpx.TimeoutException):
+                    client.post(f"{server.url}/v1/completions", json=asked, timeout=2.0)
+                until(lambda: tokens(server.url, bearer(few), model) >= 50, 20, "the count")
+                assert client.post(f"{server.url}/v1/completions", json=asked).status_code == 429
