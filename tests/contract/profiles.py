@@ -28,6 +28,10 @@ ONE_GPU = on_cuda() and len(list(Path("/dev").glob("nvidia[0-9]*"))) < 2
 # On a GPU vLLM's adapters and 8-bit kernels take no float32; float16 rounds less than bfloat16.
 VLLM_DTYPE = "float16" if on_cuda() else "float32"
 
+# Nor do the 8-bit kernels of processors with AMX.
+_AMX = Path("/proc/cpuinfo").exists() and "amx_int8" in Path("/proc/cpuinfo").read_text()
+VLLM_INT8_DTYPE = "bfloat16" if _AMX and not on_cuda() else VLLM_DTYPE
+
 
 @dataclass(frozen=True)
 class Profile:

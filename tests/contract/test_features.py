@@ -25,7 +25,7 @@ from enginebay.worker.memory import family
 from tests.contract.adapters import HERE, dense_smollm2, made_by
 from tests.contract.asking import ask, ask_all, greedy, make_request
 from tests.contract.conftest import open_worker, skip_without
-from tests.contract.profiles import ONE_GPU, PROFILES, VLLM_DTYPE, on_cuda, vllm_memory
+from tests.contract.profiles import ONE_GPU, PROFILES, VLLM_DTYPE, VLLM_INT8_DTYPE, on_cuda, vllm_memory
 
 TEXTS = ("The cat sleeps on the sofa.", "A kitten is napping on the couch.", "Interest rates rose again in March.")
 
@@ -147,7 +147,7 @@ async def test_vllm_tensor_parallel_2_gives_the_same_answers(tiny_llama: Path, r
 
 async def test_vllm_runs_a_quantized_checkpoint_through_generate(tiny_int8: Path, reference: list[list[int]]) -> None:
     """Eight-bit weights, and at the same time the slower public way out of vLLM, which must do all the same."""
-    async with await _tiny("vllm", tiny_int8, stepwise="off") as worker:
+    async with await _tiny("vllm", tiny_int8, stepwise="off", dtype=VLLM_INT8_DTYPE) as worker:
         for prompt, wanted in zip(PROMPTS, reference, strict=True):
             first = (await greedy(worker, prompt, max_tokens=1, logprobs=5, ignore_eos=True)).choices[0].logprobs[0]
             assert wanted[0] in dict(first.top), (

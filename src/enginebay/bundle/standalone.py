@@ -207,11 +207,19 @@ def fingerprint(manifest: Json) -> str:
 
 # From here on: only when run as install.py.
 
+_HELP = (
+    "  --venv DIR          where bay itself goes",
+    "  --into own|current  an environment of each engine's own (default), or the one that bay is in",
+    "  --python PATH       the Python to build with, whose packages count as provided; default: this one",
+    "  --recreate          build an engine anew though it is installed",
+    "  --no-models         leave the models out",
+)
+
 
 def main(arguments: list[str]) -> int:
     folder = Path(__file__).absolute().parent
     if arguments[:1] in (["-h"], ["--help"]):
-        print(f"{(__doc__ or '').splitlines()[0]}\n  --venv DIR  where bay itself goes; default: {_home() / 'bay'}")
+        print((__doc__ or "").splitlines()[0], *_HELP, f"bay itself goes to {_home() / 'bay'} by default", sep="\n")
         return 0
     try:
         place, rest = _options(arguments)
@@ -245,7 +253,9 @@ def main(arguments: list[str]) -> int:
 def _next_command(bay: Path, manifest: Json, rest: Sequence[str]) -> str:
     """What a person most likely wants now: a model served, or else to see what there is."""
     models = [] if "--no-models" in rest else [model["manifest"]["name"] for model in manifest["models"]]
-    return shlex.join([str(bay), *(["serve", models[0]] if models else ["engines", "list"])])
+    command = shlex.join([str(bay), *(["serve", models[0]] if models else ["engines", "list"])])
+    # Elsewhere than where bay looks by itself, it must be told.
+    return f"ENGINEBAY_HOME={shlex.quote(str(_home()))} {command}" if os.environ.get("ENGINEBAY_HOME") else command
 
 
 def _options(arguments: Sequence[str]) -> Any:

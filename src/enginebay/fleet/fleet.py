@@ -166,7 +166,7 @@ class Fleet:
         fresh = self.room.place(variant)
         for name in ("variant", "key", "awake", "asleep", "need", "idle_s", "raise_s", "min_residency_s"):
             setattr(place, name, getattr(fresh, name))
-        place.smaller = place.trouble = None
+        place.smaller = place.trouble = place.facts = place.switch = None  # those were of what it was before
         place.not_before, place.last_failure = 0.0, ""
         place.deaths.clear()
 

@@ -133,9 +133,11 @@ async def test_nothing_of_a_broken_configuration_is_taken_in(changing: Configure
 
 
 def _until_told(fleet: Configured) -> None:
-    until(lambda: fleet.log(event="the configuration stays as it was"), 20, "the error in the log")
-    [told] = fleet.log(event="the configuration stays as it was")
-    assert "models.toy.pinned" in told["error"] and told["level"] == "error"
+    """By the order and by the signal, in the same words."""
+    until(lambda: len(fleet.log(event="the configuration stays as it was")) == 2, 20, "the errors in the log")
+    ordered, signalled = fleet.log(event="the configuration stays as it was")
+    assert "models.toy.pinned" in ordered["error"] and ordered["level"] == signalled["level"] == "error"
+    assert ordered["error"] == signalled["error"]
 
 
 async def test_settings_that_do_not_load_leave_all_as_it_was(changing: Configured) -> None:
@@ -162,6 +164,17 @@ def test_what_only_a_new_start_can_change(changing: Configured) -> None:
     refused = changing.try_order("reload")
     assert refused.status_code == 400 and "server.workers" in refused.json()["error"]["message"]
     assert changing.described("toy")["context_length"] == 1024
+
+
+def test_a_cold_model_on_another_engine_is_told_as_such(tmp_path: Path) -> None:
+    with configured(tmp_path, {"toy": _toy(512)}) as fleet:
+        before = fleet.models()["toy"]
+        fleet.order("unload", {"model": "toy"})
+        fleet.write({"toy": {**SMALL["llamacpp"], "load": "use"}})
+        assert fleet.order("reload")["changed"] == ["toy"]
+        after = fleet.models()["toy"]
+        assert (after["engine"], after["state"], after["last_switch"]) == ("llamacpp", "cold", None)
+        assert before["last_switch"] is not None and after["version"] != before["version"]
 
 
 def test_a_change_of_limits_and_defaults_without_a_new_worker(changing: Configured) -> None:

@@ -62,6 +62,7 @@ def test_it_ends_with_where_bay_is_and_what_to_run(
     bay.chmod(0o755)
     monkeypatch.setattr(standalone, "__file__", str(folder / "install.py"))
     monkeypatch.setattr(standalone, "_install_bay", lambda *_: bay)
+    monkeypatch.delenv("ENGINEBAY_HOME", raising=False)
     assert standalone.main(options) == code
     lines = capsys.readouterr().err.splitlines()
     if said is None:
@@ -69,3 +70,15 @@ def test_it_ends_with_where_bay_is_and_what_to_run(
     else:
         assert lines[-2].endswith(f"bay is {bay}")
         assert lines[-1].endswith(said.format(bay=f"'{bay}'"))
+
+
+def test_a_home_that_is_not_the_usual_one_is_in_what_to_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ENGINEBAY_HOME", str(tmp_path))
+    said = standalone._next_command(Path("/b/bay"), {"models": []}, [])
+    assert said == f"ENGINEBAY_HOME={tmp_path} /b/bay engines list"
+
+
+def test_help_names_all_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert standalone.main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(option in said for option in ("--venv", "--into", "--python", "--recreate", "--no-models"))

@@ -69,6 +69,9 @@ def load_error(
         return ModelInvalid(f"the weight files of {model} are damaged: {one_line(text)}", "fetch the model again")
     if "_opnamespace" in low:
         return LoadFailed(f"vLLM {version} has no kernel for {model} on this machine: {one_line(text)}", _OTHER)
+    if "to be bfloat16 or half" in low:  # the 8-bit kernels of processors with AMX
+        message = f"vLLM {version} cannot run {model} in float32 on this processor: {one_line(text)}"
+        return LoadFailed(message, "set dtype: bfloat16")
     for words, hint in _SHORT_OF_MEMORY:
         if any(word in low for word in words):
             return OutOfMemory(f"not enough memory to load {model} on vLLM: {one_line(text) or kind}", hint)

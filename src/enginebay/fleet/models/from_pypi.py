@@ -72,7 +72,7 @@ def _download(source: PypiSource, scratch: Path, download_bytes: int | None, say
 
 
 class _Growth:
-    """Tells by how much a folder has grown since it was last asked."""
+    """Tells by how much the wheel in a folder has grown since it was last asked."""
 
     def __init__(self, folder: Path, advance: Advance) -> None:
         self._folder = folder
@@ -80,18 +80,19 @@ class _Growth:
         self._seen = 0
 
     def __call__(self) -> None:
-        size = _size(self._folder)
+        size = _largest(self._folder)
         self._advance(max(0, size - self._seen))
         self._seen = max(self._seen, size)
 
 
-def _size(folder: Path) -> int:
-    total = 0
+def _largest(folder: Path) -> int:
+    """The bytes of the largest file: when pip has the wheel, it copies it, and for a moment there are two."""
+    found = 0
     for parent, _, files in os.walk(folder):
         for name in files:
             with suppress(OSError):
-                total += (Path(parent) / name).stat().st_size
-    return total
+                found = max(found, (Path(parent) / name).stat().st_size)
+    return found
 
 
 def _failure(source: PypiSource, log: str, scratch: Path) -> FetchFailed:

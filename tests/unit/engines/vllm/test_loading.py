@@ -103,6 +103,8 @@ def test_load_errors_are_told_apart() -> None:
     assert "FooLM" in str(strange)
     assert "engine transformers" in str(strange)
     assert "kernel" in str(failure("'_OpNamespace' '_C' object has no attribute 'x'", "AttributeError"))
+    single = failure("int8_scaled_mm_with_quant: expect A to be bfloat16 or half.", "RuntimeError")
+    assert isinstance(single, LoadFailed) and "set dtype: bfloat16" in str(single)
     assert type(failure("heads must be divisible")) is LoadFailed
 
 

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from pathlib import Path
 
 import pytest
 
 from enginebay.fleet.lock import exclusive
 from enginebay.fleet.models import progress
+from enginebay.fleet.models.from_pypi import _Growth
 from enginebay.fleet.models.progress import amount, tracking
 
 
@@ -62,3 +64,12 @@ def test_the_lock_makes_the_second_wait(tmp_path):
     with exclusive(tmp_path / "locks" / "a", waited_for.set):
         assert waited_for.is_set() and over.is_set()
     other.join()
+
+
+def test_a_wheel_that_pip_copies_is_not_counted_twice(tmp_path: Path) -> None:
+    told: list[int] = []
+    growth = _Growth(tmp_path, told.append)
+    for name, size in (("part", 60), ("part", 100), ("done.whl", 30), ("done.whl", 100)):
+        (tmp_path / name).write_bytes(b"x" * size)
+        growth()
+    assert sum(told) == 100
