@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,8 @@ from enginebay.config.model import Config
 from enginebay.engines import registry
 from enginebay.fleet.batch import Common, Job, Tally, finished, left_to_do, read_jobs, run_jobs
 from enginebay.stack import AsyncStack
+
+LINE_S = 10.0  # between two lines on how far it is
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -90,6 +93,19 @@ def batch(
     return 1 if tally.failed else 0
 
 
+class Lines:
+    """How far it is, where there is no terminal to draw a bar on: a line now and then."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._said_at = time.monotonic()
+
+    def advance(self, tally: Tally) -> None:
+        if time.monotonic() - self._said_at >= LINE_S:
+            self._said_at = time.monotonic()
+            note(f"{tally.answered + tally.failed} of {self._total} done, {tally.completion_tokens} tokens")
+
+
 def _common(model: str, engine: str | None, raw: bool, config: Config, sampling: dict[str, Any]) -> Common:
     """What all lines have in common, by flags or by the configuration."""
     asked = engine or config.engine_for(model)
@@ -112,11 +128,15 @@ async def _run(
     try:
         show_warnings(stack.warnings)
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[tokens]} tokens"), TimeRemainingColumn())
-        with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        console = Console(stderr=True)
+        lines = Lines(len(jobs))
+        with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("batch", total=len(jobs), tokens=0)
 
             def advance(tally: Tally) -> None:
                 bar.update(task, completed=tally.answered + tally.failed, tokens=tally.completion_tokens)
+                if not console.is_terminal:
+                    lines.advance(tally)
 
             def request(job: Job) -> Any:
                 return stack.request(job.prompt, raw=raw or job.raw, **job.sampling)

@@ -154,13 +154,15 @@ def finished(path: Path, retry_failed: bool = False) -> dict[str, Answered]:
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}", "name another file") from None
     kept, found = [], dict[str, Answered]()
-    for line in lines:
+    for number, line in enumerate(lines, start=1):
         try:
             answer = json.loads(line)
             name, to = str(answer["id"]), Answered(str(answer["request"]), answer.get("asked"))
         except (ValueError, KeyError, TypeError):
             if line.endswith(b"\n"):
-                raise UsageError(f"{path} is not a file of answers", "name another file, or remove this one") from None
+                raise UsageError(
+                    f"line {number} of {path} is no answer", "name another file, or remove the line to have it done again"
+                ) from None
             continue
         if line.endswith(b"\n") and not (retry_failed and "error" in answer):
             kept.append(line)
