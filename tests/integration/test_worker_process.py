@@ -21,6 +21,7 @@ import pytest
 from enginebay.contract import Delta, GenerateRequest, Load, Sampling
 from enginebay.errors import Draining, EngineFailed, LoadFailed, OutOfMemory, WorkerDied
 from enginebay.home import runtime_dir
+from enginebay.worker import bootstrap
 from enginebay.worker.client import WorkerClient
 from enginebay.worker.memory import family
 from enginebay.worker.process import Launch, WorkerProcess
@@ -217,6 +218,17 @@ async def test_a_worker_that_heeds_nothing_ends_with_its_parent(tmp_path: Path) 
     parent.wait(30)
     parent.stdout.close()
     assert await _gone(lambda: _alive(worker)), "a stopped worker outlived its parent"
+
+
+@pytest.mark.parametrize("how", ["serve", "standby"])
+def test_a_worker_whose_parent_died_before_it_was_there_leaves_nothing(how: str, tmp_path: Path) -> None:
+    directory = tmp_path / "w1-1"
+    directory.mkdir()
+    (directory / "c").touch()  # nobody listens there any more
+    engine = ["enginebay.engines.fake.engine:FakeEngine"] if how == "standby" else []
+    worker = [sys.executable, str(bootstrap.__file__), how, str(directory), *engine]
+    done = subprocess.run(worker, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr, directory.exists()) == (0, b"", False)
 
 
 async def test_health_and_reflection_answer(launch: Callable[..., Launch]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,7 @@ from enginebay.wording import counted
 
 if TYPE_CHECKING:
     from enginebay.config.points import Dropped
+    from enginebay.lab.client.order import Target
     from enginebay.lab.points import Point
     from enginebay.lab.runs.study import Study
     from enginebay.lab.studies import Outcome
@@ -175,8 +177,28 @@ def _of_url(
     if loaded.experiment.sweep:
         raise ConfigError("a server that runs has its settings already", "leave out the sweep, or --url")
     name = model or loaded.model or find_model(target)
-    points = url_points(loaded, url, name, _tokenizer(tokenizer) or _stored_tokenizer(name))
+    kind = _engine_at(replace(target, model=name))
+    points = url_points(loaded, url, name, _tokenizer(tokenizer) or _byte_tokenizer(kind) or _stored_tokenizer(name))
     return points, [], loaded.experiment.num_cycles, _given(config, preset, flags)
+
+
+def _engine_at(target: Target) -> str:
+    """The kind of engine behind a bay server; "" where nobody tells. Raises `UsageError` where it lacks the model."""
+    from enginebay.lab.api import ServerUnusable
+    from enginebay.lab.asking import check_model
+
+    try:
+        return check_model(target).kind
+    except ServerUnusable:  # a plan needs no server, and the run says what is wrong with it
+        return ""
+
+
+def _byte_tokenizer(kind: str) -> str | None:
+    from enginebay.engines import registry
+    from enginebay.lab.workload.byte_tokenizer import NAME
+
+    spec = registry.specs().get(kind)
+    return NAME if spec is not None and spec.byte_tokens else None
 
 
 def _tokenizer(given: str | None) -> str | None:
@@ -282,9 +304,10 @@ def _show_dropped(dropped: list[Dropped]) -> None:
 
 
 def _show_foreseen(points: list[Point], cycles: int) -> None:
-    from enginebay.lab.foreseen import check_sending, foreseen
+    from enginebay.lab.foreseen import check_sending, check_tokenizers, foreseen
 
     check_sending(points, cycles)
+    check_tokenizers(points)
     for line in foreseen(points, cycles):
         note(line)
 
@@ -315,7 +338,12 @@ def _report(outcome: Outcome, folder: Path, allow_mixed: bool, json: bool) -> No
     from enginebay.cli.results import show_outcome
 
     show_outcome(outcome.study_id, outcome.runs, allow_mixed, json)
-    if not json:
+    if outcome.runs and not json:
         note(f"runs are in {folder}; `bay report {outcome.study_id} -o report.html` makes a page of them")
     if outcome.failed:
         raise EnginebayError(f"{len(outcome.failed)} of the points could not be run", "what was wrong is said above")
+    if outcome.runs and all(run.measures.get("answered") == 0 for run in outcome.runs):
+        raise EnginebayError(
+            "no request of the study was answered",
+            f"what was wrong is said above, and by `bay results show {outcome.study_id}`",
+        )

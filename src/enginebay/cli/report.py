@@ -29,11 +29,12 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write")] = Path("report.html"),
     title: Annotated[str, typer.Option("--title", help="The page's title; default: models and engines")] = "",
     runs: Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Where the runs are")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is no report")] = False,
 ) -> None:
     """Write runs as one self-contained HTML page: verdicts, figures, plots, and how to repeat them."""
     need_lab()
     from enginebay.errors import UsageError
-    from enginebay.lab.report.page import write_report
+    from enginebay.lab.report.page import is_report, write_report
     from enginebay.lab.runs.folders import runs_dir
     from enginebay.lab.runs.select import select_runs
 
@@ -41,6 +42,10 @@ def report(
         raise UsageError(f"there is no folder {runs}", "give the folder of runs with --runs")
     if output.is_dir():
         raise UsageError(f"{output} is a folder", "give a file: -o report.html")
+    if output.exists() and not force and not is_report(output):
+        raise UsageError(
+            f"{output} is there already, and is no report", "take another name, or write over it with --force"
+        )
     found, problems = select_runs(runs or runs_dir(), names)
     note_corrupt(problems)
     write_report(found, output, title)

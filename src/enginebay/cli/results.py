@@ -54,8 +54,11 @@ def list_results(json: Json = False, runs: Folder = None) -> None:
         emit_json({"runs": listed, "corrupt": corrupt, "unfinished": [str(one) for one in partial_folders(folder)]})
         return
     table(
-        ("RUN", "VERDICT", "ENGINE", "MODEL", "STUDY", *LISTED),
-        [(run.id, run.status, run.engine, run.model, run.study_id, *_numbers(run, LISTED)) for run in found],
+        ("RUN", "VERDICT", "ENGINE", "MODEL", "STUDY", "LABEL", *LISTED),
+        [
+            (run.id, run.status, run.engine, run.model, run.study_id, _short_label(run), *_numbers(run, LISTED))
+            for run in found
+        ],
     )
     _explain_mark(any(run.status == "invalid" for run in found))
     note_corrupt(problems)
@@ -171,6 +174,11 @@ def note_corrupt(problems: Sequence[CorruptRun]) -> None:
     """Name the runs that are left out of what is shown."""
     for problem in problems:
         note(f"not shown: {problem.message}")
+
+
+def _short_label(run: Run) -> str:
+    """What the point is called in its study, without the engine: that has its own column."""
+    return run.label.removeprefix(f"{run.engine} ")
 
 
 def _numbers(run: Run, names: tuple[str, ...]) -> list[str]:

@@ -161,7 +161,8 @@ def finished(path: Path, retry_failed: bool = False) -> dict[str, Answered]:
         except (ValueError, KeyError, TypeError):
             if line.endswith(b"\n"):
                 raise UsageError(
-                    f"line {number} of {path} is no answer", "name another file, or remove the line to have it done again"
+                    f"line {number} of {path} is no answer",
+                    "name another file, or remove the line to have it done again",
                 ) from None
             continue
         if line.endswith(b"\n") and not (retry_failed and "error" in answer):

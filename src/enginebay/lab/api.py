@@ -60,12 +60,17 @@ def get(target: Target, path: str) -> Any:
     return value if status == 200 else None
 
 
-def find_model(target: Target) -> str:
-    """The model to measure when none was named: the only one there is. Raises `ServerUnusable`."""
+def model_names(target: Target) -> list[str]:
+    """The models that the server lists; none where it has no list."""
     found = get(target, "/v1/models")
     rows = found.get("data") if isinstance(found, dict) else None
     ids = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    names = [name for name in ids if isinstance(name, str) and name]
+    return [name for name in ids if isinstance(name, str) and name]
+
+
+def find_model(target: Target) -> str:
+    """The model to measure when none was named: the only one there is. Raises `ServerUnusable`."""
+    names = model_names(target)
     if not names:
         raise ServerUnusable(f"{target.url} does not list its models", "name one with --model")
     if len(names) > 1:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from enginebay.lab.api import ServerUnusable, Unintelligible, ask, get
+from enginebay.errors import UsageError
+from enginebay.lab.api import ServerUnusable, Unintelligible, ask, get, model_names
 from enginebay.lab.client.order import PATHS, Target
 from enginebay.lab.parity import OTHER_IDS, Answer
 from enginebay.lab.points import ParityPlan
@@ -60,6 +61,17 @@ def read_facts(target: Target) -> ServerFacts:
         warnings=list(map(str, warnings)) if isinstance(warnings, list) else (),
         card=card,
     )
+
+
+def check_model(target: Target) -> ServerFacts:
+    """What the server says of its model. Raises `UsageError` where it lists its models and this is none of them."""
+    facts = read_facts(target)
+    if facts.card:
+        return facts
+    names = model_names(target)
+    if names and target.model not in names:
+        raise UsageError(f"{target.url} has no model {target.model!r}", f"name one of: {', '.join(names)}")
+    return facts
 
 
 def _number(told: Any, kind: type[_Number]) -> _Number | None:

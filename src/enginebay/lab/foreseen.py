@@ -13,6 +13,7 @@ from enginebay.lab.profiles.schedule import check_sends
 from enginebay.lab.validity import limits
 from enginebay.lab.validity.answer_checks import enough_answers, enough_cycles
 from enginebay.lab.validity.verdict import Reason
+from enginebay.lab.workload.make import no_tokenizer
 
 OF_LIMITS = "limits.requests (in --profile: requests)"
 OF_WORKLOAD = "workload.requests (or num_input_prompts)"
@@ -40,6 +41,12 @@ def check_sending(points: Sequence[Point], cycles: int) -> None:
             continue
         for cycle in range(1, cycles + 1):
             check_sends(plan.profile, plan.limits, count, point.seeds(cycle)["arrivals"])
+
+
+def check_tokenizers(points: Sequence[Point]) -> None:
+    """Raises `ConfigError` where prompts are to be written and nobody knows the model's tokens."""
+    if any(point.tokenizer is None and point.workload["kind"] != "jsonl" for point in points):
+        raise no_tokenizer()
 
 
 def foreseen_of_search(wish: Wish) -> list[str]:

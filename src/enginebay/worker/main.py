@@ -13,6 +13,7 @@ import gc
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -39,8 +40,12 @@ def main(arguments: list[str]) -> int:
     if int(os.environ.get("RANK", "0")) > 0:  # only a launcher sets it: see process.py
         return _follow(_load(directory), directory)
     os.environ["ENGINEBAY_WORKER_DIR"] = str(directory)  # private, and removed after any death
-    control = _connect(directory)
-    guard.start(_connect(directory), str(directory))
+    try:
+        control = _connect(directory)
+        guard.start(_connect(directory), str(directory))
+    except OSError:  # the parent died before we were there, and no guard is there yet to tidy up
+        shutil.rmtree(directory, ignore_errors=True)
+        return 0
     signal.signal(signal.SIGTERM, _stop)
     for one in (
         signal.SIGINT,

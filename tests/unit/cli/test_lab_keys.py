@@ -100,6 +100,7 @@ def benches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Bench]:
     monkeypatch.setattr(studies, "carry_out", carry_out)
     monkeypatch.setattr(ceiling, "calibrate", lambda: ceiling.Ceiling(1.0, 1.0, 1))
     monkeypatch.setattr("enginebay.cli.results.show_outcome", lambda *_: None)
+    monkeypatch.setattr("enginebay.cli.experiment._engine_at", lambda target: "")  # there is nobody to ask
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ENGINEBAY_HOME", str(tmp_path / "home"))
     for name in ("ENGINEBAY_API_KEY", "OPENAI_API_KEY", "ENGINEBAY_CONFIG"):

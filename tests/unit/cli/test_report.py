@@ -67,3 +67,21 @@ def test_a_corrupt_run_of_the_study_is_named(runs: Path, tmp_path: Path, capsys:
     assert main(["report", "study-1", "-o", str(tmp_path / "page.html")]) == 0
     said = capsys.readouterr().err
     assert "run-2 is corrupt: tokens.parquet is missing" in said and "1 run: 1 valid" in said
+
+
+def test_a_report_is_written_over_and_another_file_only_if_told_so(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(runs)
+    page, notes = tmp_path / "page.html", tmp_path / "notes.html"
+    assert main(["report", "latest", "-o", str(page), "--title", "First"]) == 0
+    assert main(["report", "latest", "-o", str(page), "--title", "Second"]) == 0
+    assert "<h1>Second</h1>" in page.read_text(encoding="utf-8")
+    notes.write_text("<title>mine</title>")
+    capsys.readouterr()
+    assert main(["report", "latest", "-o", str(notes)]) == 2
+    said = capsys.readouterr().err
+    assert "notes.html is there already, and is no report" in said and "--force" in said
+    assert notes.read_text() == "<title>mine</title>"
+    assert main(["report", "latest", "-o", str(notes), "--force"]) == 0
+    assert "<h1>" in notes.read_text(encoding="utf-8")

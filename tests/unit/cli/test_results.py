@@ -61,6 +61,26 @@ def test_list_names_what_is_corrupt_and_what_is_not_finished(bay: Any, runs: Pat
     assert found["unfinished"] == [str(runs / "killed.partial")]
 
 
+def test_list_tells_points_of_a_sweep_apart(bay: Any, runs: Path) -> None:
+    for point, batch in enumerate((2, 8)):
+        study = {"id": "s1", "point": point, "cycle": 1, "label": f"fake max_batch={batch} c4"}
+        write_run(runs, f"r{batch}", study=study)
+    out, _ = bay("list")
+    assert row(out, "RUN").split()[:6] == ["RUN", "VERDICT", "ENGINE", "MODEL", "STUDY", "LABEL"]
+    assert [row(out, f"r{batch}").split()[4:7] for batch in (2, 8)] == [
+        ["s1", "max_batch=2", "c4"],
+        ["s1", "max_batch=8", "c4"],
+    ]
+
+
+def test_two_cycles_are_not_called_settled(bay: Any, runs: Path) -> None:
+    write_cycles(runs, "a", SLOW[:2])
+    write_cycles(runs, "b", FAST[:2])
+    out, _ = bay("compare", "s1")
+    assert "settled: they differ" not in out
+    assert "2 pairs are too few" in row(out, "output_tokens_per_s")
+
+
 def test_show_says_the_verdict_the_numbers_and_what_is_absent(bay: Any, runs: Path) -> None:
     write_run(
         runs,

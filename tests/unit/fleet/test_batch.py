@@ -108,6 +108,6 @@ def test_answers_of_files_that_do_not_say_what_was_asked_count(tmp_path: Path) -
 def test_a_file_of_something_else_is_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text("my diary\nof many years\n")
-    with pytest.raises(UsageError, match="line 1 of .* is no answer"):
+    with pytest.raises(UsageError, match=r"line 1 of .* is no answer"):
         finished(path)
     assert path.read_text() == "my diary\nof many years\n"

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from enginebay.errors import UsageError
 from enginebay.lab.api import ServerUnusable, ask, find_model
-from enginebay.lab.asking import parity_answers, read_facts
+from enginebay.lab.asking import check_model, parity_answers, read_facts
 from enginebay.lab.client.order import Target
 from enginebay.lab.parity import Answer, compare_answers
 from enginebay.lab.points import ParityPlan
 from enginebay.lab.requests import Prompt, Request
+from tests.unit.lab.pages import serving
 
 PLAN = ParityPlan(prompts=1, tokens=2)
 
@@ -148,6 +150,22 @@ def test_the_only_model_is_found_and_several_are_named() -> None:
         assert find_model(target) == "a"
     with saying({"data": [{"id": "a"}, {"id": "b"}]}) as target, pytest.raises(ServerUnusable, match="a, b"):
         find_model(target)
+
+
+def test_a_model_that_the_server_does_not_list_is_refused_and_those_there_are_named() -> None:
+    listed = {"data": [{"id": "a"}, {"id": "b"}]}
+    with serving({"/v1/models": listed}) as url:
+        assert check_model(Target(url, "a")).card == {}
+        with pytest.raises(UsageError, match=r"has no model 'm'\nname one of: a, b"):
+            check_model(Target(url, "m"))
+    with serving({"/v1/models": listed, "/v1/models/m": {"id": "m"}}) as url:  # it knows more than it lists
+        assert check_model(Target(url, "m")).card == {"id": "m"}
+
+
+@pytest.mark.parametrize("pages", [{}, {"/v1/models": {"data": []}}, {"/v1/models": "none"}])
+def test_a_server_without_a_list_is_let_through(pages: dict[str, Any]) -> None:
+    with serving(pages) as url:
+        assert check_model(Target(url, "m")).kind == ""
 
 
 def test_what_is_nested_without_end_is_text() -> None:

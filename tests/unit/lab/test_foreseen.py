@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from enginebay.lab.foreseen import foreseen, foreseen_of_search
+from enginebay.errors import ConfigError
+from enginebay.lab.foreseen import check_tokenizers, foreseen, foreseen_of_search
 from enginebay.lab.highest import Wish
 from enginebay.lab.points import Point
 
@@ -74,3 +75,10 @@ def test_a_search_says_which_of_its_runs_will_not_do() -> None:
     (line,) = foreseen_of_search(Wish({"ttft_p95": 0.8}, {"kind": "poisson"}, 5, 15.0))
     assert "fewer than 72 requests" in line and "too_few_for_percentile" in line and "--requests 72" in line
     assert foreseen_of_search(Wish({"ttft_p95": 0.8}, {"kind": "poisson"}, 72, 15.0)) == []
+
+
+def test_prompts_that_nobody_can_write_are_refused_with_the_flag_that_helps() -> None:
+    file = replace(POINT, workload={"kind": "jsonl", "path": __file__})
+    check_tokenizers([replace(POINT, tokenizer="bytes"), file])
+    with pytest.raises(ConfigError, match="--tokenizer MODEL_OR_PATH"):
+        check_tokenizers([file, POINT])

@@ -45,6 +45,16 @@ NAVIGATION = (
     ("absent", "Absent"),
     ("reproduce", "Reproduce"),
 )
+_GENERATOR = b'<meta name="generator" content="Enginebay">'  # as report.html has it
+_HEAD_BYTES = 2048  # it stands before what can be long
+
+
+def is_report(path: Path) -> bool:
+    """Whether the file is a page of ours, by what its head says."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return _GENERATOR in file.read(_HEAD_BYTES)
 
 
 def write_report(runs: Sequence[Run], path: Path, title: str = "") -> Path:

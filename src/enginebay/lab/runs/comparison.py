@@ -13,6 +13,7 @@ from enginebay.lab.runs.gpus import other_products
 from enginebay.lab.runs.points import Point, points, same_load
 from enginebay.lab.runs.reader import Run
 from enginebay.lab.statistics.cycles import compare_cycles
+from enginebay.lab.validity.limits import MIN_CYCLES
 
 Pairs = list[tuple[Run, Run]]
 
@@ -86,7 +87,7 @@ def _problems(a: Point, b: Point, pairs: Pairs) -> list[str]:
     if any(x.study_id != y.study_id for x, y in pairs):
         found.append("they were not run in one study, so not in turn: what else changed in between is not known")
     if len(pairs) == 1:
-        found.append("one pair has no interval: it takes at least 2 cycles")
+        found.append(f"one pair has no interval: it takes at least {MIN_CYCLES} cycles to settle anything")
     return list(dict.fromkeys(found))
 
 

@@ -1,6 +1,7 @@
 """Whether two engines differ, from runs paired by cycle on the same seeded arrivals. Pure.
 
-The decision is the paired t test at 5%: they differ where the 95% interval of the difference leaves out 0. How many more
+The decision is the paired t test at 5%: they differ where the 95% interval of the difference leaves out 0, and there are
+at least three pairs: two that happen to be alike have an interval of next to no width. How many more
 runs would settle it is reckoned from the difference and the spread seen so far, so it is a plan and no promise; and
 looking again with the added runs makes 5% of false alarms some 7%, more with every further look. Add them all, then look
 once; what must stand is a new study of that many cycles.
@@ -15,6 +16,7 @@ from typing import TypeVar
 
 from enginebay.lab.statistics.intervals import Interval, deviation, difference_interval, differences, ratio_interval
 from enginebay.lab.statistics.power import MOST_PAIRS, POWER, pairs_needed
+from enginebay.lab.validity.limits import MIN_CYCLES
 
 _Value = TypeVar("_Value")
 
@@ -35,7 +37,7 @@ class Comparison:
 def compare(a: Sequence[float], b: Sequence[float]) -> Comparison:
     """One figure of two engines: a[i] and b[i] are of the same cycle."""
     difference = difference_interval(a, b)
-    differs = difference.low is not None and not difference.holds(0.0)
+    differs = len(a) >= MIN_CYCLES and not difference.holds(0.0)
     more = None if differs else _more_runs(a, b)
     ratio, outlook = ratio_interval(a, b), _outlook(difference, differs, more)
     return Comparison(math.fsum(a) / len(a), math.fsum(b) / len(b), difference, ratio, differs, more, outlook)
@@ -62,7 +64,9 @@ def _outlook(difference: Interval, differs: bool, more: int | None) -> str:
     if differs:
         return "settled: they differ"
     if difference.low is None:
-        return "one pair does not tell how much runs spread: at least 2 are needed, 5 are better"
+        return f"one pair does not tell how much runs spread: at least {MIN_CYCLES} are needed, 5 are better"
+    if not difference.holds(0.0):
+        return f"not settled: {difference.count} pairs are too few to settle it, at least {MIN_CYCLES} are needed"
     if more is not None:
         runs = "1 more run of each" if more == 1 else f"{more} more runs of each"
         return f"not settled: {runs} would settle a difference of this size, {POWER:.0%} of the time"

@@ -8,11 +8,14 @@ from dataclasses import replace
 
 from enginebay.lab.measures.distribution import needed, quotable
 from enginebay.lab.parity import Parity
+from enginebay.lab.requests import Record
 from enginebay.lab.validity import limits
 from enginebay.lab.validity.facts import RunFacts
 from enginebay.lab.validity.flow import answered
 from enginebay.lab.validity.verdict import FINE, UNKNOWN, Finding, Reason, graded, graver
 
+_STATUS = "× "
+_SHOWN = 120  # characters of a server's message
 _SEEDED = "where the server had these prompts before, send others (--set workload.seed=N) or restart it"
 _FILE = (
     "where the server had these lines before, run one cycle (--cycles 1), shuffle a file with far more lines than are "
@@ -33,10 +36,31 @@ def errors(facts: RunFacts) -> Finding:
     tried = [record for record in facts.records if record.error != "unsent"]
     if not tried:
         return UNKNOWN
-    failed = Counter(record.error for record in tried if record.error is not None)
-    kinds = ", ".join(f"{count} {name}" for name, count in failed.most_common())
-    message = f"{failed.total()} of {len(tried)} requests failed ({kinds}); latencies leave them out"
-    return graded("errors", failed.total() / len(tried), *limits.ERROR_SHARE, message)
+    failed = [record for record in tried if record.error is not None]
+    message = f"{len(failed)} of {len(tried)} requests failed ({_kinds(failed)}); latencies leave them out"
+    return graded("errors", len(failed) / len(tried), *limits.ERROR_SHARE, message)
+
+
+def _kinds(failed: Sequence[Record]) -> str:
+    """How many failed in which way; of the most frequent status, what the server said most often."""
+    named = [_kind(record) for record in failed]
+    kinds = Counter(named).most_common()
+    status = next((name for name, _ in kinds if name.startswith(_STATUS)), None)
+    said = Counter(_said(one) for one, name in zip(failed, named, strict=True) if name == status).most_common(1)
+    told = f": {said[0][0]}" if said and said[0][0] else ""
+    return ", ".join(f"{count} {name}{told if name == status else ''}" for name, count in kinds)
+
+
+def _kind(record: Record) -> str:
+    refused = record.error == "status" and record.status is not None
+    return f"{_STATUS}{record.status}" if refused else str(record.error)
+
+
+def _said(record: Record) -> str:
+    """The server's own message on one short line: it goes to terminals."""
+    text = record.detail.removeprefix(f"{record.status}:")
+    line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 1]}…"
 
 
 def too_few_for_percentile(facts: RunFacts) -> Finding:
@@ -70,7 +94,7 @@ def enough_cycles(cycles: int) -> Finding:
     """Whether a study of so many cycles has an interval."""
     if cycles >= limits.MIN_CYCLES:
         return FINE
-    message = f"{cycles} of at least {limits.MIN_CYCLES} cycles: no useful interval, and no comparison with another run"
+    message = f"{cycles} of at least {limits.MIN_CYCLES} cycles: no useful interval, and no difference from another point is settled"
     return Reason("too_few_cycles", "informative", message, float(cycles), float(limits.MIN_CYCLES))
 
 

@@ -150,11 +150,16 @@ def _sent(
 
 def _needed(tokenizer: TextTokenizer | None) -> TextTokenizer:
     if tokenizer is None:
-        raise ConfigError(
-            "prompts of exact lengths need the model's tokenizer",
-            "name the model's files, or take a workload of kind jsonl",
-        )
+        raise no_tokenizer()
     return tokenizer
+
+
+def no_tokenizer() -> ConfigError:
+    """Why a synthetic workload or a trace cannot be written."""
+    return ConfigError(
+        "prompts of exact lengths need the model's tokenizer",
+        "give --tokenizer MODEL_OR_PATH (a stored model, or the model's files), or take a workload of kind jsonl",
+    )
 
 
 def _check_count(there: int, wanted: int | None, what: str) -> None:

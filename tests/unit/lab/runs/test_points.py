@@ -171,7 +171,7 @@ def test_a_running_server_with_other_settings_is_another_point(tmp_path: Path) -
 def test_one_pair_and_no_pair(tmp_path: Path) -> None:
     a, b = write_cycles(tmp_path, "a", SLOW), write_cycles(tmp_path, "b", FAST)
     (one,) = compare_runs([a[0], b[0]])
-    assert one["problems"] == ["one pair has no interval: it takes at least 2 cycles"]
+    assert one["problems"] == ["one pair has no interval: it takes at least 3 cycles to settle anything"]
     (none,) = compare_runs([a[0], b[1]])
     assert (none["problems"], none["figures"]) == (["no cycle was run on both"], {})
 

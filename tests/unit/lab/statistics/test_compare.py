@@ -83,7 +83,19 @@ def test_one_pair_settles_nothing() -> None:
     found = compare([10.0], [20.0])
     assert not found.differs
     assert found.more_runs is None
-    assert "at least 2" in found.outlook
+    assert "at least 3" in found.outlook
+
+
+@pytest.mark.parametrize("b", [[20.0, 20.1], [20.0, 20.0]])
+def test_two_pairs_settle_nothing_though_their_interval_leaves_out_0(b: list[float]) -> None:
+    found = compare([10.0, 10.0], b)
+    assert not found.difference.holds(0.0) and not found.differs
+    assert found.outlook == "not settled: 2 pairs are too few to settle it, at least 3 are needed"
+    assert compare([10.0] * 3, [*b, 20.05]).differs
+
+
+def test_two_pairs_that_leave_it_open_say_how_many_more_it_takes() -> None:
+    assert "more runs of each would settle" in compare([10.0, 10.0], [10.5, 11.5]).outlook
 
 
 def test_the_same_runs_do_not_differ() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from enginebay.lab.parity import Parity
-from enginebay.lab.requests import Request
+from enginebay.lab.requests import Record, Request
 from enginebay.lab.validity.answer_checks import (
     errors,
     input_lengths_off,
@@ -48,6 +48,27 @@ def test_failures_are_named_and_unsent_ones_are_the_clients() -> None:
     assert errors(RunFacts([failed(8, 0, "unsent")])) is UNKNOWN
 
 
+def refused(index: int, status: int, said: str) -> Record:
+    return replace(failed(index, 0.0, "status"), status=status, detail=f"{status}: {said}")
+
+
+def test_refusals_are_told_by_status_and_in_the_servers_own_words() -> None:
+    ids = "prompt has token ids outside of 0 to 255"
+    same = errors(RunFacts([refused(index, 400, ids) for index in range(80)]))
+    assert isinstance(same, Reason) and f"80 of 80 requests failed (80 × 400: {ids}); " in same.message
+    mixed = [refused(0, 400, "rare"), *(refused(index, 400, "usual") for index in (1, 2)), refused(3, 429, "slow down")]
+    found = errors(RunFacts([*paced(4), *mixed, failed(4, 0.0, "closed")]))
+    assert isinstance(found, Reason) and "5 of 9 requests failed (3 × 400: usual, 1 × 429, 1 closed)" in found.message
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"), [("a\n\x1b[31mb", "(1 × 500: a [31mb)"), ("", "(1 × 500)"), ("x" * 300, f"{'x' * 119}…)")]
+)
+def test_what_a_server_says_is_one_short_line(said: str, shown: str) -> None:
+    found = errors(RunFacts([refused(0, 500, said)]))
+    assert isinstance(found, Reason) and shown in found.message
+
+
 @pytest.mark.parametrize(("count", "named"), [(35, "p90, p95, p99"), (36, "p95, p99"), (72, "p99"), (367, "p99")])
 def test_percentiles_that_decide_need_their_answers(count: int, named: str) -> None:
     found = too_few_for_percentile(RunFacts(paced(count), percentiles=[99, 90, 95]))
@@ -72,7 +93,9 @@ def test_failed_requests_do_not_count_for_percentiles() -> None:
 
 
 def test_cycles() -> None:
-    assert severity(too_few_cycles(open_loop(cycles=2))) == "informative"
+    few = too_few_cycles(open_loop(cycles=2))
+    assert isinstance(few, Reason) and few.severity == "informative"
+    assert few.message.endswith("no difference from another point is settled")
     assert too_few_cycles(open_loop(cycles=3)) is FINE
     assert too_few_cycles(open_loop()) is UNKNOWN
 
