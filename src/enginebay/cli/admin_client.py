@@ -116,13 +116,12 @@ def _opener(address: str) -> Any:
 
 
 def refused(server: str, status: int, body: bytes) -> EnginebayError:
-    """The server's own words, and which key is needed where that is what it lacks. Pure."""
+    """The server's own words, and which key is needed unless they say where to get one. Pure."""
     said = _message(body)
     if status in (401, 403) and said:
-        return EnginebayError(
-            f"the server refuses ({status}): {said}",
-            "it takes a key with the scope admin: --key, or ENGINEBAY_ADMIN_KEY; `bay keys create NAME --admin` makes one",
-        )
+        hint = "it takes a key with the scope admin: --key, or ENGINEBAY_ADMIN_KEY"
+        hint = "" if "bay keys create" in said else f"{hint}; `bay keys create NAME --admin` makes one"
+        return EnginebayError(f"the server refuses ({status}): {said}", hint)
     if not said:
         return EnginebayError(f"{server} answers {status}", "is this an Enginebay server?")
     return RequestError(said) if status in (400, 404) else EnginebayError(said)

@@ -78,7 +78,7 @@ def revoke(
     from enginebay.server.keys import revoke_key
 
     revoked = revoke_key(_file(file), key)
-    note(f"{revoked.key.name} ({revoked.id}) is revoked; a server that runs takes it until `bay reload`")
+    note(f"{revoked.key.name} ({revoked.id}) is revoked; a server that runs takes it until `bay reload` or SIGHUP")
 
 
 def _file(given: Path | None) -> Path:

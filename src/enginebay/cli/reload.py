@@ -17,7 +17,7 @@ app = typer.Typer(
 
 @app.command()
 def reload(url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
-    """Take in the configuration and the API keys anew: all of it, or nothing when something is wrong with it."""
+    """Take in the configuration anew, all of it or nothing when something is wrong with it; and the API keys."""
     found = order(url, key, "reload", {}, "taking in the configuration")
     if json:
         emit_json(found)

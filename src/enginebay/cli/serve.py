@@ -138,7 +138,7 @@ def _serve(asked: Asked) -> None:
     async def run() -> None:
         from enginebay.server.supervisor import Supervisor
 
-        await Supervisor(wanted, sock, progress.say, ready, read_again, hangups).serve()
+        await Supervisor(wanted, sock, progress.say, ready, read_again, _keyring, hangups).serve()
 
     uvloop.run(run())
     sys.stderr.flush()

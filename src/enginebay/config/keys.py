@@ -196,8 +196,8 @@ class Vocabulary:
         if elsewhere:
             problems.add(entry, f"unknown key here; did you mean {elsewhere}?")
             return
-        listed = ", ".join(sorted(here)) if len(here) <= 12 else "`bay config schema` lists them"
-        problems.add(entry, f"unknown key; known here: {listed}")
+        listed = f"; known here: {', '.join(sorted(here))}" if len(here) <= 12 else ""  # the error's hint says where
+        problems.add(entry, f"unknown key{listed}")
 
     def _elsewhere(self, name: str) -> str | None:
         places = self.places()

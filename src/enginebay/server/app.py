@@ -94,8 +94,9 @@ class App:
                     if call.first_error is not None:
                         self._all_failed(call, error, mark)
                     raise call.first_error or error from None
-                self._count_retry(call, error, fell_back=call.variant != asked)
-                refused = isinstance(error, Draining)
+                refused = isinstance(error, Draining)  # as it sleeps, or has a successor: that is no failure
+                if not refused:
+                    self._count_retry(call, error, fell_back=call.variant != asked)
             call.again(mark)
             if refused:
                 await asyncio.sleep(_DOOR_S)
@@ -135,6 +136,8 @@ class App:
         metrics.requests.child(*labels, call.endpoint, str(status)).inc()
         if call.error is not None:
             metrics.errors.child(*labels, call.error.kind).inc()
+        if served is not None and call.queued_s:
+            served.queue_time.observe(call.queued_s)
         usage = call.usage
         if served is not None and (usage.prompt_tokens or usage.completion_tokens):
             served.duration.observe(duration_s)

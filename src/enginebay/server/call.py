@@ -49,7 +49,7 @@ class Call:
         self.told = False  # the stream has begun with comments about the wait
         self.lora: str | None = None
         self.usage = Usage()
-        self.queued_s = 0.0
+        self.queued_s = 0.0  # until a worker got it
         self.ttft_s: float | None = None
         self.stream = False
         self.finish_reason = ""
@@ -71,6 +71,7 @@ class Call:
         self.served = None
         self.translated = {}
         self.left_out = 0
+        self.queued_s = 0.0
 
     def comment(self, text: str) -> None:
         """Tell whoever reads the stream something that is no event."""

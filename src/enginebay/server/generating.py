@@ -123,11 +123,11 @@ async def enter(call: Call, served: ServedModel) -> Callable[[], None]:
         await _wait(call, served)
     entered = time.perf_counter()
     call.queued_s = entered - call.exchange.received
-    served.queue_time.observe(call.queued_s)
-    served.running.inc()
+    running = served.running
+    running.inc()
 
     def leave() -> None:
-        served.running.dec()
+        running.dec()
         served.gate.leave(time.perf_counter() - entered)
 
     return leave
@@ -137,12 +137,13 @@ async def _wait(call: Call, served: ServedModel) -> None:
     task = asyncio.current_task()
     assert task is not None
     call.exchange.on_close = task.cancel
-    served.waiting.inc()
+    waiting = served.waiting
+    waiting.inc()
     try:
         await served.gate.enter()
     except asyncio.CancelledError:
         gone = call.exchange.closed
         raise Cancelled("the client closed the connection" if gone else "the server is stopping") from None
     finally:
-        served.waiting.dec()
+        waiting.dec()
         call.exchange.on_close = None

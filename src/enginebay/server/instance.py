@@ -113,6 +113,10 @@ class Instance:
 
     def snapshot(self) -> dict[str, object]:
         self.metrics.connections.child().set(len(self._listener.connections))
+        offers = self._context.catalogue.offers.values()
+        offered = {(offer.name, session.kind) for offer in offers for session in offer.sessions}
+        for gauge in (self.metrics.requests_running, self.metrics.requests_waiting):
+            gauge.drop_idle(offered)
         return self.metrics.snapshot()
 
     async def drain(self) -> bool:

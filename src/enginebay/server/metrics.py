@@ -129,6 +129,10 @@ class Counter(Family[Number]):
 class Gauge(Counter):
     kind = "gauge"
 
+    def drop_idle(self, known: Collection[tuple[str, ...]]) -> None:
+        """Report others no longer once they stand at 0. Whoever counts one of them again has to ask for it anew."""
+        self._children = {values: one for values, one in self._children.items() if values in known or one.value}
+
 
 class Histogram(Family[Distribution]):
     kind = "histogram"
@@ -167,7 +171,7 @@ class Metrics:
         self.completion_tokens = Counter("enginebay_completion_tokens_total", "Tokens generated.", _MODEL)
         self.rate_limited = Counter("enginebay_rate_limited_total", "Requests refused by a key's rate limit.", ("key",))
         self.retries = Counter(
-            "enginebay_retries_total", "Requests sent to another worker, by what the first one met.", (*_MODEL, "kind")
+            "enginebay_retries_total", "Requests sent to another worker, by how the first failed.", (*_MODEL, "kind")
         )
         self.fallbacks = Counter("enginebay_fallbacks_total", "Requests sent on to the engine named here.", _MODEL)
         self.rejected = Counter("enginebay_rejected_total", "Requests refused before an engine saw them.", ("reason",))

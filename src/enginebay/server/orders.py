@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
+from enginebay.config.model import Config
 from enginebay.engines.effective import effective
-from enginebay.errors import ConfigError, InvalidRequest, Unsupported
+from enginebay.errors import ConfigError, EnginebayError, InvalidRequest, Unsupported
 from enginebay.fleet import environments
 from enginebay.fleet.changes import Changes
 from enginebay.fleet.environments.store import Environment
@@ -36,11 +39,13 @@ class Orders:
         wanted: Wanted,
         take_in: Callable[..., Awaitable[None]],
         read_again: Callable[[], Wanted],
+        read_keys: Callable[[Config], Keyring],
     ) -> None:
         self._fleet = fleet
         self._changes = Changes(fleet)
         self._take_in = take_in
         self._read_again = read_again
+        self._read_keys = read_keys
         self._one_at_a_time = asyncio.Lock()
         self._orders: set[asyncio.Future[Any]] = set()
         self._upgraded: dict[str, Environment] = {}  # by engine: it stays so over a reload
@@ -163,21 +168,21 @@ class Orders:
     # Changes
 
     async def _reload(self) -> dict[str, Any]:
-        """All of the configuration, or nothing of it."""
+        """All of the configuration, or nothing of it; but the keys in any case: a revoked one stops working."""
         async with self._one_at_a_time:
-            wanted = await asyncio.to_thread(self._read_again)
-            if self._wanted.config.models and not wanted.config.models:
-                raise ConfigError(
-                    "the configuration names no models any more", "if that is meant, start the server again"
-                )
-            fixed = _fixed_changes(self._wanted, wanted)
-            if fixed:
-                raise ConfigError(
-                    f"{', '.join(fixed)} cannot change while the server runs", "start the server again for that"
-                )
-            await self._check_guarded(wanted)
+            try:
+                wanted = await asyncio.to_thread(self._read_again)
+                _check_change(self._wanted, wanted)
+            except EnginebayError as error:
+                raise await self._keys_alone(error) from None
+            await self._check_guarded(wanted.config, wanted.keyring)
             wanted = replace(wanted, variants=tuple(map(self._as_upgraded, wanted.variants)))
-            done = await self._changes.to(wanted.variants)
+            if wanted.keyring and wanted.config.server.keys_file == self._wanted.config.server.keys_file:
+                await self._take_in_keys(wanted.keyring)  # models may take long
+            try:
+                done = await self._changes.to(wanted.variants)
+            except EnginebayError as error:
+                raise await self._keys_alone(error) from None
             self._wanted = wanted
             await self._take_in(wanted)
             for name in done["added"]:
@@ -186,20 +191,37 @@ class Orders:
                     self._fleet.wish(name)
             return done
 
-    async def _check_guarded(self, wanted: Wanted) -> None:
+    async def _keys_alone(self, refused: EnginebayError) -> EnginebayError:
+        """Takes in the keys of the present file, as far as it can be read; gives back what to say of it all."""
+        before = self._wanted
+        try:
+            found = await asyncio.to_thread(self._read_keys, before.config)
+        except ConfigError as error:
+            why = "" if error.message == refused.message else f" ({error.message})"
+            return _said_first(f"the configuration and the keys stay as they were{why}", refused)
+        await self._check_guarded(before.config, found, refused)
+        locked = before.keyring.needed and not found.keys  # by a configuration that is not the present one
+        await self._take_in_keys(Keyring(found.keys, found.warnings, needed=locked))
+        return _said_first("the keys were taken in, but the configuration stays as it was", refused)
+
+    async def _take_in_keys(self, keyring: Keyring) -> None:
+        self._wanted = replace(self._wanted, keyring=keyring)
+        await self._take_in(self._wanted)
+
+    async def _check_guarded(self, config: Config, keyring: Keyring, refused: EnginebayError | None = None) -> None:
         """A server that others can reach must not lose its last key and be open; nor may a revoked key go on working.
 
         So then nobody gets in, and nothing else is taken in.
         """
         try:
-            await asyncio.to_thread(check_guarded, wanted.config.server, wanted.keyring)
+            await asyncio.to_thread(check_guarded, config.server, keyring)
         except ConfigError as error:
-            self._wanted = replace(self._wanted, keyring=Keyring(needed=True))
-            await self._take_in(self._wanted)
+            await self._take_in_keys(Keyring(needed=True))
+            why = f": {refused.message}" if refused is not None else ""
             raise ConfigError(
-                f"{error.message}: every request is refused now, and nothing else was taken in",
-                "make a key with `bay keys create NAME` and send the server SIGHUP; "
-                "or start it again with --allow-without-key if anybody may use it",
+                f"{error.message}: every request is refused now, and the configuration stays as it was{why}",
+                f"make a key with `bay keys create NAME`, then `kill -HUP {os.getpid()}`; "
+                "or start the server again with --allow-without-key if anybody may use it",
             ) from None
 
     async def _add_lora(self, model: str, name: str, path: str) -> dict[str, Any]:
@@ -281,7 +303,17 @@ def _on_environment(variant: Variant, environment: Environment) -> Variant:
     return replace(variant, plan=replace(plan, launch=launch, spec=spec, version=environment.version))
 
 
-def _fixed_changes(before: Wanted, after: Wanted) -> list[str]:
-    """Keys of `server:` that differ and cannot be taken in."""
+def _check_change(before: Wanted, after: Wanted) -> None:
+    """Raises `ConfigError` for what cannot be taken in while the server runs."""
+    if before.config.models and not after.config.models:
+        raise ConfigError("the configuration names no models any more", "if that is meant, start the server again")
     ours, theirs = before.config.server, after.config.server
-    return [f"server.{name}" for name in _FIXED if getattr(ours, name) != getattr(theirs, name)]
+    fixed = [f"server.{name}" for name in _FIXED if getattr(ours, name) != getattr(theirs, name)]
+    if fixed:
+        raise ConfigError(f"{', '.join(fixed)} cannot change while the server runs", "start the server again for that")
+
+
+def _said_first(text: str, error: EnginebayError) -> EnginebayError:
+    told = copy(error)  # somebody else may keep it
+    told.message = f"{text}: {error.message}"
+    return told

@@ -11,7 +11,7 @@ from enginebay.config.server import Limits
 from enginebay.contract import Support
 from enginebay.fleet.model_client import ModelClient
 from enginebay.server.admission import Gate
-from enginebay.server.metrics import Metrics
+from enginebay.server.metrics import Metrics, Number
 from enginebay.text.tools import FORMATS, ToolFormat, detect_format
 
 
@@ -43,8 +43,18 @@ class ServedModel:
         self.prompt_tokens = metrics.prompt_tokens.child(*labels)
         self.cached_tokens = metrics.cached_tokens.child(*labels)
         self.completion_tokens = metrics.completion_tokens.child(*labels)
-        self.running = metrics.requests_running.child(*labels)
-        self.waiting = metrics.requests_waiting.child(*labels)
+        self._metrics = metrics
+        for gauge in (metrics.requests_running, metrics.requests_waiting):
+            gauge.child(*labels)  # told before the first request, too
+
+    @property
+    def running(self) -> Number:
+        """Not kept: while nothing is counted it may be dropped."""
+        return self._metrics.requests_running.child(*self.labels)
+
+    @property
+    def waiting(self) -> Number:
+        return self._metrics.requests_waiting.child(*self.labels)
 
     def call_id(self) -> str:
         """A name for one call of a tool, unlike all others."""

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from enginebay.config.model import Config
 from enginebay.errors import EnginebayError
 from enginebay.fleet.fleet import Fleet
 from enginebay.fleet.host import read_host
@@ -20,7 +21,7 @@ from enginebay.server.children import ServerProcess
 from enginebay.server.control import Handler
 from enginebay.server.fleet_events import FleetEvents
 from enginebay.server.instance import Instance, Setup, make_log
-from enginebay.server.keys import Key
+from enginebay.server.keys import Key, Keyring
 from enginebay.server.listening import listen
 from enginebay.server.metrics import Metrics, merge
 from enginebay.server.orders import Orders
@@ -53,7 +54,7 @@ class Supervisor:
 
     def __init__(
         self, wanted: Wanted, sock: socket.socket, say: Say, ready: Callable[[list[Place]], None],
-        read_again: Callable[[], Wanted], hangups: Hangups,
+        read_again: Callable[[], Wanted], read_keys: Callable[[Config], Keyring], hangups: Hangups,
     ) -> None:  # fmt: skip
         config = wanted.config
         self.wanted = wanted
@@ -64,7 +65,7 @@ class Supervisor:
         self._log = make_log(config.server)
         self._events = FleetEvents(self._log, self._metrics)
         self.fleet = Fleet(wanted.variants, config.fleet, read_host(), Measured.load(), self._events)
-        self._orders = Orders(self.fleet, wanted, self._take_in, read_again)
+        self._orders = Orders(self.fleet, wanted, self._take_in, read_again, read_keys)
         self._stop = Stop()
         self._hangups = hangups
         self._instance: Instance | None = None
@@ -83,7 +84,12 @@ class Supervisor:
         return self.fleet.outlook(name)
 
     async def order(self, command: str, arguments: dict[str, Any]) -> Any:
-        return await self._orders.carry_out(command, arguments)
+        try:
+            return await self._orders.carry_out(command, arguments)
+        except EnginebayError as error:
+            if command == "reload":  # whoever else looks after the server must learn of it, too
+                self._log.event("the configuration stays as it was", level="error", error=str(error))
+            raise
 
     # Serving
 
@@ -241,8 +247,6 @@ class Supervisor:
         return child
 
     async def _hang_up(self) -> None:
-        try:
+        with contextlib.suppress(EnginebayError):  # which is in the log
             found = await self.order("reload", {})
             self._log.event("configuration taken in", **found)
-        except EnginebayError as error:
-            self._log.event("the configuration stays as it was", level="error", error=str(error))

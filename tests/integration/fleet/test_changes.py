@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 import yaml
 
@@ -103,6 +104,19 @@ async def test_a_configuration_is_taken_in_under_load(changing: Configured, by: 
         assert sorted(changing.listed()) == ["fresh", "toy"]
     _unharmed(load)
     until(lambda: not alive(old), 30, "the end of the old worker")
+
+
+@pytest.mark.parametrize("changing", [1, 2], indirect=True)
+def test_metrics_forget_the_queue_of_a_model_that_was_removed(changing: Configured) -> None:
+    def told() -> list[str]:
+        lines = httpx.get(f"{changing.server.url}/metrics", timeout=60).text.splitlines()
+        return [one for one in lines if one.startswith("enginebay_requests_") and one.endswith(" 0") and "gone" in one]
+
+    assert changing.ask("gone").status_code == 200
+    until(lambda: len(told()) == 2, 20, "running and waiting, both at 0")
+    changing.write({"toy": _toy(512)})
+    assert changing.order("reload")["removed"] == ["gone"]
+    assert told() == []
 
 
 async def test_many_changes_under_load(changing: Configured) -> None:

@@ -30,6 +30,15 @@ def test_one_that_does_not_wake_is_loaded_anew(tmp_path: Path) -> None:
         assert fleet.switches()[-1]["from"] == "cold"
 
 
+def test_a_request_that_wakes_its_model_has_waited_once_and_is_no_retry(tmp_path: Path) -> None:
+    with fleet_of({"one": fake(), "two": fake()}, tmp_path, max_awake=1, min_residency_s=0) as fleet:
+        _put_to_sleep(fleet)
+        assert fleet.says("one")
+        until(lambda: fleet.metric("enginebay_requests_total", model="one", endpoint="chat") == 2, 20, "both counted")
+        assert fleet.metric("enginebay_queue_time_seconds_count", model="one") == 2
+        assert fleet.metric("enginebay_retries_total", model="one") == 0
+
+
 def test_the_death_of_a_sleeper_moves_nobody(tmp_path: Path) -> None:
     with fleet_of({"one": fake(), "two": fake()}, tmp_path, max_awake=1, min_residency_s=0) as fleet:
         os.kill(_put_to_sleep(fleet), signal.SIGKILL)

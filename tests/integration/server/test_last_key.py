@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx2 as httpx
 import pytest
+import yaml
 
 from enginebay.server.keys import create_key, revoke_key
 from tests.integration.server.asking import ask, bearer, config_of
@@ -29,11 +30,29 @@ def test_without_its_last_key_nobody_gets_in(processes: int, tmp_path: Path) -> 
         revoke_key(file, "only")
         refused = reload(server, leaked)
         assert refused.status_code == 400 and "every request is refused" in refused.json()["error"]["message"]
+        way_out = f"kill -HUP {server.process.pid}"
+        assert way_out in refused.json()["error"]["message"] and way_out in server.words()
         for _ in range(4):  # whichever process answers
             for headers in ({"host": "localhost"}, {}, bearer(leaked)):
-                assert "no API key is left" in is_error(ask(server, headers), 401)["message"]
+                told = is_error(ask(server, headers), 401)["message"]
+                assert "no API key is left" in told and way_out not in told
         assert reload(server, leaked).status_code == 401
         second, _ = create_key(file, "second")
         os.kill(server.process.pid, signal.SIGHUP)
         until(lambda: ask(server, bearer(second)).status == 200, 20)
         assert ask(server, bearer(leaked)).status == 401
+
+
+def test_a_revoked_key_is_refused_after_a_reload_that_failed(tmp_path: Path) -> None:
+    keys, file = tmp_path / "keys.yaml", tmp_path / "config.yaml"
+    leaked, kept = create_key(keys, "leaked")[0], create_key(keys, "kept")[0]
+    good = yaml.safe_dump(config_of())
+    file.write_text(good)
+    options = ["--host", "0.0.0.0", "--keys-file", str(keys), "--config", str(file)]
+    with serving(options=options) as server:
+        assert ask(server, bearer(leaked)).status == 200
+        revoke_key(keys, "leaked")
+        file.write_text(f"{good}bad: 1\n")
+        os.kill(server.process.pid, signal.SIGHUP)
+        until(lambda: "the keys were taken in, but the configuration stays as it was" in server.words(), 20)
+        assert ask(server, bearer(leaked)).status == 401 and ask(server, bearer(kept)).status == 200

@@ -215,6 +215,13 @@ def test_which_key_is_needed(stub: Stub, capsys: pytest.CaptureFixture[str], sta
     assert "lacks the scope admin" in told and "ENGINEBAY_ADMIN_KEY" in told and "--admin" in told
 
 
+def test_where_no_key_helps_none_is_asked_for(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    said = "no API key is left. Make one with `bay keys create NAME`, and have the server read it with SIGHUP."
+    stub.says({"error": {"message": said}}, 401)
+    assert main(["ps"]) == 1
+    assert capsys.readouterr().err == f"bay: the server refuses (401): {said}\n"
+
+
 @pytest.mark.parametrize(("status", "code"), [(400, 2), (404, 2), (503, 1), (500, 1)])
 def test_the_servers_own_words(stub: Stub, capsys: pytest.CaptureFixture[str], status: int, code: int) -> None:
     stub.says({"error": {"message": "there is no model 'm'\x1b[2J"}}, status)

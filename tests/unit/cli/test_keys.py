@@ -39,6 +39,7 @@ def test_a_keys_life(capsys, home):
     assert "team" in shown and listed[0]["id"] in shown and text not in shown
     code, out, err = bay(capsys, "revoke", "team")
     assert (code, out) == (0, "") and err.startswith(f"team ({listed[0]['id']}) is revoked; ")
+    assert "until `bay reload` or SIGHUP" in err
     assert bay(capsys, "revoke", listed[1]["id"])[0] == 0
     assert json.loads(bay(capsys, "list", "--json")[1]) == []
     assert "there are no keys" in bay(capsys, "list")[2]

@@ -1,22 +1,28 @@
-"""A reload that would leave the server open to others: nobody gets in, and nothing else changes."""
+"""Keys at a reload: revoked ones go, whatever becomes of the rest; where the last one goes, nobody gets in."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from enginebay.config.model import Config
 from enginebay.config.server import ServerConfig
-from enginebay.errors import ConfigError, Unauthorized
+from enginebay.errors import ConfigError, EnginebayError, LoadFailed, Unauthorized
 from enginebay.server.access import authenticate
 from enginebay.server.instance import Setup
 from enginebay.server.keys import Key, Keyring, digest_of
 from enginebay.server.orders import Orders
+from enginebay.server.supervisor import Supervisor
 from enginebay.server.wanted import Wanted
 
 LEAKED = {"authorization": "Bearer leaked-key"}
 KEYS = Keyring([Key("only", digest_of("leaked-key"), frozenset({"inference", "admin"}))])
+OTHER = {"authorization": "Bearer other-key"}
+OTHER_KEYS = Keyring([Key("other", digest_of("other-key"))])
 
 
 def wanted(keyring: Keyring, **server: Any) -> Wanted:
@@ -26,24 +32,48 @@ def wanted(keyring: Keyring, **server: Any) -> Wanted:
 class Changes:
     """Stands for the fleet's part of a reload."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: Server) -> None:
         self.asked = 0
+        self.server, self.keyring = server, server.now.keyring
+        self.error: EnginebayError | None = None
 
     async def to(self, _: Any) -> dict[str, list[str]]:
         self.asked += 1
+        self.keyring = self.server.now.keyring  # while models are made anew
+        if self.error is not None:
+            raise self.error
         return {"added": [], "changed": [], "removed": []}
 
 
 class Server:
-    """Keeps what it was told to serve with."""
+    """Keeps what it was told to serve with. `found`: the configuration there is now, or what is wrong with it."""
 
-    def __init__(self, before: Wanted, after: Wanted) -> None:
-        self.now, self.found, self.changes = before, after, Changes()
-        self.orders = Orders(cast("Any", None), before, self._take_in, lambda: self.found)
+    def __init__(self, before: Wanted, found: Wanted | ConfigError, keys: Keyring | ConfigError = OTHER_KEYS) -> None:
+        self.now, self.found, self.keys = before, found, keys
+        self.changes = Changes(self)
+        self.orders = Orders(cast("Any", None), before, self._take_in, self._read_again, self._read_keys)
         self.orders._changes = cast("Any", self.changes)
 
     async def _take_in(self, given: Wanted) -> None:
         self.now = given
+
+    def _read_again(self) -> Wanted:
+        if isinstance(self.found, ConfigError):
+            raise self.found
+        return self.found
+
+    def _read_keys(self, config: Config) -> Keyring:
+        assert config is self.now.config, "the file of the present configuration"
+        if isinstance(self.keys, ConfigError):
+            raise self.keys
+        return self.keys
+
+    def lets_in(self, headers: dict[str, str]) -> bool:
+        try:
+            authenticate(self.now.keyring, headers, "inference")
+        except Unauthorized:
+            return False
+        return True
 
     async def reload(self) -> Any:
         return await self.orders.carry_out("reload", {})
@@ -89,3 +119,87 @@ async def test_where_no_key_is_needed_the_last_one_may_go(server: dict[str, Any]
     found = Server(wanted(KEYS, **server), wanted(Keyring(), **server))
     await found.reload()
     assert found.changes.asked and authenticate(found.now.keyring, {}, "inference") is None
+
+
+# When the configuration is refused
+
+HERE = {"host": "0.0.0.0"}
+BAD = ConfigError("bay.yaml:1: bad: unknown key", "`bay config schema` lists every key")
+STAYS = "the keys were taken in, but the configuration stays as it was: "
+
+
+@pytest.mark.parametrize(
+    "found", [BAD, wanted(KEYS, host="0.0.0.0", workers=2), wanted(KEYS, port=1, keys_file=Path("x"), **HERE)]
+)
+async def test_a_revoked_key_goes_and_a_new_one_comes_with_a_refused_configuration(found: Any) -> None:
+    before = wanted(KEYS, **HERE)
+    server = Server(before, found)
+    with pytest.raises(ConfigError) as refused:
+        await server.reload()
+    assert refused.value.message.startswith(STAYS) and refused.value.hint
+    assert server.now.config is before.config and not server.changes.asked
+    assert server.lets_in(OTHER) and not server.lets_in(LEAKED)
+    assert BAD.message == "bay.yaml:1: bad: unknown key", "it is not ours to change"
+
+
+async def test_a_revoked_key_goes_before_models_are_made_anew() -> None:
+    server = Server(wanted(KEYS, **HERE), wanted(OTHER_KEYS, **HERE))
+    await server.reload()
+    assert server.changes.keyring is OTHER_KEYS
+
+
+async def test_a_revoked_key_goes_although_a_model_does_not_load() -> None:
+    before = wanted(KEYS, **HERE)
+    server = Server(before, wanted(KEYS, keys_file=Path("elsewhere"), **HERE))
+    server.changes.error = LoadFailed("it was told to fail")
+    with pytest.raises(LoadFailed) as refused:
+        await server.reload()
+    assert refused.value.message == f"{STAYS}it was told to fail"
+    assert server.changes.keyring is KEYS, "another file counts with its configuration"
+    assert server.now.config is before.config and server.lets_in(OTHER) and not server.lets_in(LEAKED)
+
+
+async def test_the_last_key_goes_with_a_refused_configuration_and_nobody_gets_in() -> None:
+    server = Server(wanted(KEYS, **HERE), BAD, Keyring())
+    with pytest.raises(ConfigError, match="every request is refused now, and the configuration stays") as refused:
+        await server.reload()
+    assert BAD.message in refused.value.message and f"`kill -HUP {os.getpid()}`" in refused.value.hint
+    assert not server.lets_in(LEAKED) and not server.lets_in({})
+    server.keys = OTHER_KEYS
+    with pytest.raises(ConfigError, match=STAYS):
+        await server.reload()
+    assert server.lets_in(OTHER)
+
+
+async def test_who_was_locked_out_is_not_let_in_by_a_mistake() -> None:
+    server = Server(wanted(Keyring(), allow_without_key=True, **HERE), wanted(Keyring(), **HERE), Keyring())
+    for found in (server.found, BAD):
+        server.found = found
+        with pytest.raises(ConfigError):
+            await server.reload()
+        assert not server.lets_in({})
+
+
+async def test_keys_that_cannot_be_read_stay_and_it_is_said() -> None:
+    server = Server(wanted(KEYS, **HERE), BAD, ConfigError("keys.yaml:1: not valid YAML"))
+    with pytest.raises(ConfigError) as refused:
+        await server.reload()
+    assert refused.value.message == (
+        f"the configuration and the keys stay as they were (keys.yaml:1: not valid YAML): {BAD.message}"
+    )
+    assert server.lets_in(LEAKED)
+
+
+async def test_a_reload_that_failed_is_logged_whoever_asked_for_it() -> None:
+    logged: list[tuple[str, dict[str, Any]]] = []
+    server = Server(wanted(KEYS, **HERE), BAD, Keyring())
+    supervisor: Any = SimpleNamespace(
+        _orders=server.orders, _log=SimpleNamespace(event=lambda what, **fields: logged.append((what, fields)))
+    )
+    supervisor.order = lambda *given: Supervisor.order(supervisor, *given)
+    with pytest.raises(ConfigError):
+        await supervisor.order("reload", {})
+    await Supervisor._hang_up(supervisor)
+    (what, fields), again = logged
+    assert what == "the configuration stays as it was" and fields["level"] == "error" and again == (what, fields)
+    assert f"kill -HUP {os.getpid()}" in fields["error"]
