@@ -32,7 +32,7 @@ def test_sigkill_at_random_moments_loses_no_finished_run(lab: Lab, write: Callab
         child = subprocess.Popen([str(BAY), *arguments], env=environment, cwd=tmp_path, start_new_session=True,
                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
         try:
-            child.wait(dice.uniform(3.0, 7.0))
+            child.wait(dice.uniform(2.0, 5.5))
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
