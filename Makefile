@@ -6,9 +6,8 @@ MODEL  ?= smollm2
 PROMPT ?= Give three tips for a good night's sleep.
 # Engine environments and models made for the tests live in the checkout, so that nothing of yours is touched.
 TEST_HOME := $(CURDIR)/.home
-ENGINES := transformers vllm echo
 
-.PHONY: install serve run node check unit browser engines contract integration test soak bench-server bench-switch bench-worker bench-start bench-lab compare docs clean
+.PHONY: install serve run node check unit browser engines engine-transformers engine-vllm model contract integration test soak bench-server bench-switch bench-worker bench-start bench-lab compare docs clean
 
 install: $(VENV)/.installed
 
@@ -44,13 +43,18 @@ check: $(VENV)/.dev
 unit: $(VENV)/.dev
 	$(VENV)/bin/pytest tests/unit
 
-# Real engines, each in its own environment, built here on first use, side by side.
-engines: $(VENV)/.dev
-	$(MAKE) --no-print-directory -j 3 $(ENGINES:%=engine-%)
-	ENGINEBAY_HOME=$(TEST_HOME) $(BAY) models pull smollm2
+# Real engines, each in its own environment, built here on first use; side by side with make -j.
+engines: engine-transformers engine-vllm $(TEST_HOME)/.echo model
 
-$(ENGINES:%=engine-%): engine-%: $(VENV)/.dev
-	ENGINEBAY_HOME=$(TEST_HOME) $(BAY) engines install $(if $(filter echo,$*),./examples/engine-echo,$*)
+engine-transformers engine-vllm: engine-%: $(VENV)/.dev
+	ENGINEBAY_HOME=$(TEST_HOME) $(BAY) engines install $*
+
+$(TEST_HOME)/.echo: $(VENV)/.dev $(wildcard examples/engine-echo/*.toml examples/engine-echo/*/*.py examples/engine-echo/*/*/*.py)
+	ENGINEBAY_HOME=$(TEST_HOME) $(BAY) engines install ./examples/engine-echo
+	touch $@
+
+model: $(VENV)/.dev
+	ENGINEBAY_HOME=$(TEST_HOME) $(BAY) models pull smollm2
 
 # The report in a real browser; skipped where there is no Chromium.
 browser: $(VENV)/.dev
@@ -62,7 +66,10 @@ contract: engines
 integration: engines node
 	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest tests/integration
 
-test: check unit browser contract integration
+# What needs no quiet machine is done side by side.
+test: $(VENV)/.dev
+	$(MAKE) --no-print-directory -j 4 check engines node
+	$(MAKE) --no-print-directory unit browser contract integration
 
 # Each part is run, whatever the one before it found; the result is that of all.
 bench-server: engines
