@@ -78,4 +78,6 @@ class Commands:
 
 
 def _matters(line: str) -> bool:
-    return bool(line.strip()) and not line.startswith(("WARNING:", "[notice]"))
+    """Not what pip says of packages that a recipe leaves out on purpose: it is no error, and pip goes on."""
+    noise = ("WARNING:", "[notice]", "ERROR: pip's dependency resolver does not")
+    return bool(line.strip()) and not line.startswith(noise)
