@@ -1,26 +1,29 @@
-"""A server with a few pages."""
+"""Small servers for tests."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
 @contextmanager
-def serving(pages: Mapping[str, Any]) -> Iterator[str]:
-    """Gives these as JSON, and 404 for all else; the address is that of the server."""
+def answering(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
+    """What it answers to a path, by GET or POST: a status and a body. Gives its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = json.dumps(pages.get(self.path, {"error": {"message": "not here"}})).encode()
-            self.send_response(200 if self.path in pages else 404)
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            status, body = answer(self.path)
+            self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        do_POST = do_GET
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -34,3 +37,14 @@ def serving(pages: Mapping[str, Any]) -> Iterator[str]:
         server.shutdown()
         server.server_close()
         thread.join(5)
+
+
+@contextmanager
+def serving(pages: Mapping[str, Any]) -> Iterator[str]:
+    """Gives these as JSON, and 404 for all else."""
+
+    def answer(path: str) -> tuple[int, bytes]:
+        return 200 if path in pages else 404, json.dumps(pages.get(path, {"error": {"message": "not here"}})).encode()
+
+    with answering(answer) as url:
+        yield url

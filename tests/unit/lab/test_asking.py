@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from enginebay.lab.client.order import Target
 from enginebay.lab.parity import Answer, compare_answers
 from enginebay.lab.points import ParityPlan
 from enginebay.lab.requests import Prompt, Request
-from tests.unit.lab.pages import serving
+from tests.unit.lab.pages import answering, serving
 
 PLAN = ParityPlan(prompts=1, tokens=2)
 
@@ -27,29 +25,8 @@ PLAN = ParityPlan(prompts=1, tokens=2)
 def saying(told: Any) -> Iterator[Target]:
     """A server that answers everything with this: JSON, or bytes as they are."""
     body = told if isinstance(told, bytes) else json.dumps(told).encode()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_POST = do_GET
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield Target(f"http://127.0.0.1:{server.server_address[1]}", "m", timeout_s=10)
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
+    with answering(lambda path: (200, body)) as url:
+        yield Target(url, "m", timeout_s=10)
 
 
 def answer(told: Any, prompt: Prompt = (1, 2, 3)) -> Answer:
