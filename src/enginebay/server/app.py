@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from enginebay.errors import Cancelled, Draining, EnginebayError
 from enginebay.server.access import admit, authenticate, check_origin
+from enginebay.server.answers.event_lines import in_lines
 from enginebay.server.call import Call
 from enginebay.server.context import Context
 from enginebay.server.failures import error_body, error_headers, shown
@@ -119,7 +120,7 @@ class App:
     def _fail(self, call: Call, error: EnginebayError) -> None:
         call.error = error.with_traceback(None)  # its frames hold the call, and the call would hold them
         if call.told and not call.exchange.closed:
-            call.exchange.end(b"data: %b\n\n" % error_body(error))
+            call.exchange.end(in_lines(b"data: %b\n\n" % error_body(error)))
         elif call.exchange.started:
             call.exchange.abort()  # nothing sensible can follow half an answer
         else:

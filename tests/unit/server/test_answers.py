@@ -12,7 +12,7 @@ import pytest
 
 from enginebay.contract import Delta, FinishReason, GenerateRequest, Sampling, TokenLogprobs
 from enginebay.contract.messages import Done, Energy, Timing, Usage
-from enginebay.errors import EngineFailed
+from enginebay.errors import EngineFailed, InvalidRequest
 from enginebay.server.answers import answer as answer_module
 from enginebay.server.answers.chat import ChatForm
 from enginebay.server.answers.choice import Choice
@@ -117,6 +117,20 @@ async def test_a_flush_is_one_write_with_one_event_per_token() -> None:
     answer.flushed()
     assert connection.started and len(connection.writes) == 2  # the role, then the tokens
     assert contents(connection) == ["a", "", 'b"\n', "\x00ü"]
+
+
+@pytest.mark.parametrize("end", ["\x85", "\u2028", "\u2029", "\v", "\f", "\x1c", "\x1d", "\x1e", "\r"], ids=ascii)
+async def test_a_line_end_of_unicode_does_not_cut_an_event_in_two(end: str) -> None:
+    """Many clients split lines as `str.splitlines` does, and so does `connection.events` here."""
+    answer, connection, _ = streamed()
+    told = [f"a{end}b", f"中{end}", f"{end}c"]
+    answer.token(told[0], 1)
+    answer.flushed()
+    answer.token(told[1], 1)
+    answer.delta(Delta(told[2], (1,), 0, (), FinishReason.STOP))
+    answer.done(DONE)
+    answer.flushed()
+    assert connection.ended and contents(connection) == told
 
 
 async def test_the_end_is_one_write_too() -> None:
@@ -241,6 +255,14 @@ async def test_an_error_after_the_first_token_is_an_event() -> None:
     assert connection.status == 200 and not answer.untouched
     assert "path" not in b"".join(connection.writes).decode()
     assert b'"error"' in connection.writes[-1] and connection.ended
+
+
+async def test_an_error_with_a_line_end_of_unicode_is_one_event() -> None:
+    answer, connection, _ = streamed()
+    answer.token("a", 1)
+    answer.flushed()
+    answer.failed(InvalidRequest("no \u2028 here"))
+    assert connection.events[-1]["error"]["message"] == "no \u2028 here"
 
 
 async def test_choices_and_logprobs() -> None:

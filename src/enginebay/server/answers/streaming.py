@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enginebay.errors import EnginebayError, TimedOut
 from enginebay.server.answers.answer import Answer
+from enginebay.server.answers.event_lines import in_lines
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.served import ServedModel
 
@@ -47,7 +48,7 @@ class Streaming(Answer):
             self._hold_back()
             return
         self._start()
-        self.exchange.write(b"".join(self._ready))
+        self.exchange.write(in_lines(b"".join(self._ready)))
         self._ready = []
         self._held = self._held_bytes = 0
 
@@ -66,14 +67,14 @@ class Streaming(Answer):
         self._opened = True
         if not self.exchange.started:  # it has, if the client was told of a wait
             self.exchange.start(200, "text/event-stream; charset=utf-8", {"cache-control": "no-cache"})
-        self.exchange.write(self._opening())
+        self.exchange.write(in_lines(self._opening()))
 
     def complete(self) -> None:
         self._shape_texts()
         self._start()
-        self.exchange.end(b"".join((*self._ready, self._closing())))
+        self.exchange.end(in_lines(b"".join((*self._ready, self._closing()))))
         self._ready = []
 
     def fail(self, error: EnginebayError) -> None:
         self._shape_texts()
-        self.exchange.end(b"".join((*self._ready, self._failure(error))))
+        self.exchange.end(in_lines(b"".join((*self._ready, self._failure(error)))))
