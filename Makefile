@@ -6,6 +6,8 @@ MODEL  ?= smollm2
 PROMPT ?= Give three tips for a good night's sleep.
 # Engine environments and models made for the tests live in the checkout, so that nothing of yours is touched.
 TEST_HOME := $(CURDIR)/.home
+# Tests that wait leave the processor to others; those of one file share what they have started, and stay together.
+BESIDE ?= -n 2 --dist loadfile
 
 .PHONY: install serve run node check unit browser engines engine-transformers engine-vllm model contract integration test soak bench-server bench-switch bench-worker bench-start bench-lab compare docs clean
 
@@ -41,7 +43,7 @@ check: $(VENV)/.dev
 	$(VENV)/bin/lint-imports
 
 unit: $(VENV)/.dev
-	$(VENV)/bin/pytest tests/unit
+	$(VENV)/bin/pytest tests/unit $(BESIDE)
 
 # Real engines, each in its own environment, built here on first use; side by side with make -j.
 engines: engine-transformers engine-vllm $(TEST_HOME)/.echo model
@@ -61,10 +63,10 @@ browser: $(VENV)/.dev
 	$(VENV)/bin/pytest tests/browser
 
 contract: engines
-	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest tests/contract
+	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest tests/contract $(BESIDE)
 
 integration: engines node
-	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest tests/integration
+	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest tests/integration $(BESIDE)
 
 # What needs no quiet machine is done side by side.
 test: $(VENV)/.dev

@@ -5,7 +5,8 @@
 
 Every system gets 4 × streams requests of 128 tokens in and 128 out, at most `streams` of them in flight, under the lab's
 client; the engine without a server gets them in its own process. Then requests arrive by Poisson at 70% of what ours gave, at
-every system that is a server, or at those named; each is warmed by such arrivals before its first time.
+every system that is a server, or at those named; each is warmed by such arrivals before its first time. Latencies count from
+when a request should have been sent.
 Writes `runs.jsonl` (a line for each run) and `stamps.msgpack` (when every token came); `bench.gpu.table` makes the table.
 Ends early, with what there is, when the time is up.
 """
@@ -86,7 +87,7 @@ def servers(names: Sequence[str]) -> list[str]:
 
 def figures(fired: Fired) -> dict[str, Any]:
     records = fired.records
-    ttfts = sorted((record.first_s or 0.0) - record.sent_s for record in records)
+    ttfts = sorted((record.first_s or 0.0) - record.intended_s for record in records)
     tokens = sum(record.output_tokens or 0 for record in records)
     return {
         "window_s": fired.window_s,
@@ -94,7 +95,7 @@ def figures(fired: Fired) -> dict[str, Any]:
         "output_tokens_per_s": tokens / fired.window_s,
         "ttft_median_s": median(ttfts),
         "ttft_p95_s": ttfts[int(0.95 * (len(ttfts) - 1))],
-        "e2e_median_s": median((record.end_s or 0.0) - record.sent_s for record in records),
+        "e2e_median_s": median((record.end_s or 0.0) - record.intended_s for record in records),
     }
 
 
