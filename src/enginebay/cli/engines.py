@@ -9,6 +9,7 @@ import typer
 
 from enginebay.cli.admin_client import DEFAULT_URL, Json, Key, NoServer, Url, order
 from enginebay.cli.output import emit_json, note, table
+from enginebay.cli.stack_options import ConfigFile
 
 if TYPE_CHECKING:
     from enginebay.contract import EngineSpec
@@ -181,17 +182,18 @@ def _head(kind: str, probe: Any) -> str:
 @app.command()
 def why(
     model: Annotated[str, typer.Argument(help="A model's name")],
-    engine: Annotated[str | None, typer.Option("--engine", help="As if this engine was asked for")] = None,
+    engine: Annotated[str | None, typer.Option("--engine", "-e", help="As if this engine was asked for")] = None,
+    config: ConfigFile = None,
     json: Json = False,
 ) -> None:
     """Which engine would run a model here, and why."""
     from enginebay.config.load import load_config
     from enginebay.fleet.decide import decide
 
-    config = load_config(None)
-    configured = config.models.get(model)
+    found = load_config(config)
+    configured = found.models.get(model)
     source = configured.source if configured and configured.source else model
-    decision = decide(source, engine or (config.engine_for(model) if configured else None))
+    decision = decide(source, engine or (found.engine_for(model) if configured else None))
     if json:
         emit_json(
             {

@@ -266,7 +266,7 @@ class _Builder:
             **{key: one.value for key, one in plain.items() if one.value is not None},
             sampling=MappingProxyType(_set_values(sampling)),
             loras=MappingProxyType(self.loras(keys.get("loras", Entry({})))),
-            entries=MappingProxyType(keys | plain),
+            entries=MappingProxyType({key: one for key, one in keys.items() if key not in MODEL} | plain),
             sampling_entries=MappingProxyType(sampling),
             blocks=MappingProxyType(self.blocks(keys)),
         )

@@ -71,3 +71,12 @@ def test_pull_offline(capsys, monkeypatch):
 def test_pull_what_is_no_source(capsys):
     code, _, error = bay(capsys, "pull", "nonsense")
     assert code == 2 and "is not a model source" in error
+
+
+def test_why_an_engine_goes_by_the_configuration(capsys, tmp_path):
+    write_gguf(tmp_path / "mine.gguf")
+    (tmp_path / "other.yaml").write_text("models: {toy: {source: file:mine.gguf, engine: llamacpp}}")
+    assert main(["engines", "why", "toy", "--config", "other.yaml", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["engine"], told["reasons"]) == ("llamacpp", ["asked for by name"])
+    assert main(["engines", "why", "toy"]) == 2  # of which no other configuration knows

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from enginebay.config.keys import TOOL_FORMATS
+from enginebay.config.keys import MODEL, TOOL_FORMATS
 from enginebay.config.load import check_settings, load_config
 from enginebay.contract import Sampling, refuses
 from enginebay.errors import ConfigError, UnknownEngine
@@ -21,6 +21,16 @@ def lines(error: pytest.ExceptionInfo[ConfigError]) -> list[str]:
 
 
 # --- shape and aliases
+
+
+@pytest.mark.parametrize("value", ["[]", "[[]]", "[{}]", "{}", "{x: 1}", "true", "-1", ".nan", "''", "words"])
+@pytest.mark.parametrize("key", [*MODEL, "sampling", "loras", "fast", "nonsense"])
+def test_a_value_of_the_wrong_kind_is_named_and_breaks_nothing(load: Any, key: str, value: str) -> None:
+    """Whatever stands there: a config or what is wrong with it, never another error."""
+    try:
+        load(f"models:\n  toy: {{source: m, {key}: {value}}}\n")
+    except ConfigError as error:
+        assert "models.toy" in error.message
 
 
 def test_inference_and_the_top_level_are_one_schema(load: Any) -> None:
