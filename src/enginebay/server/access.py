@@ -66,17 +66,24 @@ def check_origin(exchange: Exchange, origins: tuple[str, ...], keyless: bool) ->
     """
     if keyless and not _comes_from_here(exchange):
         raise Forbidden("without an API key only this host itself may ask", "make a key: bay keys create NAME")
+    if allow_page(exchange, origins):
+        return
     origin = exchange.headers.get("origin")
-    if origin is not None:
-        if "*" in origins or origin in origins:
-            exchange.header("access-control-allow-origin", origin)
-            exchange.header("vary", "origin")
-            exchange.header("access-control-expose-headers", _SHOWN_TO_PAGES)
-            return
-        if keyless and origin.partition("://")[2] != exchange.headers.get("host"):
-            raise Forbidden("pages of this origin may not ask", "allow it with server.cors_origins")
+    if origin is not None and keyless and origin.partition("://")[2] != exchange.headers.get("host"):
+        raise Forbidden("pages of this origin may not ask", "allow it with server.cors_origins")
     if keyless and not _is_local_name(exchange.headers.get("host", "")):
         raise Forbidden("without an API key only this host itself may be asked", "use localhost, or make a key")
+
+
+def allow_page(exchange: Exchange, origins: tuple[str, ...]) -> bool:
+    """Whether a page of an allowed origin asks, which may then read the answer."""
+    origin = exchange.headers.get("origin")
+    if origin is None or not ("*" in origins or origin in origins):
+        return False
+    exchange.header("access-control-allow-origin", origin)
+    exchange.header("vary", "origin")
+    exchange.header("access-control-expose-headers", _SHOWN_TO_PAGES)
+    return True
 
 
 def check_near(exchange: Exchange) -> None:

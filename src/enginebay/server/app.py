@@ -10,7 +10,7 @@ import traceback
 from functools import lru_cache
 
 from enginebay.errors import Cancelled, Draining, EnginebayError
-from enginebay.server.access import admit, authenticate, check_origin
+from enginebay.server.access import admit, allow_page, authenticate, check_origin
 from enginebay.server.answers.event_lines import in_lines
 from enginebay.server.call import Call
 from enginebay.server.context import Context
@@ -54,8 +54,10 @@ class App:
             return shown(error).status, error.message
         return None
 
-    def refused(self, status: int) -> None:
+    def refused(self, status: int, exchange: Exchange | None) -> None:
         self.context.metrics.rejected.child(f"http_{status}").inc()
+        if exchange is not None:
+            allow_page(exchange, self.context.config.cors_origins)
 
     async def _answer(self, exchange: Exchange) -> None:
         call = Call(exchange, "unknown", f"{self._id_prefix}{next(self._ids):06x}")

@@ -174,7 +174,11 @@ class Metrics:
             "enginebay_retries_total", "Requests sent to another worker, by how the first failed.", (*_MODEL, "kind")
         )
         self.fallbacks = Counter("enginebay_fallbacks_total", "Requests sent on to the engine named here.", _MODEL)
-        self.rejected = Counter("enginebay_rejected_total", "Requests refused before an engine saw them.", ("reason",))
+        self.rejected = Counter(
+            "enginebay_rejected_total",
+            "Requests turned away before they were read whole: too large, too slow, no HTTP.",
+            ("reason",),
+        )
 
         self.queue_time = Histogram(
             "enginebay_queue_time_seconds", "From arrival until the worker got the request.", _MODEL, _QUEUE_S

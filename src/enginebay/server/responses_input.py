@@ -22,12 +22,15 @@ _OUTPUT_KEYS = frozenset(("type", "call_id", "output", "id", "status"))
 _TOOL_KEYS = frozenset(("type", "name", "description", "parameters", "strict"))
 _LOGPROBS = "message.output_text.logprobs"
 _WHOLE_INPUT = "nothing is stored here: send the whole conversation as input"
+_WHOLE_ITEM = "nothing is stored here: send the item itself, as SDKs do with store set to false"
 
 # Fields of the OpenAI API that ask for what a server without stored state does not have.
 _REFUSED = {
     "previous_response_id": ("earlier responses are not known", _WHOLE_INPUT),
     "conversation": ("conversations are not kept", _WHOLE_INPUT),
     "prompt": ("there are no stored prompts", "send the text as instructions and input"),
+    "moderation": ("nothing is moderated here", "leave it out"),
+    "context_management": ("input is not made shorter here", "leave it out, or use truncate_prompt_tokens"),
     "background": ("responses are not made in the background", "leave out background, and use stream to see progress"),
 }
 
@@ -50,10 +53,6 @@ def check_fields(body: ResponsesBody) -> None:
             "reasoning has no common meaning",
             "leave it out, or give the template's own switch in chat_template_kwargs", param="reasoning",
         )  # fmt: skip
-    if body.prompt_cache_retention == "24h":
-        raise Unsupported(
-            "cached prompts are kept in memory only", "leave out prompt_cache_retention", param="prompt_cache_retention"
-        )
     if body.text is not None and body.text.verbosity in ("low", "high"):
         raise Unsupported("verbosity cannot be set", "say in instructions how long to be", param="text.verbosity")
     _check_stream(body)
@@ -81,7 +80,8 @@ def read_logprobs(body: ResponsesBody) -> int | None:
 
 _SHARED = (
     "model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "seed", "stop",
+    "no_repeat_ngram_size", "do_sample", "min_tokens", "ignore_eos", "stop_token_ids", "logit_bias", "best_of", "num_beams",
+    "length_penalty", "early_stopping", "seed", "stop",
 )  # fmt: skip
 
 
@@ -156,7 +156,7 @@ def _add(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]], na
     elif kind == "function_call_output":
         _add_output(item, where, messages, names)
     elif kind == "item_reference":
-        raise Unsupported(f"{where} refers to an item", "nothing is stored here: send the item itself", param="input")
+        raise Unsupported(f"{where} refers to an item", _WHOLE_ITEM, param="input")
     else:
         raise Unsupported(
             f"{where} is of the type {_shown(kind)}",

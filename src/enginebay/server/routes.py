@@ -27,6 +27,7 @@ ROUTES = (
     Route("GET", "/v1/models/{id}", information.show_model, "models"),
     Route("POST", "/tokenize", information.tokenize, "tokenize", counted=True),
     Route("POST", "/detokenize", information.detokenize, "detokenize", counted=True),
+    Route("GET", "/health", information.ready, "health", scope=None),
     Route("GET", "/health/live", information.live, "health", scope=None),
     Route("GET", "/health/ready", information.ready, "health", scope=None),
     Route("GET", "/metrics", information.metrics, "metrics", scope="any"),

@@ -194,9 +194,21 @@ def check_stream_options(body: Generating) -> None:
         raise Unsupported("streams are not padded here", "leave it out", param="stream_options.include_obfuscation")
 
 
+def stream_notes(body: Generating) -> dict[str, str]:
+    """What of a stream's options is not carried out to the letter."""
+    running = body.stream_options is not None and body.stream_options.continuous_usage_stats
+    return {"stream_options.continuous_usage_stats": "usage comes at the end alone"} if running else {}
+
+
 def check_bookkeeping(body: Any) -> None:
     """Fields of the OpenAI API that ask for what a server without storage and tiers does not have."""
     if body.store:
         raise Unsupported("nothing is stored here", "leave out store, or set it to false", param="store")
     if body.service_tier not in (None, "auto", "default"):
         raise Unsupported("there is one service tier", "leave out service_tier, or say auto", param="service_tier")
+    if body.prompt_cache_retention not in (None, "in_memory", "in-memory"):
+        raise Unsupported(
+            "cached prompts are kept in memory only", "leave out prompt_cache_retention", param="prompt_cache_retention"
+        )
+    if body.prompt_cache_options:
+        raise Unsupported("what is cached cannot be chosen", "leave it out", param="prompt_cache_options")

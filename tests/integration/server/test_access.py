@@ -228,6 +228,15 @@ def test_pages_of_allowed_sites_may_ask(keyless: Server) -> None:
     assert wrong.status_code == 403 and "access-control-allow-origin" not in wrong.headers
 
 
+@pytest.mark.parametrize(("origin", "told"), [("https://app.example.org", True), ("https://evil.example", False)])
+def test_an_allowed_page_may_read_why_its_body_was_refused(keyless: Server, origin: str, told: bool) -> None:
+    with connect(keyless.port) as sock:
+        sock.sendall(request("POST", CHAT, headers={"origin": origin, "content-length": str(10**12)}))
+        answer, _ = read_answer(sock)
+    assert answer.status == 413
+    assert answer.headers.get("access-control-allow-origin") == (origin if told else None)
+
+
 def test_the_servers_own_page_may_ask(keyless: Server) -> None:
     assert ask(keyless, {"origin": keyless.url}).status == 200
 

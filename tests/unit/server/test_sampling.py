@@ -7,8 +7,9 @@ import pytest
 
 from enginebay.config.server import Limits
 from enginebay.contract import Guided, Sampling
-from enginebay.errors import InvalidRequest
-from enginebay.server.sampling import read_sampling
+from enginebay.errors import InvalidRequest, Unsupported
+from enginebay.server.endpoints.chat import check_chat
+from enginebay.server.sampling import read_sampling, stream_notes
 from enginebay.server.wire.bodies import ChatBody
 from enginebay.server.wire.decode import decode
 
@@ -74,6 +75,42 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read(**fields)
     assert caught.value.param == param
+
+
+ASKS_FOR_NOTHING = [
+    {"verbosity": "medium"}, {"function_call": "none"}, {"function_call": "auto"}, {"prompt_cache_retention": "in_memory"},
+    {"prompt_cache_retention": "in-memory"}, {"functions": []},
+    *({name: None} for name in ("verbosity", "prediction", "audio", "functions", "web_search_options", "moderation",
+                                "function_call", "prompt_cache_retention", "prompt_cache_options")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", ASKS_FOR_NOTHING, ids=str)
+def test_fields_for_what_is_not_done_here_may_ask_for_nothing(fields: dict[str, Any]) -> None:
+    check_chat(body(**fields), most_messages=10)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"verbosity": "low"}, {"prediction": {"type": "content", "content": "x"}}, {"audio": {"voice": "a"}},
+        {"functions": [{"name": "f"}]}, {"function_call": {"name": "f"}}, {"web_search_options": {"x": 1}},
+        {"moderation": {"model": "m"}}, {"prompt_cache_retention": "24h"}, {"prompt_cache_options": {"mode": "explicit"}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_fields_for_what_is_not_done_here_are_refused_by_name(fields: dict[str, Any]) -> None:
+    with pytest.raises(Unsupported) as caught:
+        check_chat(body(**fields), most_messages=10)
+    assert caught.value.param == next(iter(fields)) and caught.value.hint
+
+
+def test_running_counts_are_not_made_and_that_is_said() -> None:
+    asked = {"include_usage": True, "continuous_usage_stats": True}
+    assert stream_notes(body(stream=True, stream_options=asked)).keys() == {"stream_options.continuous_usage_stats"}
+    assert (
+        stream_notes(body(stream=True, stream_options={"continuous_usage_stats": False})) == {} == stream_notes(body())
+    )
 
 
 def test_the_cap_on_tokens() -> None:

@@ -38,7 +38,7 @@ SPEC = EngineSpec(
         "early_stopping": refuses("engine transformers: it only matters in beam search"),
         "logprobs": honours(),
         "logit_bias": honours(),
-        "guided_json": honours("the same small instance of the schema every time"),
+        "guided_json": honours("the same small instance of the schema every time, whatever its patterns and formats"),
         "guided_regex": refuses(_REAL),
         "guided_grammar": refuses(_REAL),
         "guided_choice": honours(),

@@ -13,6 +13,7 @@ from typing import Any
 
 from enginebay.contract import GenerateRequest, Guided, Sampling
 from enginebay.engines.llamacpp.regex import choice_to_gbnf, to_gbnf
+from enginebay.engines.llamacpp.schema import without_unknown_formats
 from enginebay.errors import InvalidRequest, Unsupported
 
 _RANDOM_SEED = 0xFFFFFFFF  # what llama.cpp takes as "draw one"
@@ -84,7 +85,7 @@ def lora_scales(chosen: str | None, loras: Mapping[str, int]) -> list[dict[str, 
 
 
 def json_schema(guided: Guided | None) -> dict[str, Any] | None:
-    """The schema a request asks for; `{}` means any object."""
+    """The schema a request asks for, as the library takes it; `{}` means any object."""
     if guided is None or guided.json is None:
         return None
     try:
@@ -95,7 +96,10 @@ def json_schema(guided: Guided | None) -> dict[str, Any] | None:
         raise InvalidRequest(
             "the JSON schema is not an object", 'give one like {"type": "object"}', param="guided_json"
         )
-    return schema or {"type": "object"}
+    try:
+        return without_unknown_formats(schema) or {"type": "object"}
+    except RecursionError:
+        raise InvalidRequest("the JSON schema is nested too deeply", param="guided_json") from None
 
 
 def _guided(guided: Guided | None, schema: dict[str, Any] | None) -> dict[str, Any]:

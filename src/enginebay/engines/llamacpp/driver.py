@@ -10,6 +10,7 @@ from typing import Any
 from enginebay.contract import Sink
 from enginebay.engines.llamacpp.body import Attempt
 from enginebay.engines.llamacpp.calls import Call
+from enginebay.engines.llamacpp.last_words import LastWords, schema_problem
 from enginebay.engines.llamacpp.library import Library
 from enginebay.engines.llamacpp.output import Output
 from enginebay.errors import ContextOverflow, EnginebayError, EngineFailed, InvalidRequest
@@ -27,7 +28,7 @@ class Driver:
         self._library = library
         self._sink = sink
         self._prompt_cache = prompt_cache
-        self._follows = lru_cache(_SCHEMAS)(self._try_schema)
+        self._problem = lru_cache(_SCHEMAS)(self._try_schema)
 
     def run(self, call: Call) -> None:
         """Blocks until every choice of the call has ended. Raises what went wrong."""
@@ -73,24 +74,25 @@ class Driver:
 
     def _check_schema(self, schema: Mapping[str, Any]) -> None:
         """Refuse a schema that the library does not follow: it would run on without any constraint, and say nothing."""
-        if not self._follows(json.dumps(schema, sort_keys=True)):
-            raise InvalidRequest(
-                "llama.cpp cannot follow this JSON schema",
-                "check its types and keywords; the log of the worker names the one it stumbled over",
-                param="guided_json",
-            )
+        problem = self._problem(json.dumps(schema, sort_keys=True))
+        if problem is not None:
+            raise not_followed(problem)
 
-    def _try_schema(self, schema: str) -> bool:
-        """Does the library follow this JSON schema?
+    def _try_schema(self, text: str) -> str | None:
+        """None where the library follows this JSON schema, else why not, as far as it tells.
 
         One token is made under it, with a bias towards a text that no JSON begins with. If that one comes out, the
         schema is not in force.
         """
         token = self._library.ask("POST", "/tokenize", {"content": _PROBE_TEXT, "add_special": False})["tokens"][-1]
-        body = {"prompt": [token], "n_predict": 1, "json_schema": json.loads(schema), "logit_bias": [[token, 1000.0]]}
+        schema = json.loads(text)
+        body = {"prompt": [token], "n_predict": 1, "json_schema": schema, "logit_bias": [[token, 1000.0]]}
         fixed = {"samplers": ["temperature"], "temperature": 0.0, "verbose": True, "return_tokens": True}
+        words = LastWords()
         answer = self._library.complete_at_once({**body, **fixed})
-        return "error" not in answer and answer["__verbose"]["tokens"] != [token]
+        if "error" in answer:
+            return str(answer["error"].get("message", ""))
+        return schema_problem(words.text(), schema) if answer["__verbose"]["tokens"] == [token] else None
 
 
 class _Chunks:
@@ -149,6 +151,15 @@ class _Chunks:
             details["content"], details["tokens"][0], details["tokens_predicted"], found["content"] if found else ()
         )
         self._sink.token(self._held.number, text, ids, output.choice, logprobs)
+
+
+def not_followed(problem: str) -> InvalidRequest:
+    """`problem` is what the library says of the schema, or empty."""
+    what = "llama.cpp cannot follow this JSON schema"
+    if problem:
+        return InvalidRequest(f"{what}: {problem}", "change or leave out what it names", param="guided_json")
+    hint = "check its types and keywords; the log of the worker names the one it stumbled over"
+    return InvalidRequest(what, hint, param="guided_json")
 
 
 def error_of(answer: Mapping[str, Any]) -> EnginebayError:

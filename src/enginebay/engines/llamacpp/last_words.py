@@ -1,4 +1,4 @@
-"""What the library wrote while it loaded: its exceptions only say that it failed.
+"""What the library wrote while it loaded or took a JSON schema: it only says that it failed, or not even that.
 
 It writes to the process's standard error. Where that is a file, as a worker's log is, it can be read back; nothing is
 redirected, so that the words of a process that dies stay where they are.
@@ -7,14 +7,19 @@ redirected, so that the words of a process that dies stay where they are.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import stat
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 _MOST = 64 * 1024
 _PATIENCE_S = 0.1  # a thread of the library's own does the writing
 _MEMORY_WORDS = ("failed to allocate", "unable to allocate", "insufficient memory", "out of memory", "bad_alloc")
+_SCHEMA_REPORT, _REPORT_WHERE, _REPORT_SCHEMA = "failed to compile JSON schema: ", "\n   1 | ", "start: %json "
+_LONGEST_REASON = 300
 
 
 class LastWords:
@@ -43,3 +48,21 @@ class LastWords:
 def memory_ran_out(text: str) -> bool:
     low = text.lower()
     return any(word in low for word in _MEMORY_WORDS)
+
+
+def schema_problem(text: str, schema: Mapping[str, Any]) -> str:
+    """Why the library cannot follow this JSON schema; empty where the text does not tell.
+
+    Each report quotes the schema it is about: another request's may stand beside it.
+    """
+    for report in text.split(_SCHEMA_REPORT)[1:]:
+        reason, _, where = report.partition(_REPORT_WHERE)
+        quoted = where.partition(_REPORT_SCHEMA)[2].partition("\n")[0]
+        with contextlib.suppress(ValueError):  # cut short
+            if json.loads(quoted) == schema:
+                return _shortened(" ".join(reason.split()))
+    return ""
+
+
+def _shortened(reason: str) -> str:
+    return reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."

@@ -31,7 +31,7 @@ REQUEST = {
     "early_stopping": refuses(f"{_BEAMS}: it only matters in beam search"),
     "logprobs": honours("of the model's own distribution; none for a token that ends inside a character"),
     "logit_bias": honours(),
-    "guided_json": honours(),
+    "guided_json": honours("formats it does not know are left out"),
     "guided_regex": translates("a GBNF grammar"),
     "guided_grammar": honours(),
     "guided_choice": translates("a GBNF grammar"),

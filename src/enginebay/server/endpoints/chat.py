@@ -13,12 +13,21 @@ from enginebay.server.answers.whole import Whole
 from enginebay.server.call import Call
 from enginebay.server.context import Context
 from enginebay.server.generating import prepare, run
-from enginebay.server.sampling import check_bookkeeping, check_stream_options, read_sampling
+from enginebay.server.sampling import check_bookkeeping, check_stream_options, read_sampling, stream_notes
 from enginebay.server.served import ServedModel
 from enginebay.server.template_options import read_template_options
 from enginebay.server.tool_use import ToolUse, plan_tools
 from enginebay.server.wire.bodies import ChatBody
 from enginebay.server.wire.decode import decode
+
+# Fields of the OpenAI API that ask for what is not done here, and what to do instead.
+_REFUSED = {
+    "prediction": ("a predicted output is not used", "leave out prediction"),
+    "audio": ("only text comes out", "leave out audio"),
+    "web_search_options": ("nothing is searched for here", "leave it out, or give the model a tool that searches"),
+    "moderation": ("nothing is moderated here", "leave out moderation"),
+    "functions": ("functions are asked for as tools", "send them as tools, and the choice among them as tool_choice"),
+}
 
 
 async def chat(context: Context, call: Call) -> None:
@@ -35,7 +44,7 @@ async def chat(context: Context, call: Call) -> None:
     prepared = await prepare(
         call, served, request,
         truncate=body.truncate_prompt_tokens, asked=asked, asked_param=asked_param,
-        options=_template_options(body, tools), notes=tools.notes,
+        options=_template_options(body, tools), notes={**tools.notes, **stream_notes(body)},
     )  # fmt: skip
     choices = [Choice(index, tools.parser()) for index in range(sampling.n)]
     form = ChatForm(
@@ -85,6 +94,13 @@ def check_chat(body: ChatBody, most_messages: int) -> None:
         )
     if body.modalities not in (None, ["text"]):
         raise Unsupported("only text comes out", "leave out modalities", param="modalities")
+    for name, (what, hint) in _REFUSED.items():
+        if getattr(body, name):
+            raise Unsupported(what, hint, param=name)
+    if body.verbosity in ("low", "high"):
+        raise Unsupported("verbosity cannot be set", "say in a message how long to be", param="verbosity")
+    if body.function_call not in (None, "none", "auto"):
+        raise Unsupported(*_REFUSED["functions"], param="function_call")
     if body.reasoning_effort is not None:
         raise Unsupported(
             "reasoning_effort has no common meaning",

@@ -13,7 +13,7 @@ from enginebay.server.answers.whole import Whole
 from enginebay.server.call import Call
 from enginebay.server.context import Context
 from enginebay.server.generating import prepare, run
-from enginebay.server.sampling import check_bookkeeping, check_stream_options, read_sampling
+from enginebay.server.sampling import check_bookkeeping, check_stream_options, read_sampling, stream_notes
 from enginebay.server.served import ServedModel
 from enginebay.server.wire.bodies import CompletionBody
 from enginebay.server.wire.decode import decode
@@ -42,7 +42,14 @@ async def completions(context: Context, call: Call) -> None:
         for prompt in prompts
     ]
     prepared = [
-        await prepare(call, served, request, truncate=body.truncate_prompt_tokens, asked=body.max_tokens)
+        await prepare(
+            call,
+            served,
+            request,
+            truncate=body.truncate_prompt_tokens,
+            asked=body.max_tokens,
+            notes=stream_notes(body),
+        )
         for request in requests
     ]
     echoes = [_echo(prompt, served) if body.echo else "" for prompt in prompts for _ in range(sampling.n)]

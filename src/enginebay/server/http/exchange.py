@@ -74,6 +74,11 @@ class Exchange:
         """A header of the response to come, whoever writes it."""
         self._head.append(f"{name}: {value}\r\n".encode("latin-1", "replace"))
 
+    @property
+    def head(self) -> bytes:
+        """The headers that were added so far."""
+        return b"".join(self._head)
+
     def mark(self) -> int:
         return len(self._head)
 

@@ -230,20 +230,20 @@ class Connection(asyncio.Protocol):
         if encoding in ("identity", ""):
             return True
         if encoding not in ("gzip", "deflate"):
-            self._refuse(415, f"bodies encoded as {encoding[:40]!r} are not taken: use gzip, deflate or none")
+            self._refuse(415, f"bodies encoded as {encoding[:40]!r} are not taken: use gzip, deflate or none", exchange)
             return False
         try:
             inflater = zlib.decompressobj(47)  # both gzip and zlib wrappers
             exchange.body = inflater.decompress(exchange.body, self._settings.body_bytes)
         except zlib.error:
-            self._refuse(400, f"the body is not valid {encoding}")
+            self._refuse(400, f"the body is not valid {encoding}", exchange)
             return False
         if inflater.eof and not inflater.unused_data:
             return True
         if inflater.unconsumed_tail or len(exchange.body) >= self._settings.body_bytes:
-            self._refuse(413, f"the body is over {self._settings.body_bytes} bytes when unpacked")
+            self._refuse(413, f"the body is over {self._settings.body_bytes} bytes when unpacked", exchange)
         else:
-            self._refuse(400, f"the body is not one whole {encoding} stream")
+            self._refuse(400, f"the body is not one whole {encoding} stream", exchange)
         return False
 
     # The application's side
@@ -344,7 +344,7 @@ class Connection(asyncio.Protocol):
         self._body = []
         self._refuse(413, f"the body is over {self._settings.body_bytes} bytes")
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, status: int, message: str, exchange: Exchange | None = None) -> None:
         """An answer without the application, after which the connection ends."""
         if self._exchange is not None or self._ahead:  # answers under way must not be mixed with this one
             self._last()
@@ -354,8 +354,10 @@ class Connection(asyncio.Protocol):
         body = self._settings.refusal(status, message)
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self._closing = True
-        self.write(STATUS_LINES[status] + self.common() + head + body)
-        self._application.refused(status)
+        exchange = exchange or self._reading
+        self._application.refused(status, exchange)
+        added = b"" if exchange is None else exchange.head
+        self.write(STATUS_LINES[status] + self.common() + added + head + body)
         self._lingering = True
         self._transport.write_eof()
         self.deadline = time.monotonic() + _LINGER_S

@@ -39,5 +39,5 @@ class Application(Protocol):
     def unwelcome(self, exchange: Exchange) -> tuple[int, str] | None:
         """Asked before a large body is read: a status and a message for a client that need not send it."""
 
-    def refused(self, status: int) -> None:
-        """A request was turned away before it got here."""
+    def refused(self, status: int, exchange: Exchange | None) -> None:
+        """A request was turned away before it got here. Headers may be added, where its own are known by then."""

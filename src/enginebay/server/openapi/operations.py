@@ -107,6 +107,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         id="detokenize", tag=_MODELS, summary="Token ids as text", body="DetokenizeBody", answer="Detokenized",
         names_model=True, examples={"tokens": {"tokens": [72, 105]}},
     ),
+    ("GET", "/health"): Operation(
+        id="health", tag=_SERVER, summary="The same as /health/ready, where many tools look for it", answer="Readiness",
+        also={503: ("A request might not be answered, and why.", "Readiness")},
+    ),
     ("GET", "/health/live"): Operation(
         id="live", tag=_SERVER, summary="The server runs", answer="Live",
     ),

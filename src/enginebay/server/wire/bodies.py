@@ -7,10 +7,16 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from enginebay.server.wire.fields import (
+    BestOf,
+    Bias,
     FrequencyPenalty,
     Generating,
+    LengthPenalty,
     MaxTokens,
     MinP,
+    MinTokens,
+    NgramSize,
+    NumBeams,
     PresencePenalty,
     RepetitionPenalty,
     Seed,
@@ -43,6 +49,14 @@ class ChatBody(Generating, forbid_unknown_fields=True, kw_only=True):
     documents: list[Object] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    # OpenAI's, for what is not done here: refused unless they ask for nothing.
+    verbosity: Literal["low", "medium", "high"] | None = None
+    prediction: Object | None = None
+    audio: Object | None = None
+    web_search_options: Object | None = None
+    moderation: Object | None = None
+    functions: list[Object] | None = None
+    function_call: str | Object | None = None
 
 
 class CompletionBody(Generating, forbid_unknown_fields=True, kw_only=True):
@@ -135,13 +149,26 @@ class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: Object | None = None
+    moderation: Object | None = None
+    context_management: list[Object] | None = None
     # Ours, with the names and meanings of the other endpoints.
     top_k: TopK | None = None
     min_p: MinP | None = None
     repetition_penalty: RepetitionPenalty | None = None
     presence_penalty: PresencePenalty | None = None
     frequency_penalty: FrequencyPenalty | None = None
+    no_repeat_ngram_size: NgramSize | None = None
+    do_sample: bool | None = None
+    min_tokens: MinTokens | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[TokenId] | None = None
+    logit_bias: dict[str, Bias] | None = None
+    best_of: BestOf | None = None
+    num_beams: NumBeams | None = None
+    length_penalty: LengthPenalty | None = None
+    early_stopping: bool | None = None
     seed: Seed | None = None
     stop: Text | list[Text] | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=1, description="Keep only the last k prompt tokens")] | None = None

@@ -45,6 +45,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_timing: bool | None = None  # ours
     include_energy: bool | None = None  # ours
     include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
@@ -97,6 +98,8 @@ class Generating(Struct, forbid_unknown_fields=True, kw_only=True):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
 
     @property
     def wants_energy(self) -> bool:

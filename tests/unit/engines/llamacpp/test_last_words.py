@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from enginebay.engines.llamacpp.last_words import LastWords, memory_ran_out
+from enginebay.engines.llamacpp.last_words import LastWords, memory_ran_out, schema_problem
 
 
 def test_only_what_came_since(tmp_path: Path) -> None:
@@ -32,3 +32,27 @@ def test_words_for_want_of_memory() -> None:
     assert memory_ran_out("E ggml_aligned_malloc: insufficient memory (attempted to allocate 2880.00 MB)")
     assert memory_ran_out("cudaMalloc failed: out of memory")
     assert not memory_ran_out("E llama_model_load: unknown model architecture: 'foo'")
+
+
+def _report(reason: str, schema: str) -> str:
+    return (
+        f"0.15.783.294 E llg error: at 2(8): failed to compile JSON schema: {reason}\n"
+        f"   1 | %llguidance {{}}\n   2 | start: %json {schema}\n              ^\n\n\n"
+    )
+
+
+def test_the_problem_of_a_schema_among_those_of_others() -> None:
+    said = (
+        _report('Unimplemented keys: ["not"]', '{"not":{}}')
+        + "W something else\n"
+        + _report("regex parse error:\n    (?=a)\n    ^^^\nerror: look-around", '{"pattern":"(?=a)"}')
+    )
+    assert schema_problem(said, {"not": {}}) == 'Unimplemented keys: ["not"]'
+    assert schema_problem(said, {"pattern": "(?=a)"}) == "regex parse error: (?=a) ^^^ error: look-around"
+    assert schema_problem(said, {"type": "odd"}) == schema_problem("", {}) == ""
+
+
+def test_a_report_that_is_cut_short_tells_nothing_and_a_long_one_is_shortened() -> None:
+    said = _report("x" * 1000, '{"not":{}}')
+    assert schema_problem(said[:1100], {"not": {}}) == ""
+    assert schema_problem(said, {"not": {}}) == "x" * 300 + "..."

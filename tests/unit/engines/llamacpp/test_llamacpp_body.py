@@ -85,6 +85,17 @@ def test_guided() -> None:
     assert _body(guided=Guided(grammar='root ::= "x"'))["grammar"] == 'root ::= "x"'
 
 
+def test_a_format_that_the_library_does_not_know_does_not_reach_it() -> None:
+    schema = '{"type": "object", "properties": {"n": {"type": "string", "format": "%s"}}}'
+    assert _body(guided=Guided(json=schema % "uri"))["json_schema"]["properties"] == {"n": {"type": "string"}}
+    assert _body(guided=Guided(json=schema % "date"))["json_schema"]["properties"]["n"]["format"] == "date"
+
+
+def test_a_schema_nested_too_deeply_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="too deeply"):
+        _body(guided=Guided(json='{"not":' * 800 + "{}" + "}" * 800))
+
+
 @pytest.mark.parametrize("schema", ["{", "[]", "true"])
 def test_a_schema_must_be_an_object(schema: str) -> None:
     with pytest.raises(InvalidRequest):

@@ -46,3 +46,28 @@ def test_only_so_many_verdicts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
     for name in ("a", "b", "a", "c", "a", "b"):
         made._check_schema({"type": name})
     assert [one["type"] for one in library.tried] == ["a", "b", "c", "b"]
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (
+            "E llg error: at 2(8): failed to compile JSON schema: Invalid type: odd\n   1 | %llguidance {}\n"
+            '   2 | start: %json {"type":"odd"}\n              ^\n',
+            "llama.cpp cannot follow this JSON schema: Invalid type: odd",
+        ),
+        ("", "llama.cpp cannot follow this JSON schema"),
+    ],
+)
+def test_the_refusal_says_what_the_library_says(monkeypatch: pytest.MonkeyPatch, said: str, message: str) -> None:
+    monkeypatch.setattr(driver.LastWords, "text", lambda _: said)
+    with pytest.raises(InvalidRequest) as caught:
+        _driver(FakeLibrary())._check_schema({"type": "odd"})
+    assert (caught.value.message, caught.value.param) == (message, "guided_json")
+
+
+def test_the_refusal_says_what_the_library_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = FakeLibrary()
+    monkeypatch.setattr(library, "complete_at_once", lambda _: {"error": {"code": 400, "message": "no such type"}})
+    with pytest.raises(InvalidRequest, match="schema: no such type"):
+        _driver(library)._check_schema({"type": "odd"})

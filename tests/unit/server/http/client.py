@@ -91,8 +91,10 @@ class App:
     def unwelcome(self, exchange: Exchange) -> tuple[int, str] | None:
         return (401, "who are you?") if "x-stranger" in exchange.headers else None
 
-    def refused(self, status: int) -> None:
+    def refused(self, status: int, exchange: Exchange | None) -> None:
         self.refusals.append(status)
+        if exchange is not None:
+            exchange.header("x-told", exchange.headers.get("x-asked", ""))
 
 
 class Client:

@@ -104,6 +104,22 @@ async def test_strangers_need_not_send_their_body() -> None:
     assert Client(ok).send(post(b"small", "x-stranger: 1\r\n")).statuses() == [200]  # the application says it itself
 
 
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"POST / HTTP/1.1\r\nhost: x\r\nx-asked: 7\r\ncontent-length: 5000\r\n\r\n", 413),
+        (b"POST / HTTP/1.1\r\nhost: x\r\nx-asked: 7\r\nx-stranger: 1\r\ntransfer-encoding: chunked\r\n\r\n", 401),
+        (post(b"x", "x-asked: 7\r\ncontent-encoding: br\r\n"), 415),
+        (post(b"x", "x-asked: 7\r\ncontent-encoding: gzip\r\n"), 400),
+    ],
+    ids=["too large", "stranger", "encoding", "not gzip"],
+)
+async def test_a_refusal_has_the_headers_of_the_application(sent: bytes, status: int) -> None:
+    client = Client(ok).send(sent)
+    assert client.statuses() == [status] and client.app.asked == []
+    assert b"\r\nx-told: 7\r\n" in client.got.partition(b"\r\n\r\n")[0]
+
+
 async def test_any_number_of_upgrades_in_one_piece() -> None:
     one = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
     client = Client(ok).send(one * 8)
