@@ -91,7 +91,9 @@ class Prompts:
             return "\n".join(str(message["content"]) for message in checked(messages, parts=False))
         if self.renderer is None or not self.renderer.available:
             raise Unsupported(
-                "this model has no chat template", "give the prompt as plain text: --raw", param="messages"
+                "this model has no chat template",
+                "give the prompt as plain text: at /v1/completions, or with --raw",
+                param="messages",
             )
         return self.renderer.render(messages, **options)
 

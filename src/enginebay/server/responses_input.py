@@ -5,7 +5,6 @@ Nothing is dropped on the way: what a chat cannot say is refused, with what to d
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,8 +15,8 @@ from enginebay.server.wire.fields import Generating
 
 _ROLES = ("user", "assistant", "system", "developer")
 _MESSAGE_KEYS = frozenset(("type", "role", "content", "id", "status", "phase"))
-_PART_KEYS = frozenset(("type", "text", "refusal", "annotations", "logprobs"))
-_CALL_KEYS = frozenset(("type", "call_id", "name", "arguments", "id", "status"))
+_PART_KEYS = frozenset(("type", "text", "refusal", "annotations", "logprobs", "parsed"))
+_CALL_KEYS = frozenset(("type", "call_id", "name", "arguments", "id", "status", "parsed_arguments"))
 _OUTPUT_KEYS = frozenset(("type", "call_id", "output", "id", "status"))
 _TOOL_KEYS = frozenset(("type", "name", "description", "parameters", "strict"))
 _LOGPROBS = "message.output_text.logprobs"
@@ -204,10 +203,6 @@ def _part(part: Any, where: str) -> str:
 def _add_call(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]], names: dict[str, str]) -> None:
     _check_keys(item, _CALL_KEYS, where)
     call_id, name, arguments = (_string(item, key, where) for key in ("call_id", "name", "arguments"))
-    try:
-        json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        raise _wrong(f"{where}.arguments is not JSON", "send the call as the response had it") from None
     names[call_id] = name
     call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
     if messages and messages[-1]["role"] == "assistant":  # one turn: what it says, and all its calls

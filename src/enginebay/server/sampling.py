@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -36,7 +37,7 @@ def read_sampling(
 ) -> Sampling:
     """Defaults of the configuration under what the request says. Raises `InvalidRequest` with the field's name.
 
-    `guided` is a constraint from elsewhere (a tool that must be called); `vocabulary` the number of token ids.
+    `guided`: what the output is held to, by `read_constraint` and the tools; `vocabulary`: the number of token ids.
     """
     values: dict[str, Any] = dict(defaults)
     for name in _SAME:
@@ -59,15 +60,8 @@ def read_sampling(
         values["stop_token_ids"] = tuple(body.stop_token_ids)
     if body.logit_bias is not None:
         values["logit_bias"] = _bias(body.logit_bias, limits, vocabulary)
-    own = read_guided(body, limits)
-    if own is not None and guided is not None:
-        raise InvalidRequest(
-            "a tool that must be called and a constraint on the output exclude each other",
-            "use tool_choice auto, or leave out the constraint",
-            param="tool_choice",
-        )
-    if own is not None or guided is not None:
-        values["guided"] = own or guided
+    if guided is not None:
+        values["guided"] = guided
     for name in ("n", "best_of"):
         if values.get(name, 1) > limits.n:
             raise _over(name, values[name], limits.n)
@@ -107,8 +101,28 @@ def _bias(bias: Mapping[str, float], limits: Limits, vocabulary: int | None) -> 
 # Constraints on the output
 
 
-def read_guided(body: Generating, limits: Limits) -> Guided | None:
-    """At most one constraint, from `response_format`, the guided_* fields or `structured_outputs`."""
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What a request's own fields hold the output to."""
+
+    guided: Guided | None = None
+    param: str = ""  # the field that does
+
+    @property
+    def schema(self) -> dict[str, Any] | None:
+        return None if self.guided is None or self.guided.json is None else json.loads(self.guided.json)
+
+    @property
+    def of_text(self) -> bool:
+        """It is for what the model says, if it says something, and not for calls."""
+        return self.param == "response_format"
+
+
+NO_CONSTRAINT = Constraint()
+
+
+def read_constraint(body: Generating, limits: Limits) -> Constraint:
+    """At most one, from `response_format`, the guided_* fields or `structured_outputs`."""
     given: dict[str, tuple[str, Any]] = {}
     if body.response_format is not None:
         schema = response_schema(body.response_format)
@@ -122,12 +136,12 @@ def read_guided(body: Generating, limits: Limits) -> Guided | None:
         if inner is not None:
             given[f"structured_outputs.{name}"] = (name, inner)
     if not given:
-        return None
+        return NO_CONSTRAINT
     if len(given) > 1:
         names = list(given)
         raise InvalidRequest(f"{names[0]} and {names[1]} exclude each other", "give one of them", param=names[1])
     [(param, (name, value))] = given.items()
-    return _guided(name, value, param, limits)
+    return Constraint(_guided(name, value, param, limits), param)
 
 
 def _guided(name: str, value: Any, param: str, limits: Limits) -> Guided:

@@ -10,16 +10,24 @@ from typing import Any
 from enginebay.config.server import Limits
 from enginebay.contract import Guided
 from enginebay.errors import InvalidRequest
-from enginebay.server.sampling import guided_json
+from enginebay.server.sampling import NO_CONSTRAINT, Constraint, guided_json
 from enginebay.server.schema_limits import check_schema, check_schemas
 from enginebay.server.served import ServedModel
-from enginebay.text.tools import ToolParser, calls_schema, check_tools, guided_parser
+from enginebay.text.messages import checked
+from enginebay.text.tools import (
+    CallOrAnswer,
+    ToolParser,
+    call_or_answer_schema,
+    calls_schema,
+    check_tools,
+    guided_parser,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     shown: Sequence[Mapping[str, Any]] | None = None  # to the chat template
-    guided: Guided | None = None  # a tool must be called: the output is held to it
+    guided: Guided | None = None  # what the output is held to
     parser: Callable[[], ToolParser | None] = lambda: None
     notes: Mapping[str, str] = field(default_factory=dict)  # what of the request is not carried out to the letter
     preface: str = ""  # tells the model of its tools, where its template does not
@@ -29,8 +37,8 @@ class ToolUse:
         """The messages, with the preface in a system message."""
         if not self.preface:
             return tuple(messages)
-        first = messages[0]
-        if first.get("role") in ("system", "developer") and isinstance(first.get("content"), str):
+        first = checked(messages, parts=False)[0]  # all are, before their numbers change
+        if first["role"] in ("system", "developer"):
             return ({**first, "content": f"{first['content']}\n\n{self.preface}"}, *messages[1:])
         return ({"role": "system", "content": self.preface}, *messages)
 
@@ -41,13 +49,14 @@ def plan_tools(
     parallel: bool | None,
     limits: Limits,
     served: ServedModel,
+    constraint: Constraint = NO_CONSTRAINT,
 ) -> ToolUse:
-    """Checks tools and choice, and says how they are carried out."""
+    """Checks tools and choice, and says how they are carried out beside what else the output is held to."""
     if tools is not None and len(tools) > limits.tools:
         raise InvalidRequest(f"tools has {len(tools)} entries, allowed here is at most {limits.tools}", param="tools")
     plan = check_tools(tools, choice)
     if not tools:
-        return ToolUse()
+        return ToolUse(guided=constraint.guided)
     check_schemas([tool["function"].get("parameters") for tool in tools], limits, "tools")
     for number, tool in enumerate(tools):
         parameters = tool["function"].get("parameters")
@@ -56,15 +65,29 @@ def plan_tools(
     if served.client.spec.renders:
         given = {"tools": list(tools), "tool_choice": choice, "parallel_tool_calls": parallel}
         extras = {name: value for name, value in given.items() if value is not None}
-        return ToolUse(tools, None, lambda: served.tool_format.parser(tools), extras=extras)
+        return ToolUse(tools, constraint.guided, lambda: served.tool_format.parser(tools), extras=extras)
     if plan.mode == "none":
-        return ToolUse()
+        return ToolUse(guided=constraint.guided)
     preface = "" if served.client.prompts.shows_tools else _preface(tools)
     notes = {"tools": "shown in a system message, for the chat template has no place for them"} if preface else {}
     shown = None if preface else tools
-    if plan.mode == "auto":
+    if plan.mode == "auto" and constraint.guided is None:
         notes |= _free_notes(tools, parallel)
         return ToolUse(shown, None, lambda: served.tool_format.parser(tools), notes, preface)
+    if plan.mode == "auto" and constraint.schema is not None:
+        either = guided_json(call_or_answer_schema(tools, constraint.schema), constraint.param, limits)
+        return ToolUse(shown, either, lambda: CallOrAnswer(tools), notes, preface)
+    if plan.mode == "auto":
+        notes["tools"] = f"none can be called: {constraint.param} holds the output to a text"
+        return ToolUse(shown, constraint.guided, lambda: None, notes, preface)
+    if constraint.guided is not None:
+        if not constraint.of_text:
+            raise InvalidRequest(
+                "a tool that must be called and a constraint on the output exclude each other",
+                "use tool_choice auto, or leave out the constraint",
+                param="tool_choice",
+            )
+        notes[constraint.param] = "is for text, and a tool must be called"
     schema = calls_schema(tools, plan.name, parallel is not False)
     guided = guided_json(schema, "tools", limits)
     return ToolUse(shown, guided, lambda: guided_parser(tools, plan.name), notes, preface)

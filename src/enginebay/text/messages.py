@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
@@ -82,30 +83,29 @@ def _text_part(part: Any, where: str) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type", "text") if isinstance(part, Mapping) else None
-    if kind != "text" and isinstance(kind, str):
+    if kind not in ("text", "refusal") and isinstance(kind, str):
         raise Unsupported(f"{where} is of the type {kind!r}", "only text parts are supported", param="messages")
-    text = part.get("text") if isinstance(part, Mapping) else None
+    text = part.get(kind) if isinstance(part, Mapping) and isinstance(kind, str) else None
     if not isinstance(text, str):
         raise _wrong(f"{where} has no text", 'a part is {"type": "text", "text": "…"}')
     return text
 
 
 def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """OpenAI writes arguments as JSON text; templates expect the object."""
+    """OpenAI writes arguments as JSON text; templates expect the object. Text that a model has spoilt stays text."""
     if not isinstance(calls, Sequence) or not all(isinstance(call, Mapping) for call in calls):
         raise _wrong(f"{where}.tool_calls must be a list of objects")
-    return [_tool_call(call, f"{where}.tool_calls[{number}]") for number, call in enumerate(calls)]
+    return [_tool_call(call) for call in calls]
 
 
-def _tool_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, Mapping):
         return dict(call)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-            json.dumps(arguments, ensure_ascii=False).encode()  # an escaped half of a character is no text
-        except (ValueError, RecursionError) as error:
-            raise _wrong(f"{where}.function.arguments is not JSON: {error}") from error
+        with suppress(ValueError, RecursionError):
+            found = json.loads(arguments) if arguments.strip() else {}
+            json.dumps(found, ensure_ascii=False).encode()  # an escaped half of a character is no text
+            arguments = found
     return {**call, "function": {**function, "arguments": arguments}}

@@ -214,6 +214,64 @@ def test_a_tool_that_must_be_called(client: OpenAI, model: str, stream: bool) ->
         assert heard.text == "" and heard.finish == "tool_calls"
 
 
+FORMAT = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "sum",
+        "schema": {
+            "type": "object",
+            "properties": {"sum": {"type": "integer"}},
+            "required": ["sum"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", ["json-single", None])
+def test_an_answer_by_a_schema_or_a_call_instead(client: OpenAI, name: str | None, stream: bool) -> None:
+    """As agents with a type for their last answer ask. Whatever a model's own format is, both are plain JSON then."""
+    free = {"messages": [{"role": "user", "content": "Go on."}], "tools": TOOLS}
+    given = {**(asked(name) if name else free), "model": "hermes", "response_format": FORMAT}
+    answer = client.chat.completions.create(**given, stream=stream)
+    heard = streamed(answer)[0][0] if stream else whole(answer.choices[0])
+    if name:
+        heard.expect(name)
+    else:
+        assert json.loads(heard.text).keys() == {"sum"} and heard.calls == []
+
+
+def test_an_answer_by_a_schema_where_a_tool_must_be_called(server: Server, client: OpenAI) -> None:
+    """The schema is for text, and there is none."""
+    given: dict[str, Any] = {"model": "hermes", "messages": [{"role": "user", "content": "Go on."}], "tools": TOOLS}
+    raw = client.chat.completions.with_raw_response.create(**given, tool_choice="required", response_format=FORMAT)
+    assert "response_format" in raw.headers["x-enginebay-translated"]
+    assert [call[0] for call in whole(raw.parse().choices[0]).calls] == ["get_weather"]
+    flat = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    text = {"format": {"type": "json_schema", **FORMAT["json_schema"]}}  # type: ignore[dict-item]
+    named: Any = {"type": "function", "name": "get_time"}
+    made: Any = client.responses.create(model="hermes", input="Go on.", tools=flat, tool_choice=named, text=text)  # type: ignore[arg-type]
+    assert [item.name for item in made.output] == ["get_time"]
+
+
+def test_a_constraint_that_leaves_no_place_for_calls(client: OpenAI) -> None:
+    given: dict[str, Any] = {"model": "hermes", "messages": [{"role": "user", "content": "Go on."}], "tools": TOOLS}
+    held = {"guided_choice": ["yes", "no"]}
+    raw = client.chat.completions.with_raw_response.create(**given, extra_body=held)
+    assert "tools: none can be called" in raw.headers["x-enginebay-translated"]
+    assert raw.parse().choices[0].message.content in held["guided_choice"]
+    with pytest.raises(BadRequestError) as error:
+        client.chat.completions.create(**given, tool_choice="required", extra_body=held)
+    assert error.value.param == "tool_choice"
+
+
+def test_messages_are_counted_as_they_were_sent(client: OpenAI) -> None:
+    """Though the tools are told in a message before them."""
+    with pytest.raises(BadRequestError, match=r"messages\[0\]"):
+        client.chat.completions.create(model="hermes", messages=[{"role": "user"}], tools=TOOLS)  # type: ignore[typeddict-item]
+
+
 def test_parallel_calls_can_be_refused_where_calls_are_forced(server: Server, client: OpenAI) -> None:
     given: dict[str, Any] = {"model": "hermes", "messages": [{"role": "user", "content": "Go on."}], "tools": TOOLS}
     answer = client.chat.completions.with_raw_response.create(

@@ -9,7 +9,7 @@ from enginebay.config.server import Limits
 from enginebay.contract import Guided, Sampling
 from enginebay.errors import InvalidRequest, Unsupported
 from enginebay.server.endpoints.chat import check_chat
-from enginebay.server.sampling import read_sampling, stream_notes
+from enginebay.server.sampling import read_constraint, read_sampling, stream_notes
 from enginebay.server.wire.bodies import ChatBody
 from enginebay.server.wire.decode import decode
 
@@ -23,7 +23,9 @@ def body(**fields: Any) -> ChatBody:
 
 
 def read(limits: Limits = LIMITS, defaults: dict[str, Any] | None = None, **fields: Any) -> Sampling:
-    return read_sampling(body(**fields), defaults or {}, limits, max_tokens=None, vocabulary=100)
+    asked = body(**fields)
+    guided = read_constraint(asked, limits).guided
+    return read_sampling(asked, defaults or {}, limits, max_tokens=None, vocabulary=100, guided=guided)
 
 
 def test_what_is_not_said_is_left_unset() -> None:
@@ -138,12 +140,6 @@ def test_the_cap_on_tokens() -> None:
 )
 def test_constraints(fields: dict[str, Any], expected: Guided | None) -> None:
     assert read(**fields).guided == expected
-
-
-def test_a_tool_that_must_be_called_excludes_another_constraint() -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        read_sampling(body(guided_regex="a"), {}, LIMITS, max_tokens=None, guided=Guided(json="{}"))
-    assert caught.value.param == "tool_choice"
 
 
 @pytest.mark.parametrize(

@@ -138,9 +138,6 @@ def test_arguments_of_tool_calls_become_objects():
     messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
     assert renderer(template).render(messages) == "Paris!"
     assert call["function"]["arguments"] == '{"city": "Paris"}'
-    call["function"]["arguments"] = "{"
-    with pytest.raises(InvalidRequest, match=r"tool_calls\[0\].function.arguments is not JSON"):
-        renderer(template).render(messages)
 
 
 @pytest.mark.parametrize(

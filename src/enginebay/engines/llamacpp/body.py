@@ -13,7 +13,7 @@ from typing import Any
 
 from enginebay.contract import GenerateRequest, Guided, Sampling
 from enginebay.engines.llamacpp.regex import choice_to_gbnf, to_gbnf
-from enginebay.engines.llamacpp.schema import without_unknown_formats
+from enginebay.engines.llamacpp.schema import as_the_library_takes_it
 from enginebay.errors import InvalidRequest, Unsupported
 
 _RANDOM_SEED = 0xFFFFFFFF  # what llama.cpp takes as "draw one"
@@ -97,7 +97,7 @@ def json_schema(guided: Guided | None) -> dict[str, Any] | None:
             "the JSON schema is not an object", 'give one like {"type": "object"}', param="guided_json"
         )
     try:
-        return without_unknown_formats(schema) or {"type": "object"}
+        return as_the_library_takes_it(schema)
     except RecursionError:
         raise InvalidRequest("the JSON schema is nested too deeply", param="guided_json") from None
 

@@ -1,7 +1,7 @@
 """Makes a JSON schema one that llama.cpp takes. Pure.
 
 Its compiler of schemas, llguidance, refuses a `format` that it does not know. In JSON Schema such a format is only a
-remark, so it is left out.
+remark, so it is left out. And where it allows white space a small model may write nothing else until it has no tokens left.
 """
 
 from __future__ import annotations
@@ -15,6 +15,14 @@ KNOWN_FORMATS = frozenset(
 
 _VALUES = frozenset({"const", "default", "enum", "example", "examples"})  # hold JSON of the caller's, no schemas
 _NAMED = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"})
+
+
+_GUIDANCE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+def as_the_library_takes_it(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """For any object, `{}`."""
+    return {"x-guidance": _GUIDANCE, **(without_unknown_formats(schema) or {"type": "object"})}
 
 
 def without_unknown_formats(schema: Mapping[str, Any]) -> dict[str, Any]:

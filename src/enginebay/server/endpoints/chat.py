@@ -13,7 +13,13 @@ from enginebay.server.answers.whole import Whole
 from enginebay.server.call import Call
 from enginebay.server.context import Context
 from enginebay.server.generating import prepare, run
-from enginebay.server.sampling import check_bookkeeping, check_stream_options, read_sampling, stream_notes
+from enginebay.server.sampling import (
+    check_bookkeeping,
+    check_stream_options,
+    read_constraint,
+    read_sampling,
+    stream_notes,
+)
 from enginebay.server.served import ServedModel
 from enginebay.server.template_options import read_template_options
 from enginebay.server.tool_use import ToolUse, plan_tools
@@ -70,7 +76,8 @@ async def chat(context: Context, call: Call) -> None:
 def _read(body: ChatBody, served: ServedModel) -> tuple[ToolUse, Sampling]:
     limits = served.limits
     check_chat(body, limits.messages)
-    tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, limits, served)
+    constraint = read_constraint(body, limits)
+    tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, limits, served, constraint)
     asked, asked_param = _max_tokens(body)
     return tools, read_sampling(
         body, served.defaults, limits,
@@ -120,7 +127,7 @@ def _max_tokens(body: ChatBody) -> tuple[int | None, str]:
 
 
 def _logprobs(body: ChatBody) -> int | None:
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs", "set logprobs to true", param="top_logprobs")
     return (body.top_logprobs or 0) if body.logprobs else None
 

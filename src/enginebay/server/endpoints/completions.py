@@ -13,7 +13,13 @@ from enginebay.server.answers.whole import Whole
 from enginebay.server.call import Call
 from enginebay.server.context import Context
 from enginebay.server.generating import prepare, run
-from enginebay.server.sampling import check_bookkeeping, check_stream_options, read_sampling, stream_notes
+from enginebay.server.sampling import (
+    check_bookkeeping,
+    check_stream_options,
+    read_constraint,
+    read_sampling,
+    stream_notes,
+)
 from enginebay.server.served import ServedModel
 from enginebay.server.wire.bodies import CompletionBody
 from enginebay.server.wire.decode import decode
@@ -81,6 +87,7 @@ def _read(body: CompletionBody, served: ServedModel) -> Sampling:
     return read_sampling(
         body, served.defaults, served.limits,
         max_tokens=body.max_tokens or fallback, logprobs=body.logprobs,
+        guided=read_constraint(body, served.limits).guided,
         vocabulary=served.client.prompts.vocabulary_size,
     )  # fmt: skip
 
@@ -128,5 +135,9 @@ def _is_token(one: Any) -> bool:
 def _tokens(ids: list[int], served: ServedModel, param: str) -> tuple[int, ...]:
     known = served.client.prompts.vocabulary_size or 2**31
     if not 0 <= min(ids) <= max(ids) < known:
-        raise InvalidRequest(f"{param} has token ids outside of 0 to {known - 1}", param=param)
+        raise InvalidRequest(
+            f"{param} has token ids outside of 0 to {known - 1}",
+            "token ids are those of this model's own tokenizer; or send text",
+            param=param,
+        )
     return tuple(ids)

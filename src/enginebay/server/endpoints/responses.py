@@ -23,7 +23,7 @@ from enginebay.server.responses_input import (
     read_tool_choice,
     read_tools,
 )
-from enginebay.server.sampling import check_bookkeeping, read_sampling
+from enginebay.server.sampling import check_bookkeeping, read_constraint, read_sampling
 from enginebay.server.served import ServedModel
 from enginebay.server.template_options import read_template_options
 from enginebay.server.tool_use import ToolUse, plan_tools
@@ -66,11 +66,13 @@ def _read(body: ResponsesBody, served: ServedModel, lora: str | None) -> _Asked:
     check_fields(body)
     limits = served.limits
     messages = read_messages(body, limits.messages)
+    generating = read_generating(body)
     tools = plan_tools(
-        read_tools(body.tools), read_tool_choice(body.tool_choice), body.parallel_tool_calls, limits, served
-    )
+        read_tools(body.tools), read_tool_choice(body.tool_choice), body.parallel_tool_calls, limits, served,
+        read_constraint(generating, limits),
+    )  # fmt: skip
     sampling = read_sampling(
-        read_generating(body), served.defaults, limits,
+        generating, served.defaults, limits,
         max_tokens=body.max_output_tokens, logprobs=read_logprobs(body), guided=tools.guided,
         vocabulary=served.client.prompts.vocabulary_size,
     )  # fmt: skip

@@ -3,6 +3,7 @@
     plan = check_tools(request.tools, request.tool_choice)          # raises InvalidRequest
     parser = FORMATS[detect_format(template)].parser(tools)         # mode "auto"
     parser = guided_parser(tools, plan.name)                        # "required" and "named", guided by calls_schema(…)
+    parser = CallOrAnswer(tools)                                    # "auto", guided by call_or_answer_schema(…)
     for piece in stream:
         for event in parser.feed(piece): ...                        # Text | CallStart | CallArguments
     parser.end()
@@ -18,17 +19,19 @@ parse. A call without arguments has {}.
 from enginebay.text.tools.checks import ToolPlan, check_tools
 from enginebay.text.tools.events import CallArguments, CallStart, Text, ToolEvent, ToolParser
 from enginebay.text.tools.formats import FORMATS, ToolFormat, detect_format
-from enginebay.text.tools.guided import calls_schema, guided_parser
+from enginebay.text.tools.guided import CallOrAnswer, call_or_answer_schema, calls_schema, guided_parser
 
 __all__ = [
     "FORMATS",
     "CallArguments",
+    "CallOrAnswer",
     "CallStart",
     "Text",
     "ToolEvent",
     "ToolFormat",
     "ToolParser",
     "ToolPlan",
+    "call_or_answer_schema",
     "calls_schema",
     "check_tools",
     "detect_format",

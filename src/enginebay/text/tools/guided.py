@@ -1,4 +1,4 @@
-"""Tool calls that the engine is forced to write: the schema it is held to, and the parser of what comes out."""
+"""Tool calls under a schema: what the engine is held to, be it forced to call or free to, and the parser of what comes out."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ from enginebay.text.tools.events import CallArguments, CallStart, Text, ToolEven
 from enginebay.text.tools.scan import SPACE
 
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_CLOSED_BY_OTHERS = (
+    "additionalProperties",
+    "unevaluatedProperties",
+    "patternProperties",
+    "$ref",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "if",
+)
+_ANSWER = "the.answer"  # among definitions: no tool can have this name
 _DATA = ("const", "default", "enum", "examples")  # keywords whose value is data, where "$ref" means nothing
 
 
@@ -34,24 +45,43 @@ def calls_schema(tools: Sequence[Mapping[str, Any]], name: str | None, parallel:
     return schema
 
 
+def call_or_answer_schema(tools: Sequence[Mapping[str, Any]], answer: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON schema that guides an answer of which the model may make a call instead: {"name", "arguments"} of one tool."""
+    definitions: dict[str, Any] = {}
+    calls = [_call(tool["function"], definitions) for tool in tools]
+    schema: dict[str, Any] = {"anyOf": [_at_home(_ANSWER, answer, definitions), *calls]}
+    if definitions:
+        schema["$defs"] = definitions
+    return schema
+
+
 def guided_parser(tools: Sequence[Mapping[str, Any]], name: str | None) -> ToolParser:
     """Parses an answer that was guided by `calls_schema` of the same tools and name."""
     return plain.parser(tools) if name is None else NamedCall(name)
 
 
 def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
+    """A model that must fill in something invents arguments, and functions take those they know: no others, unless said."""
     given = function.get("parameters")
-    return dict(_NO_ARGUMENTS) if given is None else {"type": "object", **given}
+    if given is None:
+        return dict(_NO_ARGUMENTS)
+    closed = {} if any(key in given for key in _CLOSED_BY_OTHERS) else {"additionalProperties": False}
+    return {"type": "object", **given, **(closed if given.get("properties") else {})}
+
+
+def _at_home(name: str, schema: Mapping[str, Any], definitions: dict[str, Any]) -> Mapping[str, Any]:
+    """References count from the root of a document: a schema that has some keeps them only if it moves as a whole."""
+    base = f"#/$defs/{name}"
+    moved = _with_references_at(schema, base)
+    if moved == schema:
+        return schema
+    definitions[name] = moved
+    return {"$ref": base}
 
 
 def _call(function: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    name, parameters = function["name"], _parameters(function)
-    base = f"#/$defs/{name}"
-    moved = _with_references_at(parameters, base)
-    if moved != parameters:
-        # References count from the root of a document: a schema that has some keeps them only if it moves as a whole.
-        definitions[name] = moved
-        parameters = {"$ref": base}
+    name = function["name"]
+    parameters = _at_home(name, _parameters(function), definitions)
     return {
         "type": "object",
         "properties": {"name": {"type": "string", "enum": [name]}, "arguments": parameters},
@@ -73,6 +103,32 @@ def _moved(key: str, value: Any, base: str) -> Any:
     if key == "$ref" and isinstance(value, str) and value.startswith("#"):
         return base + value[1:]
     return _with_references_at(value, base)
+
+
+class CallOrAnswer:
+    """The whole answer is one call, or else all of it is text, whatever stands inside."""
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._calls = plain.parser(tools)
+        self._held = ""
+        self._is_call: bool | None = None  # None while it cannot be known
+
+    def feed(self, text: str) -> list[ToolEvent]:
+        if self._is_call is False:
+            return [Text(text)] if text else []
+        return self._judged(text, self._calls.feed(text))
+
+    def end(self) -> list[ToolEvent]:
+        return [] if self._is_call is False else self._judged("", self._calls.end())
+
+    def _judged(self, text: str, events: list[ToolEvent]) -> list[ToolEvent]:
+        if self._is_call is None:
+            self._held += text
+            if events:
+                self._is_call = not isinstance(events[0], Text)
+            if self._is_call is False:
+                return [Text(self._held)]
+        return events
 
 
 class NamedCall:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -79,7 +80,10 @@ def test_logprobs_ask_for_at_least_one() -> None:
 
 
 def test_guided() -> None:
-    assert _body(guided=Guided(json="{}"))["json_schema"] == {"type": "object"}
+    schema = _body(guided=Guided(json="{}"))["json_schema"]
+    assert schema["type"] == "object" and schema["x-guidance"]["whitespace_flexible"] is False
+    own = '{"x-guidance": {"whitespace_flexible": true}}'
+    assert _body(guided=Guided(json=own))["json_schema"] == json.loads(own)
     assert _body(guided=Guided(choice=("a",)))["grammar"] == 'root ::= "a"\n'
     assert _body(guided=Guided(regex="a+"))["grammar"] == 'root ::= "a"+\n'
     assert _body(guided=Guided(grammar='root ::= "x"'))["grammar"] == 'root ::= "x"'

@@ -8,7 +8,15 @@ from typing import Any
 import jsonschema
 import pytest
 
-from enginebay.text.tools import CallArguments, CallStart, Text, calls_schema, guided_parser
+from enginebay.text.tools import (
+    CallArguments,
+    CallOrAnswer,
+    CallStart,
+    Text,
+    call_or_answer_schema,
+    calls_schema,
+    guided_parser,
+)
 from tests.unit.text.tools.reading import Answer, read, tool
 
 WEATHER = tool("get_weather", city={"type": "string"})
@@ -74,10 +82,61 @@ def test_references_inside_a_tool_still_lead_to_its_own_definitions() -> None:
 
 
 def test_a_named_tool_is_its_arguments_alone() -> None:
-    assert calls_schema(ALL, "get_weather", parallel=True) == WEATHER["function"]["parameters"]  # type: ignore[index]
+    known = {"additionalProperties": False}
+    assert calls_schema(ALL, "get_weather", parallel=True) == {**WEATHER["function"]["parameters"], **known}  # type: ignore[dict-item]
     assert fits({}, calls_schema(ALL, "get_time", parallel=True))
     assert not fits({"x": 1}, calls_schema(ALL, "get_time", parallel=True))
     assert fits({"root": {"next": {}}}, calls_schema(ALL, "save_tree", parallel=False))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"additionalProperties": True}, {"additionalProperties": {"type": "string"}}, {"patternProperties": {"^x": {}}},
+        {"allOf": [{"properties": {"x": {}}}]}, {"anyOf": [{"properties": {"x": {}}}]}, {"properties": {}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_arguments_beyond_those_named_are_left_to_a_schema_that_speaks_of_them(more: dict[str, Any]) -> None:
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, **more}
+    given = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    assert calls_schema([given], "f", parallel=True) == parameters
+
+
+ANSWER = {
+    "type": "object",
+    "properties": {"list": {"type": "array", "items": {"$ref": "#/$defs/Item"}}},
+    "required": ["list"],
+    "additionalProperties": False,
+    "$defs": {"Item": {"type": "object"}},
+}
+
+
+def test_a_call_or_an_answer() -> None:
+    schema = call_or_answer_schema(ALL, ANSWER)
+    assert fits({"list": [{}, {"x": 1}]}, schema) and not fits({"list": [1]}, schema) and not fits({}, schema)
+    assert fits(call("get_weather", city="Paris"), schema) and not fits(call("get_weather", city=3), schema)
+    assert fits(call("save_tree", root={"next": {"id": 1}}), schema) and not fits(
+        call("save_tree", root={"id": "x"}), schema
+    )
+    assert not fits([call("get_weather", city="Paris")], schema) and not fits(call("other"), schema)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ('{"name": "get_weather", "arguments": {"city": "Paris"}}', "", [("get_weather", '{"city": "Paris"}')]),
+        ('{"list": [\n{"name": "get_time", "arguments": {}}\n]}\n', None, []),  # what is within an answer is none
+        ('\n {"name": "Ann", "arguments": {}}', None, []),
+        ("[]", None, []),
+        ('{"na', None, []),
+        ("", "", []),
+    ],
+)
+def test_which_of_the_two_it_is(text: str, content: str | None, calls: list[tuple[str, str]], size: int) -> None:
+    found = read(CallOrAnswer(ALL), [text[at : at + size] for at in range(0, len(text), size)])
+    assert found == Answer(text if content is None else content, calls)
 
 
 def test_the_request_is_not_changed() -> None:
