@@ -8,6 +8,8 @@ PROMPT ?= Give three tips for a good night's sleep.
 TEST_HOME := $(CURDIR)/.home
 # Tests that wait leave the processor to others; those of one file share what they have started, and stay together.
 BESIDE ?= -n 2 --dist loadfile
+# These measure, and have the machine to themselves.
+ALONE := $(addprefix tests/integration/,lab server/test_energy.py server/test_soak.py)
 
 .PHONY: install serve run node check unit browser engines engine-transformers engine-vllm model contract integration test soak bench-server bench-switch bench-worker bench-start bench-lab compare docs clean
 
@@ -66,7 +68,8 @@ contract: engines
 	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest tests/contract $(BESIDE)
 
 integration: engines node
-	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest tests/integration $(BESIDE)
+	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest tests/integration $(BESIDE) $(addprefix --ignore=,$(ALONE))
+	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest $(ALONE)
 
 # What needs no quiet machine is done side by side.
 test: $(VENV)/.dev

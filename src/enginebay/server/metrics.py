@@ -176,7 +176,7 @@ class Metrics:
         self.fallbacks = Counter("enginebay_fallbacks_total", "Requests sent on to the engine named here.", _MODEL)
         self.rejected = Counter(
             "enginebay_rejected_total",
-            "Requests turned away before they were read whole: too large, too slow, no HTTP.",
+            "Requests turned away before the application saw them, by HTTP status.",
             ("reason",),
         )
 

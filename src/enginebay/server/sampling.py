@@ -107,15 +107,12 @@ class Constraint:
 
     guided: Guided | None = None
     param: str = ""  # the field that does
+    of_text: bool = False  # it is for what the model says, if it says something, and not for calls
 
     @property
-    def schema(self) -> dict[str, Any] | None:
+    def schema(self) -> Any:
+        """The JSON schema; None where it is something else."""
         return None if self.guided is None or self.guided.json is None else json.loads(self.guided.json)
-
-    @property
-    def of_text(self) -> bool:
-        """It is for what the model says, if it says something, and not for calls."""
-        return self.param == "response_format"
 
 
 NO_CONSTRAINT = Constraint()
@@ -141,7 +138,7 @@ def read_constraint(body: Generating, limits: Limits) -> Constraint:
         names = list(given)
         raise InvalidRequest(f"{names[0]} and {names[1]} exclude each other", "give one of them", param=names[1])
     [(param, (name, value))] = given.items()
-    return Constraint(_guided(name, value, param, limits), param)
+    return Constraint(_guided(name, value, param, limits), param, param == "response_format")
 
 
 def _guided(name: str, value: Any, param: str, limits: Limits) -> Guided:
@@ -211,7 +208,11 @@ def check_stream_options(body: Generating) -> None:
 def stream_notes(body: Generating) -> dict[str, str]:
     """What of a stream's options is not carried out to the letter."""
     running = body.stream_options is not None and body.stream_options.continuous_usage_stats
-    return {"stream_options.continuous_usage_stats": "usage comes at the end alone"} if running else {}
+    return (
+        {"stream_options.continuous_usage_stats": "there are no running counts; include_usage gives them at the end"}
+        if running
+        else {}
+    )
 
 
 def check_bookkeeping(body: Any) -> None:
@@ -224,5 +225,5 @@ def check_bookkeeping(body: Any) -> None:
         raise Unsupported(
             "cached prompts are kept in memory only", "leave out prompt_cache_retention", param="prompt_cache_retention"
         )
-    if body.prompt_cache_options:
+    if body.prompt_cache_options is not None:
         raise Unsupported("what is cached cannot be chosen", "leave it out", param="prompt_cache_options")

@@ -74,12 +74,13 @@ def plan_tools(
     if plan.mode == "auto" and constraint.guided is None:
         notes |= _free_notes(tools, parallel)
         return ToolUse(shown, None, lambda: served.tool_format.parser(tools), notes, preface)
-    if plan.mode == "auto" and constraint.schema is not None:
-        either = guided_json(call_or_answer_schema(tools, constraint.schema), constraint.param, limits)
-        return ToolUse(shown, either, lambda: CallOrAnswer(tools), notes, preface)
     if plan.mode == "auto":
-        notes["tools"] = f"none can be called: {constraint.param} holds the output to a text"
-        return ToolUse(shown, constraint.guided, lambda: None, notes, preface)
+        schema = constraint.schema
+        if schema is None:
+            unseen = {"tools": f"none can be called: {constraint.param} holds the output to a text"}
+            return ToolUse(guided=constraint.guided, notes=unseen)
+        either = guided_json(call_or_answer_schema(tools, schema), constraint.param, limits)
+        return ToolUse(shown, either, lambda: CallOrAnswer(tools), notes, preface)
     if constraint.guided is not None:
         if not constraint.of_text:
             raise InvalidRequest(

@@ -98,6 +98,10 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     return [_tool_call(call) for call in calls]
 
 
+def _no_json(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
 def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, Mapping):
@@ -105,7 +109,7 @@ def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         with suppress(ValueError, RecursionError):
-            found = json.loads(arguments) if arguments.strip() else {}
+            found = json.loads(arguments, parse_constant=_no_json) if arguments.strip() else {}
             json.dumps(found, ensure_ascii=False).encode()  # an escaped half of a character is no text
             arguments = found
     return {**call, "function": {**function, "arguments": arguments}}

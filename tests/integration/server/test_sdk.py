@@ -301,6 +301,24 @@ def test_what_the_engine_cannot_do_is_named(served: Served) -> None:
         assert caught.value.param == name
 
 
+def test_an_answer_by_a_schema_or_a_call_instead(served: Served) -> None:
+    schema = {"type": "object", "properties": {"told": {"enum": ["yes", "no"]}}, "required": ["told"]}
+    asked: Any = {"type": "json_schema", "json_schema": {"name": "told", "schema": schema}}
+    [choice] = (
+        served.server.openai()
+        .chat.completions.create(
+            model="text", messages=HELLO, tools=[WEATHER], response_format=asked, max_tokens=300, temperature=0
+        )
+        .choices
+    )
+    if choice.message.tool_calls:
+        [call] = choice.message.tool_calls
+        assert choice.finish_reason == "tool_calls" and call.type == "function"
+        assert call.function.name == "get_weather" and json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
+    else:
+        assert json.loads(choice.message.content or "")["told"] in ("yes", "no")
+
+
 def test_guided_output(served: Served) -> None:
     client = served.server.openai()
     answer = client.chat.completions.create(

@@ -80,8 +80,8 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
 
 
 ASKS_FOR_NOTHING = [
-    {"verbosity": "medium"}, {"function_call": "none"}, {"function_call": "auto"}, {"prompt_cache_retention": "in_memory"},
-    {"prompt_cache_retention": "in-memory"}, {"functions": []},
+    {"verbosity": "medium"}, {"function_call": "auto"}, {"prompt_cache_retention": "in_memory"},
+    {"prompt_cache_retention": "in-memory"},
     *({name: None} for name in ("verbosity", "prediction", "audio", "functions", "web_search_options", "moderation",
                                 "function_call", "prompt_cache_retention", "prompt_cache_options")),
 ]  # fmt: skip
@@ -96,7 +96,7 @@ def test_fields_for_what_is_not_done_here_may_ask_for_nothing(fields: dict[str, 
     "fields",
     [
         {"verbosity": "low"}, {"prediction": {"type": "content", "content": "x"}}, {"audio": {"voice": "a"}},
-        {"functions": [{"name": "f"}]}, {"function_call": {"name": "f"}}, {"web_search_options": {"x": 1}},
+        {"functions": [{"name": "f"}]}, {"function_call": {"name": "f"}}, {"function_call": "none"}, {"functions": []}, {"web_search_options": {}},
         {"moderation": {"model": "m"}}, {"prompt_cache_retention": "24h"}, {"prompt_cache_options": {"mode": "explicit"}},
     ],
     ids=str,

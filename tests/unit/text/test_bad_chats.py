@@ -27,7 +27,7 @@ def test_objects_that_are_too_deep(field: str) -> None:
     assert refused.value.param == field
 
 
-@pytest.mark.parametrize("arguments", ['{"a": "\\ud800"}', '{"\\udfff": 1}', "[" * 100_000, "{", "NaN}"])
+@pytest.mark.parametrize("arguments", ['{"a": "\\ud800"}', '{"\\udfff": 1}', "[" * 100_000, "{", "NaN}", "NaN"])
 def test_arguments_of_a_call_that_are_no_json_stay_as_they_are(arguments: str) -> None:
     """A model was cut off, or wrote nonsense: whoever sends its call back, with what was wrong, is understood."""
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}

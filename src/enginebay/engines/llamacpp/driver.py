@@ -10,7 +10,7 @@ from typing import Any
 from enginebay.contract import Sink
 from enginebay.engines.llamacpp.body import Attempt
 from enginebay.engines.llamacpp.calls import Call
-from enginebay.engines.llamacpp.last_words import LastWords, schema_problem
+from enginebay.engines.llamacpp.last_words import LastWords, schema_problem, shortened
 from enginebay.engines.llamacpp.library import Library
 from enginebay.engines.llamacpp.output import Output
 from enginebay.errors import ContextOverflow, EnginebayError, EngineFailed, InvalidRequest
@@ -18,6 +18,7 @@ from enginebay.errors import ContextOverflow, EnginebayError, EngineFailed, Inva
 _SLACK = 4  # a character has at most four bytes, so that many more tokens bring one to its end
 _SCHEMAS = 256  # verdicts kept: one costs a step of the model to find again
 _ATTEMPT_SEED_STEP = 1_000_003
+_BAD_REQUEST = 400
 _PROBE_TEXT = "@"  # no JSON text begins with it
 
 
@@ -91,7 +92,9 @@ class Driver:
         words = LastWords()
         answer = self._library.complete_at_once({**body, **fixed})
         if "error" in answer:
-            return str(answer["error"].get("message", ""))
+            if answer["error"].get("code") != _BAD_REQUEST:
+                raise error_of(answer)  # which says nothing of the schema
+            return shortened(str(answer["error"].get("message", "")))
         return schema_problem(words.text(), schema) if answer["__verbose"]["tokens"] == [token] else None
 
 
@@ -168,7 +171,7 @@ def error_of(answer: Mapping[str, Any]) -> EnginebayError:
     message = str(found.get("message", found))
     if found.get("type") == "exceed_context_size_error":
         return overflow(int(found.get("n_prompt_tokens", 0)), int(found.get("n_ctx", 0)))
-    if found.get("code") == 400:
+    if found.get("code") == _BAD_REQUEST:
         param = "guided_grammar" if "grammar" in message else None
         hint = "check the grammar" if param else "correct the request"
         return InvalidRequest(f"llama.cpp refuses the request: {message}", hint, param=param)

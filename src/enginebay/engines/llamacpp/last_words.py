@@ -60,9 +60,9 @@ def schema_problem(text: str, schema: Mapping[str, Any]) -> str:
         quoted = where.partition(_REPORT_SCHEMA)[2].partition("\n")[0]
         with contextlib.suppress(ValueError):  # cut short
             if json.loads(quoted) == schema:
-                return _shortened(" ".join(reason.split()))
+                return shortened(" ".join(reason.split()))
     return ""
 
 
-def _shortened(reason: str) -> str:
+def shortened(reason: str) -> str:
     return reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."

@@ -9,20 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from enginebay.text.schema_keywords import NAMED, VALUES
+
 KNOWN_FORMATS = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uuid"}
 )  # each tried with xllamacpp 2026.10.11549
-
-_VALUES = frozenset({"const", "default", "enum", "example", "examples"})  # hold JSON of the caller's, no schemas
-_NAMED = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"})
-
 
 _GUIDANCE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 def as_the_library_takes_it(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """For any object, `{}`."""
-    return {"x-guidance": _GUIDANCE, **(without_unknown_formats(schema) or {"type": "object"})}
+    """`{}` means any object."""
+    return {"x-guidance": _GUIDANCE, **without_unknown_formats(schema or {"type": "object"})}
 
 
 def without_unknown_formats(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,9 +34,9 @@ def _unknown_format(key: str, value: Any) -> bool:
 
 def _copied(key: str, value: Any) -> Any:
     """What stands under a keyword. Under one that is not known there may be schemas too: a `$ref` can point anywhere."""
-    if key in _VALUES:
+    if key in VALUES:
         return value
-    if key in _NAMED and isinstance(value, dict):
+    if key in NAMED and isinstance(value, dict):
         return {name: _part(one) for name, one in value.items()}
     return _part(value)
 

@@ -102,11 +102,11 @@ def check_chat(body: ChatBody, most_messages: int) -> None:
     if body.modalities not in (None, ["text"]):
         raise Unsupported("only text comes out", "leave out modalities", param="modalities")
     for name, (what, hint) in _REFUSED.items():
-        if getattr(body, name):
+        if getattr(body, name) is not None:
             raise Unsupported(what, hint, param=name)
     if body.verbosity in ("low", "high"):
         raise Unsupported("verbosity cannot be set", "say in a message how long to be", param="verbosity")
-    if body.function_call not in (None, "none", "auto"):
+    if body.function_call not in (None, "auto"):
         raise Unsupported(*_REFUSED["functions"], param="function_call")
     if body.reasoning_effort is not None:
         raise Unsupported(

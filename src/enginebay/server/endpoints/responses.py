@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from enginebay.contract import GenerateRequest, Sampling
@@ -69,7 +69,7 @@ def _read(body: ResponsesBody, served: ServedModel, lora: str | None) -> _Asked:
     generating = read_generating(body)
     tools = plan_tools(
         read_tools(body.tools), read_tool_choice(body.tool_choice), body.parallel_tool_calls, limits, served,
-        read_constraint(generating, limits),
+        replace(read_constraint(generating, limits), param="text.format"),
     )  # fmt: skip
     sampling = read_sampling(
         generating, served.defaults, limits,

@@ -155,7 +155,7 @@ FIELDS: dict[tuple[str, str], Schema] = {
     ("ChatBody", "audio"): NULL,
     ("ChatBody", "web_search_options"): NULL,
     ("ChatBody", "functions"): NULL,
-    ("ChatBody", "function_call"): enum("none", "auto"),
+    ("ChatBody", "function_call"): const("auto"),
 }
 
 _STATELESS = "Not taken: nothing is stored here. Send the whole conversation as input."
@@ -225,8 +225,8 @@ MEANINGS: dict[str, str] = {
     "audio": "Not taken: only text comes out.",
     "web_search_options": "Not taken: give the model a tool that searches.",
     "functions": "Not taken: the older form of tools.",
-    "function_call": "The older form of tool_choice.",
-    "continuous_usage_stats": "Usage comes at the end alone; x-enginebay-translated says so.",
+    "function_call": "Not taken: the older form of tool_choice.",
+    "continuous_usage_stats": "There are no running counts: include_usage gives them at the end, and x-enginebay-translated says so.",
     "service_tier": "There is one tier.",
     "store": "Nothing is stored.",
     "EmbeddingBody.input": "A text, token ids, or a list of either.",

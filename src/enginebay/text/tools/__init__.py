@@ -16,10 +16,11 @@ if the model wrote valid JSON; a call that is cut off or breaks after its name k
 parse. A call without arguments has {}.
 """
 
+from enginebay.text.tools.call_or_answer import CallOrAnswer
 from enginebay.text.tools.checks import ToolPlan, check_tools
 from enginebay.text.tools.events import CallArguments, CallStart, Text, ToolEvent, ToolParser
 from enginebay.text.tools.formats import FORMATS, ToolFormat, detect_format
-from enginebay.text.tools.guided import CallOrAnswer, call_or_answer_schema, calls_schema, guided_parser
+from enginebay.text.tools.guided import call_or_answer_schema, calls_schema, guided_parser
 
 __all__ = [
     "FORMATS",

@@ -12,6 +12,8 @@ _ARGUMENTS = ("arguments", "parameters")
 # What models write beside the name and the arguments. Where nothing marks an object as a call, any other key says it is none.
 _KEYS = frozenset(("name", "type", "id", *_ARGUMENTS))
 
+_EXACT_KEYS = ("name", "arguments")
+
 _Step = tuple[int, bool]  # where to go on, and whether there was enough text to do so
 
 
@@ -20,18 +22,19 @@ class CallObject:
 
     Without `names`, something in front has marked the object as a call, and the call starts with its name, whatever it is.
     With `names` the object stands alone: it is a call only if its name is one of them, its arguments are an object and
-    it has no foreign keys, and it starts when that is known.
+    it has no foreign keys, and it starts when that is known; if `exact`, it has a name and arguments, and no other key.
 
     Until `started` nothing was given out, and a `broken` object is the caller's to give out as text. When it breaks
     later, what was given out stays, and the text from the returned position on is not part of the call.
     """
 
-    def __init__(self, index: int, names: Collection[str] | None) -> None:
+    def __init__(self, index: int, names: Collection[str] | None, exact: bool = False) -> None:
         self.started = False
         self.done = False
         self.broken = False
         self._index = index
         self._names = names
+        self._exact = exact
         self._name: str | None = None
         self._key = ""
         self._value_at = 0
@@ -63,7 +66,7 @@ class CallObject:
         end, key = short_string(text, at) if text[at] == '"' else (-1, None)
         if key is None:
             return self._wait_or_break(at, end)
-        if self._names is not None and key not in _KEYS:
+        if self._names is not None and key not in (_EXACT_KEYS if self._exact else _KEYS):
             return self._break(at)
         self._key = key
         self._state = self._before_colon
@@ -133,7 +136,7 @@ class CallObject:
         return at + 1, True
 
     def _close(self, at: int, out: list[ToolEvent]) -> _Step:
-        if self._name is None:
+        if self._name is None or (self._exact and self._arguments is None):
             return self._break(at)
         if not self.started:
             self._start(out)

@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from enginebay.text.schema_keywords import NAMED, VALUES
 from enginebay.text.tools import plain
 from enginebay.text.tools.arguments import ArgumentStream
 from enginebay.text.tools.events import CallArguments, CallStart, Text, ToolEvent, ToolParser, joined
 from enginebay.text.tools.scan import SPACE
 
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-_CLOSED_BY_OTHERS = (
-    "additionalProperties",
-    "unevaluatedProperties",
-    "patternProperties",
-    "$ref",
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "if",
-)
+# Keywords that may speak of arguments beside the named ones.
+_SPEAK_OF_OTHERS = frozenset(
+    {
+        "additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "minProperties", "$ref", "allOf",
+        "anyOf", "oneOf", "if", "dependencies", "dependentSchemas",
+    }
+)  # fmt: skip
+_DOCUMENT = ("$id", "$schema")  # keywords for the root of a document
 _ANSWER = "the.answer"  # among definitions: no tool can have this name
-_DATA = ("const", "default", "enum", "examples")  # keywords whose value is data, where "$ref" means nothing
 
 
 def calls_schema(tools: Sequence[Mapping[str, Any]], name: str | None, parallel: bool) -> dict[str, Any]:
@@ -65,8 +63,9 @@ def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
     given = function.get("parameters")
     if given is None:
         return dict(_NO_ARGUMENTS)
-    closed = {} if any(key in given for key in _CLOSED_BY_OTHERS) else {"additionalProperties": False}
-    return {"type": "object", **given, **(closed if given.get("properties") else {})}
+    named = given.get("properties") or {}
+    all_named = named and not _SPEAK_OF_OTHERS & given.keys() and set(given.get("required", ())) <= named.keys()
+    return {"type": "object", **given, **({"additionalProperties": False} if all_named else {})}
 
 
 def _at_home(name: str, schema: Mapping[str, Any], definitions: dict[str, Any]) -> Mapping[str, Any]:
@@ -75,7 +74,7 @@ def _at_home(name: str, schema: Mapping[str, Any], definitions: dict[str, Any]) 
     moved = _with_references_at(schema, base)
     if moved == schema:
         return schema
-    definitions[name] = moved
+    definitions[name] = {key: value for key, value in moved.items() if key not in _DOCUMENT}
     return {"$ref": base}
 
 
@@ -93,7 +92,7 @@ def _call(function: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str,
 def _with_references_at(schema: Any, base: str) -> Any:
     """The schema with its references made to count from `base`. Recursive: the depth of schemas is limited before this."""
     if isinstance(schema, Mapping):
-        return {key: value if key in _DATA else _moved(key, value, base) for key, value in schema.items()}
+        return {key: value if key in VALUES else _moved(key, value, base) for key, value in schema.items()}
     if isinstance(schema, (list, tuple)):
         return [_with_references_at(item, base) for item in schema]
     return schema
@@ -102,33 +101,9 @@ def _with_references_at(schema: Any, base: str) -> Any:
 def _moved(key: str, value: Any, base: str) -> Any:
     if key == "$ref" and isinstance(value, str) and value.startswith("#"):
         return base + value[1:]
+    if key in NAMED and isinstance(value, Mapping):
+        return {name: _with_references_at(one, base) for name, one in value.items()}
     return _with_references_at(value, base)
-
-
-class CallOrAnswer:
-    """The whole answer is one call, or else all of it is text, whatever stands inside."""
-
-    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._calls = plain.parser(tools)
-        self._held = ""
-        self._is_call: bool | None = None  # None while it cannot be known
-
-    def feed(self, text: str) -> list[ToolEvent]:
-        if self._is_call is False:
-            return [Text(text)] if text else []
-        return self._judged(text, self._calls.feed(text))
-
-    def end(self) -> list[ToolEvent]:
-        return [] if self._is_call is False else self._judged("", self._calls.end())
-
-    def _judged(self, text: str, events: list[ToolEvent]) -> list[ToolEvent]:
-        if self._is_call is None:
-            self._held += text
-            if events:
-                self._is_call = not isinstance(events[0], Text)
-            if self._is_call is False:
-                return [Text(self._held)]
-        return events
 
 
 class NamedCall:

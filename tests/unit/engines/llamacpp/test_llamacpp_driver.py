@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from enginebay.engines.llamacpp import driver
-from enginebay.errors import InvalidRequest
+from enginebay.errors import EngineFailed, InvalidRequest
 
 _PROBE, _BRACE = 31, 90
 
@@ -64,6 +64,17 @@ def test_the_refusal_says_what_the_library_says(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(InvalidRequest) as caught:
         _driver(FakeLibrary())._check_schema({"type": "odd"})
     assert (caught.value.message, caught.value.param) == (message, "guided_json")
+
+
+def test_a_failure_that_is_not_the_schemas_is_no_verdict_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = FakeLibrary()
+    made = _driver(library)
+    usual = library.complete_at_once
+    monkeypatch.setattr(library, "complete_at_once", lambda _: {"error": {"code": 503, "message": "ending"}})
+    with pytest.raises(EngineFailed, match="ending"):
+        made._check_schema({"type": "string"})
+    monkeypatch.setattr(library, "complete_at_once", usual)
+    made._check_schema({"type": "string"})
 
 
 def test_the_refusal_says_what_the_library_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,7 @@ def test_a_named_tool_is_its_arguments_alone() -> None:
     [
         {"additionalProperties": True}, {"additionalProperties": {"type": "string"}}, {"patternProperties": {"^x": {}}},
         {"allOf": [{"properties": {"x": {}}}]}, {"anyOf": [{"properties": {"x": {}}}]}, {"properties": {}},
+        {"required": ["city", "x"]}, {"minProperties": 2}, {"dependentSchemas": {"city": {"properties": {"x": {}}}}},
     ],
     ids=str,
 )  # fmt: skip
@@ -122,6 +123,20 @@ def test_a_call_or_an_answer() -> None:
     assert not fits([call("get_weather", city="Paris")], schema) and not fits(call("other"), schema)
 
 
+@pytest.mark.parametrize("name", ["default", "enum", "const", "examples", "properties"])
+def test_references_of_an_answer_with_properties_that_look_like_keywords(name: str) -> None:
+    items = {"Item": {"type": "integer"}}
+    answer = {
+        "$id": "x",
+        "$schema": "y",
+        "type": "object",
+        "properties": {name: {"$ref": "#/$defs/Item"}},
+        "$defs": items,
+    }
+    schema = call_or_answer_schema([WEATHER], answer)
+    assert fits({name: 1}, schema) and not fits({name: "x"}, schema)
+
+
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 @pytest.mark.parametrize(
     ("text", "content", "calls"),
@@ -129,6 +144,12 @@ def test_a_call_or_an_answer() -> None:
         ('{"name": "get_weather", "arguments": {"city": "Paris"}}', "", [("get_weather", '{"city": "Paris"}')]),
         ('{"list": [\n{"name": "get_time", "arguments": {}}\n]}\n', None, []),  # what is within an answer is none
         ('\n {"name": "Ann", "arguments": {}}', None, []),
+        ('{"name": "get_weather"}', None, []),
+        ('{"name": "get_weather", "parameters": {}}', None, []),
+        ('[{"name": "get_weather", "arguments": {}}]', None, []),
+        ('{"arguments": {"a": 1}, "name": "get_time"}\n', "", [("get_time", '{"a": 1}')]),
+        ('{"name": "get_time", "arguments": {}} {}', "{}", [("get_time", "{}")]),
+        ('{"name": "get_time", "arguments": {"a', "", [("get_time", '{"a')]),
         ("[]", None, []),
         ('{"na', None, []),
         ("", "", []),
