@@ -11,6 +11,7 @@ import os
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,16 @@ def tiny_llama() -> Path:
     if not folder.is_dir():
         made_by("make_tiny_llama.py", dense_smollm2(), folder)
     return folder
+
+
+@pytest.mark.parametrize("kind", ["transformers", "vllm"])
+def test_an_engine_makes_dense_weights_without_any_other(kind: str, tmp_path: Path) -> None:
+    if on_cuda():
+        skip_without(kind)
+    stored = models.Store().get("smollm2")
+    assert stored is not None
+    path = models.dense_path(replace(stored, folder=tmp_path), environments.find(kind).python)
+    assert (path / "model.safetensors").stat().st_size > stored.size_bytes
 
 
 @pytest.fixture(scope="session")

