@@ -16,6 +16,7 @@ class Held:
 
     number: int
     bodies: BodyMaker
+    adapter: str | None = None
     calls_left: int = 0
     accepted: bool = False
     cancelled: bool = False
@@ -44,7 +45,11 @@ def group_sizes(n: int, together: bool, most: int) -> list[int]:
 
 @dataclass(slots=True)
 class Queue:
-    """First come, first served, as far as slots and cache reach. The library itself never has to queue."""
+    """First come, first served, as far as slots and cache reach. The library itself never has to queue.
+
+    It computes one adapter at a time, and lets another's requests wait as long as there are more of the first: here they
+    take turns, in the order in which they came.
+    """
 
     slots: int
     tokens: int
@@ -57,13 +62,17 @@ class Queue:
     def startable(self) -> list[Call]:
         """Calls that may start now, in order; their slots and cache are taken."""
         found: list[Call] = []
-        while self.waiting and self.waiting[0].slots <= self.slots and self.waiting[0].tokens <= self.tokens:
+        while self.waiting and self._fits(self.waiting[0]):
             call = self.waiting.popleft()
             self.slots -= call.slots
             self.tokens -= call.tokens
+            self.running.add(call)
             found.append(call)
-        self.running.update(found)
         return found
+
+    def _fits(self, call: Call) -> bool:
+        same = all(one.held.adapter == call.held.adapter for one in self.running)
+        return same and call.slots <= self.slots and call.tokens <= self.tokens
 
     def give_back(self, call: Call) -> None:
         self.slots += call.slots

@@ -103,7 +103,7 @@ class LlamaCppEngine:
             raise overflow(prompt, context)
         sampling = request.sampling
         limit = min(sampling.max_tokens or context, context - prompt)
-        held = Held(number, BodyMaker(request, context, self._loras))
+        held = Held(number, BodyMaker(request, context, self._loras), request.lora)
         outputs = [Output(choice, sampling, limit, self._unreported) for choice in range(sampling.n)]
         # A choice that ends by a stop token, or goes on after min_tokens, must be ended or continued on its own.
         together = not sampling.stop_token_ids and not sampling.min_tokens

@@ -46,6 +46,21 @@ def test_nobody_overtakes_the_first_in_line() -> None:
     assert queue.startable() == [large, small]
 
 
+def test_adapters_take_turns_in_the_order_of_their_requests() -> None:
+    queue = Queue(slots=8, tokens=100)
+    plain, more, tuned, later = _call(10), _call(10), _call(10), _call(10)
+    tuned.held.adapter = "tiny"
+    for call in (plain, more, tuned, later):
+        queue.put(call)
+    assert queue.startable() == [plain, more]
+    queue.give_back(plain)
+    assert queue.startable() == [], "the next one needs another adapter, and nobody overtakes it"
+    queue.give_back(more)
+    assert queue.startable() == [tuned]
+    queue.give_back(tuned)
+    assert queue.startable() == [later]
+
+
 def test_choices_take_a_slot_each() -> None:
     queue = Queue(slots=3, tokens=100)
     queue.put(_call(10, choices=4))
