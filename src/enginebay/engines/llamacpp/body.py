@@ -42,6 +42,7 @@ class BodyMaker:
         self._stop_ids = sampling.stop_token_ids
         self._bias = _bias(sampling, self._prompt)
         self.schema = json_schema(sampling.guided)
+        self.lora = {"lora": lora_scales(request.lora, loras)} if loras or request.lora else {}
         self._common = {
             "stream": True,
             "verbose": True,  # brings the token ids and the count
@@ -50,7 +51,7 @@ class BodyMaker:
             **_samplers(sampling, context_length),
             **_guided(sampling.guided, self.schema),
             **({} if sampling.logprobs is None else {"n_probs": max(sampling.logprobs, 1)}),
-            **({"lora": lora_scales(request.lora, loras)} if loras or request.lora else {}),
+            **self.lora,
         }
 
     def body(self, attempt: Attempt) -> dict[str, Any]:

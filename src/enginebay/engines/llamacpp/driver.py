@@ -34,7 +34,7 @@ class Driver:
     def run(self, call: Call) -> None:
         """Blocks until every choice of the call has ended. Raises what went wrong."""
         if call.held.bodies.schema is not None:
-            self._check_schema(call.held.bodies.schema)
+            self._check_schema(call.held.bodies.schema, call.held.bodies.lora)
         self._attempt(call, call.outputs, tries=0)
         for output in call.outputs:
             tries = 0
@@ -73,13 +73,16 @@ class Driver:
             self._sink.finish(call.held.number, output.finish_reason, output.choice, output.stop_reason)
         self._sink.flush()
 
-    def _check_schema(self, schema: Mapping[str, Any]) -> None:
-        """Refuse a schema that the library does not follow: it would run on without any constraint, and say nothing."""
-        problem = self._problem(json.dumps(schema, sort_keys=True))
+    def _check_schema(self, schema: Mapping[str, Any], lora: Mapping[str, Any]) -> None:
+        """Refuse a schema that the library does not follow: it would run on without any constraint, and say nothing.
+
+        It is tried with the request's own adapter: with another, the try would wait for all that run with this one.
+        """
+        problem = self._problem(json.dumps(schema, sort_keys=True), json.dumps(lora))
         if problem is not None:
             raise not_followed(problem)
 
-    def _try_schema(self, text: str) -> str | None:
+    def _try_schema(self, text: str, lora: str) -> str | None:
         """None where the library follows this JSON schema, else why not, as far as it tells.
 
         One token is made under it, with a bias towards a text that no JSON begins with. If that one comes out, the
@@ -90,7 +93,7 @@ class Driver:
         body = {"prompt": [token], "n_predict": 1, "json_schema": schema, "logit_bias": [[token, 1000.0]]}
         fixed = {"samplers": ["temperature"], "temperature": 0.0, "verbose": True, "return_tokens": True}
         words = LastWords()
-        answer = self._library.complete_at_once({**body, **fixed})
+        answer = self._library.complete_at_once({**body, **fixed, **json.loads(lora)})
         if "error" in answer:
             if answer["error"].get("code") != _BAD_REQUEST:
                 raise error_of(answer)  # which says nothing of the schema

@@ -33,10 +33,19 @@ def test_a_schema_is_tried_once_and_one_that_is_not_followed_is_refused() -> Non
     library = FakeLibrary()
     made = _driver(library)
     for _ in range(2):
-        made._check_schema({"type": "object"})
+        made._check_schema({"type": "object"}, {})
         with pytest.raises(InvalidRequest, match="cannot follow"):
-            made._check_schema({"type": "odd"})
+            made._check_schema({"type": "odd"}, {})
     assert library.tried == [{"type": "object"}, {"type": "odd"}]
+
+
+def test_a_schema_is_tried_with_the_adapter_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    library, bodies = FakeLibrary(), list[Mapping[str, Any]]()
+    usual = library.complete_at_once
+    monkeypatch.setattr(library, "complete_at_once", lambda body: bodies.append(body) or usual(body))  # type: ignore[func-returns-value]
+    lora = {"lora": [{"id": 0, "scale": 1.0}]}
+    _driver(library)._check_schema({"type": "object"}, lora)
+    assert [body["lora"] for body in bodies] == [lora["lora"]]
 
 
 def test_only_so_many_verdicts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +53,7 @@ def test_only_so_many_verdicts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
     library = FakeLibrary()
     made = _driver(library)
     for name in ("a", "b", "a", "c", "a", "b"):
-        made._check_schema({"type": name})
+        made._check_schema({"type": name}, {})
     assert [one["type"] for one in library.tried] == ["a", "b", "c", "b"]
 
 
@@ -62,7 +71,7 @@ def test_only_so_many_verdicts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_refusal_says_what_the_library_says(monkeypatch: pytest.MonkeyPatch, said: str, message: str) -> None:
     monkeypatch.setattr(driver.LastWords, "text", lambda _: said)
     with pytest.raises(InvalidRequest) as caught:
-        _driver(FakeLibrary())._check_schema({"type": "odd"})
+        _driver(FakeLibrary())._check_schema({"type": "odd"}, {})
     assert (caught.value.message, caught.value.param) == (message, "guided_json")
 
 
@@ -72,13 +81,13 @@ def test_a_failure_that_is_not_the_schemas_is_no_verdict_on_it(monkeypatch: pyte
     usual = library.complete_at_once
     monkeypatch.setattr(library, "complete_at_once", lambda _: {"error": {"code": 503, "message": "ending"}})
     with pytest.raises(EngineFailed, match="ending"):
-        made._check_schema({"type": "string"})
+        made._check_schema({"type": "string"}, {})
     monkeypatch.setattr(library, "complete_at_once", usual)
-    made._check_schema({"type": "string"})
+    made._check_schema({"type": "string"}, {})
 
 
 def test_the_refusal_says_what_the_library_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     library = FakeLibrary()
     monkeypatch.setattr(library, "complete_at_once", lambda _: {"error": {"code": 400, "message": "no such type"}})
     with pytest.raises(InvalidRequest, match="schema: no such type"):
-        _driver(library)._check_schema({"type": "odd"})
+        _driver(library)._check_schema({"type": "odd"}, {})

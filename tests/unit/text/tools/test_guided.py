@@ -124,15 +124,10 @@ def test_a_call_or_an_answer() -> None:
 
 
 @pytest.mark.parametrize("name", ["default", "enum", "const", "examples", "properties"])
-def test_references_of_an_answer_with_properties_that_look_like_keywords(name: str) -> None:
+@pytest.mark.parametrize("document", [{}, {"$id": "x", "$schema": "https://json-schema.org/draft/2020-12/schema"}])
+def test_references_of_an_answer_with_properties_that_look_like_keywords(name: str, document: dict[str, str]) -> None:
     items = {"Item": {"type": "integer"}}
-    answer = {
-        "$id": "x",
-        "$schema": "y",
-        "type": "object",
-        "properties": {name: {"$ref": "#/$defs/Item"}},
-        "$defs": items,
-    }
+    answer = {**document, "type": "object", "properties": {name: {"$ref": "#/$defs/Item"}}, "$defs": items}
     schema = call_or_answer_schema([WEATHER], answer)
     assert fits({name: 1}, schema) and not fits({name: "x"}, schema)
 
