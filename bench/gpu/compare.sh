@@ -19,7 +19,7 @@ home=${1:?HOME_DIR}; results=${2:?RESULTS_DIR}; shift 2
 root=$(cd "$(dirname "$0")/../.." && pwd)
 python=${PYTHON:-python3}
 limit=${LIMIT_S:-380}
-configs=${CONFIGS:-examples/compare-gpu-8b.yaml examples/compare-gpu.yaml}
+configs=${CONFIGS:-examples/compare-gpu-8b.yaml examples/compare-gpu-8b-one.yaml examples/compare-gpu.yaml}
 started=$SECONDS
 left() { echo $((limit - SECONDS + started)); }
 

@@ -37,8 +37,8 @@ from enginebay.lab.client.order import share_out
 from enginebay.meters.nvml import open_nvml
 
 PARTS = ("pair", "ttft", "pairs", "e2e")
-E2E_SHARES = {32: 0.2, 16: 0.7, 8: 1.2}  # output tokens, and of the closed loop's requests/s, where its search begins
-_TTFT_SHARE = 0.9
+E2E_SHARES = {32: 0.08, 16: 0.34, 8: 0.8}  # output tokens, and of the closed loop's requests/s, where its search begins
+_TTFT_SHARE = 0.8
 _TTFT_RULES = Rules(resolution=0.05, most_runs=5, growth=1.1)
 _E2E_RULES = Rules(resolution=0.15, most_runs=6, growth=1.6)
 _LOWEST_RATE = 1.0

@@ -12,10 +12,12 @@ import sys
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+from enginebay.fleet import environments
 from enginebay.lab.client.ceiling import usual_processes
 from enginebay.lab.client.launch import Fired, fire
 from enginebay.lab.client.order import Target, share_out
@@ -24,6 +26,12 @@ from enginebay.lab.requests import Request
 _BAY = (sys.executable, "-c", "from enginebay.cli.main import run; run()")
 _START_S = 420.0
 _NOT_OURS = ("kv_cache_memory_bytes",)  # vLLM's own names, for what our settings have no name for
+
+
+@cache
+def vllm_python() -> str:
+    """The one that `bay serve` would run vLLM with, so that all have the same vLLM."""
+    return str(environments.find("vllm").python)
 
 
 class System:
@@ -79,7 +87,7 @@ class Offline(System):
 
     def command(self) -> Sequence[str]:
         arguments = {"model": str(self.model), "disable_log_stats": True, **self.settings}
-        return [sys.executable, "-m", "bench.gpu.offline", json.dumps(arguments)]
+        return [vllm_python(), "-m", "bench.gpu.offline", json.dumps(arguments)]
 
     def out(self) -> int | None:
         return subprocess.PIPE
@@ -138,7 +146,7 @@ class VllmServe(Served):
 
     def command(self) -> Sequence[str]:
         command = [
-            sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(self.model),
+            vllm_python(), "-m", "vllm.entrypoints.cli.main", "serve", str(self.model),
             "--served-model-name", self.model.name, "--host", "127.0.0.1", "--port", str(self.port),
             "--disable-uvicorn-access-log",
         ]  # fmt: skip

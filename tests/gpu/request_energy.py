@@ -3,7 +3,8 @@
     python -m tests.gpu.request_energy --model FOLDER --out FOLDER     starts `bay serve` on the vllm engine with random weights
     python -m tests.gpu.request_energy --url URL --name MODEL          asks a server that is up
 
-FOLDER is a shape of `bench.gpu.shapes`, such as llama-8b. Takes about 70 s once the server is up.
+FOLDER is a shape of `bench.gpu.shapes`, such as llama-8b. Takes about 70 s once the server is up. `--streams 512` keeps so many
+in flight instead of 128; the KV cache must hold them all.
 
 Class A has 128 tokens in and 128 out, class B 512 in and 64 out. Each runs alone, then both in equal numbers, always with
 128 requests in flight: whoever ends is replaced at once. That is what makes the comparison fair. A step reads all weights for
@@ -135,18 +136,18 @@ class Gpu:
         return None if before is None or after is None else (after - before) / (time.monotonic() - started)
 
 
-async def measure(client: Client) -> dict[str, Any]:
+async def measure(client: Client, streams: int) -> dict[str, Any]:
     """All loads, with a pause before each in which the idle power is learned, by the server and here."""
     gpu, figures = Gpu(), dict[str, Any]()
-    await client.load(("A", "B"), STREAMS, _WARM_S)
+    await client.load(("A", "B"), streams, _WARM_S)
     for load, kinds in LOADS.items():
         idle_w = await gpu.idle_w(_PAUSE_S)
         before, started = gpu.joules(), time.monotonic()
-        found = await client.load(kinds, STREAMS, _LOAD_S)
+        found = await client.load(kinds, streams, _LOAD_S)
         took_s, after = time.monotonic() - started, gpu.joules()
         drawn_j = after - before if before is not None and after is not None else None
         figures[load] = summary(found, took_s, idle_w, drawn_j)
-        print(json.dumps({"load": load, **figures[load]}), flush=True)
+        print(json.dumps({"load": load, "streams": streams, **figures[load]}), flush=True)
     return figures
 
 
@@ -221,9 +222,10 @@ def main() -> int:
     options.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()))
     options.add_argument("--url", help="of a server that is up")
     options.add_argument("--name", default="llama-8b", help="of its model")
+    options.add_argument("--streams", type=int, default=STREAMS, help="in flight all the time")
     given = options.parse_args()
     if given.url:
-        return report(asyncio.run(measure(Client(given.url, given.name))))
+        return report(asyncio.run(measure(Client(given.url, given.name), given.streams)))
     from bench.gpu.systems import Ours
 
     given.out.mkdir(parents=True, exist_ok=True)
@@ -232,7 +234,7 @@ def main() -> int:
     try:
         system.wait()
         print(f"up after {system.started_s:.1f} s", flush=True)
-        return report(asyncio.run(measure(Client(system.target.url, given.model.name))))
+        return report(asyncio.run(measure(Client(system.target.url, given.model.name), given.streams)))
     finally:
         system.stop()
 

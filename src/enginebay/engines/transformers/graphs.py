@@ -18,6 +18,7 @@ from enginebay.engines.transformers.attention import Decoding
 from enginebay.engines.transformers.layout import Group
 from enginebay.engines.transformers.loading import out_of_memory
 from enginebay.engines.transformers.recordings import Recordings, StepKey, padded_reach, padded_rows
+from enginebay.engines.transformers.rounding import agree
 
 _MOST_SHELVES = 4  # each is a replay that reads all weights: with more, one step for all of them is no slower
 _MOST_SHORTAGES = 3  # of memory, while recording: each costs all recordings, so there is an end to it
@@ -168,7 +169,7 @@ class StepGraphs:
             self._give_up(error)
             return None
         count = len(group.indices)
-        if not close(self._logits[:count], expected[:count]):
+        if not agree(self._logits[:count], expected[:count]):
             self.turn_off("a recorded step gives other results")
             return expected[:count]
         self._recordings.keep(key, replay)
@@ -191,12 +192,6 @@ class StepGraphs:
         tokens, positions = self._inputs[: key.rows], self._inputs[key.rows : 2 * key.rows]
         rows = Decoding(group.shelf, places, positions, 0, key.reach, key.rows, whole=True)
         return self._forward(rows, tokens, positions)
-
-
-def close(ours: Any, plain: Any) -> bool:
-    """Equal up to the rounding that half precision brings."""
-    spread = float(plain.std()) or 1.0
-    return bool(torch.isfinite(ours).all()) and float((ours - plain).abs().max()) < 0.1 * spread
 
 
 def _first_line(error: Exception) -> str:
