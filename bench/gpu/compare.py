@@ -215,6 +215,7 @@ def carry_out(order: Sequence[Block], servers: Servers, folder: Path, ceiling: C
     progress = StudyProgress()
     count = sum(len(block.steps) for block in order)
     number, took_s, broken = 0, dict[tuple[str, int], float](), set[tuple[str, int]]()
+    late = list[str]()
     for block in order:
         work = block.work
         study = work.study
@@ -230,8 +231,8 @@ def carry_out(order: Sequence[Block], servers: Servers, folder: Path, ceiling: C
                 continue
             known = {one: seconds for (name, one), seconds in took_s.items() if name == study.id}
             if not enough_time(deadline - monotonic(), known, step.point):
-                say(f"no time is left: {count - number + 1} of {count} runs are left out")
-                return False
+                late.append(f"{point.label} ({point.model}), cycle {step.cycle}")
+                continue  # another one may be faster
             progress.began(step, number, count)
             began = monotonic()
             try:
@@ -244,7 +245,9 @@ def carry_out(order: Sequence[Block], servers: Servers, folder: Path, ceiling: C
             work.runs.append(run)
             took_s[place] = monotonic() - began
             progress.ended(step, run)
-    return not broken
+    if late:
+        say(f"no time was left for {len(late)} of {count} runs: {'; '.join(late)}")
+    return not broken and not late
 
 
 def main() -> int:

@@ -41,7 +41,7 @@ def facts(
     fired = Fired(own, {}, 1000.0, 41.0, seen.pop("core_share", None))
     observation = seen.pop("observation", Observation())
     workload = Workload(tuple(wanted(prepared)), shared=seen.pop("shared", None))
-    measured = Measured(ServerFacts(), workload, fired, (990.0, 991.0), **seen)
+    measured = Measured(seen.pop("server", ServerFacts()), workload, fired, (990.0, 991.0), **seen)
     figures = measure(own, {}, 41.0)
     return facts_of(read_plan(point), measured, figures, observation, {}, around or Around(CEILING))
 
@@ -135,3 +135,11 @@ def test_lines_of_a_file_that_the_server_knows(shared: float | None, cached: int
         if reason.code == "unasked_cache_hits":
             assert all(way in reason.message for way in ("--cycles 1", "shuffle", "restart", "lab"))
             assert "workload.seed" not in reason.message
+
+
+def test_settings_that_the_engine_changed_reach_the_verdict() -> None:
+    server = ServerFacts(asked={"strategy": "continuous"}, effective={"strategy": "dynamic"})
+    assert found(judge(facts(server=server)), "settings_changed") == "informative"
+    varied = Around(CEILING, label="fake strategy=continuous c8")
+    assert found(judge(facts(server=server, around=varied)), "settings_changed") == "invalid"
+    assert found(judge(facts()), "settings_changed") == "unchecked"

@@ -164,6 +164,13 @@ CODES: Mapping[str, Code] = {
         ("comparison",),
         "precision explains a little distance, not another model",
     ),
+    "settings_changed": Code(
+        "settings of the engine, as asked for and as it says that it runs",
+        "any differs",
+        "one that the study varies differs",
+        ALL,
+        "an engine that cannot do what it is told does something else, under the name of what was asked for",
+    ),
     "machine_busy": Code(
         "share of all cores used by others; of a GPU while nothing was asked; of the requests that a bay server counts in flight",
         _busy(0),
