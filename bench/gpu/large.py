@@ -3,9 +3,10 @@
     python -m bench.gpu.large --model FOLDER --out FOLDER [--seconds 520] [--parts pair ttft pairs e2e] [--pairs 5]
 
     pair    offline and ours, closed loop, 128 tokens in and 128 out, 256 streams; the first of the pairs
-    ttft    the highest rate of Poisson arrivals at which ours keeps P95 TTFT under `LIMIT_S`
+    ttft    the highest rate of Poisson arrivals at which ours keeps P95 TTFT under `LIMIT_S`: rates climb by steps, then once more
+            and in smaller steps from the last that was kept
     pairs   the other pairs; whoever is awake begins, so a pair takes one switch
-    e2e     as ttft for the whole answer, of 32, 16 and 8 tokens
+    e2e     as ttft for the whole answer, of 16, 8 and 32 tokens
 
 Parts are done in the order given, and one that does not fit into the time left is left out, and said so. While one of the two runs
 the other sleeps: offline without its weights, ours with them in main memory. Everything goes to `large.jsonl` as it comes.
@@ -18,7 +19,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -29,20 +30,22 @@ from bench.gpu.processor_time import processor_times
 from bench.gpu.systems import Offline, Served
 from bench.gpu.throughput import OUTPUT, figures, requests
 from bench.gpu.turns import OFFLINE_SETTINGS, OfflineInTurns, OursInTurns, TurnFailed, Turns
-from bench.gpu.windows import Latency, head_of, judge, length, window
-from enginebay.lab.choosing import Ask, Bounds, End, Rules, Try, bracket, next_step
+from bench.gpu.windows import Latency, between, climb, judge
+from enginebay.lab.choosing import Try, bracket
 from enginebay.lab.client.ceiling import usual_processes
 from enginebay.lab.client.launch import fire
 from enginebay.lab.client.order import share_out
 from enginebay.meters.nvml import open_nvml
 
 PARTS = ("pair", "ttft", "pairs", "e2e")
-E2E_SHARES = {32: 0.08, 16: 0.34, 8: 0.8}  # output tokens, and of the closed loop's requests/s, where its search begins
-_TTFT_SHARE = 0.8
-_TTFT_RULES = Rules(resolution=0.05, most_runs=5, growth=1.1)
-_E2E_RULES = Rules(resolution=0.15, most_runs=6, growth=1.6)
-_LOWEST_RATE = 1.0
-_SHORT = 0.5  # of a window, where answers are short: nothing has to fill up
+# Of the closed loop's requests/s, where a search begins and ends.
+TTFT_SHARES = (0.4, 0.9)
+E2E_SHARES = {16: (0.2, 0.5), 8: (0.4, 1.2), 32: (0.04, 0.08)}  # by output tokens; the slowest rates take longest
+_STEPS, _FINER = (
+    5,
+    2,
+)  # rates of the first climb; of the second, between the last that was kept and the first that was missed
+_SHORT = 0.4  # of a step, where answers are short: it settles sooner
 _ALONE = 5  # requests one after the other, to see whether a length is possible at all
 _CONNECTIONS = 512
 _STOP_S = 15.0  # kept back for stopping both
@@ -88,7 +91,7 @@ class Study:
     def __init__(self, turns: Turns, journal: Journal, joules: Callable[[], float | None], given: Any) -> None:
         self._turns, self._journal, self._joules = turns, journal, joules
         self._streams, self._waves, self._pairs = given.streams, given.waves, given.pairs
-        self._window_s, self._skip_s, self._sleeping = given.window, given.skip, not given.no_sleep
+        self._step_s, self._skip_s, self._sleeping = given.step, given.skip, not given.no_sleep
         self._warm: set[str] = set()
         self._seed = 0
 
@@ -135,23 +138,20 @@ class Study:
     # Arrivals by themselves
 
     def ttft(self) -> None:
-        rate = self._capacity()
-        bounds = Bounds(start=_TTFT_SHARE * rate, lowest=rate / 4)
+        capacity = self._capacity()
         # What was sent last still has to be answered, at about the pace of the closed loop.
         drain_s = self._longest("closed", "e2e_median_s", 10.0)
-        self._search("ttft", OUTPUT, bounds, _TTFT_RULES, self._window_s, self._skip_s, drain_s)
+        self._search("ttft", OUTPUT, _rates(capacity, TTFT_SHARES), self._step_s, self._skip_s, drain_s)
 
     def e2e(self) -> None:
-        rate = self._capacity()
-        window_s = _SHORT * self._window_s
-        for tokens, share in E2E_SHARES.items():
-            if not self._journal.fits(f"e2e of {tokens} tokens", window_s + 10.0):
+        capacity, step_s, skip_s = self._capacity(), _SHORT * self._step_s, _SHORT * self._skip_s
+        for tokens, shares in E2E_SHARES.items():
+            if not self._journal.fits(f"e2e of {tokens} tokens", step_s + 10.0):
                 return
             if self._alone_s(tokens) >= LIMIT_S:
                 self._journal.note("found", latency="e2e", output=tokens, rate=None, above=None, confirmed=False)
                 continue
-            bounds = Bounds(start=max(_LOWEST_RATE, share * rate), lowest=_LOWEST_RATE)
-            self._search("e2e", tokens, bounds, _E2E_RULES, window_s, _SHORT * self._skip_s, 2.0)
+            self._search("e2e", tokens, _rates(capacity, shares), step_s, skip_s, 2.0)
 
     def _capacity(self) -> float:
         """Requests a second that ours gets through in a closed loop."""
@@ -169,46 +169,41 @@ class Study:
         return seconds
 
     def _search(
-        self,
-        latency: Latency,
-        tokens: int,
-        bounds: Bounds,
-        rules: Rules,
-        window_s: float,
-        skip_s: float,
-        drain_s: float,
-    ) -> None:
-        tries: list[Try] = []
-        while isinstance(step := next_step(tries, bounds, rules), Ask):
-            seconds = length(window_s, skip_s, step.rate)
-            if not self._journal.fits(f"more windows for {latency} of {tokens} tokens", seconds + drain_s + 3.0):
-                break
-            met = self._window(latency, tokens, step.rate, seconds, skip_s)
-            tries.append(Try(step.rate, met, confirming=step.confirming))
-        rate, above = (step.rate, step.above) if isinstance(step, End) else bracket(tries)
-        confirmed = isinstance(step, End) and step.confirmed
-        self._journal.note(
-            "found", latency=latency, output=tokens, rate=rate, above=above, confirmed=confirmed, windows=len(tries)
-        )
+        self, latency: Latency, tokens: int, rates: Sequence[float], step_s: float, skip_s: float, drain_s: float
+    ) -> None:  # fmt: skip
+        """Two climbs: what the second keeps again is confirmed."""
+        tries = self._climb(latency, tokens, rates, step_s, skip_s, drain_s)
+        if not tries:  # there was no time
+            return
+        rate, above = bracket(tries)
+        if rate is not None:
+            finer = between(rate, above or rate * rates[-1] / rates[-2], _FINER)
+            tries += self._climb(latency, tokens, finer, step_s, skip_s, drain_s)
+            rate, above = bracket(tries)
+        confirmed = sum(one.met and one.rate == rate for one in tries) > 1
+        self._journal.note("found", latency=latency, output=tokens, rate=rate, above=above, confirmed=confirmed)
 
-    def _window(self, latency: Latency, tokens: int, rate: float, window_s: float, skip_s: float) -> bool:
+    def _climb(
+        self, latency: Latency, tokens: int, rates: Sequence[float], step_s: float, skip_s: float, drain_s: float
+    ) -> list[Try]:  # fmt: skip
         system, seed = self._served(), self._next_seed()
-        seen = {one["rate"]: one["in_flight"][1] for one in self._journal.of("window", latency=latency, output=tokens)}
-        head = head_of(rate, seen, self._capacity(), self._streams) if tokens == OUTPUT else 0
-        sent = window(
-            rate, requests(seed, max(1, round(rate * window_s)), tokens), skip_s, requests(seed + 1, head, tokens), seed
-        )
-        joules = self._joules()
-        orders = share_out(system.target, sent.requests, sent.times, _CONNECTIONS, usual_processes())
-        fired = fire(orders, sent.requests)
-        found = judge(sent, fired.records, latency, LIMIT_S)
+        times, windows = climb(rates, step_s, skip_s, seed)
+        if not self._journal.fits(f"a climb for {latency} of {tokens} tokens", times[-1] + drain_s + 3.0):
+            return []
+        sent, joules = requests(seed, len(times), tokens), self._joules()
+        fired = fire(share_out(system.target, sent, times, _CONNECTIONS, usual_processes()), sent)
+        found = [judge(one, fired.records, latency, LIMIT_S) for one in windows]
+        for one, verdict in zip(windows, found, strict=True):
+            self._journal.note(
+                "window", latency=latency, output=tokens, rate=one.rate, met=verdict.met, p95_s=verdict.p95_s,
+                median_s=verdict.median_s, judged=verdict.judged, failed=verdict.failed,
+                in_flight=[round(mean, 1) for mean in verdict.in_flight], grows=verdict.grows, judged_s=one.to_s - one.from_s,
+            )  # fmt: skip
         self._journal.note(
-            "window", latency=latency, output=tokens, rate=rate, met=found.met, p95_s=found.p95_s, median_s=found.median_s,
-            judged=found.judged, failed=found.failed, in_flight=[round(one, 1) for one in found.in_flight],
-            grows=found.grows, head=head, sending_s=sent.to_s, window_s=fired.window_s,
+            "climb", latency=latency, output=tokens, window_s=fired.window_s,
             output_tokens=sum(one.output_tokens or 0 for one in fired.records), **self._spent(joules),
         )  # fmt: skip
-        return found.met
+        return [Try(one.rate, verdict.met) for one, verdict in zip(windows, found, strict=True)]
 
     def _served(self) -> Served:
         system = self._turns.use("ours")
@@ -230,6 +225,12 @@ class Study:
             return 0.0
         asleep_s = self._longest("asleep", "seconds", _ASLEEP_S, system=leaving)
         return asleep_s + self._longest("awake", "seconds", _AWAKE_S, system=coming)
+
+
+def _rates(capacity: float, shares: tuple[float, float]) -> list[float]:
+    """Those of the first climb, from one share of the capacity to the other."""
+    low, high = (float(f"{share * capacity:.3g}") for share in shares)
+    return [*between(low, high, _STEPS - 2), high]
 
 
 def _order(number: int) -> tuple[str, str]:
@@ -314,8 +315,8 @@ def _options() -> argparse.ArgumentParser:
     options.add_argument("--pairs", type=int, default=5, help="of closed loops, the first included")
     options.add_argument("--streams", type=int, default=256)
     options.add_argument("--waves", type=int, default=2, help="requests of a closed loop, in times the streams")
-    options.add_argument("--window", type=float, default=20.0, help="seconds of Poisson arrivals")
-    options.add_argument("--skip", type=float, default=5.0, help="of them that are not judged")
+    options.add_argument("--step", type=float, default=25.0, help="seconds of Poisson arrivals at one rate")
+    options.add_argument("--skip", type=float, default=10.0, help="of them that are not judged")
     options.add_argument("--cache-gib", type=float, default=30.0, help="KV cache of each")
     options.add_argument("--asleep-gib", type=float, default=24.0, help="that may be taken of the GPU while one sleeps")
     options.add_argument("--wanted", type=float, default=WANTED, help="output tok/s of one GPU, for the summary")

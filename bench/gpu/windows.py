@@ -1,32 +1,32 @@
-"""Windows of Poisson arrivals: what is sent in one, and whether it kept an objective. Pure."""
+"""Poisson arrivals whose rate climbs by steps: when each is sent, and at which step an objective was no longer kept. Pure.
+
+The server is never empty between two steps: what runs at one rate is where the next one begins, so a step soon shows what that rate
+costs for ever. A window that begins with an idle server mostly shows how it fills up, and one that begins with a crowd how it
+gets rid of it.
+"""
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from enginebay.lab.measures.distribution import needed
 from enginebay.lab.profiles import arrivals
-from enginebay.lab.requests import Record, Request
+from enginebay.lab.requests import Record
 from enginebay.lab.validity.flow import highest
 
 Latency = Literal["ttft", "e2e"]
 
-_HEAD_S = 2.5  # in which what would be running already is sent
-_STEADY = 0.28  # of a step of all streams: the part that does not grow with them, as reading the weights
-_MOST_IN_FLIGHT = 1.5  # times the streams of the closed loop
 _GROWTH, _SIGMAS = 0.1, 2.0  # from the first third to the last; what is in flight scatters like a Poisson count
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What is sent, and when; those of `judged` count."""
+    """The part of a step that is judged: requests by their index, and the time in which they are sent."""
 
-    requests: Sequence[Request]
-    times: Sequence[float]
+    rate: float
     judged: frozenset[int]
     from_s: float
     to_s: float
@@ -43,56 +43,34 @@ class Verdict:
     grows: bool  # a longer window would have missed it
 
 
-def expected_in_flight(share: float, streams: int) -> int:
-    """Requests that run at once at this share of what a closed loop of so many streams gives.
+def climb(rates: Sequence[float], step_s: float, skip_s: float, seed: int) -> tuple[list[float], list[Window]]:
+    """When requests are sent, and the window of each rate.
 
-    By Little's law, with steps that take longer by the same time for each request in them.
+    The first `skip_s` of a step are not judged: it takes that long to settle, and twice as long from nothing. What is judged
+    lasts as long as a P95 needs.
     """
-    most = _MOST_IN_FLIGHT * streams
-    left = 1 - (1 - _STEADY) * share
-    return round(min(most, streams * _STEADY * share / left)) if left > 0 else round(most)
+    times, windows, began_s = list[float](), list[Window](), 0.0
+    for number, rate in enumerate(rates):
+        settle_s = skip_s if number else 2 * skip_s
+        count = max(1, round(rate * (settle_s + max(step_s - skip_s, needed(95) / rate))))
+        first, ends_s = len(times), began_s + count / rate
+        times += [began_s + at for at in arrivals.poisson(rate, count, seed + number)]
+        judged = frozenset(index for index in range(first, len(times)) if times[index] >= began_s + settle_s)
+        windows.append(Window(rate, judged, began_s + settle_s, ends_s))
+        began_s = ends_s
+    return times, windows
 
 
-def head_of(rate: float, seen: Mapping[float, float], capacity: float, streams: int) -> int:
-    """Requests to begin a window with: as many as ran at the end of the one at the nearest rate, or as expected. Pure.
-
-    `seen`: in flight at the end of earlier windows, by their rates.
-    """
-    if not seen:
-        return expected_in_flight(rate / capacity, streams)
-    nearest = min(seen, key=lambda one: abs(math.log(one / rate)))
-    return round(min(_MOST_IN_FLIGHT * streams, seen[nearest] * rate / nearest))
+def between(low: float, high: float, count: int) -> list[float]:
+    """The lower of two rates, and so many between them, evenly on a logarithmic scale."""
+    return [float(f"{low * (high / low) ** (number / (count + 1)):.3g}") for number in range(count + 1)]
 
 
-def length(window_s: float, skip_s: float, rate: float) -> float:
-    """Seconds of a window that has enough requests for a P95. Pure."""
-    return max(window_s, skip_s + needed(95) / rate)
-
-
-def window(rate: float, fresh: Sequence[Request], skip_s: float, head: Sequence[Request], seed: int) -> Window:
-    """`fresh` arrive at the rate; `head` stand for what a server at this rate is busy with, each with some of its tokens done.
-
-    Without them a short window would mostly show how a server fills up.
-    """
-    source = random.Random(seed)
-    begun = [replace(one, output_tokens=source.randint(1, one.output_tokens or 1)) for one in head]
-    sent = [(_HEAD_S * number / len(begun), False, one) for number, one in enumerate(begun)]
-    sent += [(at, at >= skip_s, one) for at, one in zip(arrivals.poisson(rate, len(fresh), seed), fresh, strict=True)]
-    sent.sort(key=lambda one: one[0])
-    return Window(
-        requests=[one for _, _, one in sent],
-        times=[at for at, _, _ in sent],
-        judged=frozenset(index for index, (_, judged, _) in enumerate(sent) if judged),
-        from_s=skip_s,
-        to_s=len(fresh) / rate,
-    )
-
-
-def judge(sent: Window, records: Sequence[Record], latency: Latency, limit_s: float) -> Verdict:
+def judge(window: Window, records: Sequence[Record], latency: Latency, limit_s: float) -> Verdict:
     """Latencies are from when a request should have been sent; one that failed took for ever."""
-    judged = [record for record in records if record.index in sent.judged]
+    judged = [record for record in records if record.index in window.judged]
     values = [_latency(record, latency) for record in judged]
-    before, _, after = in_flight_by_thirds(records, sent.from_s, sent.to_s)
+    before, _, after = in_flight_by_thirds(records, window.from_s, window.to_s)
     grows = after - before > max(_GROWTH * before, _SIGMAS * math.sqrt(before))
     p95_s = highest(values, 95) if values else math.inf
     median_s = highest(values, 50) if values else math.inf

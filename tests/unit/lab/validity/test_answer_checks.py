@@ -177,7 +177,9 @@ def test_parity_that_nobody_tells() -> None:
     ],
 )
 def test_an_engine_that_ran_otherwise_than_it_was_told(label: str, ran: str, expected: str) -> None:
-    rows = settings_diff({"batching": {"strategy": "continuous"}, "dtype": "auto"}, {"batching.strategy": ran, "dtype": "float32"})
+    rows = settings_diff(
+        {"batching": {"strategy": "continuous"}, "dtype": "auto"}, {"batching.strategy": ran, "dtype": "float32"}
+    )
     found = settings_changed(open_loop(label=label, settings=rows))
     assert severity(found) == expected
     if isinstance(found, Reason):
