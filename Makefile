@@ -26,7 +26,7 @@ $(VENV)/.dev: $(VENV)/.installed
 	touch $@
 
 serve: install
-	$(BAY) serve $(MODEL)
+	$(BAY) serve $(MODEL) $(if $(PORT),--port $(PORT))
 
 # The OpenAI Node SDK, for the tests; node itself comes with the development dependencies.
 node: $(VENV)/.node

@@ -5,8 +5,8 @@
 `bay experiment` starts the server anew for every run, and on a GPU a start takes a minute. Here the engines of all
 configurations are loaded at the same time and stay loaded; while one is measured the others have nothing to do. What is
 asked, measured, judged and written down is the lab's own: `bay results` and `bay report` read the runs.
-One load after the other is measured in all its cycles, so that whatever the time is enough for is a whole comparison:
-first the first load of each configuration, then the second of each. Engines that are not installed are left out.
+One load after the other is measured in all its cycles: first the first load of each configuration, then the second of each. What no
+longer fits into the time is left out, and said so. Engines that are not installed are left out too.
 Ends when `--seconds` are over, with what there is. Exit code 1: runs are missing, as of a server that did not start.
 """
 

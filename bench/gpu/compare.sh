@@ -3,7 +3,8 @@
 #
 #   bench/gpu/compare.sh HOME_DIR RESULTS_DIR [GGUF_FILE [MORE_PARTS_OF_IT ...]]
 #
-# One Python must have it all: vLLM, transformers, torch with CUDA, gguf, grpcio with health checking and reflection, the needs of
+# Where the engines are installed in HOME_DIR, as from a bundle with the lab, PYTHON is that of bay (HOME_DIR/bay/bin/python). Otherwise one
+# Python must have it all: vLLM, transformers, torch with CUDA, gguf, grpcio with health checking and reflection, the needs of
 # Enginebay itself and of its lab (numpy, scipy, pyarrow), and xllamacpp; an engine that is not there is left out.
 # RESULTS_DIR gets output.txt, runs.tar.xz.aa and so on (in pieces of PIECE bytes), logs.tar.gz, table.md, and as far as there is
 # time runs.csv and report.html.

@@ -21,6 +21,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -41,15 +42,25 @@ PARTS = ("pair", "ttft", "pairs", "e2e")
 # Of the closed loop's requests/s, where a search begins and ends.
 TTFT_SHARES = (0.4, 0.9)
 E2E_SHARES = {16: (0.2, 0.5), 8: (0.4, 1.2), 32: (0.04, 0.08)}  # by output tokens; the slowest rates take longest
-_STEPS, _FINER = (
-    5,
-    2,
-)  # rates of the first climb; of the second, between the last that was kept and the first that was missed
+_STEPS = 5  # rates of the first climb
+_FINER = 2  # rates of the second, beyond the one that was kept
+_SEEDS_APART = 100  # of climbs
 _SHORT = 0.4  # of a step, where answers are short: it settles sooner
 _ALONE = 5  # requests one after the other, to see whether a length is possible at all
 _CONNECTIONS = 512
 _STOP_S = 15.0  # kept back for stopping both
 _RUN_S, _ASLEEP_S, _AWAKE_S = 25.0, 35.0, 10.0  # about, until they were measured
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What is to stay under `LIMIT_S`, and how long it is looked at."""
+
+    latency: Latency
+    output: int  # tokens
+    step_s: float  # at one rate
+    skip_s: float  # of it that is not judged
+    drain_s: float  # until what was sent last is answered
 
 
 class TimeUp(Exception):
@@ -141,7 +152,7 @@ class Study:
         capacity = self._capacity()
         # What was sent last still has to be answered, at about the pace of the closed loop.
         drain_s = self._longest("closed", "e2e_median_s", 10.0)
-        self._search("ttft", OUTPUT, _rates(capacity, TTFT_SHARES), self._step_s, self._skip_s, drain_s)
+        self._search(Objective("ttft", OUTPUT, self._step_s, self._skip_s, drain_s), _rates(capacity, TTFT_SHARES))
 
     def e2e(self) -> None:
         capacity, step_s, skip_s = self._capacity(), _SHORT * self._step_s, _SHORT * self._skip_s
@@ -151,7 +162,7 @@ class Study:
             if self._alone_s(tokens) >= LIMIT_S:
                 self._journal.note("found", latency="e2e", output=tokens, rate=None, above=None, confirmed=False)
                 continue
-            self._search("e2e", tokens, _rates(capacity, shares), step_s, skip_s, 2.0)
+            self._search(Objective("e2e", tokens, step_s, skip_s, 2.0), _rates(capacity, shares))
 
     def _capacity(self) -> float:
         """Requests a second that ours gets through in a closed loop."""
@@ -168,39 +179,38 @@ class Study:
         self._journal.note("alone", output=tokens, seconds=seconds)
         return seconds
 
-    def _search(
-        self, latency: Latency, tokens: int, rates: Sequence[float], step_s: float, skip_s: float, drain_s: float
-    ) -> None:  # fmt: skip
+    def _search(self, wanted: Objective, rates: Sequence[float]) -> None:
         """Two climbs: what the second keeps again is confirmed."""
-        tries = self._climb(latency, tokens, rates, step_s, skip_s, drain_s)
+        tries = self._climb(wanted, rates)
         if not tries:  # there was no time
             return
         rate, above = bracket(tries)
-        if rate is not None:
-            finer = between(rate, above or rate * rates[-1] / rates[-2], _FINER)
-            tries += self._climb(latency, tokens, finer, step_s, skip_s, drain_s)
-            rate, above = bracket(tries)
+        if rate is None:
+            rate, above = rates[0] / 2, rates[0]
+        tries += self._climb(wanted, between(rate, above or rate * rates[-1] / rates[-2], _FINER))
+        rate, above = bracket(tries)
         confirmed = sum(one.met and one.rate == rate for one in tries) > 1
-        self._journal.note("found", latency=latency, output=tokens, rate=rate, above=above, confirmed=confirmed)
+        self._journal.note(
+            "found", latency=wanted.latency, output=wanted.output, rate=rate, above=above, confirmed=confirmed
+        )
 
-    def _climb(
-        self, latency: Latency, tokens: int, rates: Sequence[float], step_s: float, skip_s: float, drain_s: float
-    ) -> list[Try]:  # fmt: skip
+    def _climb(self, wanted: Objective, rates: Sequence[float]) -> list[Try]:
         system, seed = self._served(), self._next_seed()
-        times, windows = climb(rates, step_s, skip_s, seed)
-        if not self._journal.fits(f"a climb for {latency} of {tokens} tokens", times[-1] + drain_s + 3.0):
+        times, windows = climb(rates, wanted.step_s, wanted.skip_s, seed)
+        what = f"a climb for {wanted.latency} of {wanted.output} tokens"
+        if not self._journal.fits(what, times[-1] + wanted.drain_s + 3.0):
             return []
-        sent, joules = requests(seed, len(times), tokens), self._joules()
+        sent, joules = requests(seed, len(times), wanted.output), self._joules()
         fired = fire(share_out(system.target, sent, times, _CONNECTIONS, usual_processes()), sent)
-        found = [judge(one, fired.records, latency, LIMIT_S) for one in windows]
+        found = [judge(one, fired.records, wanted.latency, LIMIT_S) for one in windows]
         for one, verdict in zip(windows, found, strict=True):
             self._journal.note(
-                "window", latency=latency, output=tokens, rate=one.rate, met=verdict.met, p95_s=verdict.p95_s,
+                "window", latency=wanted.latency, output=wanted.output, rate=one.rate, met=verdict.met, p95_s=verdict.p95_s,
                 median_s=verdict.median_s, judged=verdict.judged, failed=verdict.failed,
                 in_flight=[round(mean, 1) for mean in verdict.in_flight], grows=verdict.grows, judged_s=one.to_s - one.from_s,
             )  # fmt: skip
         self._journal.note(
-            "climb", latency=latency, output=tokens, window_s=fired.window_s,
+            "climb", latency=wanted.latency, output=wanted.output, window_s=fired.window_s,
             output_tokens=sum(one.output_tokens or 0 for one in fired.records), **self._spent(joules),
         )  # fmt: skip
         return [Try(one.rate, verdict.met) for one, verdict in zip(windows, found, strict=True)]
@@ -211,7 +221,7 @@ class Study:
         return system
 
     def _next_seed(self) -> int:
-        self._seed += 2
+        self._seed += _SEEDS_APART
         return 500_000 + self._seed
 
     # How long things take

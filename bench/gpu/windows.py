@@ -1,8 +1,8 @@
 """Poisson arrivals whose rate climbs by steps: when each is sent, and at which step an objective was no longer kept. Pure.
 
-The server is never empty between two steps: what runs at one rate is where the next one begins, so a step soon shows what that rate
-costs for ever. A window that begins with an idle server mostly shows how it fills up, and one that begins with a crowd how it
-gets rid of it.
+There is no pause between two steps: what runs at one rate is where the next one begins, so a step soon shows what that rate costs for
+ever. A window that begins with an idle server mostly shows how it fills up, and one that begins with a crowd how it gets rid
+of it.
 """
 
 from __future__ import annotations
@@ -47,17 +47,21 @@ def climb(rates: Sequence[float], step_s: float, skip_s: float, seed: int) -> tu
     """When requests are sent, and the window of each rate.
 
     The first `skip_s` of a step are not judged: it takes that long to settle, and twice as long from nothing. What is judged
-    lasts as long as a P95 needs.
+    are as many as a P95 needs, or more. Climbs have no arrivals in common if their seeds are twice the number of rates apart.
     """
-    times, windows, began_s = list[float](), list[Window](), 0.0
+    times, windows = list[float](), list[Window]()
+    until_s = 0.0
+
+    def send(rate: float, count: int, own_seed: int) -> None:
+        nonlocal until_s
+        times.extend(until_s + at for at in arrivals.poisson(rate, count, own_seed))
+        until_s += count / rate
+
     for number, rate in enumerate(rates):
-        settle_s = skip_s if number else 2 * skip_s
-        count = max(1, round(rate * (settle_s + max(step_s - skip_s, needed(95) / rate))))
-        first, ends_s = len(times), began_s + count / rate
-        times += [began_s + at for at in arrivals.poisson(rate, count, seed + number)]
-        judged = frozenset(index for index in range(first, len(times)) if times[index] >= began_s + settle_s)
-        windows.append(Window(rate, judged, began_s + settle_s, ends_s))
-        began_s = ends_s
+        send(rate, max(1, round(rate * (skip_s if number else 2 * skip_s))), seed + 2 * number)
+        first, from_s = len(times), until_s
+        send(rate, max(needed(95), round(rate * (step_s - skip_s))), seed + 2 * number + 1)
+        windows.append(Window(rate, frozenset(range(first, len(times))), from_s, until_s))
     return times, windows
 
 

@@ -8,7 +8,8 @@ from unittest import mock
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from enginebay.engines.transformers import runner as running
+from enginebay.engines.transformers.graphs import _REPLAYED
+from enginebay.engines.transformers.rounding import apart
 from enginebay.engines.transformers.runner import Runner
 
 _VOCABULARY = 32_000
@@ -19,12 +20,12 @@ class NoAdapters:
         assert name is None
 
 
-def model_of(dtype: Any) -> Any:
-    """Deep and with a large vocabulary: both make the largest rounding error larger."""
+def model_of(dtype: Any, layers: int = 48, weights: float = 0.08) -> Any:
+    """Deep ones with large weights have large rounding errors, so large that a fixed limit would take them for wrong."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=256, intermediate_size=512, num_hidden_layers=48, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=_VOCABULARY, initializer_range=0.08,
+        hidden_size=256, intermediate_size=512, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=_VOCABULARY, initializer_range=weights,
     )  # fmt: skip
     return LlamaForCausalLM(config).to(dtype).eval()
 
@@ -35,40 +36,57 @@ def obstacle(model: Any) -> str | None:
 
 def check_every_format_is_batched_continuously() -> None:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        assert obstacle(model_of(dtype)) is None, dtype
+        for layers, weights in ((32, 0.02), (80, 0.2)):
+            assert obstacle(model_of(dtype, layers, weights)) is None, (dtype, layers, weights)
 
 
-def check_rounding_can_be_large_for_one_logit() -> None:
-    """Or else the check above would not show that this is allowed."""
-    largest = []
-
-    def look(ours: Any, plain: Any, full: bool) -> bool:
-        largest.append(float((ours - plain).abs().max() / plain.std()))
-        return True
-
-    with mock.patch.object(running, "agree", look):
-        obstacle(model_of(torch.bfloat16))
-    assert max(largest) > 0.1, largest
+def check_one_row_of_many_is_seen() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(256, _VOCABULARY)
+    assert apart(logits + 0.05 * torch.randn_like(logits), logits) < _REPLAYED
+    for wrong in (logits[7], torch.zeros(_VOCABULARY), torch.full((_VOCABULARY,), torch.nan)):
+        other = logits.clone()
+        other[200] = wrong
+        assert apart(other, logits) > _REPLAYED
 
 
 def check_another_attention_is_seen() -> None:
-    for dtype, factor in ((torch.float32, 1.02), (torch.float16, 1.5), (torch.bfloat16, 1.5)):
+    for dtype, factor in ((torch.float32, 1.001), (torch.float16, 1.1), (torch.bfloat16, 1.5)):
         model = model_of(dtype)
-        plain = Runner._plain_logits
+        plain, usual = Runner._plain_logits, model.model.layers[0].self_attn.scaling
 
-        def scaled(runner: Any, rows: Any, model: Any = model, factor: float = factor, plain: Any = plain) -> Any:
+        def scaled(
+            runner: Any, rows: Any, model: Any = model, scale: float = factor * usual, plain: Any = plain
+        ) -> Any:
             for layer in model.model.layers:
-                layer.self_attn.scaling *= factor
+                layer.self_attn.scaling = scale
             return plain(runner, rows)
 
         with mock.patch.object(Runner, "_plain_logits", scaled):
             assert "not plain" in (obstacle(model) or ""), dtype
 
 
+def check_a_model_with_one_attention_has_a_limit_too() -> None:
+    for fault in (ValueError("there is no such attention"), torch.full((2, _VOCABULARY), torch.nan)):
+        plain = Runner._plain_logits
+
+        def only_its_own(runner: Any, rows: Any, plain: Any = plain, fault: Any = fault) -> Any:
+            if runner._config._attn_implementation == runner._own_attention:
+                return plain(runner, rows)
+            if isinstance(fault, Exception):
+                raise fault
+            return fault
+
+        with mock.patch.object(Runner, "_plain_logits", only_its_own):
+            model = model_of(torch.bfloat16)
+            assert obstacle(model) is None and model.config._attn_implementation == "sdpa"
+
+
 CHECKS = (
     check_every_format_is_batched_continuously,
-    check_rounding_can_be_large_for_one_logit,
+    check_one_row_of_many_is_seen,
     check_another_attention_is_seen,
+    check_a_model_with_one_attention_has_a_limit_too,
 )
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ FOLDER is a shape of `bench.gpu.shapes`, such as llama-8b. Takes about 70 s once
 in flight instead of 128; the KV cache must hold them all.
 
 Class A has 128 tokens in and 128 out, class B 512 in and 64 out. Each runs alone, then both in equal numbers, always with
-128 requests in flight: whoever ends is replaced at once. That is what makes the comparison fair. A step reads all weights for
+as many requests in flight (128): whoever ends is replaced at once. That is what makes the comparison fair. A step reads all weights for
 whatever is in it, so the price of a token depends above all on how many share its step; with as many in flight the batch of
-decoding requests is 128 in all three loads. (At a fixed rate instead, a class alone would have other batches than in the mix,
+decoding requests is the same in all three loads. (At a fixed rate instead, a class alone would have other batches than in the mix,
 and the difference would be the GPU's, not the accounting's.) Two things remain: in the mix both classes pay for the mean
 length of the contexts, and a token of a prompt weighs as much as one of an answer where both are in one step. The mix is half
 and half by requests; A stays twice as long, so two thirds in flight are A's.

@@ -51,7 +51,9 @@ def create(
         emit_json({**created.to_json(), "key": text})
     else:
         print(text)
-    note(f"{name} is in {path}; keep the key now, it is not shown again")
+    note(
+        f"{name} is in {path}; keep the key now, it is not shown again. A server that runs takes it after `bay reload`"
+    )
 
 
 @app.command("list")

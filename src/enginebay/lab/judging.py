@@ -10,7 +10,6 @@ from enginebay.lab.client.ceiling import Ceiling as ClientCeiling
 from enginebay.lab.client.launch import Fired
 from enginebay.lab.measured import Measured
 from enginebay.lab.observing import Observation
-from enginebay.lab.parity import settings_diff
 from enginebay.lab.points import Plan
 from enginebay.lab.profiles.stable import warmup_end, warmup_over
 from enginebay.lab.references import Reference, parity_with
@@ -28,7 +27,6 @@ class Around:
     ceiling: ClientCeiling
     cycles: int | None = None  # of the study; None: it is no study of cycles
     reference: Reference | None = None  # the point that this one is compared with
-    label: str = ""  # of this one
 
 
 def facts_of(
@@ -56,8 +54,7 @@ def facts_of(
         parity=parity_with(around.reference, measured.answers),
         parity_with=around.reference.label if around.reference else "",
         cycles=around.cycles,
-        label=around.label,
-        settings=settings_diff(measured.facts.asked, measured.facts.effective) if measured.facts.effective else None,
+        engine_warnings=measured.facts.warnings if measured.facts.ours else None,
         others_busy=observation.others_busy(*window),
         idle_gpu_busy=observation.idle_gpu_busy(idle) or None,
         server_in_flight=_server_in_flight(measured),

@@ -53,7 +53,8 @@ def listen(sock: socket.socket) -> None:
 
 
 def _in_use(port: int) -> ConfigError:
-    return ConfigError(f"port {port} is in use", "choose another: --port 8001")
+    other = port + 1 if port < 65535 else port - 1
+    return ConfigError(f"port {port} is in use", f"choose another, as in: --port {other}")
 
 
 def _resolve(config: ServerConfig) -> tuple[socket.AddressFamily, tuple[Any, ...]]:

@@ -34,8 +34,14 @@ def test_a_climb_goes_from_rate_to_rate_without_a_pause() -> None:
 
 def test_a_step_lasts_until_a_p95_can_be_told() -> None:
     _, (slow,) = climb([2.0], step_s=10.0, skip_s=2.0, seed=3)
-    assert slow.to_s - slow.from_s == pytest.approx(72 / 2.0)
-    assert len(slow.judged) == pytest.approx(72, abs=12)  # arrivals are drawn
+    assert slow.to_s - slow.from_s == pytest.approx(72 / 2.0) and len(slow.judged) == 72
+
+
+def test_no_two_steps_have_the_same_arrivals() -> None:
+    times, windows = climb([10.0] * 3, step_s=15.0, skip_s=5.0, seed=3)
+    others, _ = climb([10.0] * 3, step_s=15.0, skip_s=5.0, seed=103)
+    gaps = [[round(times[index] - one.from_s, 6) for index in sorted(one.judged)] for one in windows]
+    assert gaps[0] != gaps[1] != gaps[2] != gaps[0] and times != others
 
 
 def test_rates_between_two() -> None:

@@ -137,9 +137,14 @@ def test_lines_of_a_file_that_the_server_knows(shared: float | None, cached: int
             assert "workload.seed" not in reason.message
 
 
-def test_settings_that_the_engine_changed_reach_the_verdict() -> None:
-    server = ServerFacts(asked={"strategy": "continuous"}, effective={"strategy": "dynamic"})
-    assert found(judge(facts(server=server)), "settings_changed") == "informative"
-    varied = Around(CEILING, label="fake strategy=continuous c8")
-    assert found(judge(facts(server=server, around=varied)), "settings_changed") == "invalid"
-    assert found(judge(facts()), "settings_changed") == "unchecked"
+def test_what_the_engine_says_against_its_settings_reaches_the_verdict() -> None:
+    warning = "batching.strategy continuous is not possible: it has an encoder; batching is dynamic"
+    verdict = judge(facts(server=ServerFacts(ours=True, warnings=[warning])))
+    (reason,) = verdict.reasons
+    assert (reason.code, reason.severity, reason.message) == (
+        "engine_warned",
+        "informative",
+        f"the engine says: {warning}",
+    )
+    assert found(judge(facts(server=ServerFacts(ours=True))), "engine_warned") == "fine"
+    assert found(judge(facts()), "engine_warned") == "unchecked"  # a server that is not ours does not tell

@@ -138,7 +138,7 @@ def make_plan(load: Load, file: Gguf, host: Host) -> Plan:
         busy_wait=bool(settings.get("busy_wait", False)),
         attributes=attributes,
         effective=_effective(settings, attributes, context, batch, cache),
-        warnings=_warnings(settings),
+        warnings=_warnings(settings, host),
     )
 
 
@@ -304,10 +304,13 @@ def _effective(
 _REFUSED = frozenset(name for name, one in SETTINGS.items() if one.capability.support is Support.REFUSES)
 
 
-def _warnings(settings: Mapping[str, Any]) -> tuple[str, ...]:
+def _warnings(settings: Mapping[str, Any], host: Host) -> tuple[str, ...]:
     """One line for each setting that was given and has no effect."""
-    return tuple(
+    found = [
         f"{name} has no effect on llamacpp; instead: {SETTINGS[name].capability.detail}"
         for name, value in settings.items()
         if name in _REFUSED and value not in (False, SETTINGS[name].default)
-    )
+    ]
+    if settings.get("gpu_layers", -1) > 0 and not host.gpu_free_bytes:
+        found.append("gpu_layers has no effect: llama.cpp sees no GPU here, and computes on the processor")
+    return tuple(found)

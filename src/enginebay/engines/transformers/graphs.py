@@ -18,9 +18,10 @@ from enginebay.engines.transformers.attention import Decoding
 from enginebay.engines.transformers.layout import Group
 from enginebay.engines.transformers.loading import out_of_memory
 from enginebay.engines.transformers.recordings import Recordings, StepKey, padded_reach, padded_rows
-from enginebay.engines.transformers.rounding import agree
+from enginebay.engines.transformers.rounding import apart
 
 _MOST_SHELVES = 4  # each is a replay that reads all weights: with more, one step for all of them is no slower
+_REPLAYED = 0.3  # a replay may be from its rehearsal: rounding is less, and another row's logits are 1 or more
 _MOST_SHORTAGES = 3  # of memory, while recording: each costs all recordings, so there is an end to it
 
 Forward = Callable[[Decoding, Any, Any], Any]  # (rows, tokens [n], positions [n]) -> logits [n, vocabulary]
@@ -169,7 +170,7 @@ class StepGraphs:
             self._give_up(error)
             return None
         count = len(group.indices)
-        if not agree(self._logits[:count], expected[:count]):
+        if apart(self._logits[:count], expected[:count]) > _REPLAYED:
             self.turn_off("a recorded step gives other results")
             return expected[:count]
         self._recordings.keep(key, replay)

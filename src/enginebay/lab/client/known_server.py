@@ -15,6 +15,7 @@ import json
 import os
 import re
 import select
+import signal
 import socket
 import sys
 from collections import deque
@@ -218,6 +219,7 @@ def main() -> None:
     options.add_argument("--port", type=int, default=0)
     options.add_argument("--core", type=int)
     given = options.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches all, and ends this one without a word
     if given.core is not None:
         os.sched_setaffinity(0, {given.core})
     before_others()

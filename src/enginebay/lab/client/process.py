@@ -30,7 +30,10 @@ def main(order_file: str, outcomes_file: str) -> int:
     encode = msgspec.json.Encoder().encode
 
     def say(progress: Progress) -> None:
-        os.write(1, encode(progress) + b"\n")
+        try:
+            os.write(1, encode(progress) + b"\n")
+        except BrokenPipeError:
+            os._exit(1)  # who started this process is gone, and nobody waits for outcomes
 
     shooter = Shooter(order, say)
     signal.signal(signal.SIGTERM, lambda number, frame: shooter.stop())

@@ -23,18 +23,6 @@ _FILE = (
 )
 
 
-def settings_changed(facts: RunFacts) -> Finding:
-    """The engine ran with the settings that it was given."""
-    if facts.settings is None:
-        return UNKNOWN
-    changed = [row for row in facts.settings if row.state == "changed"]
-    if not changed:
-        return FINE
-    message = "; ".join(f"{row.name} was to be {row.asked}, and the engine ran {row.effective}" for row in changed)
-    grave = any(f" {row.name}=" in f" {facts.label}" for row in changed)
-    return Reason("settings_changed", "invalid" if grave else "informative", message, float(len(changed)), 0.0)
-
-
 def no_requests(facts: RunFacts) -> Finding:
     """Something was answered."""
     if answered(facts.records):

@@ -164,10 +164,10 @@ CODES: Mapping[str, Code] = {
         ("comparison",),
         "precision explains a little distance, not another model",
     ),
-    "settings_changed": Code(
-        "settings of the engine, as asked for and as it says that it runs",
-        "any differs",
-        "one that the study varies differs",
+    "engine_warned": Code(
+        "what the engine says against its settings when it loads",
+        "anything",
+        "-",
         ALL,
         "an engine that cannot do what it is told does something else, under the name of what was asked for",
     ),

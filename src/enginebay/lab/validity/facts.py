@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from enginebay.lab.parity import Parity, SettingRow
+from enginebay.lab.parity import Parity
 from enginebay.lab.requests import Record, Request
 from enginebay.meters.energy import Energy
 from enginebay.meters.problem import Problem
@@ -60,9 +60,8 @@ class RunFacts:
     parity: Parity | None = None  # against the engine that it is compared with
     parity_with: str = ""  # what that one is called
     cycles: int | None = None  # of the study, as planned
-    label: str = ""  # what the run is called: it names the settings that its study varies
-    settings: Sequence[SettingRow] | None = None  # of the engine: what was asked for and what it ran
-    # the machine
+    # the engine and the machine
+    engine_warnings: Sequence[str] | None = None  # that it gave when it loaded
     others_busy: float | None = None  # share of all cores used by neither server nor client, 0 to 1
     idle_gpu_busy: Mapping[str, float] | None = None  # share by device, engine loaded and nothing asked, 0 to 1
     server_in_flight: float | None = (

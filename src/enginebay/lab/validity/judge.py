@@ -29,7 +29,7 @@ _FUNCTIONS: tuple[Check, ...] = (
     answer_checks.unasked_cache_hits,
     answer_checks.stream_bunched,
     answer_checks.parity_broken,
-    answer_checks.settings_changed,
+    machine_checks.engine_warned,
     machine_checks.machine_busy,
     machine_checks.thermal_drift,
     machine_checks.throttled,

@@ -1,4 +1,4 @@
-"""Whether the machine was the same from beginning to end, and alone."""
+"""Whether the engine ran as it was told to, and the machine was the same from beginning to end, and alone."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ from enginebay.meters.sample import Sample
 
 # A power cap is how the device is set and belongs to its result; idle and chosen clocks are no fault either.
 _FAULTS = frozenset(("hardware_slowdown", "thermal_software", "thermal_hardware", "power_brake"))  # of meters/nvml.py
+
+
+def engine_warned(facts: RunFacts) -> Finding:
+    """The engine had nothing to say against its settings when it loaded."""
+    if facts.engine_warnings is None:
+        return UNKNOWN
+    if not facts.engine_warnings:
+        return FINE
+    message = f"the engine says: {'; '.join(facts.engine_warnings)}"
+    return Reason("engine_warned", "informative", message, float(len(facts.engine_warnings)), 0.0)
 
 
 def machine_busy(facts: RunFacts) -> Finding:

@@ -77,6 +77,12 @@ def test_universal_keys() -> None:
     assert "fp_precision" not in plan.effective
 
 
+@pytest.mark.parametrize(("layers", "gpu_free_bytes", "warned"), [(20, 0, 1), (20, 2**30, 0), (0, 0, 0), (-1, 0, 0)])
+def test_layers_for_a_gpu_that_is_not_there(layers: int, gpu_free_bytes: int, warned: int) -> None:
+    plan = _plan(gpu_layers=layers, gpu_free_bytes=gpu_free_bytes)
+    assert [line.split()[0] for line in plan.warnings] == ["gpu_layers"] * warned
+
+
 @pytest.mark.parametrize(
     ("settings", "attribute", "value"),
     [

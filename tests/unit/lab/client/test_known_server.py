@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -55,3 +58,12 @@ def test_only_a_posted_completion_streams() -> None:
     assert page(b"POST /v1/completions HTTP/1.1\r\n\r\n") is None
     assert page(b"POST /v1/chat/completions HTTP/1.1\r\n\r\n") is None
     assert page(b"POST /tokenize HTTP/1.1\r\n\r\n") is not None
+
+
+def test_an_interrupt_ends_it_without_a_word() -> None:
+    command = [sys.executable, "-m", "enginebay.lab.client.known_server"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=10)
+    assert (process.returncode, said) == (-signal.SIGINT, b"")

@@ -46,3 +46,21 @@ def test_ctrl_c_does_not_end_it(tmp_path: Path) -> None:
     assert process.returncode == 0
     (outcome,) = msgspec.msgpack.decode(outcomes.read_bytes(), type=list[Outcome])
     assert outcome.error is None
+
+
+def test_it_ends_without_a_word_when_nobody_listens_any_more(tmp_path: Path) -> None:
+    order, outcomes = tmp_path / "order", tmp_path / "outcomes"
+    with known_server(itl_s=0.05) as url:
+        (own,) = share_out(Target(url, "known"), [Request((1, 2, 3), 3, 200)], None, 1, 1)
+        order.write_bytes(msgspec.msgpack.encode(own))
+        command = [sys.executable, "-m", "enginebay.lab.client.process", str(order), str(outcomes)]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+            assert process.stdout.readline() == b"ready\n"
+            process.stdout.close()
+            process.stdin.write(f"{monotonic()!r}\n".encode())
+            process.stdin.close()
+            assert (process.stderr.read(), process.wait(20)) == (b"", 1)
+    assert not outcomes.exists()

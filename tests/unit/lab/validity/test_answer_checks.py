@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from enginebay.lab.parity import Parity, settings_diff
+from enginebay.lab.parity import Parity
 from enginebay.lab.requests import Record, Request
 from enginebay.lab.validity.answer_checks import (
     errors,
@@ -12,7 +12,6 @@ from enginebay.lab.validity.answer_checks import (
     no_requests,
     output_lengths_off,
     parity_broken,
-    settings_changed,
     stream_bunched,
     too_few_cycles,
     too_few_for_percentile,
@@ -165,26 +164,3 @@ def test_parity(changes: dict[str, float | None], expected: str) -> None:
 def test_parity_that_nobody_tells() -> None:
     assert parity_broken(open_loop()) is UNKNOWN
     assert parity_broken(open_loop(parity=Parity(1, None, 1.0, None, None, None, None, None, {}))) is UNKNOWN
-
-
-@pytest.mark.parametrize(
-    ("label", "ran", "expected"),
-    [
-        ("transformers batching.strategy=continuous c8", "continuous", "fine"),
-        ("transformers batching.strategy=continuous c8", "dynamic", "invalid"),
-        ("transformers other.batching.strategy=continuous c8", "dynamic", "informative"),
-        ("transformers c8", "dynamic", "informative"),
-    ],
-)
-def test_an_engine_that_ran_otherwise_than_it_was_told(label: str, ran: str, expected: str) -> None:
-    rows = settings_diff(
-        {"batching": {"strategy": "continuous"}, "dtype": "auto"}, {"batching.strategy": ran, "dtype": "float32"}
-    )
-    found = settings_changed(open_loop(label=label, settings=rows))
-    assert severity(found) == expected
-    if isinstance(found, Reason):
-        assert found.message == "batching.strategy was to be continuous, and the engine ran dynamic"
-
-
-def test_settings_that_nobody_tells_are_not_judged() -> None:
-    assert settings_changed(open_loop()) is UNKNOWN

@@ -1,0 +1,63 @@
+"""The search for the highest rate: what a second climb is asked for, and what counts as confirmed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.gpu.large import Journal, Objective, Study
+from enginebay.lab.choosing import Try
+
+_WANTED = Objective("ttft", 128, 25.0, 10.0, 5.0)
+_OPTIONS = SimpleNamespace(streams=8, waves=2, pairs=5, step=25.0, skip=10.0, no_sleep=True)
+
+
+class Climbs(Study):
+    """Keeps every rate up to one, or up to another the second time."""
+
+    def __init__(self, journal: Journal, *most: float) -> None:
+        super().__init__(None, journal, lambda: None, _OPTIONS)  # type: ignore[arg-type]
+        self.most, self.asked = list(most), list[Sequence[float]]()
+
+    def _climb(self, wanted: Objective, rates: Sequence[float]) -> list[Try]:
+        self.asked.append(list(rates))
+        if not self.most:
+            return []
+        most = self.most.pop(0)
+        return [Try(rate, rate <= most) for rate in rates]
+
+
+def _found(study: Climbs, journal: Journal, rates: Sequence[float]) -> dict[str, Any] | None:
+    study._search(_WANTED, rates)
+    return next(iter(journal.of("found")), None)
+
+
+@pytest.mark.parametrize(
+    ("most", "second", "rate", "above", "confirmed"),
+    [
+        ((20.0, 20.0), [20.0, 25.2, 31.7], 20.0, 25.2, True),
+        ((20.0, 26.0), [20.0, 25.2, 31.7], 25.2, 31.7, False),
+        ((20.0, 5.0), [20.0, 25.2, 31.7], 10.0, 20.0, False),
+        ((99.0, 99.0), [40.0, 50.4, 63.5], 63.5, None, False),
+        ((5.0, 7.0), [5.0, 6.3, 7.94], 6.3, 7.94, False),
+        ((20.0,), [20.0, 25.2, 31.7], 20.0, 40.0, False),
+    ],
+)
+def test_a_search_climbs_twice(
+    tmp_path: Path, most: tuple[float, ...], second: list[float], rate: float, above: float | None, confirmed: bool
+) -> None:
+    journal = Journal(tmp_path, monotonic() + 60)
+    study = Climbs(journal, *most)
+    found = _found(study, journal, [10.0, 20.0, 40.0])
+    assert study.asked == [[10.0, 20.0, 40.0], second]
+    assert found is not None and (found["rate"], found["above"], found["confirmed"]) == (rate, above, confirmed)
+
+
+def test_without_time_nothing_is_said_of_a_rate(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, monotonic() + 60)
+    assert _found(Climbs(journal), journal, [10.0, 20.0]) is None
