@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -64,18 +65,40 @@ def test_sigkill_of_the_lab_alone_leaves_no_process(write: Callable[..., str], t
     environment = {**os.environ, "ENGINEBAY_HOME": str(tmp_path / "home")}
     lab = subprocess.Popen([str(BAY), "experiment", config], env=environment, cwd=tmp_path,
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
-    started: list[psutil.Process] = []
     try:
-        deadline = time.monotonic() + 60
-        while not any(_serves(_command(one)) for one in started):
-            assert lab.poll() is None and time.monotonic() < deadline, started
-            time.sleep(0.1)
-            started = psutil.Process(lab.pid).children(recursive=True)
+        started = _started(lab)
     finally:
         lab.kill()
         lab.wait()
     _, alive = psutil.wait_procs(started, timeout=30)
     assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_sigterm_is_taken_like_an_interrupt(write: Callable[..., str], tmp_path: Path) -> None:
+    """As of `timeout`: what was started is ended before the lab is, and how to go on is said."""
+    config = write(fake={"step_s": 0.5}, num_input_prompts=400)
+    environment = {**os.environ, "ENGINEBAY_HOME": str(tmp_path / "home")}
+    with subprocess.Popen([str(BAY), "experiment", config], env=environment, cwd=tmp_path,
+                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as lab:  # fmt: skip
+        try:
+            started = _started(lab)
+            lab.terminate()
+            _, said = lab.communicate(timeout=60)
+        finally:
+            lab.kill()
+    assert lab.returncode == 130 and "`bay experiment --resume` goes on with it" in said and "Traceback" not in said
+    assert not [one for one in started if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+def _started(lab: subprocess.Popen[Any]) -> list[psutil.Process]:
+    """All that the lab has started, once an engine is loaded."""
+    started: list[psutil.Process] = []
+    deadline = time.monotonic() + 60
+    while not any(_serves(_command(one)) for one in started):
+        assert lab.poll() is None and time.monotonic() < deadline, started
+        time.sleep(0.1)
+        started = psutil.Process(lab.pid).children(recursive=True)
+    return started
 
 
 def _command(process: psutil.Process) -> list[str]:
