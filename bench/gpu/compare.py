@@ -263,6 +263,8 @@ def main() -> int:
     flags = assignment_flags(given.set)
     kinds = [kind for config in given.configs for kind in load_config(config, flags=flags).study_engines()]
     there = prepare(given.gguf, list(dict.fromkeys(kinds)))
+    if not there:
+        return 1
     works = [plan(config, there, flags, given.runs) for config in given.configs]
     say("studies: " + ", ".join(f"{work.study.id} ({work.points[0].model})" for work in works))
     ceiling = calibrate()

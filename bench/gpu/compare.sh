@@ -5,7 +5,8 @@
 #
 # Where the engines are installed in HOME_DIR, as from a bundle with the lab, PYTHON is that of bay (HOME_DIR/bay/bin/python). Otherwise one
 # Python must have it all: vLLM, transformers, torch with CUDA, gguf, grpcio with health checking and reflection, the needs of
-# Enginebay itself and of its lab (numpy, scipy, pyarrow), and xllamacpp; an engine that is not there is left out.
+# Enginebay itself and of its lab (numpy, scipy, pyarrow), and xllamacpp; an engine that is not there is left out. What is only on
+# PYTHONPATH is not there: workers do not see it. A .pth file in PYTHON's site-packages can name such folders.
 # RESULTS_DIR gets output.txt, runs.tar.xz.aa and so on (in pieces of PIECE bytes), logs.tar.gz, table.md, and as far as there is
 # time runs.csv and report.html.
 #

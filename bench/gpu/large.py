@@ -1,6 +1,6 @@
 """A model of which one GPU holds a single copy: ours against the bare engine in turns, and the rates that keep an objective.
 
-    python -m bench.gpu.large --model FOLDER --out FOLDER [--seconds 520] [--parts pair ttft pairs e2e] [--pairs 5]
+    python -m bench.gpu.large --model FOLDER --out FOLDER [--seconds 1800] [--parts pair ttft pairs e2e] [--pairs 5]
 
     pair    offline and ours, closed loop, 128 tokens in and 128 out, 256 streams; the first of the pairs
     ttft    the highest rate of Poisson arrivals at which ours keeps P95 TTFT under `LIMIT_S`: rates climb by steps, then once more
@@ -320,13 +320,13 @@ def _options() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("--model", type=Path, required=True)
     options.add_argument("--out", type=Path, required=True)
-    options.add_argument("--seconds", type=float, default=520.0, help="ends by then, with what there is")
+    options.add_argument("--seconds", type=float, default=1800.0, help="ends by then, with what there is")
     options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="in this order")
     options.add_argument("--pairs", type=int, default=5, help="of closed loops, the first included")
     options.add_argument("--streams", type=int, default=256)
     options.add_argument("--waves", type=int, default=2, help="requests of a closed loop, in times the streams")
-    options.add_argument("--step", type=float, default=25.0, help="seconds of Poisson arrivals at one rate")
-    options.add_argument("--skip", type=float, default=10.0, help="of them that are not judged")
+    options.add_argument("--step", type=float, default=60.0, help="seconds of Poisson arrivals at one rate")
+    options.add_argument("--skip", type=float, default=35.0, help="of them that are not judged")
     options.add_argument("--cache-gib", type=float, default=30.0, help="KV cache of each")
     options.add_argument("--asleep-gib", type=float, default=24.0, help="that may be taken of the GPU while one sleeps")
     options.add_argument("--wanted", type=float, default=WANTED, help="output tok/s of one GPU, for the summary")

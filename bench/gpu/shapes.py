@@ -44,11 +44,15 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 
+def shape_config(name: str) -> dict[str, Any]:
+    return {**_LLAMA, **SHAPES[name]}
+
+
 def make_shape(name: str, folder: Path, tokenizer: Path) -> Path:
     """The folder of one shape: a config, a tokenizer, and a file of weights that holds none."""
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)
-    config = {**_LLAMA, **SHAPES[name]}
+    config = shape_config(name)
     (place / "config.json").write_text(json.dumps(config, indent=1))
     (place / "tokenizer.json").write_text(json.dumps(_filled(tokenizer / "tokenizer.json", config["vocab_size"])))
     (place / "tokenizer_config.json").write_text((tokenizer / "tokenizer_config.json").read_text())
