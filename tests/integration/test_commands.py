@@ -185,8 +185,15 @@ def test_an_engine_that_dies_while_answering_is_told() -> None:
     one_clear_line(done, 1, "SIGSEGV", "as it was told")
 
 
-@pytest.mark.parametrize("after_s", [0.1, 0.4, 0.8, 1.5, 2.5])
-def test_ctrl_c_at_any_moment(after_s: float) -> None:
+@pytest.mark.parametrize(
+    ("number", "after_s"),
+    [
+        *((signal.SIGINT, after_s) for after_s in (0.1, 0.4, 0.8, 1.5, 2.5)),
+        (signal.SIGTERM, 0.8),
+        (signal.SIGTERM, 2.5),
+    ],
+)
+def test_a_signal_at_any_moment(number: signal.Signals, after_s: float) -> None:
     arguments = [
         "run",
         "toy",
@@ -207,10 +214,10 @@ def test_ctrl_c_at_any_moment(after_s: float) -> None:
             env={**os.environ, "XDG_RUNTIME_DIR": folder},
         )  # fmt: skip
         time.sleep(after_s)
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, number)
         _, said = process.communicate(timeout=60)
-        assert process.returncode in (130, -signal.SIGINT), said  # the second: before our first line of code ran
-        assert "Traceback" not in said or process.returncode == -signal.SIGINT
+        assert process.returncode in (128 + number, -number), said  # the second: before our first line of code ran
+        assert "Traceback" not in said or process.returncode == -number
         deadline = time.monotonic() + 30
         while list(Path(folder).glob("enginebay/*")):
             assert time.monotonic() < deadline, "something was left behind"

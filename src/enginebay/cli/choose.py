@@ -111,7 +111,11 @@ def choose(
     plan = Plan(model, points, wish, given, study_id, runs or runs_dir())
     for line in foreseen_of_search(wish):
         note(line)
-    ranking = _measure(plan)
+    try:
+        ranking = _measure(plan)
+    except KeyboardInterrupt:
+        note(f"{study_id} was interrupted, and nothing was chosen; `bay results list` shows the runs that were made")
+        raise
     _report(plan, ranking, loaded, out, json, even_if_invalid)
 
 

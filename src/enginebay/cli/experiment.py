@@ -264,7 +264,6 @@ def _show_remaining(folder: Path, plan: Study, json: bool) -> None:
 
 def _run(folder: Path, plan: Study, admin_key_env: str | None) -> Outcome:
     from enginebay.cli.experiment_progress import StudyProgress
-    from enginebay.cli.stopping import sigterm_like_ctrl_c
     from enginebay.lab.client.ceiling import calibrate
     from enginebay.lab.conduct import Bench
     from enginebay.lab.studies import carry_out
@@ -273,20 +272,19 @@ def _run(folder: Path, plan: Study, admin_key_env: str | None) -> Outcome:
     for_meters = admin_headers(urls, admin_key_env, os.environ)
     progress = StudyProgress()
     try:
-        with sigterm_like_ctrl_c():
-            progress.say("measuring the load client itself")
-            ceiling = calibrate()
-            progress.clear()
-            note(f"{plan.id}: {counted(len(plan.steps), 'run')} of {counted(len(plan.points), 'point')}")
-            note(
-                f"this client can take {ceiling.tokens_per_s:,.0f} streamed tokens/s and send {ceiling.requests_per_s:,.0f} "
-                f"requests/s here ({counted(ceiling.processes, 'process', 'processes')})"
-            )
-            bench = Bench(
-                runs=folder, study_id=plan.id, ceiling=ceiling, config=plan.config, headers=text_headers(urls, os.environ),
-                admin_headers=for_meters, say=progress.say, live=progress.live, tokenizer=read_tokenizer,
-            )  # fmt: skip
-            return carry_out(bench, plan, progress.began, progress.ended)
+        progress.say("measuring the load client itself")
+        ceiling = calibrate()
+        progress.clear()
+        note(f"{plan.id}: {counted(len(plan.steps), 'run')} of {counted(len(plan.points), 'point')}")
+        note(
+            f"this client can take {ceiling.tokens_per_s:,.0f} streamed tokens/s and send {ceiling.requests_per_s:,.0f} "
+            f"requests/s here ({counted(ceiling.processes, 'process', 'processes')})"
+        )
+        bench = Bench(
+            runs=folder, study_id=plan.id, ceiling=ceiling, config=plan.config, headers=text_headers(urls, os.environ),
+            admin_headers=for_meters, say=progress.say, live=progress.live, tokenizer=read_tokenizer,
+        )  # fmt: skip
+        return carry_out(bench, plan, progress.began, progress.ended)
     except KeyboardInterrupt:
         progress.clear()
         note(f"{plan.id} was interrupted; `bay experiment --resume` goes on with it")

@@ -53,7 +53,7 @@ Options:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of `bay`: gives back the exit code (0 fine, 1 failed, 2 bad usage, 130 interrupted)."""
+    """Entry point of `bay`: gives back the exit code (0 fine, 1 failed, 2 bad usage, 130 Ctrl-C, 143 SIGTERM)."""
     args = sys.argv[1:] if argv is None else argv
     if args and args[0] == "help" and len(args) > 1 and args[1] in COMMANDS:
         args = [args[1], "--help"]
@@ -84,15 +84,16 @@ def _run(name: str, args: list[str]) -> int:
     import typer
 
     from enginebay.cli.output import fail
+    from enginebay.cli.stopping import INTERRUPTED, Stopping
     from enginebay.errors import EnginebayError
 
     # Typer carries its own copy of click in newer versions: its exceptions are reached through the names it exports.
     wrong_usage: Any = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
     try:
         command = typer.main.get_command(import_module(f"enginebay.cli.{name}").app)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        stopping = Stopping()
         result = command.main(args=args, prog_name=f"bay {name}", standalone_mode=False)
-        return result if isinstance(result, int) else 0
+        return stopping.exit_code(result) if isinstance(result, int) else 0
     except EnginebayError as error:
         return fail(error)
     except typer.Exit as stop:
@@ -102,7 +103,7 @@ def _run(name: str, args: list[str]) -> int:
         return 2
     except (KeyboardInterrupt, typer.Abort):
         print(file=sys.stderr)
-        return 130
+        return stopping.exit_code(INTERRUPTED)
     except BrokenPipeError:
         # Whoever read our output has gone; the rest of it has nowhere to go, and that is no error of ours.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 
-
-@contextmanager
-def sigterm_like_ctrl_c() -> Iterator[None]:
-    """While the block lasts. For the main thread."""
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+INTERRUPTED, _TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # exit codes, as a shell gives them
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+class Stopping:
+    """Heeds both signals from now on, unless a command has its own way with them. For the main thread."""
+
+    def __init__(self) -> None:
+        self._terminated = False
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, self._terminate)
+
+    def _terminate(self, number: int, frame: FrameType | None) -> None:
+        self._terminated = True
+        raise KeyboardInterrupt
+
+    def exit_code(self, code: int) -> int:
+        """That of a command; Typer makes the same of every interrupt."""
+        return _TERMINATED if self._terminated and code == INTERRUPTED else code

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from enginebay.lab.runs.reader import list_runs
 from tests.integration.lab.conftest import BAY, QUICK, Lab
@@ -74,11 +75,20 @@ def test_sigkill_of_the_lab_alone_leaves_no_process(write: Callable[..., str], t
     assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_sigterm_is_taken_like_an_interrupt(write: Callable[..., str], tmp_path: Path) -> None:
-    """As of `timeout`: what was started is ended before the lab is, and how to go on is said."""
-    config = write(fake={"step_s": 0.5}, num_input_prompts=400)
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("experiment", "study.yaml"), "`bay experiment --resume` goes on with it"),
+        (("choose", "toy", "--slo", "ttft_p50=9", "--config", "study.yaml", "--engines", "fake"), "nothing was chosen"),
+    ],
+)
+def test_sigterm_is_taken_like_an_interrupt(
+    arguments: tuple[str, ...], says: str, write: Callable[..., str], tmp_path: Path
+) -> None:
+    """As of `timeout`: what was started is ended before the lab is, and what there is now is said."""
+    write(fake={"step_s": 0.5}, num_input_prompts=400)
     environment = {**os.environ, "ENGINEBAY_HOME": str(tmp_path / "home")}
-    with subprocess.Popen([str(BAY), "experiment", config], env=environment, cwd=tmp_path,
+    with subprocess.Popen([str(BAY), *arguments], env=environment, cwd=tmp_path,
                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as lab:  # fmt: skip
         try:
             started = _started(lab)
@@ -86,7 +96,7 @@ def test_sigterm_is_taken_like_an_interrupt(write: Callable[..., str], tmp_path:
             _, said = lab.communicate(timeout=60)
         finally:
             lab.kill()
-    assert lab.returncode == 130 and "`bay experiment --resume` goes on with it" in said and "Traceback" not in said
+    assert lab.returncode == 143 and says in said and "Traceback" not in said
     assert not [one for one in started if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from bench.gpu.compare import Work, blocks, enough_time, missing, server_key, with_own_prompts
+from bench.gpu import compare
+from bench.gpu.compare import Work, blocks, carry_out, enough_time, missing, server_key, with_own_prompts
 from bench.gpu.compare_table import table
+from enginebay.lab.client.ceiling import Ceiling
 from enginebay.lab.points import Point, steps
 from enginebay.lab.references import References
 from enginebay.lab.runs.study import Study
@@ -67,6 +71,30 @@ def test_a_planned_server_that_is_not_up_is_named_once() -> None:
     planned = [point("a", 64), point("a", 1), point("b", 64), point("b", 1)]
     assert missing(planned, {server_key(planned[0])}) == ["b (m)"]
     assert missing(planned, {server_key(one) for one in planned}) == []
+
+
+def test_what_no_longer_fits_is_left_out_and_a_faster_engine_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """100 s, of which a run of a takes 30 and one of b 10."""
+    clock, made, all_of_it = [0.0], list[str](), work("s", (64,), cycles=4)
+    runs = iter(write_cycles(tmp_path, "a", [1.0] * 8))
+
+    def conducted(bench: Any, asked: Point, step: Any, *others: Any) -> Path:
+        clock[0] += {"a": 30.0, "b": 10.0}[asked.engine]
+        made.append(f"{step.cycle} {asked.engine}")
+        return Path()
+
+    for name, instead in {
+        "conduct": conducted,
+        "load_run": lambda _: next(runs),
+        "monotonic": lambda: clock[0],
+    }.items():
+        monkeypatch.setattr(compare, name, instead)
+    servers = SimpleNamespace(up={server_key(one): object() for one in all_of_it.points})
+    whole = carry_out(blocks([all_of_it]), servers, tmp_path, Ceiling(1e6, 1e6, 1), 100.0)  # type: ignore[arg-type]
+    assert made == ["1 a", "1 b", "2 b", "2 a", "3 b"] and not whole
+    assert "no time was left for 3 of 8 runs: a c64 (m), cycle 3; b c64 (m), cycle 4; a c64" in capsys.readouterr().out
 
 
 def cells(lines: list[str]) -> list[dict[str, str]]:
