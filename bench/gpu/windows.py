@@ -19,7 +19,7 @@ from enginebay.lab.validity.flow import highest
 
 Latency = Literal["ttft", "e2e"]
 
-_GROWTH, _SIGMAS = 0.1, 2.0  # from the first third to the last; what is in flight scatters like a Poisson count
+_GROWTH, _SIGMAS = 0.1, 3.0  # from the first third to the last; what is in flight scatters like a Poisson count
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Verdict:
     judged: int
     failed: int
     in_flight: tuple[float, float]  # on the mean, in the first and the last third of what is judged
-    grows: bool  # a longer window would have missed it
+    grows: bool  # more and more ran: a longer window would be worse
 
 
 def climb(rates: Sequence[float], step_s: float, skip_s: float, seed: int) -> tuple[list[float], list[Window]]:

@@ -255,11 +255,14 @@ class Stack:
             if asyncio.iscoroutine(work):
                 work.close()
             raise _not_open()
-        future = asyncio.run_coroutine_threadsafe(_as_coroutine(work), self._loop)
+        begun: list[asyncio.Task[Any] | None] = []
+        future = asyncio.run_coroutine_threadsafe(_as_coroutine(work, begun), self._loop)
         try:
             return future.result()
         except KeyboardInterrupt:
             future.cancel()
+            # Until it has ended, what it works with is in use, and cannot be closed.
+            asyncio.run_coroutine_threadsafe(_end_of(begun), self._loop).result()
             raise
 
     def __enter__(self) -> Stack:
@@ -281,5 +284,13 @@ def _is_many(prompt: Any) -> bool:
     return not prompt or not isinstance(prompt[0], Mapping)
 
 
-async def _as_coroutine(work: Any) -> Any:
+async def _as_coroutine(work: Any, begun: list[asyncio.Task[Any] | None]) -> Any:
+    begun.append(asyncio.current_task())
     return await work
+
+
+async def _end_of(begun: list[asyncio.Task[Any] | None]) -> None:
+    """Of work that was cancelled; what had not even begun has ended."""
+    tasks = [task for task in begun if task is not None]
+    if tasks:
+        await asyncio.wait(tasks)

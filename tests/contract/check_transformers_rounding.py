@@ -82,11 +82,26 @@ def check_a_model_with_one_attention_has_a_limit_too() -> None:
             assert obstacle(model) is None and model.config._attn_implementation == "sdpa"
 
 
+def check_where_the_library_is_at_odds_with_itself_not_everything_passes() -> None:
+    def random_logits(runner: Any, rows: Any) -> Any:
+        return torch.randn(len(rows), _VOCABULARY)
+
+    with mock.patch.object(Runner, "_plain_logits", random_logits):
+        assert "not plain" in (obstacle(model_of(torch.float32, layers=2)) or "")
+
+
+def check_an_error_without_words_is_an_obstacle() -> None:
+    with mock.patch.object(Runner, "_difference", side_effect=NotImplementedError()):
+        assert "NotImplementedError" in (obstacle(model_of(torch.float32, layers=2)) or "")
+
+
 CHECKS = (
     check_every_format_is_batched_continuously,
     check_one_row_of_many_is_seen,
     check_another_attention_is_seen,
     check_a_model_with_one_attention_has_a_limit_too,
+    check_where_the_library_is_at_odds_with_itself_not_everything_passes,
+    check_an_error_without_words_is_an_obstacle,
 )
 
 if __name__ == "__main__":

@@ -15,15 +15,15 @@ from unittest import mock
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bench.gpu.shapes import SHAPES, shape_config
+from bench.gpu.shapes import shape_config
 from enginebay.engines.transformers import runner
 from tests.contract.check_transformers_rounding import NoAdapters
 
 _CONTEXT = 512
 
 
-def look(model: Any, device: Any) -> tuple[float, float, str | None]:
-    """Ours from the library's, the library's from each other, and what the engine makes of it."""
+def look(model: Any, device: Any) -> tuple[list[float], str | None]:
+    """Ours from the library's, the library's from each other, as far as they were computed; and what the engine makes of it."""
     seen: list[float] = []
 
     def recorded(ours: Any, plain: Any, apart: Any = runner.apart) -> float:
@@ -32,13 +32,12 @@ def look(model: Any, device: Any) -> tuple[float, float, str | None]:
 
     with mock.patch.object(runner, "apart", recorded):
         obstacle = runner.Runner(model, NoAdapters(), _CONTEXT, device, None).obstacle()  # type: ignore[arg-type]
-    ours, theirs = seen
-    return ours, theirs, obstacle
+    return seen, obstacle
 
 
 def main() -> int:
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    options.add_argument("--shape", choices=list(SHAPES), default="llama-8b")
+    options.add_argument("--shape", choices=["llama-8b", "llama-tiny"], default="llama-8b")
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--device", default="cuda")
     given = options.parse_args()
@@ -49,13 +48,13 @@ def main() -> int:
             torch.set_default_dtype(dtype)
             with torch.device(given.device):
                 model = LlamaForCausalLM(LlamaConfig(**{**shape_config(given.shape), "dtype": dtype})).eval()
-            ours, theirs, obstacle = look(model, torch.device(given.device))
+            torch.set_default_dtype(torch.float32)
+            seen, obstacle = look(model, torch.device(given.device))
             refused += obstacle is not None
-            print(
-                f"{given.shape} {str(dtype).removeprefix('torch.')} seed {seed}: ours {ours:.4f}, "
-                f"the library's {theirs:.4f}, {ours / theirs:.2f} times; {obstacle or 'continuous'}",
-                flush=True,
-            )
+            figures = ", ".join(f"{name} {one:.4f}" for name, one in zip(("ours", "the library's"), seen, strict=False))
+            times = f", {seen[0] / seen[1]:.2f} times" if len(seen) == 2 and seen[1] else ""
+            name = str(dtype).removeprefix("torch.")
+            print(f"{given.shape} {name} seed {seed}: {figures}{times}; {obstacle or 'continuous'}", flush=True)
             del model
     return 1 if refused else 0
 

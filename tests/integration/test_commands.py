@@ -224,6 +224,20 @@ def test_a_signal_at_any_moment(number: signal.Signals, after_s: float) -> None:
             time.sleep(0.05)
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_a_signal_ends_an_answer_of_a_chat_or_the_chat(number: signal.Signals, code: int) -> None:
+    slow = ("--ignore-eos", "--max-tokens", "400", "--set", "step_s=0.05")
+    with subprocess.Popen([*BAY, "chat", "toy", "-e", "fake", *slow], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as process:  # fmt: skip
+        assert process.stdin and process.stdout
+        process.stdin.write("hi\n")
+        process.stdin.flush()
+        process.stdout.read(1)
+        process.send_signal(number)
+        _, said = process.communicate("/exit\n", timeout=60)
+    assert process.returncode == code and ("(stopped)" in said) is (code == 0) and "Traceback" not in said, said
+
+
 def test_a_full_disk_while_pulling_leaves_nothing(tmp_path: Path) -> None:
     if (
         os.geteuid() != 0

@@ -20,6 +20,7 @@ from enginebay.cli.stack_options import (
     open_stack_options,
     show_warnings,
 )
+from enginebay.cli.stopping import Terminated
 from enginebay.errors import RequestError, UsageError
 from enginebay.stack import Stack
 
@@ -100,6 +101,8 @@ def _answer(stack: Stack, history: list[dict[str, str]], options: dict[str, Any]
                 sys.stdout.flush()
     except RequestError as error:
         note(f"bay: {error.message}" + (f"\n     {error.hint}" if error.hint else ""))
+    except Terminated:
+        raise
     except KeyboardInterrupt:
         note(" (stopped)")
     print()

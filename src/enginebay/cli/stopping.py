@@ -8,6 +8,10 @@ from types import FrameType
 INTERRUPTED, _TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # exit codes, as a shell gives them
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: the command is to end, even one that goes on after Ctrl-C."""
+
+
 class Stopping:
     """Heeds both signals from now on, unless a command has its own way with them. For the main thread."""
 
@@ -18,7 +22,7 @@ class Stopping:
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         self._terminated = True
-        raise KeyboardInterrupt
+        raise Terminated
 
     def exit_code(self, code: int) -> int:
         """That of a command; Typer makes the same of every interrupt."""

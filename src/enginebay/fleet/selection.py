@@ -1,6 +1,6 @@
 """Which engine runs a model when nobody says so. Pure: facts in, a decision with its reasons out.
 
-The rule of ADR-001, with llama.cpp added for what it does best:
+vLLM where there is a GPU, transformers as what always works, and llama.cpp for what it does best:
 
     model         GPU   preferred first
     GGUF          no    llamacpp, transformers (dequantised), vllm (dequantised)

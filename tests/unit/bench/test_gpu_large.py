@@ -40,16 +40,22 @@ def _found(study: Climbs, journal: Journal, rates: Sequence[float]) -> dict[str,
 @pytest.mark.parametrize(
     ("most", "second", "rate", "above", "confirmed"),
     [
-        ((20.0, 20.0), [20.0, 25.2, 31.7], 20.0, 25.2, True),
-        ((20.0, 26.0), [20.0, 25.2, 31.7], 25.2, 31.7, False),
-        ((20.0, 5.0), [20.0, 25.2, 31.7], 10.0, 20.0, False),
-        ((99.0, 99.0), [40.0, 50.4, 63.5], 63.5, None, False),
+        ((20.0, 20.0), [10.0, 20.0, 25.2, 31.7], 20.0, 25.2, True),
+        ((20.0, 26.0), [10.0, 20.0, 25.2, 31.7], 25.2, 31.7, False),
+        ((20.0, 15.0), [10.0, 20.0, 25.2, 31.7], 10.0, 20.0, True),
+        ((20.0, 5.0), [10.0, 20.0, 25.2, 31.7], None, 10.0, False),
+        ((99.0, 99.0), [20.0, 40.0, 50.4, 63.5], 63.5, None, False),
         ((5.0, 7.0), [5.0, 6.3, 7.94], 6.3, 7.94, False),
-        ((20.0,), [20.0, 25.2, 31.7], 20.0, 40.0, False),
+        ((20.0,), [10.0, 20.0, 25.2, 31.7], 20.0, 40.0, False),
     ],
 )
 def test_a_search_climbs_twice(
-    tmp_path: Path, most: tuple[float, ...], second: list[float], rate: float, above: float | None, confirmed: bool
+    tmp_path: Path,
+    most: tuple[float, ...],
+    second: list[float],
+    rate: float | None,
+    above: float | None,
+    confirmed: bool,
 ) -> None:
     journal = Journal(tmp_path, monotonic() + 60)
     study = Climbs(journal, *most)

@@ -146,5 +146,15 @@ def test_what_the_engine_says_against_its_settings_reaches_the_verdict() -> None
         "informative",
         f"the engine says: {warning}",
     )
+    for label, said in (
+        ("transformers batching.strategy=continuous c64", "invalid"), ("transformers dtype=float32 c64", "informative")
+    ):  # fmt: skip
+        assert (
+            found(
+                judge(facts(around=Around(CEILING, label=label), server=ServerFacts(ours=True, warnings=[warning]))),
+                "engine_warned",
+            )
+            == said
+        )
     assert found(judge(facts(server=ServerFacts(ours=True))), "engine_warned") == "fine"
     assert found(judge(facts()), "engine_warned") == "unchecked"  # a server that is not ours does not tell

@@ -312,5 +312,7 @@ def _warnings(settings: Mapping[str, Any], host: Host) -> tuple[str, ...]:
         if name in _REFUSED and value not in (False, SETTINGS[name].default)
     ]
     if settings.get("gpu_layers", -1) > 0 and not host.gpu_free_bytes:
-        found.append("gpu_layers has no effect: llama.cpp sees no GPU here, and computes on the processor")
+        found.append(
+            "gpu_layers has no effect: there is no GPU that llama.cpp can use here, and it computes on the processor"
+        )
     return tuple(found)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.errors import InvalidRequest, LoadFailed
+from enginebay.wording import first_line
 
 NO_ADAPTER = None
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -44,7 +45,7 @@ class Adapters:
         except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
             with contextlib.suppress(Exception):  # how far it came is not known
                 self._model.delete_adapter(key)
-            raise LoadFailed(f"LoRA adapter {name} cannot be loaded: {_first_line(error)}", path) from None
+            raise LoadFailed(f"LoRA adapter {name} cannot be loaded: {first_line(error)}", path) from None
         finally:
             self._turn_off()
         self._loaded[name] = (key, path)
@@ -92,7 +93,3 @@ class Adapters:
         with contextlib.suppress(ValueError):  # there is none at all
             self._model.disable_adapters()
         self._current = NO_ADAPTER
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -19,6 +19,7 @@ from enginebay.engines.transformers.layout import Group
 from enginebay.engines.transformers.loading import out_of_memory
 from enginebay.engines.transformers.recordings import Recordings, StepKey, padded_reach, padded_rows
 from enginebay.engines.transformers.rounding import apart
+from enginebay.wording import first_line
 
 _MOST_SHELVES = 4  # each is a replay that reads all weights: with more, one step for all of them is no slower
 _REPLAYED = 0.3  # a replay may be from its rehearsal: rounding is less, and another row's logits are 1 or more
@@ -180,7 +181,7 @@ class StepGraphs:
         """Memory that is short now may be there later: only the third time ends it. All else does at once."""
         short = out_of_memory(error)
         self._shortages += short
-        reason = f"a step could not be recorded ({_first_line(error)})"
+        reason = f"a step could not be recorded ({first_line(error)})"
         if short and self._shortages < _MOST_SHORTAGES:
             self.forget()
             _log.warning("CUDA graphs start over: %s", reason)
@@ -193,7 +194,3 @@ class StepGraphs:
         tokens, positions = self._inputs[: key.rows], self._inputs[key.rows : 2 * key.rows]
         rows = Decoding(group.shelf, places, positions, 0, key.reach, key.rows, whole=True)
         return self._forward(rows, tokens, positions)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "")[:160] or type(error).__name__

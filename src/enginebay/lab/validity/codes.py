@@ -167,7 +167,7 @@ CODES: Mapping[str, Code] = {
     "engine_warned": Code(
         "what the engine says against its settings when it loads",
         "anything",
-        "-",
+        "it names a setting that the study varies",
         ALL,
         "an engine that cannot do what it is told does something else, under the name of what was asked for",
     ),

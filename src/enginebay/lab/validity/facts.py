@@ -62,6 +62,7 @@ class RunFacts:
     cycles: int | None = None  # of the study, as planned
     # the engine and the machine
     engine_warnings: Sequence[str] | None = None  # that it gave when it loaded
+    varied: Sequence[str] = ()  # settings by name: what its study is about
     others_busy: float | None = None  # share of all cores used by neither server nor client, 0 to 1
     idle_gpu_busy: Mapping[str, float] | None = None  # share by device, engine loaded and nothing asked, 0 to 1
     server_in_flight: float | None = (

@@ -22,7 +22,10 @@ def engine_warned(facts: RunFacts) -> Finding:
     if not facts.engine_warnings:
         return FINE
     message = f"the engine says: {'; '.join(facts.engine_warnings)}"
-    return Reason("engine_warned", "informative", message, float(len(facts.engine_warnings)), 0.0)
+    grave = any(name in warning for warning in facts.engine_warnings for name in facts.varied)
+    return Reason(
+        "engine_warned", "invalid" if grave else "informative", message, float(len(facts.engine_warnings)), 0.0
+    )
 
 
 def machine_busy(facts: RunFacts) -> Finding:
