@@ -15,11 +15,10 @@ from typing import Literal
 from enginebay.lab.measures.distribution import needed
 from enginebay.lab.profiles import arrivals
 from enginebay.lab.requests import Record
+from enginebay.lab.validity import limits
 from enginebay.lab.validity.flow import highest
 
 Latency = Literal["ttft", "e2e"]
-
-_GROWTH, _SIGMAS = 0.1, 3.0  # from the first third to the last; what is in flight scatters like a Poisson count
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +74,17 @@ def judge(window: Window, records: Sequence[Record], latency: Latency, limit_s: 
     judged = [record for record in records if record.index in window.judged]
     values = [_latency(record, latency) for record in judged]
     before, _, after = in_flight_by_thirds(records, window.from_s, window.to_s)
-    grows = after - before > max(_GROWTH * before, _SIGMAS * math.sqrt(before))
+    grows = _grows(before, after, window.rate * (window.to_s - window.from_s) * 2 / 3)
     p95_s = highest(values, 95) if values else math.inf
     median_s = highest(values, 50) if values else math.inf
     met = p95_s < limit_s and not grows
     return Verdict(met, median_s, p95_s, len(values), sum(map(math.isinf, values)), (before, after), grows)
+
+
+def _grows(before: float, after: float, arrivals: float) -> bool:
+    """By the lab's own limits, see `backlog_grows`."""
+    most = max(limits.BACKLOG_GROWTH * arrivals, limits.BACKLOG_SIGMAS * math.sqrt(before + after))
+    return after - before > most
 
 
 def in_flight_by_thirds(records: Sequence[Record], from_s: float, to_s: float) -> tuple[float, float, float]:

@@ -94,11 +94,40 @@ def test_what_was_sent_before_is_not_judged() -> None:
 
 def test_a_server_that_falls_behind_does_not_keep_it() -> None:
     times, sent = _sent(400, 20.0)
-    assert judge(sent, _records(times, 0.1, 5.0), "ttft", 0.8).grows  # it fills up from nothing
+    assert judge(sent, _records(times, 0.1, 15.0), "ttft", 0.8).grows  # it fills up from nothing
     settled = Window(20.0, sent.judged, 8.0, 20.0)
     assert judge(settled, _records(times, 0.1, 5.0), "ttft", 0.8).met
     behind = judge(settled, _records(times, 0.1, 5.0, growth=0.03), "ttft", 0.8)
     assert behind.grows and not behind.met and behind.p95_s < 0.8
+
+
+def _served_in_steps(times: Sequence[float]) -> list[Record]:
+    """128 tokens in and out, in steps of 16 ms and 0.13 ms for each token: it gets through 30 requests a second."""
+    records, running, now, coming = list[Record](), dict[int, tuple[int, float]](), 0.0, 0
+    while coming < len(times) or running:
+        if not running:
+            now = max(now, times[coming])
+        begun = coming
+        while coming < len(times) and times[coming] <= now:
+            coming += 1
+        now += 0.016 + 0.00013 * (len(running) + 128 * (coming - begun))
+        for index, (left, first_s) in list(running.items()):
+            running[index] = (left - 1, first_s)
+            if left == 1:
+                del running[index]
+                at = times[index]
+                records.append(Record(index=index, intended_s=at, sent_s=at, first_s=first_s, end_s=now))
+        running |= {index: (127, now) for index in range(begun, coming)}
+    return records
+
+
+def test_a_climb_finds_what_a_server_gets_through() -> None:
+    """Near its capacity it takes long to settle, and what is in flight scatters a lot: neither is falling behind."""
+    for seed in (0, 1000, 2000):
+        times, windows = climb([14.0, 18.0, 22.0, 26.0, 30.0, 34.0], 60.0, 35.0, seed)
+        records = _served_in_steps(times)
+        met = [judge(one, records, "ttft", 0.8).met for one in windows]
+        assert met[:4] == [True] * 4 and not met[-1], (seed, met)
 
 
 def test_a_window_in_which_nothing_is_judged_proves_nothing() -> None:
