@@ -117,7 +117,7 @@ def _served_in_steps(times: Sequence[float]) -> list[Record]:
                 del running[index]
                 at = times[index]
                 records.append(Record(index=index, intended_s=at, sent_s=at, first_s=first_s, end_s=now))
-        running |= {index: (127, now) for index in range(begun, coming)}
+        running |= dict.fromkeys(range(begun, coming), (127, now))
     return records
 
 
