@@ -90,7 +90,9 @@ def test_chat_remembers_and_forgets() -> None:
     done = bay("chat", "toy", "-e", "fake", "--set", scripts, stdin="one\ntwo\n/reset\ntwo\n/help\n")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["first", "remembered", "forgotten"] and "/reset" in done.stderr
+    assert "cut off" not in done.stderr
     one_clear_line(bay("chat", "toy", "-e", "fake", "--n", "2", stdin="x\n"), 2, "one answer")
+    assert "cut off" in bay("chat", "toy", "-e", "fake", "--ignore-eos", "--max-tokens", "3", stdin="x\n").stderr
 
 
 def test_batch_runs_and_resumes(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import typer
 from enginebay.cli.output import note
 from enginebay.cli.sampling_options import with_sampling
 from enginebay.cli.stack_options import (
+    CUT_OFF,
     ConfigFile,
     Engine,
     Lora,
@@ -21,6 +22,7 @@ from enginebay.cli.stack_options import (
     show_warnings,
 )
 from enginebay.cli.stopping import Terminated
+from enginebay.contract import FinishReason
 from enginebay.errors import RequestError, UsageError
 from enginebay.stack import Stack
 
@@ -92,8 +94,10 @@ def converse(stack: Stack, system: str | None, options: dict[str, Any]) -> None:
 
 def _answer(stack: Stack, history: list[dict[str, str]], options: dict[str, Any]) -> str:
     pieces: list[str] = []
+    reason: FinishReason | None = None
     try:
         for event in stack.events(history, **options):
+            reason = getattr(event, "finish_reason", None) or reason
             text = getattr(event, "text", "")
             if text:
                 pieces.append(text)
@@ -105,5 +109,7 @@ def _answer(stack: Stack, history: list[dict[str, str]], options: dict[str, Any]
         raise
     except KeyboardInterrupt:
         note(" (stopped)")
-    print()
+    print(flush=True)
+    if reason is FinishReason.LENGTH:
+        note(CUT_OFF)
     return "".join(pieces)

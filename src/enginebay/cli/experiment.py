@@ -103,7 +103,7 @@ def experiment(
         points, dropped, cycle_count, given = (
             _of_url(config, preset, flags, url, model, tokenizer)
             if url
-            else of_engines(config, preset, flags, model, tokenizer, ignore_warnings)
+            else of_engines(config, preset, flags, model, tokenizer, ignore_warnings, convert=not dry_run)
         )
         _show_dropped(dropped)
         _show_foreseen(points, cycle_count)
@@ -138,17 +138,21 @@ def _flags(
 
 def of_engines(
     config: Path | None, preset: str | None, flags: dict[str, Any], model: str | None, tokenizer: str | None,
-    ignore_warnings: bool,
+    ignore_warnings: bool, convert: bool = True,
 ) -> tuple[list[Point], list[Dropped], int, dict[str, Any]]:  # fmt: skip
     from enginebay.cli.experiment_points import engine_points
     from enginebay.cli.stack_options import Progress
     from enginebay.config.points import points
+    from enginebay.fleet import environments
 
     chosen, dropped = points(config, preset=preset, flags=flags)
     if not chosen:
         raise ConfigError("nothing is left to run", "; ".join(one.reasons[0] for one in dropped))
-    progress = Progress()
-    found = [point for one in chosen for point in engine_points(one, model, _tokenizer(tokenizer), progress.say)]
+    for kind, _, version in (one.engine.partition("==") for one in chosen):
+        if kind != "auto":
+            environments.find(kind, version or None)  # what is missing is told before anything is made for the others
+    progress, text = Progress(), _tokenizer(tokenizer)
+    found = [point for one in chosen for point in engine_points(one, model, text, progress.say, convert)]
     progress.clear()
     warnings = {warning: None for point in found for warning in point.warnings}
     if warnings and not ignore_warnings:

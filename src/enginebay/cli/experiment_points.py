@@ -37,12 +37,14 @@ class Load:
     limits: dict[str, Any]
 
 
-def engine_points(choice: Choice, model: str | None, tokenizer: str | None, say: Callable[[str], None]) -> list[Point]:
+def engine_points(
+    choice: Choice, model: str | None, tokenizer: str | None, say: Callable[[str], None], convert: bool = True
+) -> list[Point]:
     """The points of one engine and one choice of swept values: one for each profile."""
     from enginebay.fleet.plan import make_plan
 
     config = choice.config
-    plan = make_plan(model or config.model, engine=choice.engine, config=config, say=say)
+    plan = make_plan(model or config.model, engine=choice.engine, config=config, convert=convert, say=say)
     kind = plan.spec.kind
     common = {
         "engine": kind,

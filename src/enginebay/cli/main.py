@@ -39,6 +39,12 @@ COMMANDS: dict[str, str] = {
     "completion": "Print the shell completion script",
 }
 
+# What other tools call it.
+_OTHERS = {
+    "bench": "experiment", "benchmark": "experiment", "generate": "run", "install": "engines install", "list": "models list",
+    "ls": "models list", "pull": "models pull", "rm": "models remove", "start": "serve", "stop": "unload",
+}  # fmt: skip
+
 USAGE = """Usage: bay COMMAND [OPTIONS] [ARGS]...
 
 Run any LLM on any engine behind one API.
@@ -72,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
 def _unknown(name: str) -> int:
     from difflib import get_close_matches
 
-    near = get_close_matches(name, COMMANDS, n=1)
+    near = [_OTHERS[name]] if name in _OTHERS else get_close_matches(name, COMMANDS, n=1)
     print(f"bay: there is no command {name!r}", file=sys.stderr)
     print(f"     {f'did you mean `bay {near[0]}`?' if near else '`bay --help` lists them'}", file=sys.stderr)
     return 2

@@ -6,6 +6,7 @@ import typer
 
 from enginebay.cli.admin_client import DEFAULT_URL, Json, Key, Url, order
 from enginebay.cli.output import emit_json
+from enginebay.wording import counted
 
 app = typer.Typer(
     add_completion=False,
@@ -22,8 +23,10 @@ def reload(url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
     if json:
         emit_json(found)
         return
+    keys = found.pop("keys")
     for what, names in found.items():
         if names:
             print(f"{what}: {', '.join(names)}")
     if not any(found.values()):
         print("the configuration is taken in; no model has changed")
+    print(f"{counted(keys, 'API key')} known" if keys else "there is no API key: whoever reaches the server may use it")

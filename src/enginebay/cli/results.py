@@ -91,7 +91,8 @@ def compare(names: Names, json: Json = False, runs: Folder = None) -> None:
         return
     for comparison in found:
         _show_comparison(comparison)
-    note("each line has a 5% chance of a false alarm; intervals are of 95%")
+    if any(figure["difference"]["low"] is not None for one in found for figure in one["figures"].values()):
+        note("each line has a 5% chance of a false alarm; intervals are of 95%")
 
 
 @app.command()
@@ -236,16 +237,17 @@ def _show_comparison(found: dict[str, Any]) -> None:
     for problem in found["problems"]:
         print(f"!  {problem}")
     rows = [_compared(name, found["figures"][name], found["valid"]) for name in headlines(found["figures"])]
-    table(("FIGURE", "A", "B", "B - A", "B / A", ""), rows)
+    if rows:
+        table(("FIGURE", "A", "B", "B - A", "B / A", ""), rows)
     if found["parity"]:
         print()
         table(("PARITY", "B AGAINST A"), _parity_rows(found["parity"]))
     if found["settings"]:
         print()
-        rows = [(name, ran.get("a", "-"), ran.get("b", "-")) for name, ran in found["settings"].items()]
-        table(("SETTING", "A RAN", "B RAN"), rows)
-    if not found["valid"]:
-        note("! the difference may not be the engines': see the lines marked so above")
+        ran = [(name, one.get("a", "-"), one.get("b", "-")) for name, one in found["settings"].items()]
+        table(("SETTING", "A RAN", "B RAN"), ran)
+    if rows and not found["valid"]:
+        note("! the difference is not to be believed: see the lines marked so above")
     print()
 
 

@@ -12,6 +12,7 @@ import typer
 from enginebay.cli.output import emit_json, note
 from enginebay.cli.sampling_options import with_sampling
 from enginebay.cli.stack_options import (
+    CUT_OFF,
     ConfigFile,
     Engine,
     Lora,
@@ -84,7 +85,7 @@ async def _answer(
             printer.take(event)
         printer.end()
         if printer.cut_off and not as_json:
-            note("(cut off at max_tokens or the end of the context; --max-tokens allows more)")
+            note(CUT_OFF)
         if as_json:
             emit_json({"model": stack.plan.model, "engine": stack.plan.spec.kind, **printer.summary()})
         if stats and printer.done is not None:

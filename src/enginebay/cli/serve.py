@@ -14,11 +14,20 @@ import typer
 
 from enginebay.cli.lifeline import end_with_stdin
 from enginebay.cli.output import note
-from enginebay.cli.stack_options import ConfigFile, Engine, Offline, Preset, Progress, Set, Strict, show_warnings
+from enginebay.cli.stack_options import (
+    ConfigFile,
+    Engine,
+    Offline,
+    Preset,
+    Progress,
+    Set,
+    Strict,
+    keys_and_settings,
+    show_warnings,
+)
 from enginebay.config.load import load_config
 from enginebay.config.model import Config
 from enginebay.config.presets import find_preset
-from enginebay.config.sources import assignment_flags
 from enginebay.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -68,6 +77,7 @@ def serve(
     """Serve models over the OpenAI-compatible API until Ctrl-C or SIGTERM."""
     if until_stdin_ends:
         end_with_stdin()
+    keys, settings = keys_and_settings(set_)
     flags: dict[str, Any] = {
         "offline": offline,
         "server.host": host,
@@ -78,7 +88,8 @@ def serve(
         "server.log_format": log_format,
         "server.log_level": log_level,
     }
-    asked = Asked(config, preset, flags, models or [], engine, assignment_flags(set_ or []), strict)
+    flags = {**keys, **{name: value for name, value in flags.items() if value is not None}}
+    asked = Asked(config, preset, flags, models or [], engine, settings, strict)
     _serve(asked)
 
 

@@ -10,8 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from enginebay.cli.output import note
+from enginebay.config.keys import SECTIONS
 from enginebay.config.load import load_config
 from enginebay.config.sources import assignment_flags
+from enginebay.engines import registry
 
 Model = Annotated[
     str, typer.Argument(help="A model of the store, the catalogue or the configuration, a path, or a source")
@@ -32,8 +34,12 @@ Preset = Annotated[
     str | None, typer.Option("--preset", help="Settings by name, below the configuration's own: see `bay presets`")
 ]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", help="An engine setting for this run, like --set context_length=2048")
-]
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE",
+        help="A setting of the engine, like --set context_length=2048, or a key of the configuration, like --set sampling.seed=1",
+    ),
+]  # fmt: skip
 SetKey = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A key over the configuration's, like --set vllm.max_num_seqs=64"),
@@ -43,18 +49,28 @@ Strict = Annotated[bool, typer.Option("--strict", help="A retired or inapplicabl
 Lora = Annotated[str | None, typer.Option("--lora", help="A LoRA adapter of the configuration, by name")]
 Raw = Annotated[bool, typer.Option("--raw", help="The prompt as it is, without the chat template")]
 
+CUT_OFF = "(cut off at max_tokens or the end of the context; --max-tokens allows more)"
+
 
 def open_stack_options(
     config: Path | None, set_: list[str] | None, offline: bool | None, strict: bool, engine: str | None
 ) -> dict[str, Any]:
     """What these flags mean to a stack."""
-    flags = {} if offline is None else {"offline": offline}
+    keys, settings = keys_and_settings(set_)
     return {
         "engine": engine,
-        "config": load_config(config, flags=flags, strict=strict),
-        "settings": assignment_flags(set_ or []),
+        "config": load_config(config, flags={"offline": offline, **keys}, strict=strict),
+        "settings": settings,
         "strict": strict,
     }
+
+
+def keys_and_settings(assignments: list[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of `--set`: the configuration's keys, which begin with one of its sections or an engine, and the engine's settings."""
+    given = assignment_flags(assignments or [])
+    sections = {"models", "sampling", "inference", *SECTIONS, *registry.kinds()}
+    keys = {key: value for key, value in given.items() if "." in key and key.split(".")[0] in sections}
+    return keys, {key: value for key, value in given.items() if key not in keys}
 
 
 def show_warnings(warnings: list[str]) -> None:

@@ -90,10 +90,11 @@ def without_effect(spec: EngineSpec, given: Mapping[str, Any]) -> list[str]:
 
 def as_error(problems: tuple[Problem, ...]) -> ConfigError:
     lines = [str(problem) for problem in problems]
+    hint = "`bay config schema` lists every key" if any(problem.key for problem in problems) else ""
     if len(lines) == 1:
-        return ConfigError(lines[0], "`bay config schema` lists every key", param=problems[0].key or None)
+        return ConfigError(lines[0], hint, param=problems[0].key or None)
     listed = "\n".join(f"  {line}" for line in lines)
-    return ConfigError(f"the configuration has {len(lines)} problems\n{listed}", "`bay config schema` lists every key")
+    return ConfigError(f"the configuration has {len(lines)} problems\n{listed}", hint)
 
 
 def assess(

@@ -48,12 +48,13 @@ def make_plan(
     settings: Mapping[str, Any] | None = None,
     task: str | None = None,
     strict: bool = False,
+    convert: bool = True,
     say: Say = lambda _: None,
 ) -> Plan:
     """Resolve the model, choose the engine, find its environment. Fetches and converts what is missing.
 
     `engine` is a kind or `KIND==VERSION`; `settings` come on top of the configuration's; with `strict` a retired or
-    inapplicable key is an error.
+    inapplicable key is an error. Without `convert` the plan is for looking at: the model is not made into what the engine reads.
     """
     config = config or load_config(None)
     name = model or config.model or models.DEFAULT
@@ -70,7 +71,7 @@ def make_plan(
     warnings = (*map(str, config.warnings_for(spec.kind, name, spec)), *without_effect(spec, given))
     if strict and warnings:
         raise ConfigError(warnings[0], "remove the key, or leave out --strict")
-    path = _path(stored, spec, environment.python, say) if stored else Path()
+    path = _path(stored, spec, environment.python, convert, say) if stored else Path()
     load = Load(
         kind=spec.kind,
         engine=spec.engine,
@@ -136,12 +137,12 @@ def _needs_weights(spec: EngineSpec) -> bool:
     return bool({"gguf", "safetensors"} & set(spec.formats))
 
 
-def _path(stored: models.StoredModel, spec: EngineSpec, python: Path, say: Say) -> Path:
+def _path(stored: models.StoredModel, spec: EngineSpec, python: Path, convert: bool, say: Say) -> Path:
     """The model in a format the engine reads; a GGUF is made dense once for engines that cannot read it."""
     if stored.format in spec.formats:
         return stored.path
     if stored.format == "gguf" and "safetensors" in spec.formats:
-        return models.dense_path(stored, python, say=say)
+        return models.dense_path(stored, python, say=say) if convert else stored.path
     raise ConfigError(
         f"{spec.kind} reads {', '.join(spec.formats)}, and {stored.name} is {stored.format}",
         f"see which engine fits with: bay engines why {stored.name}",

@@ -189,7 +189,7 @@ class Orders:
                 variant = self._fleet.place(name).variant
                 if variant.first and variant.settings.load == "start" and self._fleet.fits(name):
                     self._fleet.wish(name)
-            return done
+            return {**done, "keys": len(wanted.keyring.keys)}
 
     async def _keys_alone(self, refused: EnginebayError) -> EnginebayError:
         """Takes in the keys of the present file, as far as it can be read; gives back what to say of it all."""

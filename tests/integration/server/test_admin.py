@@ -223,7 +223,7 @@ def test_a_changed_configuration_is_taken_in_or_nothing_of_it(tmp_path: Path) ->
         def reload() -> httpx.Response:
             return httpx.post(f"{server.url}/admin/reload", timeout=60)
 
-        assert reload().json() == {"added": [], "removed": [], "changed": []}
+        assert reload().json() == {"added": [], "removed": [], "changed": [], "keys": 0}
         config["models"]["other"] = {"engine": "fake", "load": "use"}
         file.write_text(yaml.safe_dump(config))
         assert reload().json()["added"] == ["other"]

@@ -119,12 +119,13 @@ def test_switches(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_reload(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
-    stub.says({"added": ["a", "b"], "removed": [], "changed": ["c"]})
+    stub.says({"added": ["a", "b"], "removed": [], "changed": ["c"], "keys": 2})
     assert main(["reload"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["added: a, b", "changed: c"]
-    stub.says({"added": [], "removed": [], "changed": []})
+    assert capsys.readouterr().out.splitlines() == ["added: a, b", "changed: c", "2 API keys known"]
+    stub.says({"added": [], "removed": [], "changed": [], "keys": 0})
     assert main(["reload"]) == 0
-    assert "no model has changed" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "no model has changed" in said and "there is no API key: whoever reaches the server may use it" in said
 
 
 # Logs

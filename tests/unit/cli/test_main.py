@@ -33,6 +33,7 @@ def test_every_command_is_there_and_has_help(name: str, capsys: pytest.CaptureFi
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rnu"]) == 2
     assert "did you mean `bay run`?" in capsys.readouterr().err
+    assert main(["bench"]) == 2 and "did you mean `bay experiment`?" in capsys.readouterr().err
 
 
 def test_an_unknown_flag_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,13 +120,23 @@ def test_compare_shows_intervals_and_what_would_settle_it(bay: Any, runs: Path) 
     assert "more runs of each would settle" in row(unsettled, "output_tokens_per_s")
 
 
+def test_what_has_no_pair_shows_no_empty_table_and_draws_no_conclusion(bay: Any, runs: Path) -> None:
+    write_cycles(runs, "a", SLOW[:1])
+    write_run(
+        runs, "later", "b", {"output_tokens_per_s": 1.0}, study={"id": "s1", "point": 1, "cycle": 2, "label": "c1"}
+    )
+    out, err = bay("compare", "s1")
+    assert "no cycle was run on both" in out and "FIGURE" not in out
+    assert "believed" not in err and "false alarm" not in err
+
+
 def test_a_comparison_that_cannot_be_believed_is_marked(bay: Any, runs: Path) -> None:
     write_cycles(runs, "a", SLOW)
     write_cycles(runs, "b", FAST, verdict=INVALID)
     out, err = bay("compare", "s1")
     assert "!  all runs of b tiny c1 are invalid" in out
     line = row(out, "output_tokens_per_s")
-    assert line.count(" !") == 4 and "settled" not in line and "may not be the engines'" in err
+    assert line.count(" !") == 4 and "settled" not in line and "is not to be believed" in err
     assert json.loads(bay("compare", "s1", "--json")[0])[0]["valid"] is False
 
 

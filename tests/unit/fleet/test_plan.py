@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from enginebay.contract import LaunchMode, Load
 from enginebay.engines.registry import spec
 from enginebay.errors import ConfigError
-from enginebay.fleet.plan import launch_mode
+from enginebay.fleet.plan import _path, launch_mode
 from enginebay.worker.process import Launch, command
 
 
@@ -21,6 +23,12 @@ def test_a_launcher_can_be_asked_for_where_the_engine_knows_it() -> None:
     assert launch_mode(spec("transformers"), {"launch": "accelerate"}) == (LaunchMode.ACCELERATE, 1)
     with pytest.raises(ConfigError, match="cannot be launched by accelerate"):
         launch_mode(spec("vllm"), {"launch": "accelerate"})
+
+
+def test_a_plan_to_look_at_makes_no_dense_weights() -> None:
+    stored: Any = SimpleNamespace(format="gguf", path=Path("model.gguf"), name="m")
+    said: list[str] = []
+    assert _path(stored, spec("transformers"), Path("no-python"), False, said.append) == stored.path and not said
 
 
 @pytest.mark.parametrize(

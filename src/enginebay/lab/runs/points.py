@@ -35,8 +35,10 @@ class Point:
 
     @property
     def name(self) -> str:
-        first = self.runs[0]
-        return " ".join(word for word in ("+".join(self.engines), first.model, first.label) if word)
+        """Engine, model, and what the label tells beyond the engine."""
+        first, engines = self.runs[0], "+".join(self.engines)
+        label = " ".join(word for word in first.label.split() if word != engines)
+        return " ".join(word for word in (engines, first.model, label) if word)
 
     def described(self) -> dict[str, Any]:
         first = self.runs[0]

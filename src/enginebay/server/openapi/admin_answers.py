@@ -120,6 +120,13 @@ ADMIN_ANSWERS: dict[str, Schema] = {
         "One device at one moment. What it does not tell is null.",
     ),
     "LogLines": obj({"lines": array(STRING)}),
-    "Reloaded": obj({"added": array(STRING), "removed": array(STRING), "changed": array(STRING)}),
+    "Reloaded": obj(
+        {
+            "added": array(STRING),
+            "removed": array(STRING),
+            "changed": array(STRING),
+            "keys": said(COUNT, "API keys that are known now; none: whoever reaches the server may use it."),
+        }
+    ),
     "Upgraded": obj({"engine": STRING, "version": STRING, "models": said(array(STRING), "Those that moved over.")}),
 }

@@ -25,6 +25,12 @@ def test_cycles_give_a_mean_with_its_interval(tmp_path: Path) -> None:
     assert (point["verdict"], point["name"], point["mixed_engines"]) == ("valid", "vllm tiny c1", False)
 
 
+def test_a_name_says_the_engine_once(tmp_path: Path) -> None:
+    study = {"id": "s1", "point": 0, "cycle": 1, "label": "vllm max_num_seqs=8 c1"}
+    (point,) = aggregate([write_run(tmp_path, "r", "vllm", {SPEED: 1.0}, study=study)])
+    assert point["name"] == "vllm tiny max_num_seqs=8 c1" and point["label"] == "vllm max_num_seqs=8 c1"
+
+
 def test_one_run_has_no_interval(tmp_path: Path) -> None:
     (point,) = aggregate(write_cycles(tmp_path, "vllm", [9.0]))
     assert point["figures"][SPEED] == {"estimate": 9.0, "low": None, "high": None, "count": 1}

@@ -1,0 +1,23 @@
+"""`--set` of commands that run one engine: its own settings by their bare names, and the configuration's keys by their full ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from enginebay.cli.stack_options import keys_and_settings, open_stack_options
+from enginebay.errors import ConfigError
+
+
+def test_full_names_are_the_configurations_and_bare_ones_the_engines() -> None:
+    given = ["context_length=9", "batching.strategy=static", "llamacpp.threads=2", "sampling.seed=1", "server.port=1"]
+    keys, settings = keys_and_settings(given)
+    assert keys == {"llamacpp.threads": 2, "sampling.seed": 1, "server.port": 1}
+    assert settings == {"context_length": 9, "batching.strategy": "static"}
+
+
+def test_they_reach_the_stack() -> None:
+    found = open_stack_options(None, ["fake.max_batch=3", "step_s=0.1"], True, False, "fake")
+    assert found["config"].settings_for("fake", "toy") == {"max_batch": 3} and found["config"].offline
+    assert found["settings"] == {"step_s": 0.1}
+    with pytest.raises(ConfigError, match=r"did you mean fake\.max_batch"):
+        open_stack_options(None, ["fake.max_bacth=3"], None, False, "fake")
