@@ -200,17 +200,14 @@ def _is_there(kind: str) -> bool:
     return True
 
 
-def _has_engine(config: Path, there: Sequence[str], flags: Mapping[str, Any]) -> bool:
-    found = any(kind in there for kind in load_config(config, flags=dict(flags)).study_engines())
-    if not found:
-        say(f"left out: {config.name}: none of its engines is there")
-    return found
+def engines_there(config: Path, there: Sequence[str], flags: Mapping[str, Any]) -> list[str]:
+    """Of a configuration's engines."""
+    return [kind for kind in load_config(config, flags=dict(flags)).study_engines() if kind in there]
 
 
-def plan(config: Path, there: Sequence[str], flags: Mapping[str, Any], folder: Path) -> Work:
-    """The study of one configuration, with the engines that are there."""
-    engines = [kind for kind in load_config(config, flags=dict(flags)).study_engines() if kind in there]
-    points, _, cycles, given = of_engines(config, None, {**flags, "engines": engines}, None, None, False)
+def plan(config: Path, engines: Sequence[str], flags: Mapping[str, Any], folder: Path) -> Work:
+    """The study of one configuration, with these engines."""
+    points, _, cycles, given = of_engines(config, None, {**flags, "engines": list(engines)}, None, None, False)
     points = with_own_prompts(points)
     study = new_study(folder, points, cycles, {**given, "servers": "started once, all at the same time"})
     again = [point_of(data) for data in study.points]
@@ -270,10 +267,13 @@ def main() -> int:
     flags = assignment_flags(given.set)
     kinds = [kind for config in given.configs for kind in load_config(config, flags=flags).study_engines()]
     there = prepare(given.gguf, list(dict.fromkeys(kinds)))
-    configs = [config for config in given.configs if _has_engine(config, there, flags)]
-    if not configs:
+    engines = {config: engines_there(config, there, flags) for config in given.configs}
+    idle = [config.name for config, kinds in engines.items() if not kinds]
+    for name in idle:
+        say(f"MISSING: {name}, none of whose engines is there")
+    works = [plan(config, kinds, flags, given.runs) for config, kinds in engines.items() if kinds]
+    if not works:
         return 1
-    works = [plan(config, there, flags, given.runs) for config in configs]
     say("studies: " + ", ".join(f"{work.study.id} ({work.points[0].model})" for work in works))
     ceiling = calibrate()
     say(f"this client can take {ceiling.tokens_per_s:,.0f} streamed tokens/s ({ceiling.processes} processes)")
@@ -289,7 +289,7 @@ def main() -> int:
     say(f"{sum(len(work.runs) for work in works)} runs were made")
     for name in absent:
         say(f"MISSING: {name} did not start, and its runs were not made")
-    return 0 if whole and not absent and len(configs) == len(given.configs) else 1
+    return 0 if whole and not absent and not idle else 1
 
 
 if __name__ == "__main__":

@@ -58,6 +58,7 @@ echo "--- measured in $((SECONDS - started)) s, exit code $code"
 
 tar cf - -C "$home" runs | xz -1 -T0 | split -b "${PIECE:-15000000}" - "$results/runs.tar.xz."
 tar czf "$results/logs.tar.gz" -C "$home" logs 2> /dev/null
+# A table takes a second, and is wanted even when the time is up.
 "$python" -m bench.gpu.compare_table --runs "$runs" > "$results/table.md"
 cat "$results/table.md"
 studies=$(for study in "$runs"/studies/*.json; do  # those for which there was time

@@ -13,6 +13,7 @@ import asyncio
 import atexit
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast, overload
@@ -248,7 +249,10 @@ class Stack:
                 yield cast("T", piece)
         finally:
             if self._loop is not None:
-                self._wait(cast("Any", pieces).aclose())
+                with suppress(
+                    RuntimeError
+                ):  # a second interrupt has not waited for the end of what the first one cut off
+                    self._wait(cast("Any", pieces).aclose())
 
     def _wait(self, work: Any) -> Any:
         if self._loop is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_MOST = 160  # characters of one line
+_MOST = 400  # characters of a line of somebody else's
 
 
 def counted(count: int, one: str, several: str = "") -> str:
@@ -10,6 +10,7 @@ def counted(count: int, one: str, several: str = "") -> str:
     return f"{count:,} {one if count == 1 else several or f'{one}s'}"
 
 
-def first_line(error: BaseException) -> str:
+def in_one_line(error: BaseException) -> str:
     """What an error of a library says, or else what it is called."""
-    return next(iter(str(error).strip().splitlines()), "")[:_MOST] or type(error).__name__
+    line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    return line if len(line) <= _MOST else f"{line[:_MOST]}…"

@@ -22,7 +22,7 @@ from enginebay.cli.stack_options import (
     show_warnings,
 )
 from enginebay.cli.stopping import Terminated
-from enginebay.contract import FinishReason
+from enginebay.contract import Delta, FinishReason
 from enginebay.errors import RequestError, UsageError
 from enginebay.stack import Stack
 
@@ -97,8 +97,9 @@ def _answer(stack: Stack, history: list[dict[str, str]], options: dict[str, Any]
     reason: FinishReason | None = None
     try:
         for event in stack.events(history, **options):
-            reason = getattr(event, "finish_reason", None) or reason
-            text = getattr(event, "text", "")
+            if not isinstance(event, Delta):
+                continue
+            reason, text = event.finish_reason or reason, event.text
             if text:
                 pieces.append(text)
                 sys.stdout.write(text)

@@ -14,6 +14,7 @@ from enginebay.cli.lab_keys import admin_headers, text_headers
 from enginebay.cli.lab_parts import need_lab
 from enginebay.cli.output import emit_json, note, table
 from enginebay.cli.stack_options import Offline, SetKey
+from enginebay.config.keys import AUTO
 from enginebay.config.sources import assignment_flags
 from enginebay.errors import ConfigError, EnginebayError, UsageError
 from enginebay.wording import counted
@@ -138,7 +139,7 @@ def _flags(
 
 def of_engines(
     config: Path | None, preset: str | None, flags: dict[str, Any], model: str | None, tokenizer: str | None,
-    ignore_warnings: bool, convert: bool = True,
+    ignore_warnings: bool, *, convert: bool = True,
 ) -> tuple[list[Point], list[Dropped], int, dict[str, Any]]:  # fmt: skip
     from enginebay.cli.experiment_points import engine_points
     from enginebay.cli.stack_options import Progress
@@ -149,10 +150,10 @@ def of_engines(
     if not chosen:
         raise ConfigError("nothing is left to run", "; ".join(one.reasons[0] for one in dropped))
     for kind, _, version in (one.engine.partition("==") for one in chosen):
-        if kind != "auto":
+        if kind != AUTO:
             environments.find(kind, version or None)  # what is missing is told before anything is made for the others
     progress, text = Progress(), _tokenizer(tokenizer)
-    found = [point for one in chosen for point in engine_points(one, model, text, progress.say, convert)]
+    found = [point for one in chosen for point in engine_points(one, model, text, progress.say, convert=convert)]
     progress.clear()
     warnings = {warning: None for point in found for warning in point.warnings}
     if warnings and not ignore_warnings:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ class Load:
 
 
 def engine_points(
-    choice: Choice, model: str | None, tokenizer: str | None, say: Callable[[str], None], convert: bool = True
+    choice: Choice, model: str | None, tokenizer: str | None, say: Callable[[str], None], *, convert: bool = True
 ) -> list[Point]:
     """The points of one engine and one choice of swept values: one for each profile."""
     from enginebay.fleet.plan import make_plan
@@ -54,9 +54,17 @@ def engine_points(
         "tokenizer": tokenizer or _tokenizer(plan),
         "source": _source(plan),
         "warnings": list(dict.fromkeys([*map(str, config.warnings), *plan.warnings])),
+        "varied": [name for key in choice.changes for name in _setting(key, plan.spec.settings)],
     }
     name = choice.label if choice.engine == kind else choice.label.replace(choice.engine, kind, 1)
     return with_loads(config, common, name)
+
+
+def _setting(key: str, settings: Collection[str]) -> list[str]:
+    """The engine's setting that a key stands for, whoever the key says it belongs to; none where it is no setting of the engine."""
+    parts = key.split(".")
+    tails = (".".join(parts[place:]) for place in range(len(parts)))
+    return [tail for tail in tails if tail in settings][:1]
 
 
 def url_points(config: Config, url: str, model: str, tokenizer: str | None) -> list[Point]:

@@ -95,9 +95,10 @@ def _run(name: str, args: list[str]) -> int:
 
     # Typer carries its own copy of click in newer versions: its exceptions are reached through the names it exports.
     wrong_usage: Any = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
+    stopping = Stopping()
     try:
         command = typer.main.get_command(import_module(f"enginebay.cli.{name}").app)
-        stopping = Stopping()
+        stopping.heed()
         result = command.main(args=args, prog_name=f"bay {name}", standalone_mode=False)
         return stopping.exit_code(result) if isinstance(result, int) else 0
     except EnginebayError as error:
@@ -119,6 +120,8 @@ def _run(name: str, args: list[str]) -> int:
         return fail(
             EnginebayError(f"{where}{error.strerror or error}", "check that the place exists and may be written to")
         )
+    finally:
+        stopping.end()
 
 
 def run() -> None:

@@ -23,10 +23,15 @@ def reload(url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
     if json:
         emit_json(found)
         return
-    keys = found.pop("keys")
+    keys = found.pop("keys", None)
     for what, names in found.items():
         if names:
             print(f"{what}: {', '.join(names)}")
     if not any(found.values()):
         print("the configuration is taken in; no model has changed")
-    print(f"{counted(keys, 'API key')} known" if keys else "there is no API key: whoever reaches the server may use it")
+    if keys is not None:  # an older server does not tell
+        print(
+            f"{counted(keys, 'API key')} known"
+            if keys
+            else "there is no API key: whoever reaches the server may use it"
+        )

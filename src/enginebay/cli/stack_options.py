@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from enginebay.cli.output import note
-from enginebay.config.keys import SECTIONS
+from enginebay.config.keys import Vocabulary
 from enginebay.config.load import load_config
 from enginebay.config.sources import assignment_flags
 from enginebay.engines import registry
@@ -59,17 +59,19 @@ def open_stack_options(
     keys, settings = keys_and_settings(set_)
     return {
         "engine": engine,
-        "config": load_config(config, flags={"offline": offline, **keys}, strict=strict),
+        "config": load_config(config, flags=keys if offline is None else {**keys, "offline": offline}, strict=strict),
         "settings": settings,
         "strict": strict,
     }
 
 
 def keys_and_settings(assignments: list[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of `--set`: the configuration's keys, which begin with one of its sections or an engine, and the engine's settings."""
+    """Of `--set`: the configuration's keys by their full names, and settings of the engine by their bare ones."""
     given = assignment_flags(assignments or [])
-    sections = {"models", "sampling", "inference", *SECTIONS, *registry.kinds()}
-    keys = {key: value for key, value in given.items() if "." in key and key.split(".")[0] in sections}
+    specs = registry.specs()
+    heads = set(Vocabulary(specs).sections())
+    heads -= {name.split(".")[0] for spec in specs.values() for name in spec.settings}  # `model` is one of openai's
+    keys = {key: value for key, value in given.items() if key.split(".")[0] in heads}
     return keys, {key: value for key, value in given.items() if key not in keys}
 
 

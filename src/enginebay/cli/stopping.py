@@ -13,17 +13,26 @@ class Terminated(KeyboardInterrupt):
 
 
 class Stopping:
-    """Heeds both signals from now on, unless a command has its own way with them. For the main thread."""
+    """For the main thread. A command may have its own way with both signals."""
 
     def __init__(self) -> None:
         self._terminated = False
+
+    def heed(self) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, self._terminate)
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         self._terminated = True
-        raise Terminated
+        of_ctrl_c = signal.getsignal(signal.SIGINT)
+        if callable(of_ctrl_c) and of_ctrl_c is not signal.default_int_handler:
+            of_ctrl_c(number, frame)  # a loop that runs has one, which cancels what runs in it
+        else:
+            raise Terminated
 
     def exit_code(self, code: int) -> int:
         """That of a command; Typer makes the same of every interrupt."""
         return _TERMINATED if self._terminated and code == INTERRUPTED else code
+
+    def end(self) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

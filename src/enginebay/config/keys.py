@@ -171,9 +171,14 @@ class Vocabulary:
                 found[kind] = None
         return entry if entry.value is None else replace(entry, value=tuple(found))
 
+    def sections(self) -> list[str]:
+        """What keys begin with that are the configuration's own, or an engine's by its full name."""
+        return [
+            *ROOT, *ROOT_ALIASES, "models", *SECTIONS, "inference", "sampling", "decoder", *TO_SAMPLING, *self.kinds
+        ]  # fmt: skip
+
     def top_level(self) -> list[str]:
-        names = [*ROOT, *ROOT_ALIASES, "models", *SECTIONS, "inference", "sampling", "decoder", *TO_SAMPLING]
-        return [*names, *UNIVERSAL, *dict.fromkeys(name.split(".")[0] for name in EXPERIMENT), *self.kinds]
+        return [*self.sections(), *UNIVERSAL, *dict.fromkeys(name.split(".")[0] for name in EXPERIMENT)]
 
     def places(self) -> list[str]:
         """Every known key with its full dotted place."""

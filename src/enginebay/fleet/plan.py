@@ -71,7 +71,7 @@ def make_plan(
     warnings = (*map(str, config.warnings_for(spec.kind, name, spec)), *without_effect(spec, given))
     if strict and warnings:
         raise ConfigError(warnings[0], "remove the key, or leave out --strict")
-    path = _path(stored, spec, environment.python, convert, say) if stored else Path()
+    path = _path(stored, spec, environment.python, say, convert=convert) if stored else Path()
     load = Load(
         kind=spec.kind,
         engine=spec.engine,
@@ -137,7 +137,7 @@ def _needs_weights(spec: EngineSpec) -> bool:
     return bool({"gguf", "safetensors"} & set(spec.formats))
 
 
-def _path(stored: models.StoredModel, spec: EngineSpec, python: Path, convert: bool, say: Say) -> Path:
+def _path(stored: models.StoredModel, spec: EngineSpec, python: Path, say: Say, *, convert: bool) -> Path:
     """The model in a format the engine reads; a GGUF is made dense once for engines that cannot read it."""
     if stored.format in spec.formats:
         return stored.path

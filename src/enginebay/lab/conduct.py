@@ -90,7 +90,7 @@ def conduct(
         target = replace(target, ours=facts.ours)
         with observed(target, pid, bench.admin_headers) as observation:
             measured = _measure(bench, point, plan, step, target, facts, writer, observation, start_s)
-        around = Around(bench.ceiling, bench.cycles, reference, point.label)
+        around = Around(bench.ceiling, bench.cycles, reference, point.varied)
         return _write(point, plan, measured, observation, around, writer, target)
 
 

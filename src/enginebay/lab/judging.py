@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ class Around:
     ceiling: ClientCeiling
     cycles: int | None = None  # of the study; None: it is no study of cycles
     reference: Reference | None = None  # the point that this one is compared with
-    label: str = ""  # of the point: it names the settings that the study varies, with their values
+    varied: Sequence[str] = ()  # settings of the engine, by name: what the study is about
 
 
 def facts_of(
@@ -56,7 +56,7 @@ def facts_of(
         parity_with=around.reference.label if around.reference else "",
         cycles=around.cycles,
         engine_warnings=measured.facts.warnings if measured.facts.ours else None,
-        varied=[word.partition("=")[0] for word in around.label.split() if "=" in word],
+        varied=around.varied,
         others_busy=observation.others_busy(*window),
         idle_gpu_busy=observation.idle_gpu_busy(idle) or None,
         server_in_flight=_server_in_flight(measured),

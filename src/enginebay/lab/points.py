@@ -60,6 +60,7 @@ class Point:
     tokenizer: str | None = None  # path of its files
     source: Mapping[str, Any] = field(default_factory=dict)  # of the model, as far as it is known
     warnings: Sequence[str] = ()  # settings that this engine ignores, and the user said that it may
+    varied: Sequence[str] = ()  # the engine's settings that the study varies, by name
     timeout_s: float = 120.0
 
     def seeds(self, cycle: int) -> dict[str, int]:

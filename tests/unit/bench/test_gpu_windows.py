@@ -94,7 +94,7 @@ def test_what_was_sent_before_is_not_judged() -> None:
 
 def test_a_server_that_falls_behind_does_not_keep_it() -> None:
     times, sent = _sent(400, 20.0)
-    assert judge(sent, _records(times, 0.1, 15.0), "ttft", 0.8).grows  # it fills up from nothing
+    assert judge(sent, _records(times, 0.1, 15.0), "ttft", 0.8).grows  # it fills up from nothing, by far
     settled = Window(20.0, sent.judged, 8.0, 20.0)
     assert judge(settled, _records(times, 0.1, 5.0), "ttft", 0.8).met
     behind = judge(settled, _records(times, 0.1, 5.0, growth=0.03), "ttft", 0.8)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from enginebay.cli.main import main
+from enginebay.engines import registry
 from enginebay.lab import studies
 from enginebay.lab.client import ceiling
 from enginebay.lab.points import Point
@@ -45,6 +46,28 @@ def begun(runs: Path) -> str:
     study = studies.new_study(runs, [POINT], 3, {})
     write_run(runs, "r1", "a", study={"id": study.id, "point": 0, "cycle": 1, "label": POINT.label})
     return study.id
+
+
+def test_an_engine_that_is_missing_is_told_before_anything_is_made_for_another(
+    carried_out: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr("enginebay.cli.experiment_points.engine_points", lambda one, *_, **__: made.append(one.engine))
+    assert main(["experiment", "-m", "toy", "-e", "fake", "-e", "vllm"]) == 1
+    assert "the engine vllm is not installed" in capsys.readouterr().err and not made and not carried_out
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("fake.step_s", ["step_s"]), ("step_s", ["step_s"]), ("models.toy.fake.step_s", ["step_s"]), ("sampling.seed", []),
+        ("inference.batching.strategy", []),
+    ],
+)  # fmt: skip
+def test_the_settings_that_a_study_varies(key: str, name: list[str]) -> None:
+    from enginebay.cli.experiment_points import _setting
+
+    assert _setting(key, registry.spec("fake").settings) == name
 
 
 def test_a_dry_run_says_what_is_left_and_runs_nothing(

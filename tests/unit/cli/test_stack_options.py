@@ -9,10 +9,16 @@ from enginebay.errors import ConfigError
 
 
 def test_full_names_are_the_configurations_and_bare_ones_the_engines() -> None:
-    given = ["context_length=9", "batching.strategy=static", "llamacpp.threads=2", "sampling.seed=1", "server.port=1"]
+    given = ["context_length=9", "batching.strategy=static", "llamacpp.threads=2", "sampling.seed=1", "server.port=1",
+             "offline=true", "sampling={seed: 3}", "pytorch.dtype=float32"]  # fmt: skip
     keys, settings = keys_and_settings(given)
-    assert keys == {"llamacpp.threads": 2, "sampling.seed": 1, "server.port": 1}
     assert settings == {"context_length": 9, "batching.strategy": "static"}
+    assert keys == {"llamacpp.threads": 2, "sampling.seed": 1, "server.port": 1, "offline": True, "sampling": {"seed": 3},
+                    "pytorch.dtype": "float32"}  # fmt: skip
+
+
+def test_a_setting_of_an_engine_is_meant_where_the_configuration_has_a_key_of_that_name_too() -> None:
+    assert keys_and_settings(["model=m"]) == ({}, {"model": "m"})
 
 
 def test_they_reach_the_stack() -> None:

@@ -28,7 +28,9 @@ def test_a_launcher_can_be_asked_for_where_the_engine_knows_it() -> None:
 def test_a_plan_to_look_at_makes_no_dense_weights() -> None:
     stored: Any = SimpleNamespace(format="gguf", path=Path("model.gguf"), name="m")
     said: list[str] = []
-    assert _path(stored, spec("transformers"), Path("no-python"), False, said.append) == stored.path and not said
+    assert (
+        _path(stored, spec("transformers"), Path("no-python"), said.append, convert=False) == stored.path and not said
+    )
 
 
 @pytest.mark.parametrize(

@@ -146,15 +146,21 @@ def test_what_the_engine_says_against_its_settings_reaches_the_verdict() -> None
         "informative",
         f"the engine says: {warning}",
     )
-    for label, said in (
-        ("transformers batching.strategy=continuous c64", "invalid"), ("transformers dtype=float32 c64", "informative")
-    ):  # fmt: skip
-        assert (
-            found(
-                judge(facts(around=Around(CEILING, label=label), server=ServerFacts(ours=True, warnings=[warning]))),
-                "engine_warned",
-            )
-            == said
-        )
     assert found(judge(facts(server=ServerFacts(ours=True))), "engine_warned") == "fine"
     assert found(judge(facts()), "engine_warned") == "unchecked"  # a server that is not ours does not tell
+
+
+@pytest.mark.parametrize(
+    ("varied", "warning", "said"),
+    [
+        ("batching.strategy", "batching.strategy continuous is not possible: it has an encoder", "invalid"),
+        ("dtype", "dtype: fp8 is not known", "invalid"),
+        ("dtype", "kv_cache_dtype: fp8 needs a GPU", "informative"),
+        ("batching", "batching.strategy continuous is not possible", "informative"),
+        ("max_num_seqs", "cpu_kvcache_space_gib: only counts on a CPU; see max_num_seqs", "informative"),
+    ],
+)
+def test_what_the_engine_says_of_a_setting_that_the_study_varies(varied: str, warning: str, said: str) -> None:
+    around = Around(CEILING, varied=[varied])
+    verdict = judge(facts(around=around, server=ServerFacts(ours=True, warnings=[warning])))
+    assert found(verdict, "engine_warned") == said

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.errors import InvalidRequest, LoadFailed
-from enginebay.wording import first_line
+from enginebay.wording import in_one_line
 
 NO_ADAPTER = None
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -45,7 +45,7 @@ class Adapters:
         except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
             with contextlib.suppress(Exception):  # how far it came is not known
                 self._model.delete_adapter(key)
-            raise LoadFailed(f"LoRA adapter {name} cannot be loaded: {first_line(error)}", path) from None
+            raise LoadFailed(f"LoRA adapter {name} cannot be loaded: {in_one_line(error)}", path) from None
         finally:
             self._turn_off()
         self._loaded[name] = (key, path)

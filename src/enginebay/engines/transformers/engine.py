@@ -37,7 +37,7 @@ from enginebay.engines.transformers.requests import check
 from enginebay.engines.transformers.row import Row
 from enginebay.engines.transformers.sleeping import Weights, sleep_levels
 from enginebay.errors import EnginebayError, EngineFailed, InvalidRequest, OutOfMemory, RequestError, Unsupported
-from enginebay.wording import first_line
+from enginebay.wording import in_one_line
 
 _BROKEN_EXIT_CODE = 70
 _LAST_WORDS_S = 1.0  # the last errors leave the process first
@@ -251,7 +251,7 @@ class TransformersEngine:
         except Exception as error:
             if out_of_memory(error):
                 raise OutOfMemory(f"memory ran out: {self._load.model} could not {what}") from error
-            line = first_line(error)
+            line = in_one_line(error)
             raise EngineFailed(f"{self._load.model} could not {what}: {line}") from error
 
     def _submit_guided(self, number: int, request: GenerateRequest, seed: int) -> None:
@@ -365,7 +365,7 @@ class TransformersEngine:
         numbers = self._batcher.numbers()
         if self._continuous is not None:
             numbers |= self._continuous.numbers()
-        told: EnginebayError = EngineFailed(f"the model failed: {first_line(error)}")
+        told: EnginebayError = EngineFailed(f"the model failed: {in_one_line(error)}")
         if out_of_memory(error):
             told = OutOfMemory("memory ran out while generating", "lower batching.batch_size or max_tokens")
         elif isinstance(error, EnginebayError):

@@ -19,7 +19,7 @@ from enginebay.engines.transformers.layout import Group
 from enginebay.engines.transformers.loading import out_of_memory
 from enginebay.engines.transformers.recordings import Recordings, StepKey, padded_reach, padded_rows
 from enginebay.engines.transformers.rounding import apart
-from enginebay.wording import first_line
+from enginebay.wording import in_one_line
 
 _MOST_SHELVES = 4  # each is a replay that reads all weights: with more, one step for all of them is no slower
 _REPLAYED = 0.3  # a replay may be from its rehearsal: rounding is less, and another row's logits are 1 or more
@@ -181,7 +181,7 @@ class StepGraphs:
         """Memory that is short now may be there later: only the third time ends it. All else does at once."""
         short = out_of_memory(error)
         self._shortages += short
-        reason = f"a step could not be recorded ({first_line(error)})"
+        reason = f"a step could not be recorded ({in_one_line(error)})"
         if short and self._shortages < _MOST_SHORTAGES:
             self.forget()
             _log.warning("CUDA graphs start over: %s", reason)

@@ -16,7 +16,7 @@ from enginebay.engines.transformers.room import Room
 from enginebay.engines.transformers.rounding import apart
 from enginebay.engines.transformers.schedule import Release, Reserve, Segment, Step
 from enginebay.engines.transformers.shelves import ShelfCache
-from enginebay.wording import first_line
+from enginebay.wording import in_one_line
 
 _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 # What ours may be from the library's own logits: so many times what two attentions of the library's are from each other, which is
@@ -143,7 +143,7 @@ class Runner:
             IndexError,
             KeyError,
         ) as error:
-            return f"its attention cannot be replaced ({first_line(error)})"
+            return f"its attention cannot be replaced ({in_one_line(error)})"
         finally:
             self.cache.apply([Release(-1), Release(-2)])
 

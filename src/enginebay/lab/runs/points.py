@@ -37,8 +37,7 @@ class Point:
     def name(self) -> str:
         """Engine, model, and what the label tells beyond the engine."""
         first, engines = self.runs[0], "+".join(self.engines)
-        label = " ".join(word for word in first.label.split() if word != engines)
-        return " ".join(word for word in (engines, first.model, label) if word)
+        return " ".join(word for word in (engines, first.model, first.label.removeprefix(f"{engines} ")) if word)
 
     def described(self) -> dict[str, Any]:
         first = self.runs[0]

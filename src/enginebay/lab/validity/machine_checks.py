@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
@@ -22,7 +23,8 @@ def engine_warned(facts: RunFacts) -> Finding:
     if not facts.engine_warnings:
         return FINE
     message = f"the engine says: {'; '.join(facts.engine_warnings)}"
-    grave = any(name in warning for warning in facts.engine_warnings for name in facts.varied)
+    # What a warning is about stands first.
+    grave = any(re.match(rf"{re.escape(name)}(?![\w.])", one) for one in facts.engine_warnings for name in facts.varied)
     return Reason(
         "engine_warned", "invalid" if grave else "informative", message, float(len(facts.engine_warnings)), 0.0
     )

@@ -1,0 +1,208 @@
+"""What each way of generating with transformers gives on a GPU: the library's own, with and without static cache, compilation and
+continuous batching, and our loop, with and without recorded steps and compilation.
+
+    python -m tests.gpu.transformers_ways --out FOLDER [--shape llama-8b] [--rows 256] [--turns 3] [--seconds 600] [--ways WORD...]
+
+Rows of 128 tokens in and 128 out, random weights, greedy, no server. Each way has a few turns: the first has what compiles and
+records in it. A way that fails, or takes longer than `--most` seconds, is told, and the next one follows. `ways.jsonl` in the
+folder has a line for each way, as it comes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import CompileConfig, ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from bench.gpu.shapes import make_shape, shape_config
+from tests.gpu.transformers_speed import INPUT, OUTPUT, Bench, say, started, tokenizer
+
+Turn = Callable[[list[list[int]]], int]  # answers prompts; gives the number of tokens that it made
+
+
+class TimeUp(Exception):
+    """A way took too long."""
+
+
+class Library:
+    """The library's ways, on one model."""
+
+    def __init__(self, shape: str, device: str) -> None:
+        torch.manual_seed(0)
+        config = {**shape_config(shape), "dtype": torch.bfloat16}
+        torch.set_default_dtype(torch.bfloat16)
+        with torch.device(device):
+            self.model = LlamaForCausalLM(LlamaConfig(**config)).eval()
+        torch.set_default_dtype(torch.float32)
+        self._device = device
+
+    def generate(self, **given: Any) -> Turn:
+        def turn(prompts: list[list[int]]) -> int:
+            ids = torch.tensor(prompts, device=self._device)
+            with torch.inference_mode():
+                made = self.model.generate(
+                    ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=OUTPUT, min_new_tokens=OUTPUT,
+                    pad_token_id=0, **given,
+                )  # fmt: skip
+            return int(made.numel() - ids.numel())
+
+        return turn
+
+    def batch(self, attention: str, **given: Any) -> Turn:
+        """Its continuous batching, with all prompts at once."""
+
+        def turn(prompts: list[list[int]]) -> int:
+            self.model.set_attn_implementation(attention)
+            wanted = GenerationConfig(
+                do_sample=False, max_new_tokens=OUTPUT, min_new_tokens=OUTPUT, pad_token_id=0, eos_token_id=-1
+            )
+            made = self.model.generate_batch(
+                inputs=prompts,
+                generation_config=wanted,
+                continuous_batching_config=ContinuousBatchingConfig(max_memory_percent=0.5, **given),
+            )
+            return sum(len(one.generated_tokens) for one in made.values())
+
+        return turn
+
+    def ways(self) -> dict[str, Turn]:
+        return {
+            "generate": self.generate(),
+            "generate, static cache": self.generate(cache_implementation="static", disable_compile=True),
+            "generate, static cache, compiled": self.generate(
+                cache_implementation="static", compile_config=CompileConfig(mode="default")
+            ),
+            "generate, static cache, compiled with CUDA graphs": self.generate(
+                cache_implementation="static", compile_config=CompileConfig(mode="reduce-overhead")
+            ),
+            "generate_batch": self.batch("sdpa", use_cuda_graph=False),
+            "generate_batch, CUDA graphs": self.batch("sdpa", use_cuda_graph=True),
+            "generate_batch, compiled": self.batch("sdpa", use_cuda_graph=False, default_compile_level=1),
+        }
+
+
+OURS: dict[str, dict[str, Any]] = {
+    "ours, kernel by kernel": {"cuda_graphs": "off"},
+    "ours, recorded steps": {},
+    "ours, compiled": {"torch_compile": "default"},
+}
+
+
+class Ways:
+    """Measures one way after the other."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self._given, self._out = given, given.out / "ways.jsonl"
+        self._deadline = started + given.seconds
+
+    def measure(self, name: str, made: Callable[[], Turn]) -> None:
+        """`made` may take long itself: it loads."""
+        left_s = self._deadline - time.monotonic()
+        if left_s < 20 or not any(word in name for word in self._given.ways or [""]):
+            say(f"left out: {name}" + (", no time" if left_s < 20 else ""))
+            return
+        signal.setitimer(signal.ITIMER_REAL, min(self._given.most, left_s))
+        speeds: list[float] = []
+        wrong = ""
+        try:
+            turn = made()
+            for number in range(self._given.turns):
+                speeds.append(self._turn(turn, number))
+        except TimeUp:
+            wrong = "it took too long"
+        except Exception as error:
+            wrong = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        self._note(name, speeds, wrong)
+
+    def _turn(self, turn: Turn, number: int) -> float:
+        rows = self._given.rows
+        source = random.Random(number)
+        prompts = [[source.randrange(300, 40_000) for _ in range(INPUT)] for _ in range(rows)]
+        began = time.monotonic()
+        tokens = turn(prompts)
+        if self._given.device == "cuda":
+            torch.cuda.synchronize()
+        if tokens != rows * OUTPUT:
+            raise RuntimeError(f"{tokens} tokens instead of {rows * OUTPUT}")
+        return tokens / (time.monotonic() - began)
+
+    def _note(self, name: str, speeds: Sequence[float], wrong: str) -> None:
+        line = {
+            "way": name,
+            "rows": self._given.rows,
+            "tokens_per_s": [round(one, 1) for one in speeds],
+            "wrong": wrong,
+        }
+        with self._out.open("a") as lines:
+            lines.write(json.dumps(line) + "\n")
+        say(f"{name:<52}{', '.join(f'{one:,.0f}' for one in speeds)} tok/s{f'  {wrong}' if wrong else ''}")
+
+
+def main() -> int:
+    given = _options().parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGALRM, _time_is_up)
+    transformers.utils.logging.set_verbosity_error()
+    say(f"torch {torch.__version__}, transformers {transformers.__version__}")
+    ways = Ways(given)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        path = make_shape(given.shape, folder, tokenizer(folder / "words"))
+        for name, settings in OURS.items():
+            _measure_ours(ways, name, path, {"device": given.device, "dtype": "bfloat16", **settings})
+        library = Library(given.shape, given.device)
+        for name, turn in library.ways().items():
+            ways.measure(name, lambda turn=turn: turn)  # type: ignore[misc]
+            torch.compiler.reset()
+    return 0
+
+
+def _measure_ours(ways: Ways, name: str, path: Path, settings: dict[str, Any]) -> None:
+    opened: list[Bench] = []
+
+    def made() -> Turn:
+        opened.append(Bench(path, **settings))
+        return lambda prompts: sum(map(len, opened[0].run(prompts, [OUTPUT] * len(prompts))[0]))
+
+    try:
+        ways.measure(name, made)
+    finally:
+        for one in opened:
+            one.engine.close()
+
+
+def _options() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    options.add_argument("--out", type=Path, required=True)
+    options.add_argument("--shape", choices=["llama-8b", "llama-tiny"], default="llama-8b")
+    options.add_argument("--device", default="cuda")
+    options.add_argument("--rows", type=int, default=256)
+    options.add_argument("--turns", type=int, default=3)
+    options.add_argument("--seconds", type=float, default=600.0, help="for everything")
+    options.add_argument("--most", type=float, default=120.0, help="seconds for one way, with loading and compiling")
+    options.add_argument("--ways", nargs="+", metavar="WORD", help="only those with one of these in their name")
+    return options
+
+
+def _time_is_up(number: int, frame: object) -> None:
+    raise TimeUp
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # a way that was given up may have left threads that never end
