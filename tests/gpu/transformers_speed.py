@@ -36,7 +36,6 @@ from enginebay.engines.transformers.runner import Runner
 from enginebay.engines.transformers.schedule import Schedule
 
 INPUT = OUTPUT = 128
-_WAIT_S = 60
 started = time.monotonic()
 problems: list[str] = []
 
@@ -83,6 +82,8 @@ class Collected:
 class Bench:
     """An engine and its sink."""
 
+    wait_s: float = 60.0  # for the answers of one run
+
     def __init__(self, path: Path, **settings: Any) -> None:
         self.engine = TransformersEngine(Load("transformers", "", path.name, str(path), settings))
         self.sink = Collected()
@@ -107,7 +108,7 @@ class Bench:
         for number, (prompt, limit) in enumerate(zip(prompts, tokens, strict=True), start=first):
             sampling = Sampling(temperature=0, max_tokens=limit, ignore_eos=True)
             self.engine.submit(number, GenerateRequest(token_ids=tuple(prompt), sampling=sampling))
-        if not sink.idle.wait(_WAIT_S) or sink.errors:
+        if not sink.idle.wait(self.wait_s) or sink.errors:
             raise RuntimeError(f"the engine failed: {list(sink.errors.values())[:1] or 'it took too long'}")
         took_s = time.monotonic() - began
         ttft_s = median(sink.first_s[number] - began for number in range(first, self._next))

@@ -106,6 +106,7 @@ class Ways:
     def __init__(self, given: argparse.Namespace) -> None:
         self._given, self._out = given, given.out / "ways.jsonl"
         self._deadline = started + given.seconds
+        self.most_s: float = given.most  # for one way
 
     def measure(self, name: str, made: Callable[[], Turn]) -> None:
         """`made` may take long itself: it loads."""
@@ -113,7 +114,7 @@ class Ways:
         if left_s < 20 or not any(word in name for word in self._given.ways or [""]):
             say(f"left out: {name}" + (", no time" if left_s < 20 else ""))
             return
-        signal.setitimer(signal.ITIMER_REAL, min(self._given.most, left_s))
+        signal.setitimer(signal.ITIMER_REAL, min(self.most_s, left_s))
         speeds: list[float] = []
         wrong = ""
         try:
@@ -176,6 +177,7 @@ def _measure_ours(ways: Ways, name: str, path: Path, settings: dict[str, Any]) -
 
     def made() -> Turn:
         opened.append(Bench(path, **settings))
+        opened[0].wait_s = ways.most_s  # it may have to compile
         return lambda prompts: sum(map(len, opened[0].run(prompts, [OUTPUT] * len(prompts))[0]))
 
     try:
