@@ -20,6 +20,7 @@ from enginebay.cli.stack_options import (
     Set,
     Strict,
     open_stack_options,
+    show_idle_keys,
     show_warnings,
 )
 from enginebay.config.keys import AUTO
@@ -76,9 +77,10 @@ def batch(
     progress = Progress()
     stack = AsyncStack(model, say=progress.say, **options, **sampling)
     try:
-        stack.prepare()
+        plan = stack.prepare()
     finally:
         progress.clear()
+    show_idle_keys(set_, plan.spec.kind)
     try:
         tally = asyncio.run(_run(stack, left, target, raw, concurrency, progress))
     except KeyboardInterrupt:

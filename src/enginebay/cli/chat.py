@@ -19,6 +19,7 @@ from enginebay.cli.stack_options import (
     Set,
     Strict,
     open_stack_options,
+    show_idle_keys,
     show_warnings,
 )
 from enginebay.cli.stopping import Terminated
@@ -58,6 +59,7 @@ def chat(
         finally:
             progress.clear()
         show_warnings(stack.warnings)
+        show_idle_keys(set_, stack.facts.kind)
         if sys.stdin.isatty():
             note(f"{stack.facts.model} on {stack.facts.kind} {stack.facts.version}. {_HELP}")
         converse(stack, system, {"lora": lora} if lora else {})

@@ -23,6 +23,7 @@ from enginebay.cli.stack_options import (
     Set,
     Strict,
     open_stack_options,
+    show_idle_keys,
     show_warnings,
 )
 from enginebay.contract import Delta, FinishReason
@@ -63,9 +64,10 @@ def run(
     progress = Progress()
     stack = AsyncStack(model, say=progress.say, **open_stack_options(config, set_, offline, strict, engine), **sampling)
     try:
-        stack.prepare()
+        plan = stack.prepare()
     finally:
         progress.clear()
+    show_idle_keys(set_, plan.spec.kind)
     asyncio.run(_answer(stack, asked, raw, lora, stats, as_json, progress))
 
 

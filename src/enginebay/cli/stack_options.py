@@ -75,6 +75,15 @@ def keys_and_settings(assignments: list[str] | None) -> tuple[dict[str, Any], di
     return keys, {key: value for key, value in given.items() if key not in keys}
 
 
+def show_idle_keys(assignments: list[str] | None, kind: str) -> None:
+    """Of `--set`, those of other engines than the one that runs."""
+    words = Vocabulary(registry.specs())
+    for key in keys_and_settings(assignments)[0]:
+        owner = words.kind(key.split(".")[0])
+        if owner not in (None, kind):
+            note(f"warning: {key} counts on {owner} alone, and this runs on {kind}")
+
+
 def show_warnings(warnings: list[str]) -> None:
     for warning in warnings:
         note(f"warning: {warning}")

@@ -97,6 +97,7 @@ class Supervisor:
         """Load what is to be loaded at the start, then serve until a signal."""
         try:
             if not await self._load():
+                self._log.event("stopped", note="nothing was served yet")
                 return
             await asyncio.to_thread(import_grpc)
             listen(self._sock)

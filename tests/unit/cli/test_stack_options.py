@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginebay.cli.stack_options import keys_and_settings, open_stack_options
+from enginebay.cli.stack_options import keys_and_settings, open_stack_options, show_idle_keys
 from enginebay.errors import ConfigError
 
 
@@ -27,3 +27,8 @@ def test_they_reach_the_stack() -> None:
     assert found["settings"] == {"step_s": 0.1}
     with pytest.raises(ConfigError, match=r"did you mean fake\.max_batch"):
         open_stack_options(None, ["fake.max_bacth=3"], None, False, "fake")
+
+
+def test_a_key_of_another_engine_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    show_idle_keys(["vllm.max_num_seqs=3", "fake.max_batch=3", "sampling.seed=1", "step_s=0.1"], "fake")
+    assert capsys.readouterr().err == "warning: vllm.max_num_seqs counts on vllm alone, and this runs on fake\n"
