@@ -249,9 +249,7 @@ class Stack:
                 yield cast("T", piece)
         finally:
             if self._loop is not None:
-                with suppress(
-                    RuntimeError
-                ):  # a second interrupt has not waited for the end of what the first one cut off
+                with suppress(RuntimeError):  # it still runs: an interrupt has cancelled it, and so it ends by itself
                     self._wait(cast("Any", pieces).aclose())
 
     def _wait(self, work: Any) -> Any:
@@ -259,14 +257,11 @@ class Stack:
             if asyncio.iscoroutine(work):
                 work.close()
             raise _not_open()
-        begun: list[asyncio.Task[Any] | None] = []
-        future = asyncio.run_coroutine_threadsafe(_as_coroutine(work, begun), self._loop)
+        future = asyncio.run_coroutine_threadsafe(_as_coroutine(work), self._loop)
         try:
             return future.result()
         except KeyboardInterrupt:
             future.cancel()
-            # Until it has ended, what it works with is in use, and cannot be closed.
-            asyncio.run_coroutine_threadsafe(_end_of(begun), self._loop).result()
             raise
 
     def __enter__(self) -> Stack:
@@ -288,13 +283,5 @@ def _is_many(prompt: Any) -> bool:
     return not prompt or not isinstance(prompt[0], Mapping)
 
 
-async def _as_coroutine(work: Any, begun: list[asyncio.Task[Any] | None]) -> Any:
-    begun.append(asyncio.current_task())
+async def _as_coroutine(work: Any) -> Any:
     return await work
-
-
-async def _end_of(begun: list[asyncio.Task[Any] | None]) -> None:
-    """Of work that was cancelled; what had not even begun has ended."""
-    tasks = [task for task in begun if task is not None]
-    if tasks:
-        await asyncio.wait(tasks)

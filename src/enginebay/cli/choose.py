@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from enginebay.cli import choose_output as output
+from enginebay.cli.choose_progress import ChoiceProgress
 from enginebay.cli.lab_parts import need_lab
 from enginebay.cli.output import emit_json, note
 from enginebay.cli.stack_options import ConfigFile, Offline, SetKey
@@ -111,9 +112,11 @@ def choose(
     plan = Plan(model, points, wish, given, study_id, runs or runs_dir())
     for line in foreseen_of_search(wish):
         note(line)
+    progress = ChoiceProgress()
     try:
-        ranking = _measure(plan)
+        ranking = _measure(plan, progress)
     except KeyboardInterrupt:
+        progress.clear()
         note(f"{study_id} was interrupted, and nothing was chosen; `bay results list` shows the runs that were made")
         raise
     _report(plan, ranking, loaded, out, json, even_if_invalid)
@@ -169,8 +172,7 @@ def _source(model: str, config: Config) -> str:
     return configured.source if configured is not None and configured.source else model
 
 
-def _measure(plan: Plan) -> Ranking:
-    from enginebay.cli.choose_progress import ChoiceProgress
+def _measure(plan: Plan, progress: ChoiceProgress) -> Ranking:
     from enginebay.cli.experiment import read_tokenizer
     from enginebay.lab.agreement import with_parity
     from enginebay.lab.candidates import rank
@@ -178,7 +180,6 @@ def _measure(plan: Plan) -> Ranking:
     from enginebay.lab.conduct import Bench
     from enginebay.lab.highest import Watcher, find_highest
 
-    progress = ChoiceProgress()
     progress.say("measuring the load client itself")
     ceiling = calibrate()
     progress.clear()

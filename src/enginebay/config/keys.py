@@ -198,6 +198,9 @@ class Vocabulary:
             problems.add(entry, f"unknown key; did you mean {f'{parent}.' if parent else ''}{near[0]}?")
             return
         elsewhere = self._elsewhere(name)
+        if elsewhere == entry.place:
+            problems.add(entry, "a key of the configuration, and no setting of this engine")
+            return
         if elsewhere:
             problems.add(entry, f"unknown key here; did you mean {elsewhere}?")
             return

@@ -161,12 +161,13 @@ def test_nothing_outlives_a_server_that_was_killed(workers: int) -> None:
 
 def test_a_signal_while_the_model_is_loaded() -> None:
     command = [sys.executable, "-m", "enginebay.cli.main", "serve", "--engine", "fake", "--port", "0"]
-    process = subprocess.Popen([*command, "--set", "load_s=60"], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([*command, "--set", "load_s=60"], stderr=subprocess.PIPE, text=True)
     try:
         until(lambda: psutil.Process(process.pid).children(recursive=True), 20, "the start of a worker")
         started = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        _, said = process.communicate(timeout=20)
+        assert process.returncode == 0 and "nothing was served yet" in said
         until(lambda: all_gone(started), 30, "the end of all processes")
     finally:
         process.kill()

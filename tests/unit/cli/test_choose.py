@@ -165,7 +165,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Point]:
     """The points that `bay choose` would measure."""
     found: list[Point] = []
 
-    def measure(plan: Any) -> Any:
+    def measure(plan: Any, *_: Any) -> Any:
         found.extend(plan.points)
         raise UsageError("seen", "")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from enginebay.cli.stack_options import keys_and_settings, open_stack_options, show_idle_keys
+from enginebay.config.load import check_settings
+from enginebay.engines import registry
 from enginebay.errors import ConfigError
 
 
@@ -25,6 +27,8 @@ def test_they_reach_the_stack() -> None:
     found = open_stack_options(None, ["fake.max_batch=3", "step_s=0.1"], True, False, "fake")
     assert found["config"].settings_for("fake", "toy") == {"max_batch": 3} and found["config"].offline
     assert found["settings"] == {"step_s": 0.1}
+    with pytest.raises(ConfigError, match="model: a key of the configuration, and no setting of this engine"):
+        check_settings(registry.spec("fake"), {"model": "m"})
     with pytest.raises(ConfigError, match=r"did you mean fake\.max_batch"):
         open_stack_options(None, ["fake.max_bacth=3"], None, False, "fake")
 

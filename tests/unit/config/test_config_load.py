@@ -69,6 +69,13 @@ def test_one_parameter_under_two_names_is_a_problem(load: Any) -> None:
     assert "sampling.temperature: says the same as decoder.temperature (bay.yaml:1)" in error.value.message
 
 
+@pytest.mark.parametrize(("text", "listed"), [("a: [1", False), ("modle: m", True)])
+def test_the_list_of_keys_helps_with_keys_alone(load: Any, text: str, listed: bool) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(text)
+    assert ("lists every key" in error.value.hint) is listed
+
+
 def test_null_leaves_a_setting_unset_and_empty_sections_are_fine(load: Any) -> None:
     config = load("fast:\n  max_num_seqs: null\n  speculative:\nsampling:\nmodels:\n  m:\nbatching:\n")
     assert config.settings_for("fast", "m") == {}
