@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import threading
 import time
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -77,3 +82,22 @@ def test_a_closed_stack_can_be_opened_again() -> None:
 def test_strict_makes_a_retired_setting_an_error() -> None:
     with pytest.raises(EnginebayError, match="swap_space"):
         Stack("smollm2", engine="vllm", settings={"swap_space": 4}, strict=True).open()
+
+
+def test_an_interrupt_does_not_wait_for_what_takes_long_to_end() -> None:
+    ended = threading.Event()
+
+    async def pieces() -> AsyncIterator[str]:
+        try:
+            yield "first"
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.3)
+            ended.set()
+
+    with Stack("toy", engine="fake") as stack:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            list(stack._pull(pieces()))
+        assert ended.wait(10)  # by itself
+        assert stack.generate("hi", max_tokens=2)
