@@ -42,7 +42,7 @@ class Listener(Protocol):
 def import_grpc() -> Any:
     """Takes a third of a second: whoever must not stop for it calls this in a thread beforehand."""
     # Both before the import. A worker that ends is not news for the terminal. And gRPC's own handlers around fork()
-    # crash now and then in a process that has channels and starts another: uvloop forks, if only to run a program.
+    # crash now and then in a process that has channels and forks.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     import grpc.aio

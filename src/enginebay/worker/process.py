@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 from enginebay.contract import Facts, LaunchMode, Load
 from enginebay.errors import EnginebayError, LoadFailed, OutOfMemory, WorkerDied, from_kind
 from enginebay.worker import bootstrap, wire
+from enginebay.worker.child import Child
 from enginebay.worker.oom_kills import oom_kills
 
 _LAST_LINES = 5
@@ -69,7 +70,7 @@ class WorkerProcess:
         self.address = f"unix:{directory / 's'}"
         self.facts: Facts | None = None
         self.import_s = 0.0  # of a standby, spent before it was needed
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Child | None = None
         self._connections: list[socket.socket] = []
         self._control: socket.socket | None = None  # the one on which the worker itself speaks
         self._oom_kills = oom_kills()
@@ -161,14 +162,7 @@ class WorkerProcess:
         listener.listen(2 * self.launch.processes)
         listener.setblocking(False)
         with listener, self._open_log() as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *arguments,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env={**_clean_environment(), **(self.launch.environment or {})},
-            )
+            self._process = Child(arguments, log, {**_clean_environment(), **(self.launch.environment or {})})
             answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
             listening = asyncio.create_task(self._listen(listener, answer))
             try:

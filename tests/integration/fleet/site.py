@@ -57,13 +57,19 @@ class Site:
         """Processes, sockets and temporary files that are there now."""
         files = [path for name in ("run", "tmp") for path in (self.folder / name).rglob("*")]
         return [
-            *(f"process {one.pid}" for one in self.processes()),
+            *(f"process {one.pid}: {_command_of(one)}" for one in self.processes()),
             *(str(path) for path in files if path != self.runtime / "enginebay"),
         ]
 
     def directories(self) -> list[Path]:
         """Of workers, each with its sockets."""
         return sorted((self.runtime / "enginebay").glob("w*"))
+
+
+def _command_of(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline())
+    return "has just ended"
 
 
 def children_of(server: Server, *words: str) -> list[psutil.Process]:

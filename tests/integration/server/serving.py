@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +61,8 @@ def serving(
     """Runs until the block ends, and must then end by itself with this exit code."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        command = [sys.executable, "-m", "enginebay.cli.main", "serve", *models, "--port", "0", *options]
+        python = [sys.executable, "-X", "faulthandler"]
+        command = [*python, "-m", "enginebay.cli.main", "serve", *models, "--port", "0", *options]
         if engine:
             command += ["--engine", engine]
         if config is not None:
@@ -75,10 +76,22 @@ def serving(
             yield Server(_url(process, log, patience_s), process, log)
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == exit_code, log.read_text(errors="replace")[-2000:]
+        except BaseException:
+            _tell_where_it_is(process, log)
+            raise
         finally:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+
+
+def _tell_where_it_is(process: subprocess.Popen[bytes], log: Path) -> None:
+    """What the server was doing when its test failed: each thread's stack, at the end of its log."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGABRT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+    print(log.read_text(errors="replace")[-8000:], file=sys.stderr)
 
 
 def _url(process: subprocess.Popen[bytes], log: Path, patience_s: float) -> str:
