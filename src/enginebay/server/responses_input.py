@@ -121,12 +121,22 @@ def read_tool_choice(choice: Any) -> Any:
     """`tool_choice` as that of a chat."""
     if not isinstance(choice, Mapping):
         return choice
-    if choice.get("type") != "function":
+    if choice.get("type") == "allowed_tools":
+        tools = choice.get("tools")
+        named = [_choice_of_one(tool) for tool in tools] if isinstance(tools, list) else tools
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
+    return _choice_of_one(choice)
+
+
+def _choice_of_one(tool: Any) -> dict[str, Any]:
+    kind = tool.get("type") if isinstance(tool, Mapping) else tool
+    if kind != "function":
         raise Unsupported(
-            f"tool_choice of the type {_shown(choice.get('type'))}",
-            'use auto, none, required or {"type": "function", "name": "…"}', param="tool_choice",
-        )  # fmt: skip
-    return {"type": "function", "function": {"name": choice.get("name")}}
+            f"tool_choice of the type {_shown(kind)}",
+            'use auto, none, required, {"type": "function", "name": "…"}, or allowed_tools with a list of these',
+            param="tool_choice",
+        )
+    return {"type": "function", "function": {"name": tool.get("name")}}
 
 
 # Input to messages

@@ -68,11 +68,13 @@ def plan_tools(
         return ToolUse(tools, constraint.guided, lambda: served.tool_format.parser(tools), extras=extras)
     if plan.mode == "none":
         return ToolUse(guided=constraint.guided)
+    if plan.allowed is not None:  # a model that is not told of a tool does not call it
+        tools = [tool for tool in tools if tool["function"]["name"] in plan.allowed]
     preface = "" if served.client.prompts.shows_tools else _preface(tools)
     notes = {"tools": "shown in a system message, for the chat template has no place for them"} if preface else {}
     shown = None if preface else tools
     if plan.mode == "auto" and constraint.guided is None:
-        notes |= _free_notes(tools, parallel)
+        notes |= _free_notes(tools, parallel, plan.allowed is not None)
         return ToolUse(shown, None, lambda: served.tool_format.parser(tools), notes, preface)
     if plan.mode == "auto":
         schema = constraint.schema
@@ -100,9 +102,11 @@ def _preface(tools: Sequence[Mapping[str, Any]]) -> str:
     return f"You can call these functions:\n{listed}\nTo call one, answer with nothing but JSON such as {call}."
 
 
-def _free_notes(tools: Sequence[Mapping[str, Any]], parallel: bool | None) -> dict[str, str]:
+def _free_notes(tools: Sequence[Mapping[str, Any]], parallel: bool | None, only_some: bool) -> dict[str, str]:
     """A model that may choose writes its calls freely: wishes about their form are not enforced."""
     notes: dict[str, str] = {}
+    if only_some:
+        notes["tool_choice"] = "the model is shown the allowed tools alone; enforced with the mode required only"
     if parallel is False:
         notes["parallel_tool_calls"] = "enforced with tool_choice required only"
     if any(tool["function"].get("strict") for tool in tools):

@@ -214,6 +214,35 @@ def test_a_tool_that_must_be_called(client: OpenAI, model: str, stream: bool) ->
         assert heard.text == "" and heard.finish == "tool_calls"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_only_some_tools_are_allowed(client: OpenAI, stream: bool) -> None:
+    """The first that may be called is taken here; get_weather comes before it."""
+    named = {"type": "function", "function": {"name": "get_time"}}
+    choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
+    given: dict[str, Any] = {"model": "hermes", "messages": [{"role": "user", "content": "Go on."}], "tools": TOOLS}
+    answer = client.chat.completions.create(**given, tool_choice=choice, stream=stream)
+    heard = streamed(answer)[0][0] if stream else whole(answer.choices[0])
+    assert heard.calls == [("get_time", "{}")] and heard.finish == "tool_calls"
+
+
+def test_tools_that_are_not_allowed_are_not_shown(client: OpenAI) -> None:
+    given: dict[str, Any] = {"model": "hermes", "messages": [{"role": "user", "content": "Go on."}], "max_tokens": 1}
+    named = [{"type": "function", "function": {"name": tool["function"]["name"]}} for tool in TOOLS]
+
+    def prompt_tokens(**more: Any) -> int:
+        usage = client.chat.completions.create(**given, **more).usage
+        assert usage is not None
+        return usage.prompt_tokens
+
+    for one, tool in zip(named, TOOLS, strict=True):
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [one]}}
+        assert prompt_tokens(tools=TOOLS, tool_choice=choice) == prompt_tokens(tools=[tool])
+    every = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": named}}
+    assert prompt_tokens(tools=TOOLS, tool_choice=every) == prompt_tokens(tools=TOOLS)
+    raw = client.chat.completions.with_raw_response.create(**given, tools=TOOLS, tool_choice=every)
+    assert "tool_choice" in raw.headers["x-enginebay-translated"]
+
+
 FORMAT = {
     "type": "json_schema",
     "json_schema": {
@@ -389,7 +418,8 @@ def test_a_response_with_a_tool_that_must_be_called(client: OpenAI, stream: bool
     tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
     named = {"type": "function", "name": "get_time"}
     given: dict[str, Any] = {"model": "llama3", "input": "Go on.", "tools": tools}
-    for choice, name in (("required", "get_weather"), (named, "get_time"), ("none", None)):
+    some = {"type": "allowed_tools", "mode": "required", "tools": [named]}
+    for choice, name in (("required", "get_weather"), (named, "get_time"), (some, "get_time"), ("none", None)):
         if stream:
             with client.responses.stream(**given, tool_choice=choice) as events:
                 response: Any = events.get_final_response()

@@ -189,9 +189,24 @@ def test_tool_choice() -> None:
     assert read_tool_choice("required") == "required"
     assert read_tool_choice(None) is None
     assert read_tool_choice({"type": "function", "name": "f"}) == {"type": "function", "function": {"name": "f"}}
+    some = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
+    named = [{"type": "function", "function": {"name": "f"}}]
+    assert read_tool_choice(some) == {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": named}}
+
+
+@pytest.mark.parametrize(
+    "choice", [{"type": "mcp"}, {}, {"type": "allowed_tools", "tools": [{"type": "mcp", "server_label": "x"}]},
+               {"type": "allowed_tools", "tools": ["f"]}]
+)  # fmt: skip
+def test_a_choice_of_other_tools_is_refused(choice: dict[str, Any]) -> None:
     with pytest.raises(Unsupported) as caught:
-        read_tool_choice({"type": "allowed_tools", "mode": "auto", "tools": []})
+        read_tool_choice(choice)
     assert caught.value.param == "tool_choice"
+
+
+def test_a_list_that_is_none_is_left_to_the_checks() -> None:
+    found = read_tool_choice({"type": "allowed_tools", "tools": 7})
+    assert found == {"type": "allowed_tools", "allowed_tools": {"mode": None, "tools": 7}}
 
 
 def test_format_becomes_a_response_format() -> None:

@@ -39,6 +39,7 @@ _SCHEMA_FIELDS = {
 }
 _PLAIN_FORMATS = (obj({"type": const("text")}), obj({"type": const("json_object")}))
 _CHOICES = enum("none", "auto", "required")
+_ALLOWED_MODES = enum("auto", "required")
 _CALL_FUNCTION = obj({"name": _NAME, "arguments": said(STRING, 'JSON text, such as {"city": "Paris"}')})
 
 _GUIDED_JSON = either(ref("JsonSchema"), said(STRING, "The same as JSON text."))
@@ -76,13 +77,23 @@ COMPONENTS: dict[str, Schema] = {
     ),
     "ToolCall": obj({"id": STRING, "type": const("function"), "function": _CALL_FUNCTION}),
     "Tool": obj({"type": const("function"), "function": obj(_FUNCTION_FIELDS, _OPTIONAL)}),
-    "ToolChoice": either(_CHOICES, obj({"type": const("function"), "function": obj({"name": _NAME})})),
+    "NamedTool": obj({"type": const("function"), "function": obj({"name": _NAME})}),
+    "ToolChoice": either(
+        _CHOICES,
+        ref("NamedTool"),
+        obj({"type": const("allowed_tools"), "allowed_tools": obj({"mode": _ALLOWED_MODES, "tools": array(ref("NamedTool"), minItems=1)})}),
+    ),
     "ResponseFormat": either(
         *_PLAIN_FORMATS,
         obj({"type": const("json_schema"), "json_schema": obj(_SCHEMA_FIELDS, ("name", "strict", "description"))}),
     ),
     "ResponsesTool": obj({"type": const("function"), **_FUNCTION_FIELDS}, _OPTIONAL),
-    "ResponsesToolChoice": either(_CHOICES, obj({"type": const("function"), "name": _NAME})),
+    "ResponsesNamedTool": obj({"type": const("function"), "name": _NAME}),
+    "ResponsesToolChoice": either(
+        _CHOICES,
+        ref("ResponsesNamedTool"),
+        obj({"type": const("allowed_tools"), "mode": _ALLOWED_MODES, "tools": array(ref("ResponsesNamedTool"), minItems=1)}),
+    ),
     "ResponsesFormat": either(
         *_PLAIN_FORMATS, obj({"type": const("json_schema"), **_SCHEMA_FIELDS}, ("name", "strict", "description"))
     ),
@@ -174,7 +185,7 @@ MEANINGS: dict[str, str] = {
     "logprobs": "Log probabilities of the tokens in the answer.",
     "CompletionBody.logprobs": "Log probabilities of the tokens, each with this many alternatives.",
     "tools": "Functions that the model may call.",
-    "tool_choice": "auto: the model decides. none: no calls. required: at least one call. Or name the function.",
+    "tool_choice": "auto: the model decides. none: no calls. required: at least one call. Or name the function, or those that are allowed.",
     "parallel_tool_calls": "Whether required calls may be more than one.",
     "modalities": "Text is all there is.",
     "reasoning_effort": "Not taken: use the template's own switch in chat_template_kwargs.",

@@ -16,10 +16,11 @@ _NAMED = '{"type": "function", "function": {"name": "…"}}'
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """What an answer may do with the tools; `name` is set for a named tool only."""
+    """What an answer may do with the tools. `name`: the one that must be called; `allowed`: those that may be, None for all."""
 
     mode: Literal["none", "auto", "required", "named"]
     name: str | None = None
+    allowed: frozenset[str] | None = None
 
 
 def check_tools(tools: Any, choice: Any) -> ToolPlan:
@@ -35,7 +36,9 @@ def check_tools(tools: Any, choice: Any) -> ToolPlan:
                 f"tool_choice is {choice!r} but there are no tools", "give tools, or leave tool_choice out"
             )
         return ToolPlan("required")
-    return ToolPlan("named", _named(choice, names))
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        return _some(choice.get("allowed_tools"), names)
+    return ToolPlan("named", _named(choice, names, "tool_choice", f"use auto, none, required or {_NAMED}"))
 
 
 def _checked_names(tools: Any) -> list[str]:
@@ -91,16 +94,27 @@ def _check_parameters(parameters: Any, where: str) -> None:
         raise _wrong_tools(f"{where}.properties is not an object", hint)
 
 
-def _named(choice: Any, names: list[str]) -> str:
-    function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
+def _some(wanted: Any, names: list[str]) -> ToolPlan:
+    """Those that are allowed, and whether one of them must be called."""
+    mode, tools = (wanted.get("mode"), wanted.get("tools")) if isinstance(wanted, Mapping) else (None, None)
+    if mode not in ("auto", "required"):
+        raise _wrong_choice(f"the mode of allowed_tools is {_shown(mode)}", "use auto or required")
+    if not isinstance(tools, (list, tuple)) or not tools:
+        raise _wrong_choice("allowed_tools names no tool", f"give tools: [{_NAMED}]")
+    allowed = [
+        _named(tool, names, f"allowed_tools.tools[{number}]", f"use {_NAMED}") for number, tool in enumerate(tools)
+    ]
+    return ToolPlan("auto" if mode == "auto" else "required", allowed=frozenset(allowed))
+
+
+def _named(tool: Any, names: list[str], where: str, hint: str) -> str:
+    function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
-        raise _wrong_choice("tool_choice is not one that is known", f"use auto, none, required or {_NAMED}")
+        raise _wrong_choice(f"{where} is not one that is known", hint)
     if name not in names:
         listed = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-        raise _wrong_choice(
-            f"tool_choice names {_shown(name)}, which is not among the tools", f"tools: {listed or 'none'}"
-        )
+        raise _wrong_choice(f"{where} names {_shown(name)}, which is not among the tools", f"tools: {listed or 'none'}")
     return name
 
 

@@ -14,6 +14,10 @@ TOOLS = [tool("get_weather", city={"type": "string"}), {"type": "function", "fun
 NAMED = {"type": "function", "function": {"name": "get_time"}}
 
 
+def allowed(mode: Any, *tools: Any) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
+
+
 @pytest.mark.parametrize(
     ("tools", "choice", "plan"),
     [
@@ -26,6 +30,8 @@ NAMED = {"type": "function", "function": {"name": "get_time"}}
         (TOOLS, "none", ToolPlan("none")),
         (TOOLS, "required", ToolPlan("required")),
         (TOOLS, NAMED, ToolPlan("named", "get_time")),
+        (TOOLS, allowed("auto", NAMED), ToolPlan("auto", allowed=frozenset({"get_time"}))),
+        (TOOLS, allowed("required", NAMED, NAMED), ToolPlan("required", allowed=frozenset({"get_time"}))),
     ],
 )
 def test_plans(tools: Any, choice: Any, plan: ToolPlan) -> None:
@@ -90,6 +96,15 @@ def test_wrong_tools_are_named(tools: Any) -> None:
         (TOOLS, {"type": "function", "function": {"name": ["get_time"]}}),
         (TOOLS, {"type": "allowed_tools", "function": {"name": "get_time"}}),
         (TOOLS, {"type": "function", "function": {"name": "unknown"}}),
+        (TOOLS, {"type": "allowed_tools"}),
+        (TOOLS, {"type": "allowed_tools", "allowed_tools": ["get_time"]}),
+        (TOOLS, {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": NAMED}}),
+        (TOOLS, allowed("auto")),
+        (TOOLS, allowed("none", NAMED)),
+        (TOOLS, allowed(["auto"], NAMED)),
+        (TOOLS, allowed("required", NAMED, "get_weather")),
+        (TOOLS, allowed("required", NAMED, {"type": "function", "function": {"name": "unknown"}})),
+        (None, allowed("auto", NAMED)),
         (None, "required"),
         ([], NAMED),
     ],
