@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import stat
@@ -22,6 +23,7 @@ from enginebay.contract import Delta, GenerateRequest, Load, Sampling
 from enginebay.errors import Draining, EngineFailed, LoadFailed, OutOfMemory, WorkerDied
 from enginebay.home import runtime_dir
 from enginebay.worker import bootstrap
+from enginebay.worker import process as process_module
 from enginebay.worker.client import WorkerClient
 from enginebay.worker.memory import family
 from enginebay.worker.process import Launch, WorkerProcess
@@ -115,6 +117,34 @@ async def test_a_crash_in_the_engine_is_told(launch: Callable[..., Launch]) -> N
     assert "as it was told" in death.value.hint
     await client.close()
     await process.close()
+
+
+async def test_a_parent_that_cannot_listen_says_so_at_once(
+    launch: Callable[..., Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def accept(_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_accept", accept)
+    with pytest.raises(LoadFailed, match="Too many open files"):
+        await asyncio.wait_for(WorkerProcess.start(launch()), 60)
+    assert list(runtime_dir().iterdir()) == []
+
+
+async def test_one_that_cannot_be_killed_is_left_alone(
+    launch: Callable[..., Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hangs inside the kernel, on a device or a disk. Whoever ends it goes on."""
+    monkeypatch.setattr(process_module, "_KILLED_S", 0.2)
+    process = await WorkerProcess.start(launch())
+
+    async def never() -> int:
+        await asyncio.Event().wait()
+        return 0
+
+    monkeypatch.setattr(process._process, "wait", never)
+    await asyncio.wait_for(process.close(grace_s=0), 30)
+    assert not process.directory.exists()
 
 
 async def test_one_failing_request_does_not_harm_the_worker(launch: Callable[..., Launch]) -> None:

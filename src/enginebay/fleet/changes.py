@@ -78,7 +78,7 @@ class Changes:
                     raise variant.error or EnginebayError(f"{place.name} cannot be planned")
                 raised = await self._fleet.mover.opened(variant.plan, variant.sampling)
                 found.append(_Successor(place, variant, raised))
-                await check_answers(raised.worker)
+                await check_answers(raised.worker, self._fleet.config.hang_s)
         except BaseException:
             await _killed(found)
             raise

@@ -35,6 +35,7 @@ from enginebay.fleet.watch import Watch
 from enginebay.worker.oom_kills import oom_kills
 
 _SEE_IN_S = 0.02
+_MOVING_S = 0.05
 _TICK_S = 1.0
 _OUTLOOK_S = 0.5
 _LONGEST_S = 3600.0  # an estimate beyond is no estimate
@@ -315,9 +316,17 @@ class Fleet:
             self._turn.set()
 
     async def _unshut(self, place: Place) -> None:
-        if place.worker is not None:
-            await place.worker.client.open()
-            self._awake(place)
+        worker = place.worker
+        if worker is None:
+            return
+        try:
+            await worker.client.open()
+        except EnginebayError as error:
+            self.event("a model could not be opened again", level="warning", model=place.name, error=error.message)
+            if place.worker is worker and place.ready:
+                place.closed = True  # as it was: whoever waits goes on waiting, and the plan tries again
+            return
+        self._awake(place)
 
     def _awake(self, place: Place) -> None:
         if place.ready and place.worker is not None:
@@ -416,7 +425,9 @@ class Fleet:
     async def _attend(self, place: Place, worker: ModelWorker) -> None:
         """Until the worker's process ends, by whatever death."""
         await worker.process.wait()
-        if place.worker is worker and not self._closing and not place.moving:  # else whoever moves it sees to it
+        while place.worker is worker and place.moving:  # whoever moves it may see to it
+            await asyncio.sleep(_MOVING_S)
+        if place.worker is worker and not self._closing:
             await self._died(place, worker, None)
 
     async def _fell_silent(self, place: Place, why: str) -> None:

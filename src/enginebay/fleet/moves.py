@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from enginebay.contract import Facts
-from enginebay.errors import EnginebayError, EngineFailed, OutOfMemory
+from enginebay.errors import EnginebayError, EngineFailed, LoadFailed, OutOfMemory
 from enginebay.fleet import needs
 from enginebay.fleet.model_worker import ModelWorker
 from enginebay.fleet.place import Place
@@ -113,12 +114,23 @@ async def drain(worker: ModelWorker, patience_s: float, *, reopen: bool = True) 
         raise StillBusy(f"{left} requests still run after {patience_s:g} s")
 
 
-async def check_answers(worker: ModelWorker) -> None:
+async def check_answers(worker: ModelWorker, patience_s: float) -> None:
     """One token, or one vector: what is loaded also works."""
-    from enginebay.contract import GenerateRequest, Sampling
-
     if worker.spec.remote:
         return  # loading it has asked the server what it has; a token may cost money
+    try:
+        async with asyncio.timeout(patience_s):
+            await _answer(worker)
+    except TimeoutError:
+        raise LoadFailed(
+            f"{worker.spec.kind} loaded {worker.resident.model}, but gave no answer within {patience_s:g} s",
+            worker.process.last_words(),
+        ) from None
+
+
+async def _answer(worker: ModelWorker) -> None:
+    from enginebay.contract import GenerateRequest, Sampling
+
     if worker.resident.task == "embed":
         await worker.client.embed([[1]])
         return

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +18,7 @@ from enginebay.meters.processes import read_boot_id
 from enginebay.meters.sample import Absent, Meter
 
 TREE = "server"  # this process and all that come from it, the workers among them
+_CLOSE_S = 3.0
 _ANEW_S = 3.0  # unread for so long, nobody is measuring: workers may use other GPUs now
 
 Found = tuple[list[Meter], list[Absent]]
@@ -43,8 +45,10 @@ class HostMeters:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._read)
 
     async def close(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
-        self._thread.shutdown()
+        closing = asyncio.get_running_loop().run_in_executor(self._thread, self._close)
+        with suppress(TimeoutError):  # a driver that does not come back must not keep the models from being ended
+            await asyncio.wait_for(closing, _CLOSE_S)
+        self._thread.shutdown(wait=False)
 
     def _read(self) -> dict[str, Any]:
         before_s = time.monotonic()

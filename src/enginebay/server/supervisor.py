@@ -32,6 +32,7 @@ from enginebay.server.worker_metrics import observe_workers
 from enginebay.worker.client import import_grpc
 
 _CONFIGURE_S = 30.0
+_SNAPSHOT_S = 2.0
 
 Say = Callable[[str], None]
 
@@ -207,8 +208,8 @@ class Supervisor:
 
         async def scrape() -> bytes:
             await self._observe()
-            calls = (child.line.call("snapshot") for child in self._children)
-            found = await asyncio.gather(*calls, return_exceptions=True)
+            calls = (asyncio.wait_for(child.line.call("snapshot"), _SNAPSHOT_S) for child in self._children)
+            found = await asyncio.gather(*calls, return_exceptions=True)  # less those that do not answer
             snapshots: list[Any] = [one for one in found if not isinstance(one, BaseException)]
             return exposition.render(merge([self._metrics.snapshot(), *snapshots]))
 

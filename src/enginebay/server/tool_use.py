@@ -68,21 +68,21 @@ def plan_tools(
         return ToolUse(tools, constraint.guided, lambda: served.tool_format.parser(tools), extras=extras)
     if plan.mode == "none":
         return ToolUse(guided=constraint.guided)
-    if plan.allowed is not None:  # a model that is not told of a tool does not call it
-        tools = [tool for tool in tools if tool["function"]["name"] in plan.allowed]
-    preface = "" if served.client.prompts.shows_tools else _preface(tools)
+    # A model that is not told of a tool does not call it.
+    usable = [tool for tool in tools if plan.allowed is None or tool["function"]["name"] in plan.allowed]
+    preface = "" if served.client.prompts.shows_tools else _preface(usable)
     notes = {"tools": "shown in a system message, for the chat template has no place for them"} if preface else {}
-    shown = None if preface else tools
+    shown = None if preface else usable
     if plan.mode == "auto" and constraint.guided is None:
-        notes |= _free_notes(tools, parallel, plan.allowed is not None)
-        return ToolUse(shown, None, lambda: served.tool_format.parser(tools), notes, preface)
+        notes |= _free_notes(usable, parallel, plan.allowed is not None)
+        return ToolUse(shown, None, lambda: served.tool_format.parser(usable), notes, preface)
     if plan.mode == "auto":
         schema = constraint.schema
         if schema is None:
             unseen = {"tools": f"none can be called: {constraint.param} holds the output to a text"}
             return ToolUse(guided=constraint.guided, notes=unseen)
-        either = guided_json(call_or_answer_schema(tools, schema), constraint.param, limits)
-        return ToolUse(shown, either, lambda: CallOrAnswer(tools), notes, preface)
+        either = guided_json(call_or_answer_schema(usable, schema), constraint.param, limits)
+        return ToolUse(shown, either, lambda: CallOrAnswer(usable), notes, preface)
     if constraint.guided is not None:
         if not constraint.of_text:
             raise InvalidRequest(
@@ -91,9 +91,9 @@ def plan_tools(
                 param="tool_choice",
             )
         notes[constraint.param] = "is for text, and a tool must be called"
-    schema = calls_schema(tools, plan.name, parallel is not False)
+    schema = calls_schema(usable, plan.name, parallel is not False)
     guided = guided_json(schema, "tools", limits)
-    return ToolUse(shown, guided, lambda: guided_parser(tools, plan.name), notes, preface)
+    return ToolUse(shown, guided, lambda: guided_parser(usable, plan.name), notes, preface)
 
 
 def _preface(tools: Sequence[Mapping[str, Any]]) -> str:

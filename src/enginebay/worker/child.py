@@ -24,7 +24,12 @@ class Child:
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._watcher = threading.Thread(target=self._watch, name=f"child-{self.pid}", daemon=True)
-        self._watcher.start()
+        try:
+            self._watcher.start()
+        except RuntimeError:  # the system allows no more threads
+            self._process.kill()
+            self._process.wait()
+            raise
 
     @property
     def pid(self) -> int:

@@ -19,7 +19,7 @@ from enginebay.worker.proto import worker_pb2 as pb
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 _ANSWER_S = 10.0  # for what a worker can say at once
-_SLEEP_S = 120.0  # to move the weights of a large model
+_WORK_S = 120.0  # to move the weights of a large model, to read an adapter or a long text
 
 
 class Listener(Protocol):
@@ -126,11 +126,11 @@ class WorkerClient(asyncio.Protocol):
     # Questions
 
     async def facts(self) -> Facts:
-        reply: pb.FactsReply = await self._ask("Facts", pb.FactsRequest(), pb.FactsReply)
+        reply: pb.FactsReply = await self._ask("Facts", pb.FactsRequest(), pb.FactsReply, _ANSWER_S)
         return wire.received_facts(reply.json)
 
     async def state(self) -> pb.StateReply:
-        reply: pb.StateReply = await self._ask("State", pb.StateRequest(), pb.StateReply)
+        reply: pb.StateReply = await self._ask("State", pb.StateRequest(), pb.StateReply, _ANSWER_S)
         return reply
 
     async def embed(self, inputs: Sequence[Sequence[int]]) -> Embedding:
@@ -140,7 +140,7 @@ class WorkerClient(asyncio.Protocol):
 
     async def tokenize(self, text: str, add_special: bool = True) -> list[int]:
         request = pb.TokenizeRequest(text=text, add_special=add_special)
-        reply: pb.TokenizeReply = await self._ask("Tokenize", request, pb.TokenizeReply)
+        reply: pb.TokenizeReply = await self._ask("Tokenize", request, pb.TokenizeReply, _WORK_S)
         return list(reply.token_ids)
 
     async def drain(self, patience_s: float) -> int:
@@ -154,18 +154,18 @@ class WorkerClient(asyncio.Protocol):
 
     async def sleep(self, level: int) -> int:
         """Of a drained worker. Gives back the bytes it still takes."""
-        reply: pb.SleepReply = await self._ask("Sleep", pb.SleepRequest(level=level), pb.SleepReply, _SLEEP_S)
+        reply: pb.SleepReply = await self._ask("Sleep", pb.SleepRequest(level=level), pb.SleepReply, _WORK_S)
         return int(reply.memory_bytes)
 
     async def wake(self) -> int:
-        reply: pb.WakeReply = await self._ask("Wake", pb.WakeRequest(), pb.WakeReply, _SLEEP_S)
+        reply: pb.WakeReply = await self._ask("Wake", pb.WakeRequest(), pb.WakeReply, _WORK_S)
         return int(reply.memory_bytes)
 
     async def add_lora(self, name: str, path: str) -> None:
-        await self._ask("AddLora", pb.AddLoraRequest(name=name, path=path), pb.AddLoraReply)
+        await self._ask("AddLora", pb.AddLoraRequest(name=name, path=path), pb.AddLoraReply, _WORK_S)
 
     async def remove_lora(self, name: str) -> None:
-        await self._ask("RemoveLora", pb.RemoveLoraRequest(name=name), pb.RemoveLoraReply)
+        await self._ask("RemoveLora", pb.RemoveLoraRequest(name=name), pb.RemoveLoraReply, _WORK_S)
 
     async def _ask(self, method: str, request: Any, reply: Any, most_s: float | None = None) -> Any:
         grpc = import_grpc()

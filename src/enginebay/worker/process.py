@@ -31,6 +31,7 @@ _OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER_
 _OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 _HIDDEN = frozenset((*_OF_OUR_PYTHON, *_OF_LAUNCHERS))
 _GUARDS_S = 1.0  # for the guards' connections, which were made before the worker spoke
+_KILLED_S = 10.0  # for the system to end one that was killed
 _CLOSE_S = 5.0  # by then its requests are cancelled and only tidying up is left
 
 
@@ -205,6 +206,9 @@ class WorkerProcess:
                 self._connections.append(connection)
                 tasks.add(asyncio.create_task(self._hear(connection, answer)))
             await answer
+        except OSError as error:  # too many open files, say
+            if not answer.done():
+                answer.set_exception(error)
         finally:
             for task in tasks:
                 task.cancel()
@@ -277,7 +281,8 @@ class WorkerProcess:
                 except TimeoutError:
                     pass
             _kill_group(process.pid)
-            await process.wait()
+            with contextlib.suppress(TimeoutError):  # one that waits for a device inside the kernel cannot be ended
+                await asyncio.wait_for(process.wait(), _KILLED_S)
         shutil.rmtree(self.directory, ignore_errors=True)
 
 

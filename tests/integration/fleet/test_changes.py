@@ -170,6 +170,23 @@ async def test_settings_that_do_not_load_leave_all_as_it_was(changing: Configure
     assert sorted(changing.order("reload")["changed"]) == ["gone", "toy"]  # put right, it is taken in
 
 
+async def test_a_changed_model_that_loads_and_never_answers(tmp_path: Path) -> None:
+    """It leaves all as it was, and keeps no later change waiting."""
+    fleet = {"hang_s": 2}
+    with configured(tmp_path, {"toy": _toy(512)}, tmp_path, fleet=fleet) as changing:
+        pid = changing.models()["toy"]["pid"]
+        async with Load(changing.server.url, ["toy"]) as load:
+            await load.answers_for_all()
+            changing.write({"toy": _toy(1024, prefill_s=3000)}, fleet=fleet)
+            refused = await asyncio.to_thread(changing.try_order, "reload")
+            assert refused.status_code == 503 and "no answer within 2 s" in refused.json()["error"]["message"]
+            await load.answers_for_all()
+        _unharmed(load)
+        assert changing.models()["toy"]["pid"] == pid and changing.described("toy")["context_length"] == 512
+        changing.write({"toy": _toy(1024)}, fleet=fleet)
+        assert changing.order("reload")["changed"] == ["toy"]
+
+
 def test_what_only_a_new_start_can_change(changing: Configured) -> None:
     changing.write({"toy": _toy(1024)}, server={"port": 1})
     # The port was given on the command line, which goes before the file.

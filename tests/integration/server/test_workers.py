@@ -148,6 +148,17 @@ def test_limits_are_divided() -> None:
         assert 0 < most <= 4 + 2  # one of each process may have ended just now; undivided it would be 8
 
 
+def test_metrics_do_not_wait_for_a_process_that_stands_still() -> None:
+    with serving(config=config_of(workers=2)) as server:
+        shared = Shared(server, {"plain": "any"})
+        stopped = shared.children()[0]
+        stopped.suspend()
+        try:
+            assert shared.metrics()["enginebay_engine_running"] == 0
+        finally:
+            stopped.resume()
+
+
 def test_the_log_of_all_is_one(tmp_path: Path) -> None:
     with serving(config=config_of(workers=2, log_level="info"), options=["--log-format", "json"]) as server:
         for number in range(20):

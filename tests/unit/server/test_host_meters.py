@@ -132,6 +132,22 @@ async def test_an_order_that_was_given_up_is_waited_for_before_the_meters_close(
     assert not meter.under_way and meter.closed == 1
 
 
+async def test_a_meter_that_does_not_come_back_keeps_nothing_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_meters, "_CLOSE_S", 0.05)
+    meter = Counted()
+    meter.go.clear()
+    meters = finding(meter, [])
+    reading = asyncio.ensure_future(meters.read())
+    while not meter.under_way:
+        await asyncio.sleep(0)
+    try:
+        await asyncio.wait_for(meters.close(), 20)
+        assert meter.under_way and not meter.closed
+    finally:
+        meter.go.set()
+    await reading
+
+
 async def test_this_process_is_among_what_is_read() -> None:
     meters = HostMeters(of_this_server)
     await meters.read()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,24 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
 
     with pytest.raises(FileNotFoundError):
         asyncio.run(run())
+
+
+def test_where_there_is_no_thread_to_watch_it_it_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def start(thread: threading.Thread) -> None:
+        seen.append(int(thread.name.removeprefix("child-")))
+        raise RuntimeError("can't start new thread")
+
+    async def run() -> None:
+        with (tmp_path / "log").open("ab", buffering=0) as output:
+            Child(["/bin/sleep", "600"], output, {})
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="new thread"):
+        asyncio.run(run())
+    with pytest.raises(ProcessLookupError):
+        os.kill(seen[0], 0)
 
 
 def test_one_that_outlives_its_event_loop(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,8 @@ import grpc
 import pytest
 
 from enginebay.contract import Embedding
-from enginebay.errors import Draining
+from enginebay.errors import Draining, WorkerDied
+from enginebay.worker import client as client_module
 from enginebay.worker.client import WorkerClient
 from enginebay.worker.ledger import Ledger
 from enginebay.worker.servicer import Servicer, handlers
@@ -25,9 +26,20 @@ class Embedder:
 
     def __init__(self) -> None:
         self.go = threading.Event()
+        self.silent = False  # whatever it is asked, it says nothing until then either
 
     def running(self) -> int:
+        assert not self.silent or self.go.wait(60)
         return 0
+
+    def tokenize(self, text: str, add_special: bool) -> list[int]:
+        return [self.running()]
+
+    def add_lora(self, name: str, path: str) -> None:
+        self.running()
+
+    def remove_lora(self, name: str) -> None:
+        self.running()
 
     def embed(self, inputs: Sequence[Sequence[int]]) -> Embedding:
         assert self.go.wait(60)
@@ -88,3 +100,21 @@ async def test_a_question_that_is_called_off_is_called_off(asking: tuple[Embedde
     with pytest.raises(asyncio.CancelledError):
         await under_way
     assert client.idle
+
+
+@pytest.mark.parametrize("question", ["state", "tokenize", "add_lora", "remove_lora"])
+async def test_nobody_waits_for_ever_for_a_silent_worker(
+    asking: tuple[Embedder, WorkerClient], question: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, client = asking
+    monkeypatch.setattr(client_module, "_ANSWER_S", 0.2)
+    monkeypatch.setattr(client_module, "_WORK_S", 0.2)
+    ask = {
+        "state": lambda: client.state(),
+        "tokenize": lambda: client.tokenize("hello"),
+        "add_lora": lambda: client.add_lora("a", "/a"),
+        "remove_lora": lambda: client.remove_lora("a"),
+    }[question]
+    engine.silent = True
+    with pytest.raises(WorkerDied, match="does not answer"):
+        await asyncio.wait_for(ask(), 30)

@@ -81,7 +81,12 @@ COMPONENTS: dict[str, Schema] = {
     "ToolChoice": either(
         _CHOICES,
         ref("NamedTool"),
-        obj({"type": const("allowed_tools"), "allowed_tools": obj({"mode": _ALLOWED_MODES, "tools": array(ref("NamedTool"), minItems=1)})}),
+        obj(
+            {
+                "type": const("allowed_tools"),
+                "allowed_tools": obj({"mode": _ALLOWED_MODES, "tools": array(ref("NamedTool"), minItems=1)}),
+            }
+        ),
     ),
     "ResponseFormat": either(
         *_PLAIN_FORMATS,
@@ -92,7 +97,13 @@ COMPONENTS: dict[str, Schema] = {
     "ResponsesToolChoice": either(
         _CHOICES,
         ref("ResponsesNamedTool"),
-        obj({"type": const("allowed_tools"), "mode": _ALLOWED_MODES, "tools": array(ref("ResponsesNamedTool"), minItems=1)}),
+        obj(
+            {
+                "type": const("allowed_tools"),
+                "mode": _ALLOWED_MODES,
+                "tools": array(ref("ResponsesNamedTool"), minItems=1),
+            }
+        ),
     ),
     "ResponsesFormat": either(
         *_PLAIN_FORMATS, obj({"type": const("json_schema"), **_SCHEMA_FIELDS}, ("name", "strict", "description"))

@@ -1,0 +1,120 @@
+"""Doors that do not open and deaths that come while a model moves: nobody waits for longer than they may."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from enginebay.config.fleet import FleetConfig
+from enginebay.errors import Overloaded, WorkerDied
+from enginebay.fleet.fleet import Fleet
+from enginebay.fleet.host import read_host
+from enginebay.fleet.measured import Measured
+from enginebay.fleet.place import Place
+from enginebay.fleet.residency import Depth
+from enginebay.fleet.variants import Variant
+
+
+class Worker:
+    """As much of a worker as the fleet looks at."""
+
+    def __init__(self) -> None:
+        self.client = self
+        self.process = self
+        self.resident = SimpleNamespace(address="here")
+        self.returncode: int | None = None
+        self.ended = asyncio.Event()
+        self.refusals = 0  # so many times its door does not open
+        self.is_open = False
+
+    async def state(self) -> Any:
+        return SimpleNamespace(
+            running=0, requests=0, quiet_s=0.0, memory_bytes=1, idle_s=0.0, open=self.is_open, HasField=lambda _: False
+        )
+
+    async def open(self) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise WorkerDied("the worker does not answer")
+        self.is_open = True
+
+    async def wait(self) -> int:
+        await self.ended.wait()
+        self.returncode = -9
+        return self.returncode
+
+    def last_words(self) -> str:
+        return ""
+
+    async def kill(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Site:
+    def __init__(self, folder: Path) -> None:
+        self.events: list[str] = []
+        self.fleet = Fleet(
+            [], FleetConfig(max_wait_s=60.0), read_host(), Measured(folder / "measured.json"), self._event
+        )
+        self.worker = Worker()
+        self.place = Place(Variant("toy", "toy", "fake", None), "key", {"ram": 1}, None)
+        self.place.worker = cast("Any", self.worker)
+        self.place.depth = Depth.AWAKE
+        self.place.answered_at = self.place.awake_since = time.monotonic()
+        self.fleet.places["toy"] = self.place
+
+    def _event(self, what: str, **_: Any) -> None:
+        self.events.append(what)
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    found = Site(tmp_path)
+    yield found
+    await found.fleet.close()
+
+
+async def test_who_waits_at_a_door_that_does_not_open_is_refused_in_time(site: Site) -> None:
+    site.place.closed, site.worker.refusals = True, 1000
+    with pytest.raises(Overloaded, match="as long as it may"):
+        await asyncio.wait_for(site.fleet.want("toy", 1.5), 30)
+    assert "a model could not be opened again" in site.events
+
+
+async def test_who_waits_at_a_door_that_opens_the_second_time_is_let_in(site: Site) -> None:
+    site.place.closed, site.worker.refusals = True, 1
+    found = await asyncio.wait_for(site.fleet.want("toy", 30), 30)
+    assert found is cast("Any", site.worker.resident) and site.worker.is_open
+    assert site.events.count("a model could not be opened again") == 1
+
+
+@pytest.mark.parametrize("in_the_middle", [True, False])
+async def test_a_death_is_seen_even_if_it_comes_while_the_model_moves(site: Site, in_the_middle: bool) -> None:
+    """What was asked of it last was answered, so whoever moved it has noticed nothing."""
+    site.fleet._start(site.fleet._attend(site.place, cast("Any", site.worker)))
+    site.place.moving = in_the_middle
+    site.worker.ended.set()
+    await asyncio.sleep(0.2)
+    assert (site.place.worker is None) is not in_the_middle
+    site.place.moving = False
+    async with asyncio.timeout(30):
+        while "worker died" not in site.events:
+            await asyncio.sleep(0.01)
+    assert site.place.worker is None
+
+
+async def test_whoever_moves_it_may_see_to_its_death(site: Site) -> None:
+    site.fleet._start(site.fleet._attend(site.place, cast("Any", site.worker)))
+    site.place.moving = True
+    site.worker.ended.set()
+    await asyncio.sleep(0.1)
+    site.place.vacate()
+    await asyncio.sleep(0.2)
+    assert "worker died" not in site.events
