@@ -35,7 +35,11 @@ class FleetConfig:
         choices=SLEEP,
     )
     standby: tuple[str, ...] = key((), "engines with a spare process that has the library imported")
-    hang_s: float = key(120.0, "a worker that makes no step for so long while requests run counts as hung", minimum=1)
+    hang_s: float = key(
+        120.0,
+        "a worker that makes no step for so long while requests run counts as hung, as does a changed model without a first answer",
+        minimum=1,
+    )
     load_timeout_s: float = key(600.0, "longest time to load a model", minimum=1)
     restarts: int = key(5, "deaths within restart_window_s after which a worker is not started again", minimum=1)
     restart_window_s: float = key(600.0, "the time in which deaths are counted", minimum=1)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from enginebay.config.fleet import FleetConfig
 from enginebay.errors import EnginebayError
 from enginebay.fleet.fleet import Fleet
 from enginebay.fleet.model_worker import ModelWorker
@@ -31,8 +32,11 @@ class Changes:
         """The variant as it is to be from now on. Raises, with all as it was, when it cannot be so."""
         await self.to([variant if one is place else one.variant for one in self._fleet.places.values()])
 
-    async def to(self, variants: Iterable[Variant]) -> dict[str, list[str]]:
-        """These variants and no others. All or nothing: what does not load or does not answer leaves all as it was."""
+    async def to(self, variants: Iterable[Variant], rules: FleetConfig | None = None) -> dict[str, list[str]]:
+        """These variants and no others. All or nothing: what does not load or does not answer leaves all as it was.
+
+        `rules`: those that come with them; None if they stay as they are.
+        """
         wanted = {variant.name: variant for variant in variants}
         places = self._fleet.places
         changed: list[Place] = [
@@ -41,7 +45,7 @@ class Changes:
         for place in changed:
             place.changing = True
         try:
-            successors = await self._prepared(changed, wanted)
+            successors = await self._prepared(changed, wanted, rules or self._fleet.config)
             try:
                 await self._restarted([place for place in changed if _not_among(place, successors)], wanted)
             except BaseException:
@@ -66,7 +70,7 @@ class Changes:
                 places[name].variant, places[name].idle_s = variant, variant.idle_s
         return {"added": added, "removed": gone, "changed": [place.name for place in changed]}
 
-    async def _prepared(self, places: list[Place], wanted: dict[str, Variant]) -> list[_Successor]:
+    async def _prepared(self, places: list[Place], wanted: dict[str, Variant], rules: FleetConfig) -> list[_Successor]:
         """Workers beside those that serve, as far as memory allows; each has answered."""
         found: list[_Successor] = []
         try:
@@ -76,9 +80,9 @@ class Changes:
                     continue
                 if variant.plan is None:
                     raise variant.error or EnginebayError(f"{place.name} cannot be planned")
-                raised = await self._fleet.mover.opened(variant.plan, variant.sampling)
+                raised = await self._fleet.mover.opened(variant.plan, variant.sampling, rules.load_timeout_s)
                 found.append(_Successor(place, variant, raised))
-                await check_answers(raised.worker, self._fleet.config.hang_s)
+                await check_answers(raised.worker, rules.hang_s)
         except BaseException:
             await _killed(found)
             raise

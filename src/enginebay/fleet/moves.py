@@ -57,13 +57,13 @@ class Mover:
         except OutOfMemory as error:
             return await self.opened(self._smaller(place, plan, error), place.variant.sampling)
 
-    async def opened(self, plan: Plan, sampling: Mapping[str, Any]) -> Raised:
+    async def opened(self, plan: Plan, sampling: Mapping[str, Any], timeout_s: float | None = None) -> Raised:
         """A new worker, beside the one that may be there."""
         how = "standby" if self._standbys.ready(plan.launch) else "cold"
         started = time.perf_counter()
         spare = await self._standbys.take(plan.launch)
         imported = time.perf_counter()
-        worker = await ModelWorker.open(plan, sampling, spare=spare, timeout_s=self.load_timeout_s)
+        worker = await ModelWorker.open(plan, sampling, spare=spare, timeout_s=timeout_s or self.load_timeout_s)
         phases = phases_of(worker.facts, time.perf_counter() - imported)
         if spare is not None:
             phases["import"] = phases.get("import", 0.0) + imported - started
@@ -123,7 +123,7 @@ async def check_answers(worker: ModelWorker, patience_s: float) -> None:
             await _answer(worker)
     except TimeoutError:
         raise LoadFailed(
-            f"{worker.spec.kind} loaded {worker.resident.model}, but gave no answer within {patience_s:g} s",
+            f"{worker.spec.kind} loaded {worker.resident.model}, but gave no answer within {patience_s:g} s (fleet.hang_s)",
             worker.process.last_words(),
         ) from None
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from enginebay.fleet.model_client import Resident
@@ -20,6 +21,7 @@ from enginebay.server.rates import Verdict
 from enginebay.worker.client import import_grpc
 
 _START_S = 60.0
+_SNAPSHOT_S = 2.0
 _END_S = 3.0
 
 
@@ -29,6 +31,7 @@ class ServerProcess:
     def __init__(self, process: subprocess.Popen[bytes], line: Line) -> None:
         self._process = process
         self.line = line
+        self._snapshot: Any = None
 
     @classmethod
     async def start(cls, listening: socket.socket, setup: Setup, handlers: Mapping[str, Handler]) -> ServerProcess:
@@ -57,6 +60,13 @@ class ServerProcess:
             raise
         return child
 
+    async def snapshot(self) -> Any:
+        """Its metrics; where it does not answer, those it last told, since counts must not fall and rise again."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_SNAPSHOT_S):
+                self._snapshot = await self.line.call("snapshot")
+        return self._snapshot
+
     async def drain(self, deadline_s: float) -> None:
         try:
             async with asyncio.timeout(deadline_s + _END_S):
@@ -66,13 +76,17 @@ class ServerProcess:
 
     async def close(self) -> None:
         await self.line.close()  # the child ends when its line does
-        try:
+        if not await self._has_ended():
+            self._process.kill()
+            await self._has_ended()
+
+    async def _has_ended(self) -> bool:
+        """After a while."""
+        with suppress(TimeoutError):
             async with asyncio.timeout(_END_S):
                 while self._process.poll() is None:
                     await asyncio.sleep(0.02)
-        except TimeoutError:
-            self._process.kill()
-            self._process.wait()
+        return self._process.returncode is not None
 
 
 # In the child

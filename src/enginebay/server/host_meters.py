@@ -6,18 +6,20 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+from enginebay.errors import Overloaded
 from enginebay.meters.find import find_meters, gpu_labels
 from enginebay.meters.host import HostMeter
 from enginebay.meters.own_gpus import family_of, gpus_of
 from enginebay.meters.processes import read_boot_id
 from enginebay.meters.sample import Absent, Meter
+from enginebay.server.own_thread import OwnThread
 
 TREE = "server"  # this process and all that come from it, the workers among them
+_READ_S = 30.0
 _CLOSE_S = 3.0
 _ANEW_S = 3.0  # unread for so long, nobody is measuring: workers may use other GPUs now
 
@@ -38,17 +40,23 @@ class HostMeters:
         self._find = find
         self._found: Found | None = None  # only the thread looks at it, and at the next
         self._read_s = 0.0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="meters")
+        self._thread = OwnThread("meters")
 
     async def read(self) -> dict[str, Any]:
         """Every meter's samples, and what has none with the reason."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._read)
+        try:
+            async with asyncio.timeout(_READ_S):
+                return await self._thread.run(self._read)
+        except TimeoutError:
+            raise Overloaded(
+                f"the meters of this host did not answer within {_READ_S:g} s", "try `nvidia-smi`"
+            ) from None
 
     async def close(self) -> None:
-        closing = asyncio.get_running_loop().run_in_executor(self._thread, self._close)
-        with suppress(TimeoutError):  # a driver that does not come back must not keep the models from being ended
-            await asyncio.wait_for(closing, _CLOSE_S)
-        self._thread.shutdown(wait=False)
+        with suppress(TimeoutError):  # a driver that does not come back keeps nothing else from being ended
+            async with asyncio.timeout(_CLOSE_S):
+                await self._thread.run(self._close)
+        self._thread.end()
 
     def _read(self) -> dict[str, Any]:
         before_s = time.monotonic()

@@ -180,7 +180,7 @@ class Orders:
             if wanted.keyring and wanted.config.server.keys_file == self._wanted.config.server.keys_file:
                 await self._take_in_keys(wanted.keyring)  # models may take long
             try:
-                done = await self._changes.to(wanted.variants)
+                done = await self._changes.to(wanted.variants, wanted.config.fleet)
             except EnginebayError as error:
                 raise await self._keys_alone(error) from None
             self._wanted = wanted

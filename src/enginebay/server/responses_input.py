@@ -19,6 +19,7 @@ _PART_KEYS = frozenset(("type", "text", "refusal", "annotations", "logprobs", "p
 _CALL_KEYS = frozenset(("type", "call_id", "name", "arguments", "id", "status", "parsed_arguments"))
 _OUTPUT_KEYS = frozenset(("type", "call_id", "output", "id", "status"))
 _TOOL_KEYS = frozenset(("type", "name", "description", "parameters", "strict"))
+_A_TOOL = '{"type": "function", "name": "…"}'
 _LOGPROBS = "message.output_text.logprobs"
 _WHOLE_INPUT = "nothing is stored here: send the whole conversation as input"
 _WHOLE_ITEM = "nothing is stored here: send the item itself, as SDKs do with store set to false"
@@ -123,20 +124,19 @@ def read_tool_choice(choice: Any) -> Any:
         return choice
     if choice.get("type") == "allowed_tools":
         tools = choice.get("tools")
-        named = [_choice_of_one(tool) for tool in tools] if isinstance(tools, list) else tools
-        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
-    return _choice_of_one(choice)
+        if isinstance(tools, list):
+            tools = [_one_tool(tool, "a tool of allowed_tools", f"use {_A_TOOL}") for tool in tools]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
+    return _one_tool(choice, "tool_choice", f"use auto, none, required, {_A_TOOL}, or allowed_tools")
 
 
-def _choice_of_one(tool: Any) -> dict[str, Any]:
-    kind = tool.get("type") if isinstance(tool, Mapping) else tool
+def _one_tool(tool: Any, what: str, hint: str) -> dict[str, Any]:
+    kind = tool.get("type") if isinstance(tool, Mapping) else None
     if kind != "function":
-        raise Unsupported(
-            f"tool_choice of the type {_shown(kind)}",
-            'use auto, none, required, {"type": "function", "name": "…"}, or allowed_tools with a list of these',
-            param="tool_choice",
-        )
-    return {"type": "function", "function": {"name": tool.get("name")}}
+        raise Unsupported(f"{what} is of the type {_shown(kind)}", hint, param="tool_choice")
+    if not isinstance(tool.get("name"), str):
+        raise InvalidRequest(f"{what} has no name", hint, param="tool_choice")
+    return {"type": "function", "function": {"name": tool["name"]}}
 
 
 # Input to messages

@@ -32,7 +32,6 @@ from enginebay.server.worker_metrics import observe_workers
 from enginebay.worker.client import import_grpc
 
 _CONFIGURE_S = 30.0
-_SNAPSHOT_S = 2.0
 
 Say = Callable[[str], None]
 
@@ -208,9 +207,8 @@ class Supervisor:
 
         async def scrape() -> bytes:
             await self._observe()
-            calls = (asyncio.wait_for(child.line.call("snapshot"), _SNAPSHOT_S) for child in self._children)
-            found = await asyncio.gather(*calls, return_exceptions=True)  # less those that do not answer
-            snapshots: list[Any] = [one for one in found if not isinstance(one, BaseException)]
+            found = await asyncio.gather(*(child.snapshot() for child in self._children), return_exceptions=True)
+            snapshots: list[Any] = [one for one in found if not isinstance(one, BaseException | None)]
             return exposition.render(merge([self._metrics.snapshot(), *snapshots]))
 
         return {

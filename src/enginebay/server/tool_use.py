@@ -68,7 +68,7 @@ def plan_tools(
         return ToolUse(tools, constraint.guided, lambda: served.tool_format.parser(tools), extras=extras)
     if plan.mode == "none":
         return ToolUse(guided=constraint.guided)
-    # A model that is not told of a tool does not call it.
+    # The model is told of these alone; only where a call is required is the output held to them.
     usable = [tool for tool in tools if plan.allowed is None or tool["function"]["name"] in plan.allowed]
     preface = "" if served.client.prompts.shows_tools else _preface(usable)
     notes = {"tools": "shown in a system message, for the chat template has no place for them"} if preface else {}

@@ -19,7 +19,8 @@ from enginebay.worker.proto import worker_pb2 as pb
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 _ANSWER_S = 10.0  # for what a worker can say at once
-_WORK_S = 120.0  # to move the weights of a large model, to read an adapter or a long text
+_WORK_S = 120.0  # to move the weights of a large model, or to read a long text
+_ADAPTER_S = 600.0  # some engines come to it only when what they compute is done
 
 
 class Listener(Protocol):
@@ -162,10 +163,10 @@ class WorkerClient(asyncio.Protocol):
         return int(reply.memory_bytes)
 
     async def add_lora(self, name: str, path: str) -> None:
-        await self._ask("AddLora", pb.AddLoraRequest(name=name, path=path), pb.AddLoraReply, _WORK_S)
+        await self._ask("AddLora", pb.AddLoraRequest(name=name, path=path), pb.AddLoraReply, _ADAPTER_S)
 
     async def remove_lora(self, name: str) -> None:
-        await self._ask("RemoveLora", pb.RemoveLoraRequest(name=name), pb.RemoveLoraReply, _WORK_S)
+        await self._ask("RemoveLora", pb.RemoveLoraRequest(name=name), pb.RemoveLoraReply, _ADAPTER_S)
 
     async def _ask(self, method: str, request: Any, reply: Any, most_s: float | None = None) -> Any:
         grpc = import_grpc()
@@ -180,7 +181,7 @@ class WorkerClient(asyncio.Protocol):
         try:
             return await call(request, timeout=most_s)
         except grpc.aio.AioRpcError as error:
-            raise self._unary_error(error) from None
+            raise self._unary_error(error, most_s) from None
         except asyncio.CancelledError:
             if self._closing and not _is_cancelled():  # gRPC tells so that the channel was closed
                 raise _ended() from None
@@ -188,14 +189,16 @@ class WorkerClient(asyncio.Protocol):
         finally:
             self._asked -= 1
 
-    def _unary_error(self, error: Any) -> EnginebayError:
+    def _unary_error(self, error: Any, most_s: float | None) -> EnginebayError:
         for name, value in error.trailing_metadata() or ():
             if name == "enginebay-error-bin":
                 return wire.received_failure(pb.Failure.FromString(value))
         if error.code().name == "UNAVAILABLE":
             return self._death()
         if error.code().name == "DEADLINE_EXCEEDED":
-            return WorkerDied("the worker does not answer")
+            return WorkerDied(
+                f"the worker did not answer within {most_s:g} s", "it may still come to do what it was asked"
+            )
         return EngineFailed(error.details() or "the engine failed on this request")
 
     async def close(self) -> None:

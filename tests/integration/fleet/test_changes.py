@@ -172,14 +172,17 @@ async def test_settings_that_do_not_load_leave_all_as_it_was(changing: Configure
 
 async def test_a_changed_model_that_loads_and_never_answers(tmp_path: Path) -> None:
     """It leaves all as it was, and keeps no later change waiting."""
-    fleet = {"hang_s": 2}
+    fleet = {"hang_s": 10}
     with configured(tmp_path, {"toy": _toy(512)}, tmp_path, fleet=fleet) as changing:
         pid = changing.models()["toy"]["pid"]
         async with Load(changing.server.url, ["toy"]) as load:
             await load.answers_for_all()
             changing.write({"toy": _toy(1024, prefill_s=3000)}, fleet=fleet)
             refused = await asyncio.to_thread(changing.try_order, "reload")
-            assert refused.status_code == 503 and "no answer within 2 s" in refused.json()["error"]["message"]
+            assert refused.status_code == 503 and "no answer within 10 s" in refused.json()["error"]["message"]
+            changing.write({"toy": _toy(1024, prefill_s=3000)}, fleet={"hang_s": 3})  # what is written now counts
+            refused = await asyncio.to_thread(changing.try_order, "reload")
+            assert "no answer within 3 s" in refused.json()["error"]["message"]
             await load.answers_for_all()
         _unharmed(load)
         assert changing.models()["toy"]["pid"] == pid and changing.described("toy")["context_length"] == 512

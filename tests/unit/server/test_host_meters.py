@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import fields
@@ -13,6 +15,7 @@ import msgspec
 import pytest
 
 from enginebay.config.server import Limits
+from enginebay.errors import Overloaded
 from enginebay.meters.processes import read_boot_id
 from enginebay.meters.sample import Absent, Sample
 from enginebay.server import host_meters
@@ -140,12 +143,37 @@ async def test_a_meter_that_does_not_come_back_keeps_nothing_from_ending(monkeyp
     reading = asyncio.ensure_future(meters.read())
     while not meter.under_way:
         await asyncio.sleep(0)
+    monkeypatch.setattr(host_meters, "_READ_S", 0.05)
     try:
+        with pytest.raises(Overloaded, match="did not answer"):
+            await asyncio.wait_for(meters.read(), 20)
         await asyncio.wait_for(meters.close(), 20)
         assert meter.under_way and not meter.closed
     finally:
         meter.go.set()
     await reading
+
+
+def test_nor_the_process_itself() -> None:
+    """Though the meter's thread goes on."""
+    program = """
+import asyncio, time
+from enginebay.server import host_meters
+
+host_meters._READ_S = host_meters._CLOSE_S = 0.05
+
+async def main():
+    meters = host_meters.HostMeters(lambda: time.sleep(600))
+    try:
+        await meters.read()
+    except Exception as error:
+        print(error)
+    await meters.close()
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    assert "did not answer" in done.stdout
 
 
 async def test_this_process_is_among_what_is_read() -> None:

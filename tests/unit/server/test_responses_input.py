@@ -204,6 +204,14 @@ def test_a_choice_of_other_tools_is_refused(choice: dict[str, Any]) -> None:
     assert caught.value.param == "tool_choice"
 
 
+@pytest.mark.parametrize("tool", [{"type": "function", "function": {"name": "f"}}, {"type": "function", "name": 7}])
+def test_a_choice_in_the_form_of_a_chat_is_told_the_form_of_this_api(tool: dict[str, Any]) -> None:
+    for choice in (tool, {"type": "allowed_tools", "mode": "auto", "tools": [tool]}):
+        with pytest.raises(InvalidRequest, match="has no name") as caught:
+            read_tool_choice(choice)
+        assert caught.value.param == "tool_choice" and '{"type": "function", "name": "…"}' in caught.value.hint
+
+
 def test_a_list_that_is_none_is_left_to_the_checks() -> None:
     found = read_tool_choice({"type": "allowed_tools", "tools": 7})
     assert found == {"type": "allowed_tools", "allowed_tools": {"mode": None, "tools": 7}}

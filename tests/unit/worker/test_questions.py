@@ -109,6 +109,7 @@ async def test_nobody_waits_for_ever_for_a_silent_worker(
     engine, client = asking
     monkeypatch.setattr(client_module, "_ANSWER_S", 0.2)
     monkeypatch.setattr(client_module, "_WORK_S", 0.2)
+    monkeypatch.setattr(client_module, "_ADAPTER_S", 0.2)
     ask = {
         "state": lambda: client.state(),
         "tokenize": lambda: client.tokenize("hello"),
@@ -116,5 +117,5 @@ async def test_nobody_waits_for_ever_for_a_silent_worker(
         "remove_lora": lambda: client.remove_lora("a"),
     }[question]
     engine.silent = True
-    with pytest.raises(WorkerDied, match="does not answer"):
+    with pytest.raises(WorkerDied, match="did not answer within"):
         await asyncio.wait_for(ask(), 30)

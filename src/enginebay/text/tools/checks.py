@@ -38,26 +38,27 @@ def check_tools(tools: Any, choice: Any) -> ToolPlan:
         return ToolPlan("required")
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         return _some(choice.get("allowed_tools"), names)
-    return ToolPlan("named", _named(choice, names, "tool_choice", f"use auto, none, required or {_NAMED}"))
+    return ToolPlan(
+        "named", _named(choice, names, "tool_choice", f"use auto, none, required, {_NAMED}, or allowed_tools")
+    )
 
 
-def _checked_names(tools: Any) -> list[str]:
+def _checked_names(tools: Any) -> dict[str, None]:
+    """In their order."""
     if tools is None:
-        return []
+        return {}
     if not isinstance(tools, (list, tuple)):
         raise _wrong_tools(
             "tools must be a list", 'for example [{"type": "function", "function": {"name": "get_time"}}]'
         )
-    names: list[str] = []
-    seen: set[str] = set()
+    names: dict[str, None] = {}
     for number, tool in enumerate(tools):
         name = _checked_name(tool, f"tools[{number}]")
-        if name in seen:
+        if name in names:
             raise _wrong_tools(
                 f"tools[{number}] has the name {name!r} of a tool before it", "give each tool its own name"
             )
-        seen.add(name)
-        names.append(name)
+        names[name] = None
     return names
 
 
@@ -94,7 +95,7 @@ def _check_parameters(parameters: Any, where: str) -> None:
         raise _wrong_tools(f"{where}.properties is not an object", hint)
 
 
-def _some(wanted: Any, names: list[str]) -> ToolPlan:
+def _some(wanted: Any, names: Mapping[str, None]) -> ToolPlan:
     """Those that are allowed, and whether one of them must be called."""
     mode, tools = (wanted.get("mode"), wanted.get("tools")) if isinstance(wanted, Mapping) else (None, None)
     if mode not in ("auto", "required"):
@@ -107,13 +108,13 @@ def _some(wanted: Any, names: list[str]) -> ToolPlan:
     return ToolPlan("auto" if mode == "auto" else "required", allowed=frozenset(allowed))
 
 
-def _named(tool: Any, names: list[str], where: str, hint: str) -> str:
+def _named(tool: Any, names: Mapping[str, None], where: str, hint: str) -> str:
     function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
         raise _wrong_choice(f"{where} is not one that is known", hint)
     if name not in names:
-        listed = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+        listed = ", ".join(list(names)[:8]) + (", …" if len(names) > 8 else "")
         raise _wrong_choice(f"{where} names {_shown(name)}, which is not among the tools", f"tools: {listed or 'none'}")
     return name
 
