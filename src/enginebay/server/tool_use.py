@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from enginebay.config.server import Limits
 from enginebay.contract import Guided
-from enginebay.errors import InvalidRequest
+from enginebay.contract.sampling import GUIDED_PARAMETERS
+from enginebay.errors import InvalidRequest, RequestError
 from enginebay.server.sampling import NO_CONSTRAINT, Constraint, guided_json
 from enginebay.server.schema_limits import check_schema, check_schemas
 from enginebay.server.served import ServedModel
@@ -28,10 +29,17 @@ from enginebay.text.tools import (
 class ToolUse:
     shown: Sequence[Mapping[str, Any]] | None = None  # to the chat template
     guided: Guided | None = None  # what the output is held to
+    guided_by: str = ""  # the request's field that says so
     parser: Callable[[], ToolParser | None] = lambda: None
     notes: Mapping[str, str] = field(default_factory=dict)  # what of the request is not carried out to the letter
     preface: str = ""  # tells the model of its tools, where its template does not
     extras: Mapping[str, Any] = field(default_factory=dict)  # for engines that see to tools themselves
+
+    def named(self, error: RequestError) -> RequestError:
+        """An engine's refusal of what the output is held to, with the name that the request has for it."""
+        if error.param not in GUIDED_PARAMETERS or not self.guided_by:
+            return error
+        return type(error)(error.message, error.hint, param=self.guided_by)
 
     def told(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
         """The messages, with the preface in a system message."""
@@ -55,8 +63,9 @@ def plan_tools(
     if tools is not None and len(tools) > limits.tools:
         raise InvalidRequest(f"tools has {len(tools)} entries, allowed here is at most {limits.tools}", param="tools")
     plan = check_tools(tools, choice)
+    free = ToolUse(guided=constraint.guided, guided_by=constraint.param)  # as if there were no tools
     if not tools:
-        return ToolUse(guided=constraint.guided)
+        return free
     check_schemas([tool["function"].get("parameters") for tool in tools], limits, "tools")
     for number, tool in enumerate(tools):
         parameters = tool["function"].get("parameters")
@@ -65,9 +74,9 @@ def plan_tools(
     if served.client.spec.renders:
         given = {"tools": list(tools), "tool_choice": choice, "parallel_tool_calls": parallel}
         extras = {name: value for name, value in given.items() if value is not None}
-        return ToolUse(tools, constraint.guided, lambda: served.tool_format.parser(tools), extras=extras)
+        return replace(free, shown=tools, parser=lambda: served.tool_format.parser(tools), extras=extras)
     if plan.mode == "none":
-        return ToolUse(guided=constraint.guided)
+        return free
     # The model is told of these alone; only where a call is required is the output held to them.
     usable = [tool for tool in tools if plan.allowed is None or tool["function"]["name"] in plan.allowed]
     preface = "" if served.client.prompts.shows_tools else _preface(usable)
@@ -75,14 +84,14 @@ def plan_tools(
     shown = None if preface else usable
     if plan.mode == "auto" and constraint.guided is None:
         notes |= _free_notes(usable, parallel, plan.allowed is not None)
-        return ToolUse(shown, None, lambda: served.tool_format.parser(usable), notes, preface)
+        return ToolUse(shown, None, "", lambda: served.tool_format.parser(usable), notes, preface)
     if plan.mode == "auto":
         schema = constraint.schema
         if schema is None:
             unseen = {"tools": f"none can be called: {constraint.param} holds the output to a text"}
-            return ToolUse(guided=constraint.guided, notes=unseen)
+            return replace(free, notes=unseen)
         either = guided_json(call_or_answer_schema(usable, schema), constraint.param, limits)
-        return ToolUse(shown, either, lambda: CallOrAnswer(usable), notes, preface)
+        return ToolUse(shown, either, constraint.param, lambda: CallOrAnswer(usable), notes, preface)
     if constraint.guided is not None:
         if not constraint.of_text:
             raise InvalidRequest(
@@ -93,7 +102,7 @@ def plan_tools(
         notes[constraint.param] = "is for text, and a tool must be called"
     schema = calls_schema(usable, plan.name, parallel is not False)
     guided = guided_json(schema, "tools", limits)
-    return ToolUse(shown, guided, lambda: guided_parser(usable, plan.name), notes, preface)
+    return ToolUse(shown, guided, "tools", lambda: guided_parser(usable, plan.name), notes, preface)
 
 
 def _preface(tools: Sequence[Mapping[str, Any]]) -> str:

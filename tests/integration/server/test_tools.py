@@ -271,6 +271,35 @@ def test_an_answer_by_a_schema_or_a_call_instead(client: OpenAI, name: str | Non
         assert json.loads(heard.text).keys() == {"sum"} and heard.calls == []
 
 
+def test_a_refusal_of_the_engine_names_the_field_of_the_request(client: OpenAI) -> None:
+    """It knows of one kind of constraint on the output, whoever asks for it."""
+    endless = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
+    form = {"name": "list", "schema": endless}
+    tool = {"name": "f", "parameters": endless}
+    chat: dict[str, Any] = {"model": "hermes", "messages": [{"role": "user", "content": "Go on."}]}
+    response: dict[str, Any] = {"model": "hermes", "input": "Go on."}
+    must = {"tool_choice": "required"}
+    asked: list[tuple[str, Any]] = [
+        (
+            "response_format",
+            lambda: client.chat.completions.create(
+                **chat, response_format={"type": "json_schema", "json_schema": form}
+            ),
+        ),  # type: ignore[arg-type]
+        ("guided_json", lambda: client.chat.completions.create(**chat, extra_body={"guided_json": endless})),
+        (
+            "tools",
+            lambda: client.chat.completions.create(**chat, **must, tools=[{"type": "function", "function": tool}]),
+        ),  # type: ignore[call-overload]
+        ("text.format", lambda: client.responses.create(**response, text={"format": {"type": "json_schema", **form}})),  # type: ignore[arg-type]
+        ("tools", lambda: client.responses.create(**response, **must, tools=[{"type": "function", **tool}])),  # type: ignore[call-overload]
+    ]
+    for param, ask in asked:
+        with pytest.raises(BadRequestError, match="finite size") as error:
+            ask()
+        assert error.value.param == param
+
+
 def test_an_answer_by_a_schema_where_a_tool_must_be_called(server: Server, client: OpenAI) -> None:
     """The schema is for text, and there is none."""
     given: dict[str, Any] = {"model": "hermes", "messages": [{"role": "user", "content": "Go on."}], "tools": TOOLS}

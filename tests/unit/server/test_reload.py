@@ -37,7 +37,7 @@ class Changes:
         self.server, self.keyring = server, server.now.keyring
         self.error: EnginebayError | None = None
 
-    async def to(self, _: Any) -> dict[str, list[str]]:
+    async def to(self, *_: Any) -> dict[str, list[str]]:
         self.asked += 1
         self.keyring = self.server.now.keyring  # while models are made anew
         if self.error is not None:

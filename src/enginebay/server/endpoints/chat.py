@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from enginebay.contract import GenerateRequest, Sampling
-from enginebay.errors import InvalidRequest, Unsupported
+from enginebay.errors import InvalidRequest, RequestError, Unsupported
 from enginebay.server.answers.chat import ChatForm
 from enginebay.server.answers.choice import Choice
 from enginebay.server.answers.streamed import Streamed
@@ -42,6 +42,15 @@ async def chat(context: Context, call: Call) -> None:
     call.stream = bool(body.stream)
     call.prompt = body.messages
     tools, sampling = await call.beside(_read, body, served)
+    try:
+        await _answer(call, body, served, lora, tools, sampling)
+    except RequestError as error:
+        raise tools.named(error) from None
+
+
+async def _answer(
+    call: Call, body: ChatBody, served: ServedModel, lora: str | None, tools: ToolUse, sampling: Sampling
+) -> None:
     asked, asked_param = _max_tokens(body)
     request = GenerateRequest(
         messages=tools.told(body.messages), sampling=sampling, lora=lora, extras=_extras(body, tools, served),

@@ -38,14 +38,17 @@ async def responses(context: Context, call: Call) -> None:
     call.prompt = body.input
     try:
         asked = await call.beside(_read, body, served, lora)
+    except RequestError as error:
+        raise in_our_words(error) from None
+    try:
         prepared = await prepare(
             call, served, asked.request,
             truncate=body.truncate_prompt_tokens, asked=body.max_output_tokens, options=asked.options,
             notes=asked.tools.notes,
         )  # fmt: skip
+        await run(call, served, _answer(call, served, body, asked), [prepared])
     except RequestError as error:
-        raise in_our_words(error) from None
-    await run(call, served, _answer(call, served, body, asked), [prepared])
+        raise in_our_words(asked.tools.named(error)) from None
 
 
 @dataclass(frozen=True, slots=True)
