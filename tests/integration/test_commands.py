@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -54,7 +55,9 @@ def test_run_reads_standard_input() -> None:
 
 
 def test_engines_of_other_people_run_with_the_defaults() -> None:
-    assert bay("run", "toy", "abc", "-e", "echo").stdout == "abc\n"
+    """Which they take. At their temperature one letter in sixty is not the one that it was."""
+    assert re.fullmatch("[abc]{3}\n", bay("run", "toy", "abc", "-e", "echo").stdout)
+    assert bay("run", "toy", "abc", "-e", "echo", "--temperature", "0").stdout == "abc\n"
 
 
 def test_a_version_can_be_asked_for() -> None:
