@@ -145,6 +145,7 @@ async def test_one_that_cannot_be_killed_is_left_alone(
     monkeypatch.setattr(process._process, "wait", never)
     await asyncio.wait_for(process.close(grace_s=0), 30)
     assert not process.directory.exists()
+    assert f"process {process.pid} was killed and does not end" in process.launch.log.read_text()
 
 
 async def test_one_failing_request_does_not_harm_the_worker(launch: Callable[..., Launch]) -> None:

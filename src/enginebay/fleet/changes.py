@@ -35,7 +35,7 @@ class Changes:
     async def to(self, variants: Iterable[Variant], rules: FleetConfig | None = None) -> dict[str, list[str]]:
         """These variants and no others. All or nothing: what does not load or does not answer leaves all as it was.
 
-        `rules`: those that come with them; None if they stay as they are.
+        `rules`: those that workers made beside others are judged by; None for the present ones.
         """
         wanted = {variant.name: variant for variant in variants}
         places = self._fleet.places

@@ -49,7 +49,8 @@ class HostMeters:
                 return await self._thread.run(self._read)
         except TimeoutError:
             raise Overloaded(
-                f"the meters of this host did not answer within {_READ_S:g} s", "try `nvidia-smi`"
+                f"the meters of this host did not answer within {_READ_S:g} s",
+                "a driver may hang: see whether `nvidia-smi` answers",
             ) from None
 
     async def close(self) -> None:

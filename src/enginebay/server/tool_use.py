@@ -84,7 +84,7 @@ def plan_tools(
     shown = None if preface else usable
     if plan.mode == "auto" and constraint.guided is None:
         notes |= _free_notes(usable, parallel, plan.allowed is not None)
-        return ToolUse(shown, None, "", lambda: served.tool_format.parser(usable), notes, preface)
+        return ToolUse(shown, parser=lambda: served.tool_format.parser(usable), notes=notes, preface=preface)
     if plan.mode == "auto":
         schema = constraint.schema
         if schema is None:

@@ -195,7 +195,7 @@ class WorkerClient(asyncio.Protocol):
                 return wire.received_failure(pb.Failure.FromString(value))
         if error.code().name == "UNAVAILABLE":
             return self._death()
-        if error.code().name == "DEADLINE_EXCEEDED":
+        if error.code().name == "DEADLINE_EXCEEDED" and most_s is not None:
             return WorkerDied(
                 f"the worker did not answer within {most_s:g} s", "it may still come to do what it was asked"
             )

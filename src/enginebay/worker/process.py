@@ -152,9 +152,13 @@ class WorkerProcess:
         except OSError:  # a disk without room for logs is no reason not to answer
             log = Path(os.devnull).open("ab", buffering=0)  # noqa: SIM115 - the caller closes it
         self._log_start = log.seek(0, os.SEEK_END)
-        with contextlib.suppress(OSError):
-            log.write(f"--- {time.strftime('%Y-%m-%dT%H:%M:%S')} {load.kind} {load.model}\n".encode())
+        self._write(f"{load.kind} {load.model}")
         return log
+
+    def _write(self, what: str) -> None:
+        """To the worker's log, for whoever reads it."""
+        with contextlib.suppress(OSError), self.launch.log.open("a", encoding="utf-8") as log:
+            log.write(f"--- {time.strftime('%Y-%m-%dT%H:%M:%S')} {what}\n")
 
     async def _spawn(self, arguments: Sequence[str], timeout_s: float) -> dict[str, Any]:
         """Start the process; gives back the first thing it says."""
@@ -281,8 +285,10 @@ class WorkerProcess:
                 except TimeoutError:
                     pass
             _kill_group(process.pid)
-            with contextlib.suppress(TimeoutError):  # one that waits for a device inside the kernel cannot be ended
+            try:
                 await asyncio.wait_for(process.wait(), _KILLED_S)
+            except TimeoutError:  # inside the kernel, on a device or a disk
+                self._write(f"process {process.pid} was killed and does not end")
         shutil.rmtree(self.directory, ignore_errors=True)
 
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import fields
+from typing import Any
 
 import jsonschema
 import msgspec
@@ -52,6 +53,17 @@ def finding(meter: Counted, opened: list[int]) -> HostMeters:
         return [meter], [Absent("rapl", "none here")]
 
     return HostMeters(find)
+
+
+async def under_way() -> tuple[Counted, HostMeters, asyncio.Task[dict[str, Any]]]:
+    """A reading that takes until its meter is let go."""
+    meter = Counted()
+    meter.go.clear()
+    meters = finding(meter, [])
+    reading = asyncio.create_task(meters.read())
+    while not meter.under_way:
+        await asyncio.sleep(0)
+    return meter, meters, reading
 
 
 async def test_opened_once_and_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,12 +132,7 @@ async def test_a_slow_driver_holds_up_nobody_and_is_asked_one_at_a_time() -> Non
 
 
 async def test_an_order_that_was_given_up_is_waited_for_before_the_meters_close() -> None:
-    meter = Counted()
-    meter.go.clear()
-    meters = finding(meter, [])
-    reading = asyncio.ensure_future(meters.read())
-    while not meter.under_way:
-        await asyncio.sleep(0)
+    meter, meters, reading = await under_way()
     reading.cancel()
     closing = asyncio.ensure_future(meters.close())
     await asyncio.sleep(0.05)
@@ -137,12 +144,7 @@ async def test_an_order_that_was_given_up_is_waited_for_before_the_meters_close(
 
 async def test_a_meter_that_does_not_come_back_keeps_nothing_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_meters, "_CLOSE_S", 0.05)
-    meter = Counted()
-    meter.go.clear()
-    meters = finding(meter, [])
-    reading = asyncio.ensure_future(meters.read())
-    while not meter.under_way:
-        await asyncio.sleep(0)
+    meter, meters, reading = await under_way()
     monkeypatch.setattr(host_meters, "_READ_S", 0.05)
     try:
         with pytest.raises(Overloaded, match="did not answer"):

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,19 @@ def test_hooks_around_fork_do_not_run_in_it(tmp_path: Path) -> None:
     assert log.read_text() == "ran\n"
 
 
+@pytest.fixture
+def typed() -> Iterator[None]:
+    """Somebody types a line to us."""
+    before, (reading, writing) = os.dup(0), os.pipe()
+    os.write(writing, b"ours\n")
+    os.dup2(reading, 0)
+    yield
+    os.dup2(before, 0)
+    for one in (before, reading, writing):
+        os.close(one)
+
+
+@pytest.mark.usefixtures("typed")
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 def test_its_end_is_seen(tmp_path: Path, runner: object) -> None:
     assert callable(runner)
