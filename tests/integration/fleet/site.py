@@ -65,6 +65,10 @@ class Site:
         """Of workers, each with its sockets."""
         return sorted((self.runtime / "enginebay").glob("w*"))
 
+    def loads(self) -> list[Path]:
+        """Of workers that have a model, or are loading one."""
+        return sorted((self.runtime / "enginebay").glob("w*/load.json"))
+
 
 def _command_of(process: psutil.Process) -> str:
     with contextlib.suppress(psutil.NoSuchProcess):

@@ -81,14 +81,14 @@ def test_a_load_that_runs_out_of_memory(allowed: bool, site: Site) -> None:
 
 
 async def test_two_models_of_which_one_fits(site: Site) -> None:
-    """They take turns, and all requests are answered."""
+    """They take turns, and all requests are answered. A process for the next turn may wait beside it, without a model."""
     fleet = {"memory_bytes": 3 * GB, "min_residency_s": 0.2, "sleep": "off"}
     model = {"memory_bytes": 2 * GB, "fake": {"step_s": 0.002}}
     with serving(config=_config(fleet, one=model, two=model), environ=site.alone) as server:
         async with Load(server.url, ["one", "two"]) as load:
             for _ in range(5):
                 await load.answers_for_all(streams=True)
-                assert len(site.directories()) <= 1
+                assert len(site.loads()) <= 1
         assert load.streamed.whole + load.unstreamed.whole == load.asked
         assert deaths(server) == []
 
