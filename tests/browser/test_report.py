@@ -93,8 +93,13 @@ def charts(page: Any, plot: str) -> list[Any]:
     return found
 
 
+# Scrolling hides a tooltip; the page is told of it with the next frame.
+SCROLLED = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+
 def into_view(chart: Any) -> dict[str, float]:
     chart.evaluate("node => node.scrollIntoView({ block: 'center' })")
+    chart.page.evaluate(SCROLLED)
     box: dict[str, float] = chart.bounding_box()
     return box
 
@@ -132,10 +137,6 @@ def test_hovering_a_plot_tells_the_value(opened: Open, width: int) -> None:
         assert shown["x"] >= 0 and shown["x"] + shown["width"] <= width and shown["y"] + shown["height"] <= 800
         page.mouse.move(1, 1)
         assert tip.is_hidden()
-
-
-# Focus scrolls, which hides a tooltip; the page is told with the next frame.
-SCROLLED = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
 def test_the_keyboard_reads_a_plot_aloud(opened: Open) -> None:

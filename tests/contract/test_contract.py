@@ -126,6 +126,14 @@ async def test_same_prompt_alone_or_in_a_crowd(worker: ModelWorker, profile: Pro
 
 async def test_32_requests_run_together(worker: ModelWorker, profile: Profile) -> None:
     """As many requests as the engine promises are between their first and their last token at one moment."""
+    wanted = min(32, worker.facts.max_batch) * 3 // 4
+    for _ in range(3):  # a machine that stalls may bring all tokens at once
+        if await _most_together(worker, profile) >= wanted:
+            return
+    raise AssertionError(f"{wanted} requests never ran together")
+
+
+async def _most_together(worker: ModelWorker, profile: Profile) -> int:
     spans: list[tuple[float, float]] = []
 
     async def one(number: int) -> None:
@@ -137,8 +145,7 @@ async def test_32_requests_run_together(worker: ModelWorker, profile: Profile) -
         spans.append((first, last))
 
     await asyncio.gather(*(one(number) for number in range(32)))
-    together = max(sum(start <= moment < end for start, end in spans) for moment, _ in spans)
-    assert together >= min(32, worker.facts.max_batch) * 3 // 4
+    return max(sum(start <= moment < end for start, end in spans) for moment, _ in spans)
 
 
 async def test_cancel_frees_the_place(worker: ModelWorker, profile: Profile) -> None:

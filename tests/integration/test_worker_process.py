@@ -84,7 +84,7 @@ async def test_the_socket_is_private_and_gone_afterwards(launch: Callable[..., L
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE(directory.parent.stat().st_mode) == 0o700
     assert len(str(directory / "s")) < 100
-    await process.close()
+    await process.close(grace_s=30)
     assert process.returncode == 0
     assert not directory.exists()
     assert await _gone(lambda: any(map(_alive, pids)))
@@ -154,7 +154,7 @@ async def test_one_failing_request_does_not_harm_the_worker(launch: Callable[...
     with pytest.raises(EngineFailed):
         async for _ in client.generate(ENDLESS):
             pass
-    short = replace(ENDLESS, sampling=Sampling(max_tokens=3))
+    short = replace(ENDLESS, sampling=Sampling(max_tokens=3, ignore_eos=True))
     assert len([event async for event in client.generate(short)]) == 5
     await client.close()
     await process.close()

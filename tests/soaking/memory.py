@@ -10,7 +10,10 @@ import psutil
 
 
 def is_worker(process: psutil.Process) -> bool:
-    return any(word.endswith("worker/bootstrap.py") for word in process.cmdline())
+    try:
+        return any(word.endswith("worker/bootstrap.py") for word in process.cmdline())
+    except psutil.NoSuchProcess:  # it has just ended
+        return False
 
 
 @dataclass

@@ -37,7 +37,7 @@ class FleetConfig:
     standby: tuple[str, ...] = key((), "engines with a spare process that has the library imported")
     hang_s: float = key(
         120.0,
-        "a worker that makes no step for so long while requests run counts as hung, as does a changed model without a first answer",
+        "a worker that makes no step for so long while requests run counts as hung, as do a changed model without a first answer and a server process that says nothing",
         minimum=1,
     )
     load_timeout_s: float = key(600.0, "longest time to load a model", minimum=1)

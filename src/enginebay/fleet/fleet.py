@@ -310,7 +310,10 @@ class Fleet:
         worker = place.worker
         if worker is None:
             return
-        left = await worker.client.drain(self.config.max_wait_s)
+        try:
+            left = await worker.client.drain(self.config.max_wait_s)
+        except EnginebayError:
+            return  # it has died or hangs, which is seen to elsewhere
         if place.worker is worker and place.closed:
             place.running = left
             self._turn.set()

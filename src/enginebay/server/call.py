@@ -35,7 +35,7 @@ class Call:
         self.exchange = exchange
         self.endpoint = endpoint
         self.id = given if _SAFE_ID.match(given) else fresh_id
-        self.started = time.time()
+        self.started = time.time() - (time.perf_counter() - exchange.received)  # from where durations are counted
         self.key: Key | None = None
         self.model = ""
         self.offer: Offer | None = None

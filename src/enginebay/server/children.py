@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -32,6 +33,7 @@ class ServerProcess:
         self._process = process
         self.line = line
         self._snapshot: Any = None
+        self._unanswered_since: float | None = None
 
     @classmethod
     async def start(cls, listening: socket.socket, setup: Setup, handlers: Mapping[str, Handler]) -> ServerProcess:
@@ -60,11 +62,24 @@ class ServerProcess:
             raise
         return child
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def silent_s(self) -> float:
+        """Since the first of those questions in a row that it did not answer."""
+        return 0.0 if self._unanswered_since is None else time.monotonic() - self._unanswered_since
+
     async def snapshot(self) -> Any:
         """Its metrics; where it does not answer, those it last told, since counts must not fall and rise again."""
-        with suppress(TimeoutError):
+        asked_at = time.monotonic()
+        try:
             async with asyncio.timeout(_SNAPSHOT_S):
                 self._snapshot = await self.line.call("snapshot")
+            self._unanswered_since = None
+        except TimeoutError:
+            self._unanswered_since = self._unanswered_since or asked_at
         return self._snapshot
 
     async def drain(self, deadline_s: float) -> None:

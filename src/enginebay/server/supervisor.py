@@ -32,6 +32,8 @@ from enginebay.server.worker_metrics import observe_workers
 from enginebay.worker.client import import_grpc
 
 _CONFIGURE_S = 30.0
+_LOOK_S = 5.0  # between looks at server processes
+_AGAIN_S = 0.5  # before another is started: one that cannot live must not keep us busy
 
 Say = Callable[[str], None]
 
@@ -172,21 +174,12 @@ class Supervisor:
 
     async def _serve_in_children(self) -> None:
         """Server processes share the socket; rates and metrics come together here."""
-        handlers, children, stop = self._handlers(Rates()), self._children, self._stop
+        handlers, children = self._handlers(Rates()), self._children
         try:
             for _ in range(self.wanted.config.server.workers):
                 children.append(await self._child(handlers))
             self._serving()
-            while not stop.asked.done():
-                await asyncio.wait(
-                    {stop.asked, *(child.line.closed for child in children)}, return_when=asyncio.FIRST_COMPLETED
-                )
-                for place, child in enumerate(children):
-                    if child.line.closed.done() and not stop.asked.done():
-                        await child.close()
-                        await asyncio.wait({stop.asked}, timeout=0.5)  # one that cannot live must not keep us busy
-                        with contextlib.suppress(EnginebayError, OSError, TimeoutError):  # else in the next round
-                            children[place] = await self._child(handlers)
+            await self._keep_all(handlers)
             self._sock.close()  # with ours open, connections would wait for somebody to accept them
             self._log_stopping()
             drain_s = self.wanted.config.server.drain_s
@@ -194,6 +187,47 @@ class Supervisor:
             self._log.event("stopped")
         finally:
             await asyncio.gather(*(child.close() for child in children))
+
+    async def _keep_all(self, handlers: dict[str, Handler]) -> None:
+        """Until a signal comes, all server processes are there and answer."""
+        keeping = [asyncio.create_task(self._keep(place, handlers)) for place in range(len(self._children))]
+        keeping.append(asyncio.create_task(self._watch()))
+        try:
+            await asyncio.wait({self._stop.asked, *keeping}, return_when=asyncio.FIRST_COMPLETED)
+            for task in keeping:
+                if task.done():
+                    task.result()  # raises: of themselves they do not end
+        finally:
+            for task in keeping:
+                task.cancel()
+            await asyncio.gather(*keeping, return_exceptions=True)
+
+    async def _keep(self, place: int, handlers: dict[str, Handler]) -> None:
+        """When the one there has ended, another takes its place."""
+        while True:
+            child = self._children[place]
+            await asyncio.wait({child.line.closed})
+            await child.close()
+            await asyncio.sleep(_AGAIN_S)
+            with contextlib.suppress(EnginebayError, OSError, TimeoutError):  # else in the next round
+                self._children[place] = await self._child(handlers)
+
+    async def _watch(self) -> None:
+        """One that stands still keeps those waiting whose connections it was given: it is ended, so that a new one comes."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await asyncio.gather(*(self._look_at(child) for child in self._children))
+
+    async def _look_at(self, child: ServerProcess) -> None:
+        try:
+            await child.snapshot()
+        except EnginebayError:
+            return  # it has gone, which is seen without us
+        if child.silent_s > self.wanted.config.fleet.hang_s:
+            self._log.event(
+                "a server process stood still", level="error", pid=child.pid, silent_s=round(child.silent_s)
+            )
+            await child.close()
 
     def _log_stopping(self) -> None:
         self._log.event("stopping", drain_s=self.wanted.config.server.drain_s, note="once more ends at once")

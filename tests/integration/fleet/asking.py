@@ -150,8 +150,12 @@ class Fleet:
 
     def log(self, *, level: str | None = None, event: str | None = None) -> list[dict[str, Any]]:
         """Lines of the log with this level and event."""
-        lines = [json.loads(line) for line in self.server.words().splitlines() if line.startswith("{")]
+        lines = [json.loads(line) for line in self._lines() if line.startswith("{")]
         return [line for line in lines if level in (None, line["level"]) and event in (None, line["event"])]
+
+    def _lines(self) -> list[str]:
+        """Those that are written to their ends."""
+        return self.server.words().rpartition("\n")[0].splitlines()
 
 
 @contextmanager
@@ -226,7 +230,10 @@ class Beside:
 
 
 def alive(pid: int) -> bool:
-    return bool(psutil.pid_exists(pid)) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def environ_of(home_: Path) -> dict[str, str]:

@@ -99,7 +99,7 @@ class Load:
                 self._begun = True
                 self._progress.notify_all()
 
-    async def answers_for_all(self, times: int = 1, within_s: float = 60.0, *, streams: bool = False) -> None:
+    async def answers_for_all(self, times: int = 1, within_s: float = 180.0, *, streams: bool = False) -> None:
         """Until each client has had that many whole answers more; those of streams only if asked for."""
         waited = [number for number, stream in enumerate(self._kinds) if streams or not stream]
         goals = {number: self.answers[number] + times for number in waited}

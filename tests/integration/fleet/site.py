@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from tests.integration.server.serving import Server
+from tests.integration.server.serving import Server, command_of
 
 _MARK = "XDG_RUNTIME_DIR"
 
@@ -57,7 +57,7 @@ class Site:
         """Processes, sockets and temporary files that are there now."""
         files = [path for name in ("run", "tmp") for path in (self.folder / name).rglob("*")]
         return [
-            *(f"process {one.pid}: {_command_of(one)}" for one in self.processes()),
+            *(f"process {one.pid}: {' '.join(command_of(one)) or 'has just ended'}" for one in self.processes()),
             *(str(path) for path in files if path != self.runtime / "enginebay"),
         ]
 
@@ -70,23 +70,10 @@ class Site:
         return sorted((self.runtime / "enginebay").glob("w*/load.json"))
 
 
-def _command_of(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return " ".join(process.cmdline())
-    return "has just ended"
-
-
 def children_of(server: Server, *words: str) -> list[psutil.Process]:
     """Those alive whose command line has all these words in it."""
-    found = []
-    for one in psutil.Process(server.process.pid).children():
-        try:
-            line = " ".join(one.cmdline())
-        except psutil.NoSuchProcess:  # or dead, and not yet buried
-            continue
-        if line and all(word in line for word in words):
-            found.append(one)
-    return found
+    found = {one: " ".join(command_of(one)) for one in psutil.Process(server.process.pid).children()}
+    return [one for one, line in found.items() if line and all(word in line for word in words)]
 
 
 def workers_of(server: Server, how: str = "serve") -> list[psutil.Process]:

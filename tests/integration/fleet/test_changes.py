@@ -116,7 +116,7 @@ def test_metrics_forget_the_queue_of_a_model_that_was_removed(changing: Configur
     until(lambda: len(told()) == 2, 20, "running and waiting, both at 0")
     changing.write({"toy": _toy(512)})
     assert changing.order("reload")["removed"] == ["gone"]
-    assert told() == []
+    until(lambda: told() == [], 20, "their end")
 
 
 async def test_many_changes_under_load(changing: Configured) -> None:

@@ -207,7 +207,9 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with (
         fleet_of({"far": far}, tmp_path_factory.mktemp("far")) as other,
         fleet_of(
-            {"near": _remote_chain(f"{other.server.url}/v1", may_leave_host=True)}, tmp_path_factory.mktemp("near")
+            {"near": _remote_chain(f"{other.server.url}/v1", may_leave_host=True)},
+            tmp_path_factory.mktemp("near"),
+            backoff_s=60,  # a further try of its own engine might take so long that streams begin with word of it
         ) as fleet,
     ):
         yield fleet

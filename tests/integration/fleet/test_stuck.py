@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.integration.fleet.load import Load
-from tests.integration.fleet.site import Site, another_worker, deaths, until, worker_of
+from tests.integration.fleet.site import Site, another_worker, deaths, until, worker_of, workers_of
 from tests.integration.server.asking import ask
 from tests.integration.server.raw_http import is_error
 from tests.integration.server.serving import serving
@@ -26,6 +26,7 @@ async def test_a_worker_that_is_stopped_counts_as_hung(site: Site) -> None:
     with serving(config=config, environ=site.alone) as server:
         async with Load(server.url, ["toy"]) as load:
             await load.answers_for_all(streams=True)
+            until(lambda: len(workers_of(server)) == 1 and _answers(server.port), 60, "a worker that is well")
             stopped = worker_of(server)
             stopped.suspend()
             await another_worker(server, {stopped.pid})
@@ -46,6 +47,7 @@ async def test_an_engine_that_stops_stepping_counts_as_hung(site: Site) -> None:
     with serving(config=config, environ=site.alone) as server:
         error = is_error(ask(server, max_tokens=100), 503)  # on each worker that it meets, until there is none
         assert error["code"] == "engine_unavailable"
+        until(lambda: len(deaths(server)) >= 3, 20, "word of them")
         assert len(deaths(server)) == 3 and all("cause=hang" in line for line in deaths(server))
 
 

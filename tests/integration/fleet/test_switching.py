@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import ItemsView, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -99,24 +99,23 @@ class Busy:
         for name in names:
             self.asked.append(Beside(fleet.says, name))
             time.sleep(0.1)
-        others = len(names) - names.count("one")
-        until(lambda: streaming.ended_at or _waiting(fleet) >= others, 30, "all requests")
+        others = {name: names.count(name) for name in names if name != "one"}
+        until(lambda: streaming.ended_at or _waiting(fleet, others) >= others.items(), 30, "all requests")
         self.in_time = not streaming.ended_at
         for one in (streaming, *self.asked):
             one.result()
-        self.ended_at = streaming.ended_at
         self.switches = fleet.switches()[before:]
 
 
-def _waiting(fleet: Fleet) -> int:
-    return sum(one["waiting"] for one in fleet.models().values())
+def _waiting(fleet: Fleet, names: Iterable[str]) -> ItemsView[str, int]:
+    found = fleet.models()
+    return {name: int(found[name]["waiting"]) for name in names}.items()
 
 
 def test_a_busy_model_is_never_cut_off(turns: Fleet) -> None:
     busy = Busy(turns, "two")
     assert busy.stream.whole and len(busy.stream.text) == 100
-    [other], [switch] = busy.asked, busy.switches
-    assert busy.ended_at < other.ended_at
+    [switch] = busy.switches
     assert switch["model"] == "two" and switch["replaced"] == ["one"]
     assert next(iter(switch["phases"])) == "drain" and switch["phases"]["drain"] > 0.01
 
@@ -196,7 +195,9 @@ def test_a_missed_objective_is_warned_about(tmp_path: Path) -> None:
         fleet.says("fast")
         fleet.says("slow")
         first, last = fleet.switches()
-        missed = [one["model"] for one in (first, last) if one["total_s"] > 2]  # both, on a machine that stalls
+        loaded_s = {one["model"]: one["total_s"] - one["phases"].get("first_token", 0) for one in (first, last)}
+        missed = [model for model, seconds in loaded_s.items() if seconds > 2]  # both, on a machine that stalls
+        until(lambda: len(fleet.log(level="warning")) >= len(missed), 20, "the warnings")
         warnings = fleet.log(level="warning")
         assert [one["model"] for one in warnings] == missed and warnings[-1]["model"] == "slow"
         assert f"load took {last['phases']['load']:.1f} s" in warnings[-1]["event"]

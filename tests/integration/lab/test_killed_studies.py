@@ -43,7 +43,7 @@ def test_sigkill_at_random_moments_loses_no_finished_run(lab: Lab, write: Callab
         now = {run.id: run.manifest["files"]["requests.parquet"]["sha256"] for run in found}
         assert known.items() <= now.items()
         known = now
-        if (runs / "studies").exists():
+        if list((runs / "studies").glob("[!.]*.json")):  # not while it was being written
             arguments = ["experiment", "--resume"]
         time.sleep(0.1)
     last = lab("experiment", "--resume", "--json")
@@ -97,7 +97,8 @@ def test_sigterm_is_taken_like_an_interrupt(
         finally:
             lab.kill()
     assert lab.returncode == 143 and says in said and "Traceback" not in said
-    assert not [one for one in started if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    _, alive = psutil.wait_procs(started, timeout=30)
+    assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
 
 
 def _started(lab: subprocess.Popen[Any]) -> list[psutil.Process]:

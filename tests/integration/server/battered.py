@@ -16,7 +16,7 @@ from tests.integration.server.serving import Server, serving
 CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"
 HELLO = [{"role": "user", "content": "Say hello."}]
 BODY_BYTES = 4 << 20
-LIMITS = {"header_timeout_s": 1.0, "body_timeout_s": 3.0, "body_bytes": BODY_BYTES}
+LIMITS = {"header_timeout_s": 4.0, "body_timeout_s": 6.0, "body_bytes": BODY_BYTES}
 BODY = json.dumps({"model": "toy", "messages": HELLO, "max_tokens": 4, "ignore_eos": True}).encode()
 GOOD = request("POST", CHAT, BODY)
 LAST = request("GET", "/health/live", headers={"connection": "close"})

@@ -41,11 +41,18 @@ class Server:
     def resident_bytes(self) -> int:
         """Of the server's own process or processes, workers and launchers not counted."""
         found = psutil.Process(self.process.pid)
-        children = [one for one in found.children() if "enginebay.server.children" in " ".join(one.cmdline())]
+        children = [one for one in found.children() if "enginebay.server.children" in " ".join(command_of(one))]
         return sum(int(one.memory_info().rss) for one in (found, *children))
 
     def words(self) -> str:
         return self.log.read_text(errors="replace")
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """Empty for one that has ended."""
+    with suppress(psutil.NoSuchProcess):  # or is dead, and not yet buried
+        return process.cmdline()
+    return []
 
 
 @contextmanager

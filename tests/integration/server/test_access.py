@@ -17,7 +17,7 @@ from enginebay.server.keys import create_key
 from tests.integration.server.asking import ask, bearer, config_of
 from tests.integration.server.battered import CHAT, COMPLETIONS
 from tests.integration.server.raw_http import Answer, connect, is_error, read_answer, request, until
-from tests.integration.server.serving import Server, serving
+from tests.integration.server.serving import Server, command_of, serving
 
 # Keys and rates
 
@@ -174,12 +174,9 @@ def test_a_port_in_use() -> None:
     assert ended.returncode == 2 and f"port {port} is in use" in ended.stderr and "Traceback" not in ended.stderr
 
 
-def _loads(pid: int) -> bool:
-    try:
-        lines = [" ".join(one.cmdline()) for one in psutil.Process(pid).children()]
-    except psutil.Error:  # one has just ended
-        return False
-    return any("worker/bootstrap.py serve " in line for line in lines)
+def _loading(pid: int) -> list[psutil.Process]:
+    found = psutil.Process(pid).children()
+    return [one for one in found if "worker/bootstrap.py serve " in " ".join(command_of(one))]
 
 
 def test_a_port_that_another_took_while_the_model_was_loaded() -> None:
@@ -189,9 +186,15 @@ def test_a_port_that_another_took_while_the_model_was_loaded() -> None:
         port = str(taken.getsockname()[1])
         command = [sys.executable, "-m", "enginebay.cli.main", "serve", "--engine", "fake", "--port", port]
         late = subprocess.Popen([*command, "--set", "load_s=2"], stderr=subprocess.PIPE, text=True)
-        until(lambda: _loads(late.pid), 60, "the load")
-        taken.listen()
-        _, said = late.communicate(timeout=60)
+        try:
+            until(lambda: _loading(late.pid), 60, "the load")
+            [worker] = _loading(late.pid)
+            worker.suspend()
+            taken.listen()
+            worker.resume()
+            _, said = late.communicate(timeout=60)
+        finally:
+            late.kill()
     assert late.returncode == 2 and f"port {port} is in use" in said and "Traceback" not in said
 
 

@@ -79,7 +79,8 @@ def test_a_model_is_loaded_and_unloaded(managed: Managed) -> None:
     assert loaded.status_code == 200 and loaded.json()["state"] == "awake"
     assert psutil.pid_exists(loaded.json()["pid"])
     switch = loaded.json()["last_switch"]
-    assert switch["from"] == "cold" and switch["phases"]["load"] >= SLOW_S and switch["slowest"]["phase"] == "load"
+    assert switch["from"] == "cold" and switch["phases"]["load"] >= SLOW_S
+    assert switch["phases"][switch["slowest"]["phase"]] == max(switch["phases"].values())
     assert managed.models()["first"]["state"] == "cold"  # there is room for one
     assert ask(managed.server, bearer(managed.keys["plain"]), model="second").status == 200
     unloaded = managed.order("unload", {"model": "second"}).json()

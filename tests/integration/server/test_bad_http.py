@@ -10,6 +10,7 @@ import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -40,13 +41,19 @@ from tests.integration.server.raw_http import (
 # Too big
 
 
+def send_all(sock: socket.socket, data: bytes) -> None:
+    """A hundred times. The server reads it for a while after its refusal, which is there to be read either way."""
+    with suppress(ConnectionError):
+        for _ in range(100):
+            sock.sendall(data)
+
+
 def test_a_body_of_100_mb(battered: Battered) -> None:
     """The client sends all of it before it looks for an answer, and still gets to read one."""
     head = request("POST", CHAT, None, {"content-type": "application/json", "content-length": str(100 * MB)})
     with connect(battered.port) as sock:
         sock.sendall(head)
-        for _ in range(100):
-            sock.sendall(b" " * MB)
+        send_all(sock, b" " * MB)
         [answer] = answers_in(read_to_end(sock))
     error = is_error(answer, 413)
     assert str(BODY_BYTES) in error["message"] and answer.headers["connection"] == "close"
@@ -60,8 +67,7 @@ def test_a_body_of_100_mb_by_a_client_library(battered: Battered) -> None:
 def test_100_mb_in_chunks(battered: Battered) -> None:
     with connect(battered.port) as sock:
         sock.sendall(request("POST", CHAT, None, {"transfer-encoding": "chunked"}))
-        for _ in range(100):
-            sock.sendall(b"%x\r\n%b\r\n" % (MB, b" " * MB))
+        send_all(sock, b"%x\r\n%b\r\n" % (MB, b" " * MB))
         [answer] = answers_in(read_to_end(sock))
     is_error(answer, 413)
 
@@ -192,11 +198,11 @@ def _answers_beside_slow_senders(battered: Battered) -> int:
         for one in headers:
             data, took_s = one.result()
             is_error(answers_in(data)[0], 408)
-            assert 0.9 < took_s < 15
+            assert 3.9 < took_s < 30
         for one in bodies:
             data, took_s = one.result()
             is_error(answers_in(data)[0], 408)
-            assert 2.9 < took_s < 20
+            assert 5.9 < took_s < 30
     return found
 
 
@@ -211,7 +217,7 @@ def test_a_connection_that_says_nothing_is_closed(battered: Battered) -> None:
     began = time.monotonic()
     with connect(battered.port) as sock:
         assert read_to_end(sock) == b""
-    assert 0.9 < time.monotonic() - began < 15
+    assert 3.9 < time.monotonic() - began < 30
 
 
 # Malformed
@@ -292,8 +298,7 @@ def test_trailers_change_nothing(battered: Battered) -> None:
     assert answer.status == 200 and answer.headers["x-request-id"] != "later"
     with connect(battered.port) as sock:
         sock.sendall(head + chunks)
-        for _ in range(100):
-            sock.sendall(b"x-long: " + b"x" * MB)
+        send_all(sock, b"x-long: " + b"x" * MB)
         [answer] = answers_in(read_to_end(sock))
     is_error(answer, 413)
 

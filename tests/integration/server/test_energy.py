@@ -70,7 +70,7 @@ def test_a_whole_answer_says_what_it_used(metered: Battered, path: str) -> None:
     assert set(found) == {"energy_j", "energy_idle_w"}
     assert found["energy_idle_w"] == pytest.approx(IDLE_W, rel=0.05)
     least_s = 20 * TOKEN_S
-    assert (BUSY_W - IDLE_W) * least_s * 0.9 < found["energy_j"] < (BUSY_W - IDLE_W) * (time.monotonic() - started)
+    assert (BUSY_W - IDLE_W) * least_s * 0.5 < found["energy_j"] < (BUSY_W - IDLE_W) * (time.monotonic() - started)
 
 
 @pytest.mark.parametrize("path", list(BODIES))

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from tests.integration.server.raw_http import until
+from tests.integration.server.serving import command_of
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -33,9 +34,8 @@ def test_a_hangup_while_models_load_is_carried_out_afterwards(processes: int, tm
         worker: list[psutil.Process] = []
 
         def loads() -> bool:
-            worker[:] = [
-                one for one in psutil.Process(process.pid).children() if "bootstrap" in " ".join(one.cmdline())
-            ]
+            found = psutil.Process(process.pid).children()
+            worker[:] = [one for one in found if "bootstrap" in " ".join(command_of(one))]
             return bool(worker)
 
         until(loads, 30, "a load")
@@ -51,6 +51,7 @@ def test_a_hangup_while_models_load_is_carried_out_afterwards(processes: int, tm
             return {one["id"] for one in httpx.get(f"{url}/v1/models", timeout=60).json()["data"]}
 
         until(lambda: listed() == {"first", "second"}, 20, "the reload")
+        until(lambda: "configuration taken in" in log.read_text(), 20, "word of it")
         assert log.read_text().count("configuration taken in") == 1
     finally:
         process.terminate()

@@ -19,7 +19,7 @@ import pytest
 from tests.integration.server.asking import BODY, ask, config_of
 from tests.integration.server.battered import CHAT
 from tests.integration.server.raw_http import connect, is_error, read_answer, request, tells_nothing, until
-from tests.integration.server.serving import Server, serving
+from tests.integration.server.serving import Server, command_of, serving
 
 
 def processes(server: Server) -> list[psutil.Process]:
@@ -33,7 +33,7 @@ def all_gone(found: list[psutil.Process]) -> bool:
 
 
 def worker_of(server: Server) -> psutil.Process:
-    [worker] = [one for one in processes(server) if any("bootstrap.py" in part for part in one.cmdline())]
+    [worker] = [one for one in processes(server) if any("bootstrap.py" in part for part in command_of(one))]
     return worker
 
 

@@ -35,7 +35,7 @@ def is_alive(pid: int) -> bool:
     """A zombie is not: in a container nobody may collect it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except OSError:
         return False
 
 

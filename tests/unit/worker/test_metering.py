@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -45,16 +47,22 @@ class Switched:
     name = "switched"
 
     def __init__(self) -> None:
-        self.power_w = IDLE_W
+        self._power_w = IDLE_W
         self.period_s = 0.0
         self.stuck = False
         self._last = (time.monotonic(), 0.0)
+        self._lock = threading.Lock()
+
+    def switch_on(self) -> None:
+        self.read()  # up to now it was idle
+        self._power_w = BUSY_W
 
     def read(self) -> list[Sample]:
-        now, (before, joules) = time.monotonic(), self._last
-        if not self.stuck and now - before >= self.period_s:
-            self._last = (now, joules + self.power_w * (now - before))
-        return [Sample(now, "gpu:0", energy_j=self._last[1])]
+        with self._lock:
+            now, (before, joules) = time.monotonic(), self._last
+            if not self.stuck and now - before >= self.period_s:
+                self._last = (now, joules + self._power_w * (now - before))
+            return [Sample(now, "gpu:0", energy_j=self._last[1])]
 
     def close(self) -> None:
         pass
@@ -128,8 +136,8 @@ def test_joules_come_with_the_last_word_to_whoever_asks(meter: Switched) -> None
     talk = Talk(meter)
     talk.learn()
     began = time.monotonic()
-    meter.power_w = BUSY_W
     asks, does_not = talk.submit(prompt=5), talk.submit(energy=False, prompt=5)
+    meter.switch_on()
     started = time.monotonic()
     talk.run(asks, does_not, steps=30)
     least_s = time.monotonic() - started
@@ -145,7 +153,7 @@ def test_joules_come_with_the_last_word_to_whoever_asks(meter: Switched) -> None
 def test_a_step_whose_first_tokens_leave_early_is_one_step(meter: Switched) -> None:
     talk = Talk(meter)
     talk.learn()
-    meter.power_w = BUSY_W
+    meter.switch_on()
     early, late = talk.submit(prompt=5), talk.submit(prompt=5)
     for _ in range(12):
         talk.ledger.token(early, "x", (5,))
@@ -163,7 +171,8 @@ def test_a_short_one_is_told_after_the_next_reading_and_leaves_then(
     monkeypatch.setattr(metering, "_PATIENCE_S", 60.0)
     talk = Talk(meter)
     talk.learn()
-    meter.power_w, meter.stuck = BUSY_W, True
+    meter.switch_on()
+    meter.stuck = True
     number = talk.submit()
     talk.run(number, step_s=0.01)
     talk.ledger.finish(number, FinishReason.STOP)
@@ -214,12 +223,14 @@ def test_whoever_shares_the_device_cannot_be_told_apart(meter: Switched, monkeyp
     meter.shared = lambda: others[0]  # type: ignore[attr-defined]
     talk = Talk(meter)
     talk.learn()
+    metered = talk.ledger._metering
+    assert metered is not None
     first, second = talk.submit(), talk.submit()
     others[0] = "process 7 computes on gpu:0 too"
-    talk.run(first, second, steps=10)
+    until(lambda: talk.run(first, second) or metered._shared[0])
     assert talk.finish(first)[0].energy_absent == "process 7 computes on gpu:0 too"
     others[0] = None
-    talk.run(second, steps=10)
+    until(lambda: talk.run(second) or metered._shared[1] < time.monotonic())
     third = talk.submit()
     talk.run(second, third, steps=10)
     two, three = talk.finish(second, third)
@@ -287,11 +298,13 @@ def test_steps_that_no_reading_will_cover_are_not_kept(meter: Switched, monkeypa
     monkeypatch.setattr(metering, "_PATIENCE_S", 0.2)
     talk = Talk(meter)
     talk.learn()
-    book = talk.ledger._metering._book  # type: ignore[union-attr]
+    metered = talk.ledger._metering
+    assert metered is not None
     meter.stuck = True
     number = talk.submit()
-    talk.run(number, steps=50, step_s=0.02)
-    assert 0 < len(book._steps) < 40
+    steps = itertools.count()
+    until(lambda: talk.run(number) or (next(steps) and metered._shared[0]))
+    assert len(metered._book._steps) < next(steps)
     meter.stuck = False
     talk.run(number, steps=10)
     later = talk.submit()

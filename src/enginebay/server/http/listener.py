@@ -8,7 +8,7 @@ import socket
 import time
 from email.utils import formatdate
 
-from enginebay.server.http.protocol import Connection, sweep
+from enginebay.server.http.protocol import Connection, put_off, sweep
 from enginebay.server.http.settings import Application, HttpSettings
 
 _SWEEP_S = 0.5
@@ -28,6 +28,7 @@ class Listener:
         self._application = application
         self._loop = asyncio.get_running_loop()
         self._sweeper: asyncio.TimerHandle | None = None
+        self._swept_at = time.monotonic()
         self._opening: set[asyncio.Task[object]] = set()
         self._full = False
         self.connections: set[Connection] = set()
@@ -71,7 +72,11 @@ class Listener:
         self._sweeper = self._loop.call_later(
             _SWEEP_S, self._sweep
         )  # first: whatever happens here, there is a next time
-        sweep(self.connections, time.monotonic())
+        now = time.monotonic()
+        late_s, self._swept_at = now - self._swept_at - _SWEEP_S, now
+        if late_s > _SWEEP_S:  # we stood still, and may not yet have read what clients sent in time
+            put_off(self.connections, late_s)
+        sweep(self.connections, now)
         self._settings.common_headers = f"date: {formatdate(usegmt=True)}\r\nserver: enginebay\r\n".encode()
         if self._full and len(self.connections) < self._settings.connections:
             self._full = False

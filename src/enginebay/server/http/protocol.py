@@ -367,3 +367,10 @@ def sweep(connections: set[Connection], now: float) -> None:
     """End what is past its deadline."""
     for connection in [one for one in connections if one.deadline is not None and one.deadline < now]:
         connection.expire()
+
+
+def put_off(connections: set[Connection], seconds: float) -> None:
+    """Time that no client is to blame for does not count."""
+    for connection in connections:
+        if connection.deadline is not None:
+            connection.deadline += seconds
