@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from enginebay.cli.event_loop import run_in_loop
 from enginebay.cli.output import emit_json, note
 from enginebay.cli.sampling_options import with_sampling
 from enginebay.cli.stack_options import (
@@ -82,7 +82,7 @@ def batch(
         progress.clear()
     show_idle_keys(set_, plan.spec.kind)
     try:
-        tally = asyncio.run(_run(stack, left, target, raw, concurrency, progress))
+        tally = run_in_loop(_run(stack, left, target, raw, concurrency, progress))
     except KeyboardInterrupt:
         note(f"interrupted: {len(finished(target))} of {len(jobs)} answered; run the same command to go on")
         raise

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from typing import Annotated, Any
 
 import typer
 
+from enginebay.cli.event_loop import run_in_loop
 from enginebay.cli.output import emit_json, note
 from enginebay.cli.sampling_options import with_sampling
 from enginebay.cli.stack_options import (
@@ -68,7 +68,7 @@ def run(
     finally:
         progress.clear()
     show_idle_keys(set_, plan.spec.kind)
-    asyncio.run(_answer(stack, asked, raw, lora, stats, as_json, progress))
+    run_in_loop(_answer(stack, asked, raw, lora, stats, as_json, progress))
 
 
 async def _answer(

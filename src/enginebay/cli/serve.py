@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from enginebay.cli.event_loop import run_in_loop
 from enginebay.cli.lifeline import end_with_stdin
 from enginebay.cli.output import note
 from enginebay.cli.stack_options import (
@@ -151,7 +152,7 @@ def _serve(asked: Asked) -> None:
 
         await Supervisor(wanted, sock, progress.say, ready, read_again, _keyring, hangups).serve()
 
-    uvloop.run(run())
+    run_in_loop(run(), uvloop.new_event_loop)
     sys.stderr.flush()
 
 

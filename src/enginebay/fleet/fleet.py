@@ -312,8 +312,8 @@ class Fleet:
             return
         try:
             left = await worker.client.drain(self.config.max_wait_s)
-        except EnginebayError:
-            return  # it has died or hangs, which is seen to elsewhere
+        except WorkerDied:
+            return  # which is seen to elsewhere
         if place.worker is worker and place.closed:
             place.running = left
             self._turn.set()

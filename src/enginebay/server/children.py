@@ -33,7 +33,7 @@ class ServerProcess:
         self._process = process
         self.line = line
         self._snapshot: Any = None
-        self._unanswered_since: float | None = None
+        self._unanswered = 0  # questions in a row
 
     @classmethod
     async def start(cls, listening: socket.socket, setup: Setup, handlers: Mapping[str, Handler]) -> ServerProcess:
@@ -68,18 +68,16 @@ class ServerProcess:
 
     @property
     def silent_s(self) -> float:
-        """Since the first of those questions in a row that it did not answer."""
-        return 0.0 if self._unanswered_since is None else time.monotonic() - self._unanswered_since
+        """How long it has said nothing at all; one question without an answer may be our own standstill."""
+        return time.monotonic() - self.line.heard_at if self._unanswered > 1 else 0.0
 
     async def snapshot(self) -> Any:
         """Its metrics; where it does not answer, those it last told, since counts must not fall and rise again."""
-        asked_at = time.monotonic()
-        try:
+        self._unanswered += 1
+        with suppress(TimeoutError):
             async with asyncio.timeout(_SNAPSHOT_S):
                 self._snapshot = await self.line.call("snapshot")
-            self._unanswered_since = None
-        except TimeoutError:
-            self._unanswered_since = self._unanswered_since or asked_at
+            self._unanswered = 0
         return self._snapshot
 
     async def drain(self, deadline_s: float) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ class Line:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._next = self._untold = 0
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by the other end's numbers; below 0 what nobody waits for
+        self.heard_at = time.monotonic()
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listener = asyncio.create_task(self._listen())
 
@@ -68,6 +70,7 @@ class Line:
             while True:
                 length = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES))
                 number, method, value = pickle.loads(await self._reader.readexactly(length))
+                self.heard_at = time.monotonic()
                 if method is None:
                     self._answered(number, value)
                 elif method:

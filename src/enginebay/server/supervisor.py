@@ -222,7 +222,7 @@ class Supervisor:
         try:
             await child.snapshot()
         except EnginebayError:
-            return  # it has gone, which is seen without us
+            return  # it has gone, which is seen elsewhere, or could not: that is a word, too
         if child.silent_s > self.wanted.config.fleet.hang_s:
             self._log.event(
                 "a server process stood still", level="error", pid=child.pid, silent_s=round(child.silent_s)
@@ -276,8 +276,12 @@ class Supervisor:
         """A server process that knows the latest, whatever has changed while it started."""
         changes = self._changes
         child = await ServerProcess.start(self._sock, self._setup(), handlers)
-        if changes != self._changes:
-            await self._configure(child, self._setup())
+        try:
+            if changes != self._changes:
+                await self._configure(child, self._setup())
+        except BaseException:  # nobody would know of it
+            await child.close()
+            raise
         return child
 
     async def _hang_up(self) -> None:

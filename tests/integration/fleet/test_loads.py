@@ -122,8 +122,8 @@ def test_a_worker_that_never_stays_alive(site: Site) -> None:
         assert loaded.status_code == 200
         assert ask(server, bearer(plain), max_tokens=4).status == 200
         is_error(ask(server, bearer(plain), max_tokens=100), 503)  # again, and this time nobody sees to it
-        until(lambda: len(deaths(server)) > 3, 20, "word of it")
-        _refused_at_once(server, plain, len(deaths(server)))
+        until(lambda: len(deaths(server)) >= 6, 20, "word of them")
+        _refused_at_once(server, plain, 6)
         until(lambda: ask(server, bearer(plain), max_tokens=4).status == 200, 60, "the end of the window")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import time
@@ -26,7 +27,8 @@ async def test_a_worker_that_is_stopped_counts_as_hung(site: Site) -> None:
     with serving(config=config, environ=site.alone) as server:
         async with Load(server.url, ["toy"]) as load:
             await load.answers_for_all(streams=True)
-            until(lambda: len(workers_of(server)) == 1 and _answers(server.port), 60, "a worker that is well")
+            well = lambda: len(workers_of(server)) == 1 and _answers(server.port)  # noqa: E731
+            await asyncio.to_thread(until, well, 60, "a worker that is well")
             stopped = worker_of(server)
             stopped.suspend()
             await another_worker(server, {stopped.pid})

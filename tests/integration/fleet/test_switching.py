@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import ItemsView, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -100,16 +100,16 @@ class Busy:
             self.asked.append(Beside(fleet.says, name))
             time.sleep(0.1)
         others = {name: names.count(name) for name in names if name != "one"}
-        until(lambda: streaming.ended_at or _waiting(fleet, others) >= others.items(), 30, "all requests")
+        until(lambda: streaming.ended_at or _wait(fleet, others), 30, "all requests")
         self.in_time = not streaming.ended_at
         for one in (streaming, *self.asked):
             one.result()
         self.switches = fleet.switches()[before:]
 
 
-def _waiting(fleet: Fleet, names: Iterable[str]) -> ItemsView[str, int]:
+def _wait(fleet: Fleet, requests: dict[str, int]) -> bool:
     found = fleet.models()
-    return {name: int(found[name]["waiting"]) for name in names}.items()
+    return all(found[name]["waiting"] >= count for name, count in requests.items())
 
 
 def test_a_busy_model_is_never_cut_off(turns: Fleet) -> None:

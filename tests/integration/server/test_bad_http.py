@@ -10,7 +10,6 @@ import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -42,10 +41,13 @@ from tests.integration.server.raw_http import (
 
 
 def send_all(sock: socket.socket, data: bytes) -> None:
-    """A hundred times. The server reads it for a while after its refusal, which is there to be read either way."""
-    with suppress(ConnectionError):
+    """A hundred times. The server reads on for five seconds after its refusal, which a machine that stalls may need."""
+    began = time.monotonic()
+    try:
         for _ in range(100):
             sock.sendall(data)
+    except ConnectionError:
+        assert time.monotonic() - began > 4.5, "the server did not read what was still being sent"
 
 
 def test_a_body_of_100_mb(battered: Battered) -> None:

@@ -69,13 +69,13 @@ def histories(draw: st.DrawFn, patient: bool = False) -> History:
     )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(histories())
 def test_every_promise_is_kept_and_every_request_ends(history: History) -> None:
     assert play(history).ends.total() == len(history.arrivals)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(histories(patient=True))
 def test_whoever_waits_long_enough_is_answered_unless_there_can_be_no_room(history: History) -> None:
     ends = play(history).ends
@@ -103,7 +103,7 @@ def one_slot(draw: st.DrawFn) -> History:
     )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(one_slot())
 def test_with_one_slot_never_more_raises_than_first_come_first_served(history: History) -> None:
     outcome = play(history)

@@ -175,7 +175,7 @@ def _apply(metrics: Metrics, event: tuple[str, str, float, int]) -> None:
         metrics.time_to_first_token.child(model, "fake").observe(value, count)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(_EVENT, st.integers(0, 3)), max_size=60))
 def test_split_over_processes_and_merged_is_the_whole(events: list[tuple[Any, int]]) -> None:
     kept = {"enginebay_completion_tokens_total", "enginebay_requests_running", "enginebay_time_to_first_token_seconds"}

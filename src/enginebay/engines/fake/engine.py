@@ -246,7 +246,7 @@ class FakeEngine:
             batch = self._sequences if len(self._sequences) <= most else self._sequences[:most]
             self._step(batch, sink)
             self._steps += 1
-            if any(one.ended for one in batch):  # before it is told: whoever knows of the end must not find it running
+            if any(one.ended for one in batch):  # before an end is told: who knows of it must not find it running
                 with self._changed:
                     self._sequences = [one for one in self._sequences if not one.ended]
             sink.flush()

@@ -73,9 +73,9 @@ class Listener:
             _SWEEP_S, self._sweep
         )  # first: whatever happens here, there is a next time
         now = time.monotonic()
-        late_s, self._swept_at = now - self._swept_at - _SWEEP_S, now
-        if late_s > _SWEEP_S:  # we stood still, and may not yet have read what clients sent in time
-            put_off(self.connections, late_s)
+        since_s, self._swept_at = now - self._swept_at, now
+        if since_s > 2 * _SWEEP_S:  # we stood still, and may not yet have read what clients sent in time
+            put_off(self.connections, since_s)
         sweep(self.connections, now)
         self._settings.common_headers = f"date: {formatdate(usegmt=True)}\r\nserver: enginebay\r\n".encode()
         if self._full and len(self.connections) < self._settings.connections:

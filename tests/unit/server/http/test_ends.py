@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
+import time
 import weakref
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from tests.unit.server.http.client import GET, OLD, Client, ok, post, turn, wait
+from enginebay.server.http import listener
+from tests.unit.server.http.client import GET, OLD, SETTINGS, Client, ok, post, turn, wait
 
 # Deadlines
 
@@ -21,6 +26,23 @@ async def test_a_closed_client_that_reads_the_rest_later_keeps_its_deadline() ->
     assert not client.transport.aborted
     wait(client, 41)
     assert client.transport.aborted
+
+
+async def test_time_in_which_we_stood_still_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """We stop just before the deadline of 10 s, and what the client sends just after that lies unread when we go on."""
+    began, closed = time.monotonic(), []
+    for sweeps in ([9.8, 10.3], [9.8, 14.9], [9.8, 14.9, 15.4]):
+        client = Client()
+        with socket.socket() as sock:
+            swept = listener.Listener(sock, replace(SETTINGS), client.app)
+            swept.connections, swept._swept_at = client.all, began + 9.3
+            for at_s in sweeps:
+                monkeypatch.setattr(listener, "time", SimpleNamespace(monotonic=lambda at_s=at_s: began + at_s))
+                swept._sweep()
+                assert swept._sweeper is not None
+                swept._sweeper.cancel()
+        closed.append(client.transport.closed)
+    assert closed == [True, False, True]
 
 
 async def test_deadlines_of_each_state() -> None:

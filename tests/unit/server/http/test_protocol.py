@@ -18,7 +18,7 @@ async def test_a_request_in_any_pieces() -> None:
         assert client.got.endswith(b"content-length: 2\r\n\r\n/p") and not client.transport.closed
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.binary(max_size=60), max_size=12))
 async def test_nothing_that_is_sent_raises(pieces: list[bytes]) -> None:
     client = Client(ok).send(GET, *pieces)

@@ -53,7 +53,7 @@ def test_one_character_at_a_time(recording: dict[str, Any]) -> None:
     assert parsed(recording, list(recording["output"])) == expected(recording)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_random_cuts(data: st.DataObject) -> None:
     recording = data.draw(st.sampled_from(list(RECORDINGS.values())))
@@ -63,7 +63,7 @@ def test_random_cuts(data: st.DataObject) -> None:
     assert parsed(recording, pieces) == expected(recording)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(data=st.data())
 def test_damaged_outputs_do_not_depend_on_cuts_either(data: st.DataObject) -> None:
     """Whatever a model makes of a format: parts of recordings in any order, read by any parser."""

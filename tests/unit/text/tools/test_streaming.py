@@ -191,7 +191,7 @@ PARTS = [
 ]
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(st.sampled_from(list(FORMATS)), st.lists(st.sampled_from(PARTS), max_size=14))
 def test_any_text_reads_the_same_however_cut(name: str, parts: list[str]) -> None:
     output = "".join(parts)
