@@ -230,11 +230,13 @@ async def test_rope_scaling_changes_the_answers_alike(tiny_llama: Path, referenc
         assert await _tiny_answers(worker) == scaled
 
 
-@pytest.mark.parametrize("script", ["check_transformers.py", "check_transformers_rounding.py"])
+@pytest.mark.parametrize(
+    "script", ["check_transformers.py", "check_transformers_kernel.py", "check_transformers_rounding.py"]
+)
 def test_transformers_inside_its_own_environment(tiny_llama: Path, script: str) -> None:
     """Checks that need torch in the same process: sampling against plain formulas, caches against generate(), rounding."""
     python = environments.find("transformers").python
-    env = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src")}
+    env = {**os.environ, "PYTHONPATH": f"{HERE.parents[1] / 'src'}{os.pathsep}{HERE.parents[1]}"}
     done = subprocess.run(
         [str(python), str(HERE / script), str(tiny_llama)],
         capture_output=True, text=True, timeout=500, env=env, check=False,

@@ -78,16 +78,24 @@ async def test_sleep_frees_the_memory_and_the_model_is_the_same_afterwards(worke
             assert slept.freed_bytes > 100_000_000, slept
 
 
-def test_every_way_of_batching_gives_what_generate_gives() -> None:
-    """Needs torch in the same process."""
+@pytest.mark.parametrize(
+    ("script", "real"),
+    [
+        ("check_transformers.py", "check_cuda_graphs_are_replayed"),
+        ("check_transformers_kernel.py", "check_our_kernel_attends_as_the_formula_does"),
+    ],
+)
+def test_every_way_of_batching_gives_what_generate_gives(script: str, real: str) -> None:
+    """Needs torch in the same process. `real` is the check that only a GPU can do."""
     model = home() / "test-models" / "tiny-llama"
     if not model.is_dir():
         made_by("make_tiny_llama.py", dense_smollm2(), model)
-    env = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), "ENGINEBAY_CHECK_DEVICE": "cuda"}
+    root = HERE.parents[1]
+    env = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}", "ENGINEBAY_CHECK_DEVICE": "cuda"}
     done = subprocess.run(
-        [str(environments.find("transformers").python), str(HERE / "check_transformers.py"), str(model)],
+        [str(environments.find("transformers").python), str(HERE / script), str(model)],
         capture_output=True, text=True, timeout=500, env=env, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
     assert done.stdout.count("ok ") >= 4
-    assert "ok check_cuda_graphs_are_replayed" in done.stdout
+    assert f"ok {real}" in done.stdout

@@ -1,7 +1,7 @@
 """What each way of generating with transformers gives on a GPU: the library's own, with and without static cache, compilation and
-continuous batching, and our loop, with and without recorded steps and compilation.
+continuous batching, and our loop, with and without recorded steps, compilation and attention of our own.
 
-    python -m tests.gpu.transformers_ways --out FOLDER [--shape llama-8b] [--rows 256] [--turns 3] [--seconds 600] [--ways WORD...]
+    python -m tests.gpu.transformers_ways --out FOLDER [--shape llama-8b] [--rows 256] [--turns 3] [--seconds 600] [--ways PATTERN...]
 
 Rows of 128 tokens in and 128 out, random weights, greedy, no server. Each way has a few turns: the first has what compiles and
 records in it. A way that fails, or takes longer than `--most` seconds, is told, and the next one follows. `ways.jsonl` in the
@@ -19,14 +19,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
 from transformers import CompileConfig, ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from bench.gpu.shapes import make_shape, shape_config
+from enginebay.engines.transformers import assembly
 from tests.gpu.transformers_speed import INPUT, OUTPUT, Bench, say, started, tokenizer
 
 Turn = Callable[[list[list[int]]], int]  # answers prompts; gives the number of tokens that it made
@@ -93,10 +97,15 @@ class Library:
         }
 
 
+LIBRARY = "library"  # no setting: rows that decode are attended by the library's kernels
 OURS: dict[str, dict[str, Any]] = {
     "ours, kernel by kernel": {"cuda_graphs": "off"},
+    "ours, kernel by kernel, the library's attention": {"cuda_graphs": "off", LIBRARY: True},
     "ours, recorded steps": {},
-    "ours, compiled": {"torch_compile": "default"},
+    "ours, recorded steps, the library's attention": {LIBRARY: True},
+    "ours, compiled": {"torch_compile": "default", "cuda_graphs": "off"},
+    "ours, compiled and recorded": {"torch_compile": "default"},
+    "ours, compiled and recorded, the library's attention": {"torch_compile": "default", LIBRARY: True},
 }
 
 
@@ -111,7 +120,7 @@ class Ways:
     def measure(self, name: str, made: Callable[[], Turn]) -> None:
         """`made` may take long itself: it loads."""
         left_s = self._deadline - time.monotonic()
-        if left_s < 20 or not any(word in name for word in self._given.ways or [""]):
+        if left_s < 20 or not any(fnmatch(name, pattern) for pattern in self._given.ways):
             say(f"left out: {name}" + (", no time" if left_s < 20 else ""))
             return
         signal.setitimer(signal.ITIMER_REAL, min(self.most_s, left_s))
@@ -176,7 +185,10 @@ def _measure_ours(ways: Ways, name: str, path: Path, settings: dict[str, Any]) -
     opened: list[Bench] = []
 
     def made() -> Turn:
-        opened.append(Bench(path, **settings))
+        given = {name: value for name, value in settings.items() if name != LIBRARY}
+        with mock.patch.object(assembly, "decode_kernel", lambda *_: None) if LIBRARY in settings else nullcontext():
+            opened.append(Bench(path, **given))
+        say(f"{name}: {dict(opened[0].engine.facts().effective)}")
         opened[0].wait_s = ways.most_s  # it may have to compile
         return lambda prompts: sum(map(len, opened[0].run(prompts, [OUTPUT] * len(prompts))[0]))
 
@@ -196,7 +208,7 @@ def _options() -> argparse.ArgumentParser:
     options.add_argument("--turns", type=int, default=3)
     options.add_argument("--seconds", type=float, default=600.0, help="for everything")
     options.add_argument("--most", type=float, default=120.0, help="seconds for one way, with loading and compiling")
-    options.add_argument("--ways", nargs="+", metavar="WORD", help="only those with one of these in their name")
+    options.add_argument("--ways", nargs="+", metavar="PATTERN", default=["*"], help="only those named so, as 'ours*'")
     return options
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 from enginebay.contract import Load
 from enginebay.engines.transformers import measure
 from enginebay.engines.transformers.adapters import Adapters
+from enginebay.engines.transformers.attention import Kernel
 from enginebay.engines.transformers.batches import BatchRules
 from enginebay.engines.transformers.embedding import Embedder
 from enginebay.engines.transformers.generation import Draft, Generator
@@ -23,7 +26,9 @@ from enginebay.engines.transformers.runner import Runner
 from enginebay.engines.transformers.schedule import Limits
 from enginebay.engines.transformers.settings import RETIRED
 from enginebay.errors import LoadFailed
+from enginebay.wording import in_one_line
 
+_log = logging.getLogger(__name__)
 _ROWS = {"cpu": 32, "cuda": 256}
 _STEP_TOKENS = {
     "cpu": 512,
@@ -104,6 +109,7 @@ def _prepare_generation(parts: Parts, load: Load, options: Options, kind: str, n
         if recorder is not None:
             runner.record_with(recorder, Room(budget, parts.limits.rows))
         parts.effective |= {"cuda_graphs": "on" if recorder is not None else f"off: {reason}"}
+        parts.effective |= {"decode_attention": "own" if runner.own_attention else "library"}
         parts.rules = _rules("dynamic", parts.limits.rows, options, kind)
         return
     parts.rules = _rules(strategy, parts.limits.rows, options, kind)
@@ -120,9 +126,21 @@ def _runner(parts: Parts, options: Options, load: Load) -> tuple[Runner | None, 
     if obstacle is not None or (options.strategy or "continuous") != "continuous":
         return None, obstacle
     loaded = parts.loaded
-    runner = Runner(loaded.model, parts.adapters, loaded.context_length, loaded.device, options.compile_mode)
+    kernel = decode_kernel(loaded, parts.peers.alone)
+    runner = Runner(loaded.model, parts.adapters, loaded.context_length, loaded.device, options.compile_mode, kernel)
     with explained(load.path):
         return runner, runner.obstacle()
+
+
+def decode_kernel(loaded: Loaded, alone: bool) -> Kernel | None:
+    """Attention of our own for CUDA. The compiler that it needs comes with PyTorch there."""
+    if loaded.device.type != "cuda" or loaded.attention == "eager" or not alone:
+        return None
+    try:
+        return importlib.import_module("enginebay.engines.transformers.decode_kernel")
+    except ImportError as error:
+        _log.warning("the library's attention is used, not our own: %s", in_one_line(error))
+        return None
 
 
 def recorder_for(loaded: Loaded, options: Options, alone: bool) -> tuple[Recorder | None, str | None]:

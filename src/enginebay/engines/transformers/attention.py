@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -102,6 +102,16 @@ class Together:
         shelf[:, :, : self.longest].index_copy_(0, self._rows.to(shelf.device), new)
 
 
+class Kernel(Protocol):
+    """Attention of rows that decode, each over its own length: `decode_kernel`."""
+
+    def takes(self, query: Any, keys: Any, values: Any) -> bool: ...
+
+    def attend(
+        self, query: Any, keys: Any, values: Any, rows: Any, positions: Any, scale: float | None, window: int | None
+    ) -> Any: ...
+
+
 @dataclass(slots=True)
 class Work:
     """What attention does in one step."""
@@ -122,8 +132,9 @@ class Work:
 class ShelfAttention:
     """The attention function the model calls during our steps; `work` is set for each step."""
 
-    def __init__(self, eager: bool) -> None:
+    def __init__(self, eager: bool, kernel: Kernel | None = None) -> None:
         self.work: Work | None = None
+        self.kernel = kernel  # for rows that decode; none: the library's, with a mask
         self._attend = _eager if eager else scaled_dot_product_attention
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # its shapes change with every step
@@ -166,6 +177,13 @@ class ShelfAttention:
         keys, values = group.shelf.tensors(layer, key, value)
         group.write(keys, key[0, :, place].transpose(0, 1))
         group.write(values, value[0, :, place].transpose(0, 1))
+        if self.kernel is not None and not self.kernel.takes(query, keys, values):
+            self.kernel = None  # known after the first step that decodes, which is one at load
+        if self.kernel is not None:
+            rows, positions = group.rows.to(keys.device), group.positions.to(keys.device)
+            return self.kernel.attend(
+                query[0, :, place].transpose(0, 1), keys, values, rows, positions, scaling, window
+            )
         # Query heads that share a key head stand side by side as if they were positions: no copy of the keys for each.
         count, heads = len(group.rows), keys.shape[1]
         asked = query[0, :, place].transpose(0, 1).reshape(count, heads, -1, query.shape[3])

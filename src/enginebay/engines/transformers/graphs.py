@@ -85,11 +85,13 @@ class CudaRecorder:
 class StepGraphs:
     """Replays decode steps that came before; records those that come again. `off` says why it no longer does."""
 
-    def __init__(self, recorder: Recorder, forward: Forward, rows: int, device: Any) -> None:
+    def __init__(self, recorder: Recorder, forward: Forward, rows: int, device: Any, by_length: bool = False) -> None:
+        """`by_length`: attention reads each row as far as it goes, so how far is not baked in."""
         self._recorder = recorder
         self._forward = forward
         self._rows = rows
         self._device = device
+        self._by_length = by_length
         self._recordings: Recordings[Callable[[], None]] = Recordings()
         self._inputs = torch.zeros(2 * rows, dtype=torch.long, device=device)  # tokens, then positions
         self._places = torch.arange(rows, device=device)
@@ -133,7 +135,8 @@ class StepGraphs:
         rows = padded_rows(count, shelf.allocated)
         if rows > self._rows:
             return None
-        return StepKey(shelf.capacity, shelf.generation, rows, padded_reach(group.longest, shelf.capacity))
+        reach = shelf.capacity if self._by_length else padded_reach(group.longest, shelf.capacity)
+        return StepKey(shelf.capacity, shelf.generation, rows, reach)
 
     def _replayed(self, key: StepKey, group: Group) -> Any:
         self._fill(key.rows, group)

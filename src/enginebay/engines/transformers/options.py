@@ -118,8 +118,8 @@ def obstacle_to_graphs(options: Options, devices: Collection[str], alone: bool, 
         return "the model is not on CUDA"
     if not alone or len(devices) != 1:
         return "the model is on several devices"
-    if options.compile_mode is not None:
-        return "torch_compile is on"
+    if options.compile_mode not in (None, "default"):
+        return f"torch_compile: {options.compile_mode} records steps by itself"
     return "the weights are quantized" if quantized else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from transformers import AttentionInterface
 
 from enginebay.engines.transformers.adapters import Adapters
-from enginebay.engines.transformers.attention import NAME, Decoding, ShelfAttention, Work
+from enginebay.engines.transformers.attention import NAME, Decoding, Kernel, ShelfAttention, Work
 from enginebay.engines.transformers.graphs import Recorder, StepGraphs
 from enginebay.engines.transformers.layout import lay_out
 from enginebay.engines.transformers.room import Room
@@ -18,6 +19,7 @@ from enginebay.engines.transformers.schedule import Release, Reserve, Segment, S
 from enginebay.engines.transformers.shelves import ShelfCache
 from enginebay.wording import in_one_line
 
+_log = logging.getLogger(__name__)
 _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 # What ours may be from the library's own logits: so many times what two attentions of the library's are from each other, which is
 # rounding alone (seen: 0.3 to 1.4 times, in three formats, with 2 to 126 layers, on processors and on a GPU).
@@ -30,7 +32,13 @@ class Runner:
     """Runs steps on a model whose attention is replaced, for the time of a step, by one that knows the shelves."""
 
     def __init__(
-        self, model: Any, adapters: Adapters, context_length: int, device: Any, compile_mode: str | None
+        self,
+        model: Any,
+        adapters: Adapters,
+        context_length: int,
+        device: Any,
+        compile_mode: str | None,
+        kernel: Kernel | None = None,
     ) -> None:
         self._model = model
         self._adapters = adapters
@@ -38,7 +46,7 @@ class Runner:
         self._context_length = context_length
         self._config = model.config.get_text_config()
         self._own_attention = self._config._attn_implementation
-        self._attention = ShelfAttention(eager=self._own_attention == "eager")
+        self._attention = ShelfAttention(self._own_attention == "eager", kernel)
         AttentionInterface.register(NAME, self._attention)
         self._forward = torch.compile(model, mode=compile_mode, dynamic=True) if compile_mode else model
         self._graphs: StepGraphs | None = None
@@ -56,6 +64,11 @@ class Runner:
         return self._graphs is not None and self._graphs.off is None
 
     @property
+    def own_attention(self) -> bool:
+        """Whether rows that decode are attended by our kernel."""
+        return self._attention.kernel is not None
+
+    @property
     def why_not_recorded(self) -> str | None:
         return self._graphs.off if self._graphs is not None else None
 
@@ -63,7 +76,9 @@ class Runner:
         """Record steps that only decode, from now on."""
         self.cache.room = room
         self._gathers = True
-        self._graphs = StepGraphs(recorder, self._decoded, room.rows, self._device)
+        self._graphs = StepGraphs(
+            recorder, self._decoded, room.rows, self._device, by_length=self._attention.kernel is not None
+        )
 
     def forget_recordings(self) -> None:
         """The model is about to change."""
@@ -132,17 +147,17 @@ class Runner:
         reason = structural_obstacle(self._model, self._config)
         if reason is not None:
             return reason
+        found = self._tried()
+        if found is not None and self._attention.kernel is not None:
+            _log.warning("the library's attention is used, not our own: %s", found)
+            self._attention.kernel = None
+            found = self._tried()
+        return found
+
+    def _tried(self) -> str | None:
         try:
             return self._difference()
-        except (
-            NotImplementedError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            RuntimeError,
-            IndexError,
-            KeyError,
-        ) as error:
+        except Exception as error:  # a model's, the library's or a compiler's: whatever it is, there is another way
             return f"its attention cannot be replaced ({in_one_line(error)})"
         finally:
             self.cache.apply([Release(-1), Release(-2)])

@@ -58,14 +58,14 @@ _EXECUTION = {
     ),
     "torch_compile": Setting(
         "bool|str",
-        "Compile the forward pass; true means default",
+        "Compile the forward pass; true means default. Loading takes longer by half a minute and more; on CUDA answers come faster",
         translates("torch.compile(mode=...)"),
         choices=(False, True, "default", "reduce-overhead", "max-autotune"),
     ),
     "cuda_graphs": Setting(
         "str",
         "Record steps that only decode and replay them, where batching is continuous; auto: on one CUDA device, with dense weights "
-        "and without torch_compile or an adapter",
+        "and without an adapter; with torch_compile, in its mode default",
         choices=("auto", "off"),
         default="auto",
     ),

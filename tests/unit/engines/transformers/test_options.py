@@ -106,7 +106,14 @@ def test_context_length() -> None:
         ({}, {"cuda:0", "cpu"}, True, False, "the model is not on CUDA"),
         ({}, {"cuda:0", "cuda:1"}, True, False, "the model is on several devices"),
         ({}, {"cuda:0"}, False, False, "the model is on several devices"),
-        ({"torch_compile": True}, {"cuda:0"}, True, False, "torch_compile is on"),
+        ({"torch_compile": True}, {"cuda:0"}, True, False, None),
+        (
+            {"torch_compile": "max-autotune"},
+            {"cuda:0"},
+            True,
+            False,
+            "torch_compile: max-autotune records steps by itself",
+        ),
         ({}, {"cuda:0"}, True, True, "the weights are quantized"),
     ],
 )

@@ -1,0 +1,146 @@
+"""Attention of our own for rows that decode; run by test_features.py in the transformers engine's environment:
+
+    python check_transformers_kernel.py MODEL_DIR
+
+What is around the kernel is checked with one in plain PyTorch. The kernel itself is checked where Triton can run it: on CUDA
+(ENGINEBAY_CHECK_DEVICE), or slowly on any processor with TRITON_INTERPRET=1. The repository and `src` must be on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from enginebay.engines.transformers import assembly
+from tests.contract.check_transformers import (
+    Bench,
+    Rerun,
+    ask,
+    assert_same,
+    greedy,
+    mixed_requests,
+    prompts,
+    recording,
+    runner_of,
+)
+
+_DEVICE = os.environ.get("ENGINEBAY_CHECK_DEVICE", "cpu")
+
+
+class Plain:
+    """Row by row, by the library's formula."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def takes(self, query: Any, keys: Any, values: Any) -> bool:
+        return True
+
+    def attend(
+        self, query: Any, keys: Any, values: Any, rows: Any, positions: Any, scale: float | None, window: int | None
+    ) -> Any:
+        self.calls += 1
+        out = torch.empty_like(query)
+        shared = query.shape[1] // keys.shape[1]
+        for at, (row, last) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True)):
+            seen = slice(0 if window is None else max(0, last + 1 - window), last + 1)
+            mine = (one[row, :, seen].repeat_interleave(shared, 0) for one in (keys, values))
+            out[at] = scaled_dot_product_attention(query[at, :, None], *mine, scale=scale)[:, 0]
+        return out
+
+
+class Refusing(Plain):
+    def takes(self, query: Any, keys: Any, values: Any) -> bool:
+        return False
+
+
+class Failing(Plain):
+    def attend(self, *given: Any) -> Any:
+        raise LookupError("no compiler\nand so on")
+
+
+class Wrong(Plain):
+    def attend(self, *given: Any) -> Any:
+        return torch.zeros_like(super().attend(*given))
+
+
+def with_kernel(kernel: Plain) -> Any:
+    return mock.patch.object(assembly, "decode_kernel", lambda *_: kernel)
+
+
+def check_a_kernel_gives_what_generate_gives(path: str) -> None:
+    expected = greedy(path)
+    with with_kernel(kernel := Plain()):
+        bench = Bench(path)
+    found = bench.run([ask(prompt, temperature=0, max_tokens=40) for prompt in prompts(12)])
+    assert [choices[0] for choices in found] == expected
+    assert bench.engine.facts().effective["decode_attention"] == "own" and kernel.calls > 40
+    bench.engine.close()
+
+
+def check_recorded_steps_are_good_for_any_length(path: str) -> None:
+    plain = Bench(path)
+    expected = plain.run(mixed_requests())
+    plain.engine.close()
+    with with_kernel(Plain()):
+        bench = recording(path, recorder := Rerun())
+    for _ in range(2):
+        assert_same(path, bench.run(mixed_requests()), expected)
+    assert recorder.replayed > recorder.recorded > 0
+    recorded = runner_of(bench)._graphs._recordings._kept
+    assert recorded and all(key.reach == key.capacity for key in recorded)
+    bench.engine.close()
+
+
+def check_the_library_does_it_where_a_kernel_cannot(path: str) -> None:
+    expected = greedy(path)
+    for kernel in (Refusing(), Failing(), Wrong()):
+        with with_kernel(kernel):
+            bench = recording(path, Rerun())
+        effective, calls = bench.engine.facts().effective, kernel.calls
+        assert effective["decode_attention"] == "library", kernel
+        assert effective["batching.strategy"] == "continuous", effective
+        found = bench.run([ask(prompt, temperature=0, max_tokens=40) for prompt in prompts(12)])
+        assert [choices[0] for choices in found] == expected, kernel
+        assert kernel.calls == calls
+        assert any(key.reach < key.capacity for key in runner_of(bench)._graphs._recordings._kept), kernel
+        bench.engine.close()
+
+
+def check_our_kernel_attends_as_the_formula_does(path: str) -> None:
+    from enginebay.engines.transformers import decode_kernel
+
+    torch.manual_seed(0)
+    formats = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+    if _DEVICE == "cpu":
+        del formats[torch.bfloat16]  # the interpreter cannot multiply them
+    for dtype, limit in formats.items():
+        for heads, shared, size, window in ((2, 4, 128, None), (3, 3, 64, None), (2, 1, 64, 70), (1, 20, 64, None)):
+            keys, values = (torch.randn(10, heads, 256, size, device=_DEVICE, dtype=dtype) for _ in range(2))
+            rows = torch.tensor([0, 2, 3, 9, 5], device=_DEVICE)
+            positions = torch.tensor([0, 63, 64, 200, 255], device=_DEVICE)
+            # As the model has it: more tokens are in the step, and the heads come first.
+            query = torch.randn(1, heads * shared, 7, size, device=_DEVICE, dtype=dtype)[0, :, 1:6].transpose(0, 1)
+            assert decode_kernel.takes(query, keys, values)
+            found = decode_kernel.attend(query, keys, values, rows, positions, None, window)
+            expected = Plain().attend(query, keys, values, rows, positions, None, window)
+            assert (found - expected).abs().max() < limit, (dtype, heads, shared, size, window)
+
+
+CHECKS = (
+    check_a_kernel_gives_what_generate_gives,
+    check_recorded_steps_are_good_for_any_length,
+    check_the_library_does_it_where_a_kernel_cannot,
+)
+TRITON = importlib.util.find_spec("triton") and (_DEVICE.startswith("cuda") or os.environ.get("TRITON_INTERPRET"))
+
+if __name__ == "__main__":
+    for check in (*CHECKS, *((check_our_kernel_attends_as_the_formula_does,) if TRITON else ())):
+        check(sys.argv[1])
+        print(f"ok {check.__name__}", flush=True)
