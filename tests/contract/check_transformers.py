@@ -314,6 +314,7 @@ def check_cuda_graphs_are_replayed(path: str) -> None:
     for _ in range(2):
         bench.run([ask(prompt, temperature=0, max_tokens=40) for prompt in prompts(12)])
     assert bench.engine.facts().effective["cuda_graphs"] == "on", bench.engine.facts().effective
+    assert bench.engine.facts().effective["decode_attention"] == "own", bench.engine.facts().effective
     assert runner_of(bench)._graphs.replays > 0
     bench.engine.close()
 

@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._dynamo.utils import counters
 from torch.nn.functional import scaled_dot_product_attention
 
 from enginebay.engines.transformers import assembly
@@ -70,8 +71,15 @@ class Wrong(Plain):
         return torch.zeros_like(super().attend(*given))
 
 
+class Short(Plain):
+    """Reads one block and no more."""
+
+    def attend(self, query: Any, keys: Any, values: Any, rows: Any, positions: Any, *given: Any) -> Any:
+        return super().attend(query, keys, values, rows, positions.clamp(max=63), *given)
+
+
 def with_kernel(kernel: Plain) -> Any:
-    return mock.patch.object(assembly, "decode_kernel", lambda *_: kernel)
+    return mock.patch.object(assembly, "decode_kernel", lambda *_: (kernel, None))
 
 
 def check_a_kernel_gives_what_generate_gives(path: str) -> None:
@@ -98,13 +106,37 @@ def check_recorded_steps_are_good_for_any_length(path: str) -> None:
     bench.engine.close()
 
 
+def check_compiled_steps_are_recorded(path: str) -> None:
+    """And they are compiled at load: of what comes later only steps that want a single token are anything new.
+
+    What is compiled is found and guarded as always, and then run as it is: there may be no C++ compiler.
+    """
+    expected, compiler = greedy(path), torch.compile
+    plainly = mock.patch.object(torch, "compile", lambda model, **_: compiler(model, backend="eager", dynamic=True))
+    with with_kernel(Plain()), plainly:
+        bench = recording(path, recorder := Rerun(), torch_compile="default")
+    at_load = counters["stats"]["unique_graphs"]
+    found = bench.run([ask(prompt, temperature=0, max_tokens=40) for prompt in prompts(12)])
+    assert [choices[0] for choices in found] == expected
+    assert recorder.replayed > recorder.recorded > 0
+    assert 0 < at_load <= counters["stats"]["unique_graphs"] <= at_load + 1, (at_load, counters["stats"])
+    bench.engine.close()
+
+
 def check_the_library_does_it_where_a_kernel_cannot(path: str) -> None:
     expected = greedy(path)
-    for kernel in (Refusing(), Failing(), Wrong()):
+    for kernel, reason in (
+        (Refusing(), "it does not take heads of 64 in float32"),
+        (Failing(), "no compiler"),
+        (Wrong(), "differ"),
+        (Short(), "differ"),
+    ):
         with with_kernel(kernel):
             bench = recording(path, Rerun())
         effective, calls = bench.engine.facts().effective, kernel.calls
-        assert effective["decode_attention"] == "library", kernel
+        assert effective["decode_attention"].startswith("library: ") and reason in effective["decode_attention"], (
+            effective
+        )
         assert effective["batching.strategy"] == "continuous", effective
         found = bench.run([ask(prompt, temperature=0, max_tokens=40) for prompt in prompts(12)])
         assert [choices[0] for choices in found] == expected, kernel
@@ -121,21 +153,28 @@ def check_our_kernel_attends_as_the_formula_does(path: str) -> None:
     if _DEVICE == "cpu":
         del formats[torch.bfloat16]  # the interpreter cannot multiply them
     for dtype, limit in formats.items():
-        for heads, shared, size, window in ((2, 4, 128, None), (3, 3, 64, None), (2, 1, 64, 70), (1, 20, 64, None)):
-            keys, values = (torch.randn(10, heads, 256, size, device=_DEVICE, dtype=dtype) for _ in range(2))
+        for heads, shared, size, window, scale in (
+            (2, 4, 128, None, None),
+            (3, 3, 64, None, 0.3),
+            (2, 1, 64, 70, None),
+            (1, 20, 64, None, None),
+            (1, 2, 256, None, 0.05),
+        ):
+            keys, values = (torch.randn(10, heads, 205, size, device=_DEVICE, dtype=dtype) for _ in range(2))
             rows = torch.tensor([0, 2, 3, 9, 5], device=_DEVICE)
-            positions = torch.tensor([0, 63, 64, 200, 255], device=_DEVICE)
+            positions = torch.tensor([0, 63, 64, 200, 204], device=_DEVICE)
             # As the model has it: more tokens are in the step, and the heads come first.
             query = torch.randn(1, heads * shared, 7, size, device=_DEVICE, dtype=dtype)[0, :, 1:6].transpose(0, 1)
             assert decode_kernel.takes(query, keys, values)
-            found = decode_kernel.attend(query, keys, values, rows, positions, None, window)
-            expected = Plain().attend(query, keys, values, rows, positions, None, window)
+            found = decode_kernel.attend(query, keys, values, rows, positions, scale, window)
+            expected = Plain().attend(query, keys, values, rows, positions, scale, window)
             assert (found - expected).abs().max() < limit, (dtype, heads, shared, size, window)
 
 
 CHECKS = (
     check_a_kernel_gives_what_generate_gives,
     check_recorded_steps_are_good_for_any_length,
+    check_compiled_steps_are_recorded,
     check_the_library_does_it_where_a_kernel_cannot,
 )
 TRITON = importlib.util.find_spec("triton") and (_DEVICE.startswith("cuda") or os.environ.get("TRITON_INTERPRET"))

@@ -71,7 +71,7 @@ def check_a_model_with_one_attention_has_a_limit_too() -> None:
         plain = Runner._plain_logits
 
         def only_its_own(runner: Any, rows: Any, plain: Any = plain, fault: Any = fault) -> Any:
-            if runner._config._attn_implementation == runner._own_attention:
+            if runner._config._attn_implementation == runner._library_attention:
                 return plain(runner, rows)
             if isinstance(fault, Exception):
                 raise fault

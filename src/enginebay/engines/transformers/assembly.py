@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from enginebay.engines.transformers.settings import RETIRED
 from enginebay.errors import LoadFailed
 from enginebay.wording import in_one_line
 
-_log = logging.getLogger(__name__)
 _ROWS = {"cpu": 32, "cuda": 256}
 _STEP_TOKENS = {
     "cpu": 512,
@@ -109,7 +107,7 @@ def _prepare_generation(parts: Parts, load: Load, options: Options, kind: str, n
         if recorder is not None:
             runner.record_with(recorder, Room(budget, parts.limits.rows))
         parts.effective |= {"cuda_graphs": "on" if recorder is not None else f"off: {reason}"}
-        parts.effective |= {"decode_attention": "own" if runner.own_attention else "library"}
+        parts.effective |= {"decode_attention": "own" if runner.has_kernel else f"library: {runner.why_library}"}
         parts.rules = _rules("dynamic", parts.limits.rows, options, kind)
         return
     parts.rules = _rules(strategy, parts.limits.rows, options, kind)
@@ -126,21 +124,26 @@ def _runner(parts: Parts, options: Options, load: Load) -> tuple[Runner | None, 
     if obstacle is not None or (options.strategy or "continuous") != "continuous":
         return None, obstacle
     loaded = parts.loaded
-    kernel = decode_kernel(loaded, parts.peers.alone)
-    runner = Runner(loaded.model, parts.adapters, loaded.context_length, loaded.device, options.compile_mode, kernel)
+    kernel, reason = decode_kernel(loaded, parts.peers.alone)
+    runner = Runner(
+        loaded.model, parts.adapters, loaded.context_length, loaded.device, options.compile_mode, kernel, reason
+    )
     with explained(load.path):
         return runner, runner.obstacle()
 
 
-def decode_kernel(loaded: Loaded, alone: bool) -> Kernel | None:
-    """Attention of our own for CUDA. The compiler that it needs comes with PyTorch there."""
-    if loaded.device.type != "cuda" or loaded.attention == "eager" or not alone:
-        return None
+def decode_kernel(loaded: Loaded, alone: bool) -> tuple[Kernel | None, str | None]:
+    """Attention of our own for rows that decode, or the reason why there is none."""
+    if loaded.device.type != "cuda":
+        return None, "the model is not on CUDA"
+    if loaded.attention == "eager":
+        return None, "attn_implementation is eager"
+    if not alone:
+        return None, "several processes have the model"
     try:
-        return importlib.import_module("enginebay.engines.transformers.decode_kernel")
-    except ImportError as error:
-        _log.warning("the library's attention is used, not our own: %s", in_one_line(error))
-        return None
+        return importlib.import_module("enginebay.engines.transformers.decode_kernel"), None
+    except ImportError as error:  # its compiler comes with PyTorch for CUDA
+        return None, in_one_line(error)
 
 
 def recorder_for(loaded: Loaded, options: Options, alone: bool) -> tuple[Recorder | None, str | None]:

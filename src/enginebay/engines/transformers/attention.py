@@ -132,10 +132,14 @@ class Work:
 class ShelfAttention:
     """The attention function the model calls during our steps; `work` is set for each step."""
 
-    def __init__(self, eager: bool, kernel: Kernel | None = None) -> None:
+    def __init__(self, eager: bool, kernel: Kernel | None = None, why_library: str | None = None) -> None:
         self.work: Work | None = None
         self.kernel = kernel  # for rows that decode; none: the library's, with a mask
+        self.why_library = why_library
         self._attend = _eager if eager else scaled_dot_product_attention
+
+    def drop_kernel(self, reason: str) -> None:
+        self.kernel, self.why_library = None, reason
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # its shapes change with every step
     def __call__(
@@ -177,8 +181,8 @@ class ShelfAttention:
         keys, values = group.shelf.tensors(layer, key, value)
         group.write(keys, key[0, :, place].transpose(0, 1))
         group.write(values, value[0, :, place].transpose(0, 1))
-        if self.kernel is not None and not self.kernel.takes(query, keys, values):
-            self.kernel = None  # known after the first step that decodes, which is one at load
+        if self.kernel is not None and not self.kernel.takes(query, keys, values):  # seen at load
+            self.drop_kernel(f"it does not take heads of {keys.shape[3]} in {str(keys.dtype).removeprefix('torch.')}")
         if self.kernel is not None:
             rows, positions = group.rows.to(keys.device), group.positions.to(keys.device)
             return self.kernel.attend(

@@ -11,7 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
-_BLOCK = 64  # positions at a time
+_MOST_POSITIONS, _MOST_BYTES = (
+    64,
+    16_384,
+)  # of a head's keys, at a time: shared memory holds a few such blocks, on small GPUs too
 _LEAST = 16  # lines that a matrix product takes at least
 
 
@@ -26,7 +29,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # the compiler reads annotations: 
     line, part, step = tl.arange(0, LINES), tl.arange(0, SIZE), tl.arange(0, BLOCK)
     stop = (tl.load(positions + row) + 1).to(tl.int32)
     first = tl.maximum(stop - window, 0)
-    shelf = tl.load(rows + row) * shelf_row + head * shelf_head
+    shelf = tl.load(rows + row) * shelf_row + head.to(tl.int64) * shelf_head
     mine = (head * GROUP + line)[:, None]
     asked = tl.load(query + row * query_row + mine * query_head + part, mask=line[:, None] < GROUP, other=0.0)
     highest = tl.full([LINES], -float("inf"), tl.float32)
@@ -78,6 +81,7 @@ def attend(
             query, keys, values, out, rows, positions,
             size**-0.5 if scale is None else scale, keys.shape[2] if window is None else window,
             query.stride(0), query.stride(1), keys.stride(0), keys.stride(1), out.stride(0),
-            GROUP=shared, LINES=max(_LEAST, triton.next_power_of_2(shared)), SIZE=size, BLOCK=_BLOCK,
+            GROUP=shared, LINES=max(_LEAST, triton.next_power_of_2(shared)), SIZE=size,
+            BLOCK=min(_MOST_POSITIONS, _MOST_BYTES // (size * keys.element_size())),
         )  # fmt: skip
     return out

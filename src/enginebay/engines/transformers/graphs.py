@@ -93,8 +93,9 @@ class StepGraphs:
         self._device = device
         self._by_length = by_length
         self._recordings: Recordings[Callable[[], None]] = Recordings()
-        self._inputs = torch.zeros(2 * rows, dtype=torch.long, device=device)  # tokens, then positions
-        self._places = torch.arange(rows, device=device)
+        with torch.inference_mode():  # as all steps are: a compiled model would be compiled again for others
+            self._inputs = torch.zeros(2 * rows, dtype=torch.long, device=device)  # tokens, then positions
+            self._places = torch.arange(rows, device=device)
         self._logits: Any = None
         self._shortages = 0
         self.replays = 0

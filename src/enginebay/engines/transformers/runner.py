@@ -13,6 +13,7 @@ from enginebay.engines.transformers.adapters import Adapters
 from enginebay.engines.transformers.attention import NAME, Decoding, Kernel, ShelfAttention, Work
 from enginebay.engines.transformers.graphs import Recorder, StepGraphs
 from enginebay.engines.transformers.layout import lay_out
+from enginebay.engines.transformers.loading import out_of_memory
 from enginebay.engines.transformers.room import Room
 from enginebay.engines.transformers.rounding import apart
 from enginebay.engines.transformers.schedule import Release, Reserve, Segment, Step
@@ -25,6 +26,7 @@ _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 # rounding alone (seen: 0.3 to 1.4 times, in three formats, with 2 to 126 layers, on processors and on a GPU).
 _TIMES = 4.0
 _LEAST, _MOST = 0.001, 0.5  # logits that have nothing in common are 1.4 apart
+_KERNEL_TRIAL = 150  # tokens
 _UNKNOWN = 0.12  # where the library has no other attention that works
 
 
@@ -39,15 +41,17 @@ class Runner:
         device: Any,
         compile_mode: str | None,
         kernel: Kernel | None = None,
+        why_no_kernel: str | None = None,
     ) -> None:
         self._model = model
         self._adapters = adapters
         self._device = device
         self._context_length = context_length
         self._config = model.config.get_text_config()
-        self._own_attention = self._config._attn_implementation
-        self._attention = ShelfAttention(self._own_attention == "eager", kernel)
+        self._library_attention = self._config._attn_implementation
+        self._attention = ShelfAttention(self._library_attention == "eager", kernel, why_no_kernel)
         AttentionInterface.register(NAME, self._attention)
+        self._compiled = compile_mode is not None
         self._forward = torch.compile(model, mode=compile_mode, dynamic=True) if compile_mode else model
         self._graphs: StepGraphs | None = None
         self._gathers = device.type == "cuda"  # prompts of similar length: fewer launches, a little padding
@@ -64,9 +68,13 @@ class Runner:
         return self._graphs is not None and self._graphs.off is None
 
     @property
-    def own_attention(self) -> bool:
-        """Whether rows that decode are attended by our kernel."""
+    def has_kernel(self) -> bool:
+        """Whether rows that decode are attended by a kernel of our own."""
         return self._attention.kernel is not None
+
+    @property
+    def why_library(self) -> str | None:
+        return self._attention.why_library
 
     @property
     def why_not_recorded(self) -> str | None:
@@ -76,9 +84,7 @@ class Runner:
         """Record steps that only decode, from now on."""
         self.cache.room = room
         self._gathers = True
-        self._graphs = StepGraphs(
-            recorder, self._decoded, room.rows, self._device, by_length=self._attention.kernel is not None
-        )
+        self._graphs = StepGraphs(recorder, self._decoded, room.rows, self._device, by_length=self.has_kernel)
 
     def forget_recordings(self) -> None:
         """The model is about to change."""
@@ -134,12 +140,14 @@ class Runner:
                 logits_to_keep=kept,
             )
         finally:
-            self._config._attn_implementation = self._own_attention
+            self._config._attn_implementation = self._library_attention
             self._attention.work = None
         return output.logits[0]
 
     def _decoded(self, rows: Decoding, tokens: Any, positions: Any) -> Any:
-        return self._logits(Work([rows]), tokens[None], positions[None], 0)
+        # All of them. A compiled model has met a tensor at load, and would be compiled again for a number.
+        kept = rows.rows if self._compiled else 0
+        return self._logits(Work([rows]), tokens[None], positions[None], kept)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def obstacle(self) -> str | None:
@@ -147,17 +155,21 @@ class Runner:
         reason = structural_obstacle(self._model, self._config)
         if reason is not None:
             return reason
-        found = self._tried()
-        if found is not None and self._attention.kernel is not None:
-            _log.warning("the library's attention is used, not our own: %s", found)
-            self._attention.kernel = None
-            found = self._tried()
-        return found
+        reason = self._tried()
+        if reason is None or self._attention.kernel is None:
+            return reason
+        self._attention.drop_kernel(reason)
+        without = self._tried()
+        if without is None:
+            _log.warning("the library's attention is used, not our own: %s", reason)
+        return without
 
     def _tried(self) -> str | None:
         try:
             return self._difference()
-        except Exception as error:  # a model's, the library's or a compiler's: whatever it is, there is another way
+        except Exception as error:  # a model's, the library's or a compiler's: there may be another way
+            if out_of_memory(error):
+                raise
             return f"its attention cannot be replaced ({in_one_line(error)})"
         finally:
             self.cache.apply([Release(-1), Release(-2)])
@@ -165,11 +177,13 @@ class Runner:
     def _difference(self) -> str | None:
         """Two rows of different length, each computed in two steps, must give the logits of a plain forward pass."""
         vocabulary = self._config.vocab_size
-        texts = {-1: [(7 * i + 3) % vocabulary for i in range(9)], -2: [(5 * i + 2) % vocabulary for i in range(7)]}
-        first = [Segment(-1, 0, texts[-1][:8], False), Segment(-2, 0, texts[-2][:6], False)]
+        # A kernel of our own reads in blocks: one row has several of them.
+        most = min(self._context_length, _KERNEL_TRIAL if self.has_kernel else 9)
+        texts = {-1: [(7 * i + 3) % vocabulary for i in range(most)], -2: [(5 * i + 2) % vocabulary for i in range(7)]}
+        first = [Segment(key, 0, text[:-1], False) for key, text in texts.items()]
         second = [Segment(key, len(text) - 1, text[-1:], True) for key, text in texts.items()]
-        self.run(Step(None, [Reserve(-1, 8), Reserve(-2, 6)], first))
-        wanted, logits = self.run(Step(None, [Reserve(-1, 9), Reserve(-2, 7)], second))
+        self.run(Step(None, [Reserve(key, len(text) - 1) for key, text in texts.items()], first))
+        wanted, logits = self.run(Step(None, [Reserve(key, len(text)) for key, text in texts.items()], second))
         self.bytes_per_token = self.cache.bytes_per_token(-1)
         rows = [texts[segment.key] for segment in wanted]
         plain = self._plain_logits(rows)
@@ -179,13 +193,13 @@ class Runner:
 
     def _limit(self, rows: list[list[int]], plain: Any) -> float:
         """How far apart logits may be and still be the same but for the order of sums, in this model and its number format."""
-        self._config._attn_implementation = "sdpa" if self._own_attention == "eager" else "eager"
+        self._config._attn_implementation = "sdpa" if self._library_attention == "eager" else "eager"
         try:
             rounding = apart(self._plain_logits(rows), plain)
         except Exception:  # a model may have one attention only
             rounding = math.inf
         finally:
-            self._config._attn_implementation = self._own_attention
+            self._config._attn_implementation = self._library_attention
         return min(_MOST, max(_LEAST, _TIMES * rounding)) if math.isfinite(rounding) else _UNKNOWN
 
     def _plain_logits(self, rows: list[list[int]]) -> Any:

@@ -58,7 +58,7 @@ _EXECUTION = {
     ),
     "torch_compile": Setting(
         "bool|str",
-        "Compile the forward pass; true means default. Loading takes longer by half a minute and more; on CUDA answers come faster",
+        "Compile the forward pass; true means default. Loading takes longer by half a minute and more; on CUDA, default makes answers faster",
         translates("torch.compile(mode=...)"),
         choices=(False, True, "default", "reduce-overhead", "max-autotune"),
     ),
