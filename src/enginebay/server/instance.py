@@ -83,7 +83,8 @@ class Instance:
         if known is None or not same or known.offering.variants != offering.variants:
             return Offer(offering, limits, setup.share)
         known.offering = offering
-        for session in known.sessions:
+        for session, kind in zip(known.sessions, offering.kinds, strict=True):
+            session.kind = kind  # a variant keeps its name on another engine
             if session.served is not None:
                 session.served.client.loras = offering.loras
         return known

@@ -209,6 +209,16 @@ def test_a_cold_model_on_another_engine_is_told_as_such(tmp_path: Path) -> None:
         after = fleet.models()["toy"]
         assert (after["engine"], after["state"], after["last_switch"]) == ("llamacpp", "cold", None)
         assert before["last_switch"] is not None and after["version"] != before["version"]
+        assert fleet.ask("toy").status_code == 200
+
+        def engines() -> list[str]:
+            return [line["engine"] for line in fleet.log() if line.get("endpoint") == "chat"]
+
+        until(lambda: engines() == ["llamacpp"], 20, "the line of the request")
+        told = httpx.get(f"{fleet.server.url}/metrics", timeout=60).text
+        counted = [one for one in told.splitlines() if one.startswith("enginebay_requests_")]
+        assert any("total" in one and 'engine="llamacpp"' in one for one in counted), counted
+        assert not any('engine="fake"' in one for one in counted), counted
 
 
 def test_a_change_of_limits_and_defaults_without_a_new_worker(changing: Configured) -> None:
