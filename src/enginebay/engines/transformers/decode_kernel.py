@@ -11,10 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-_MOST_POSITIONS, _MOST_BYTES = (
-    64,
-    16_384,
-)  # of a head's keys, at a time: shared memory holds a few such blocks, on small GPUs too
+# Of a head's keys, at a time. Shared memory holds a few such blocks, on small GPUs too.
+_MOST_POSITIONS, _MOST_BYTES = 64, 16_384
 _LEAST = 16  # lines that a matrix product takes at least
 
 
