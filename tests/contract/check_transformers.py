@@ -283,13 +283,14 @@ def check_recorded_steps_change_nothing(path: str) -> None:
         cache.room = room.Room(20_000, 32)
         assert_same(path, bench.run(mixed_requests()), before)
         recorded = recorder.recorded
-        schedule.limits = dataclasses.replace(schedule.limits, rows=5, step_tokens=64, cached_tokens=1100)
-        cache.room = room.Room(1100, 32)
-        assert_same(path, bench.run(mixed_requests()), before)
-        assert recorder.recorded > recorded
         runner_of(bench).rest()
         assert not cache._shelves
-        assert_same(path, bench.run(mixed_requests()), before)
+        schedule.limits = dataclasses.replace(schedule.limits, rows=5, step_tokens=64, cached_tokens=1100)
+        cache.room = room.Room(1100, 32)
+        with mock.patch.object(cache, "free_unused", wraps=cache.free_unused) as trimming:
+            assert_same(path, bench.run(mixed_requests()), before)
+        assert any(call.args[0] > 0 for call in trimming.call_args_list)
+        assert recorder.recorded > recorded
         bench.engine.close()
 
 

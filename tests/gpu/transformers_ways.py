@@ -1,9 +1,9 @@
 """What each way of generating with transformers gives on a GPU: the library's own, with and without static cache, compilation and
 continuous batching, and our loop, with and without recorded steps, compilation and attention of our own.
 
-    python -m tests.gpu.transformers_ways --out FOLDER [--shape llama-8b] [--rows 256] [--turns 3] [--seconds 600] [--ways PATTERN...]
+    python -m tests.gpu.transformers_ways --out FOLDER [--shape llama-8b] [--rows 256] [--input 128] [--turns 3] [--seconds 600] [--ways PATTERN...]
 
-Rows of 128 tokens in and 128 out, random weights, greedy, no server. Each way has a few turns: the first has what compiles and
+Rows of `--input` tokens in and 128 out, random weights, greedy, no server. Each way has a few turns: the first has what compiles and
 records in it. A way that fails, or takes longer than `--most` seconds, is told, and the next one follows. `ways.jsonl` in the
 folder has a line for each way, as it comes.
 """
@@ -11,6 +11,7 @@ folder has a line for each way, as it comes.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -141,7 +142,7 @@ class Ways:
     def _turn(self, turn: Turn, number: int) -> float:
         rows = self._given.rows
         source = random.Random(number)
-        prompts = [[source.randrange(300, 40_000) for _ in range(INPUT)] for _ in range(rows)]
+        prompts = [[source.randrange(300, 40_000) for _ in range(self._given.input)] for _ in range(rows)]
         began = time.monotonic()
         tokens = turn(prompts)
         if self._given.device == "cuda":
@@ -154,6 +155,7 @@ class Ways:
         line = {
             "way": name,
             "rows": self._given.rows,
+            "input": self._given.input,
             "tokens_per_s": [round(one, 1) for one in speeds],
             "wrong": wrong,
         }
@@ -203,6 +205,10 @@ def _measure_ours(ways: Ways, name: str, path: Path, settings: dict[str, Any]) -
     finally:
         for one in opened:
             one.engine.close()
+        opened.clear()
+        gc.collect()  # its parts know each other, and the next way wants the memory
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 def _options() -> argparse.ArgumentParser:
@@ -211,6 +217,7 @@ def _options() -> argparse.ArgumentParser:
     options.add_argument("--shape", choices=["llama-8b", "llama-tiny"], default="llama-8b")
     options.add_argument("--device", default="cuda")
     options.add_argument("--rows", type=int, default=256)
+    options.add_argument("--input", type=int, default=INPUT, help="tokens of a prompt")
     options.add_argument("--turns", type=int, default=3)
     options.add_argument("--seconds", type=float, default=600.0, help="for everything")
     options.add_argument("--most", type=float, default=120.0, help="seconds for one way, with loading and compiling")
