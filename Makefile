@@ -11,7 +11,7 @@ BESIDE ?= -n 2 --dist loadfile
 # These measure, and have the machine to themselves.
 ALONE := $(addprefix tests/integration/,lab server/test_energy.py server/test_soak.py)
 
-.PHONY: install serve run node check unit browser engines engine-transformers engine-vllm model contract integration test soak bench-server bench-switch bench-worker bench-start bench-lab compare docs clean
+.PHONY: install serve run node check unit browser engines engine-transformers engine-vllm model contract integration test soak bench-server bench-switch bench-worker bench-spinning bench-start bench-lab compare docs clean
 
 install: $(VENV)/.installed
 
@@ -86,6 +86,9 @@ soak: $(VENV)/.dev
 
 bench-worker: engines
 	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python bench/worker.py
+
+bench-spinning: model
+	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python -m bench.spinning
 
 bench-switch: engines
 	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python -m bench.switch

@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
 class InProcess:
     """The engine called directly in its own environment, by bench/in_process.py, told over a pipe when to run."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, env: Mapping[str, str] | None = None) -> None:
         load = plan.launch.load
         self._process = subprocess.Popen(
             [
@@ -68,7 +69,7 @@ class InProcess:
             stdout=subprocess.PIPE,
             stderr=plan.launch.log.open("ab"),
             text=True,
-            env=None,
+            env=env,
         )
         self._read()
 

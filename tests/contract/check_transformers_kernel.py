@@ -72,10 +72,14 @@ class Wrong(Plain):
 
 
 class Short(Plain):
-    """Reads one block and no more."""
+    """Reads so many positions and no more: one block, or a part of those that long rows are split into."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._last = most - 1
 
     def attend(self, query: Any, keys: Any, values: Any, rows: Any, positions: Any, *given: Any) -> Any:
-        return super().attend(query, keys, values, rows, positions.clamp(max=63), *given)
+        return super().attend(query, keys, values, rows, positions.clamp(max=self._last), *given)
 
 
 def with_kernel(kernel: Plain) -> Any:
@@ -129,7 +133,8 @@ def check_the_library_does_it_where_a_kernel_cannot(path: str) -> None:
         (Refusing(), "it does not take heads of 64 in float32"),
         (Failing(), "no compiler"),
         (Wrong(), "differ"),
-        (Short(), "differ"),
+        (Short(64), "differ"),
+        (Short(256), "differ"),
     ):
         with with_kernel(kernel):
             bench = recording(path, Rerun())
@@ -160,15 +165,28 @@ def check_our_kernel_attends_as_the_formula_does(path: str) -> None:
             (1, 20, 64, None, None),
             (1, 2, 256, None, 0.05),
         ):
-            keys, values = (torch.randn(10, heads, 205, size, device=_DEVICE, dtype=dtype) for _ in range(2))
-            rows = torch.tensor([0, 2, 3, 9, 5], device=_DEVICE)
-            positions = torch.tensor([0, 63, 64, 200, 204], device=_DEVICE)
-            # As the model has it: more tokens are in the step, and the heads come first.
-            query = torch.randn(1, heads * shared, 7, size, device=_DEVICE, dtype=dtype)[0, :, 1:6].transpose(0, 1)
-            assert decode_kernel.takes(query, keys, values)
-            found = decode_kernel.attend(query, keys, values, rows, positions, scale, window)
-            expected = Plain().attend(query, keys, values, rows, positions, scale, window)
-            assert (found - expected).abs().max() < limit, (dtype, heads, shared, size, window)
+            for places in ([0, 63, 64, 200, 204], [0, 64, 500, 1039, 1040]):  # the longer ones are split
+                capacity = places[-1] + 1
+                keys, values = (torch.randn(10, heads, capacity, size, device=_DEVICE, dtype=dtype) for _ in range(2))
+                rows = torch.tensor([0, 2, 3, 9, 5], device=_DEVICE)
+                positions = torch.tensor(places, device=_DEVICE)
+                # As the model has it: more tokens are in the step, and the heads come first.
+                query = torch.randn(1, heads * shared, 7, size, device=_DEVICE, dtype=dtype)[0, :, 1:6].transpose(0, 1)
+                assert decode_kernel.takes(query, keys, values)
+                with mock.patch.object(decode_kernel, "parts_for", wraps=decode_kernel.parts_for) as asked:
+                    found = decode_kernel.attend(query, keys, values, rows, positions, scale, window)
+                assert (decode_kernel.parts_for(*asked.call_args.args) > 1) >= (capacity > 1000)
+                expected = Plain().attend(query, keys, values, rows, positions, scale, window)
+                assert (found - expected).abs().max() < limit, (dtype, heads, shared, size, window, places)
+
+
+def check_few_rows_are_split_and_many_are_not(path: str) -> None:
+    from enginebay.engines.transformers.decode_kernel import parts_for
+
+    assert parts_for(8 * 8, 8192 // 64, 132) == 16
+    assert parts_for(1, 8192 // 64, 132) == 32
+    assert parts_for(8 * 8, 512 // 64, 132) == 2
+    assert parts_for(8 * 8, 256 // 64, 132) == parts_for(8 * 8, 1, 132) == parts_for(256 * 8, 8192 // 64, 132) == 1
 
 
 CHECKS = (
@@ -177,9 +195,10 @@ CHECKS = (
     check_compiled_steps_are_recorded,
     check_the_library_does_it_where_a_kernel_cannot,
 )
+KERNEL_CHECKS = (check_few_rows_are_split_and_many_are_not, check_our_kernel_attends_as_the_formula_does)
 TRITON = importlib.util.find_spec("triton") and (_DEVICE.startswith("cuda") or os.environ.get("TRITON_INTERPRET"))
 
 if __name__ == "__main__":
-    for check in (*CHECKS, *((check_our_kernel_attends_as_the_formula_does,) if TRITON else ())):
+    for check in (*CHECKS, *(KERNEL_CHECKS if TRITON else ())):
         check(sys.argv[1])
         print(f"ok {check.__name__}", flush=True)

@@ -26,7 +26,8 @@ _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 # rounding alone (seen: 0.3 to 1.4 times, in three formats, with 2 to 126 layers, on processors and on a GPU).
 _TIMES = 4.0
 _LEAST, _MOST = 0.001, 0.5  # logits that have nothing in common are 1.4 apart
-_KERNEL_TRIAL = 150  # tokens
+# Tokens of a row. A kernel of our own reads in blocks, and splits what is on a long shelf.
+_TRIAL, _KERNEL_TRIAL = (9, 7), (600, 150, 7)
 _UNKNOWN = 0.12  # where the library has no other attention that works
 
 
@@ -172,14 +173,15 @@ class Runner:
                 raise
             return f"its attention cannot be replaced ({in_one_line(error)})"
         finally:
-            self.cache.apply([Release(-1), Release(-2)])
+            self.cache.apply([Release(-number) for number in range(1, 1 + max(len(_TRIAL), len(_KERNEL_TRIAL)))])
 
     def _difference(self) -> str | None:
-        """Two rows of different length, each computed in two steps, must give the logits of a plain forward pass."""
-        vocabulary = self._config.vocab_size
-        # A kernel of our own reads in blocks: one row has several of them.
-        most = min(self._context_length, _KERNEL_TRIAL if self.has_kernel else 9)
-        texts = {-1: [(7 * i + 3) % vocabulary for i in range(most)], -2: [(5 * i + 2) % vocabulary for i in range(7)]}
+        """Rows of different length, each computed in two steps, must give the logits of a plain forward pass."""
+        lengths = [min(self._context_length, length) for length in (_KERNEL_TRIAL if self.has_kernel else _TRIAL)]
+        texts = {
+            -number: [((2 * number + 3) * i + number) % self._config.vocab_size for i in range(length)]
+            for number, length in enumerate(lengths, start=1)
+        }
         first = [Segment(key, 0, text[:-1], False) for key, text in texts.items()]
         second = [Segment(key, len(text) - 1, text[-1:], True) for key, text in texts.items()]
         self.run(Step(None, [Reserve(key, len(text) - 1) for key, text in texts.items()], first))
@@ -208,9 +210,10 @@ class Runner:
         What is padded comes after all that is looked at, so it changes nothing there.
         """
         longest = max(map(len, rows))
-        padded = [row + [0] * (longest - len(row)) for row in rows]
-        logits = self._model(input_ids=torch.tensor(padded, device=self._device)).logits
-        return torch.stack([logits[number, len(row) - 1] for number, row in enumerate(rows)]).float()
+        padded = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=self._device)
+        ends = torch.tensor([len(row) - 1 for row in rows])  # the last layer's device may be another
+        logits = self._model(input_ids=padded, logits_to_keep=ends).logits  # [rows, rows, vocabulary]
+        return torch.stack([logits[number, number] for number in range(len(rows))]).float()
 
 
 def structural_obstacle(model: Any, config: Any) -> str | None:
