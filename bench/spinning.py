@@ -70,7 +70,8 @@ def compare(plan: Plan, count: str) -> bool:
 def main(counts: list[str]) -> int:
     plan = make_plan("smollm2", engine="llamacpp", config=load_config(None), settings=SETTINGS["llamacpp"])
     print(f"{'count':>8}{'ours':>10}{'with it':>10}{'ratio':>8}   95% interval, tok/s of one stream")
-    return 0 if all([compare(plan, count) for count in counts]) else 1
+    good = [compare(plan, count) for count in counts]
+    return 0 if all(good) else 1
 
 
 if __name__ == "__main__":

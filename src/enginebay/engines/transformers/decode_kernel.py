@@ -43,9 +43,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # the compiler reads annotations: 
     begin += number * share
     shelf = tl.load(rows + row) * shelf_row + head.to(tl.int64) * shelf_head
     mine = head * GROUP + line
-    asked = tl.load(
-        query + row * query_row + mine[:, None] * query_head + part, mask=line[:, None] < GROUP, other=0.0
-    )
+    asked = tl.load(query + row * query_row + mine[:, None] * query_head + part, mask=line[:, None] < GROUP, other=0.0)
     highest = tl.full([LINES], -float("inf"), tl.float32)
     total = tl.zeros([LINES], tl.float32)
     answer = tl.zeros([LINES, SIZE], tl.float32)
