@@ -13,6 +13,7 @@ File = Annotated[
     Path | None,
     typer.Argument(help="Config file; else ENGINEBAY_CONFIG, ./enginebay.yaml or config.yaml in ENGINEBAY_HOME"),
 ]
+Config = Annotated[Path | None, typer.Option("--config", "-c", help="The same as FILE, as other commands have it")]
 Strict = Annotated[bool, typer.Option("--strict", help="Keys without effect are errors")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
 Engine = Annotated[str | None, typer.Option("--engine", help="As if this engine were chosen")]
@@ -27,14 +28,14 @@ def main() -> None:
 
 @app.command()
 def validate(
-    file: File = None, strict: Strict = False, json: Json = False, engine: Engine = None, preset: Preset = None,
-    set_: Set = None,
+    file: File = None, config_file: Config = None, strict: Strict = False, json: Json = False, engine: Engine = None,
+    preset: Preset = None, set_: Set = None,
 ) -> None:  # fmt: skip
     """Check the configuration: every problem in one line each; exit code 2 when there is one."""
     from enginebay.cli.output import emit_json, note
     from enginebay.config.load import as_error, assess
 
-    found = assess(file, preset=preset, flags=_flags(engine, set_), strict=strict)
+    found = assess(_one_of(file, config_file), preset=preset, flags=_flags(engine, set_), strict=strict)
     config, problems = found.config, found.problems
     if json:
         emit_json(
@@ -57,15 +58,15 @@ def validate(
 
 @app.command()
 def show(
-    file: File = None, strict: Strict = False, json: Json = False, engine: Engine = None, preset: Preset = None,
-    set_: Set = None,
+    file: File = None, config_file: Config = None, strict: Strict = False, json: Json = False, engine: Engine = None,
+    preset: Preset = None, set_: Set = None,
 ) -> None:  # fmt: skip
     """Print the effective configuration, with where each value came from."""
     from enginebay.cli.output import emit_json, note
     from enginebay.config.load import load_config
     from enginebay.config.show import to_json, to_yaml
 
-    config = load_config(file, preset=preset, flags=_flags(engine, set_), strict=strict)
+    config = load_config(_one_of(file, config_file), preset=preset, flags=_flags(engine, set_), strict=strict)
     if json:
         emit_json(to_json(config))
         return
@@ -82,6 +83,12 @@ def schema(json: Json = False) -> None:
     from enginebay.engines.registry import specs
 
     emit_json(json_schema(specs()))
+
+
+def _one_of(file: Path | None, config_file: Path | None) -> Path | None:
+    if file is not None and config_file is not None:
+        raise typer.BadParameter("name the file once, as FILE or by --config")
+    return file if file is not None else config_file
 
 
 def _flags(engine: str | None, assignments: list[str] | None) -> dict[str, Any]:

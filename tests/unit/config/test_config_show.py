@@ -185,3 +185,15 @@ def test_a_preset_without_effect_is_said(capsys: pytest.CaptureFixture[str]) -> 
 def test_schema_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "schema"]) == 0
     assert "vllm" in json.loads(capsys.readouterr().out)["properties"]
+
+
+@pytest.mark.parametrize("command", ["validate", "show"])
+def test_the_file_can_be_named_as_for_other_commands(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("model: other\n")
+    assert main(["config", command, "-c", str(file)]) == 0
+    assert "mine.yaml" in capsys.readouterr().out
+    assert main(["config", command, str(file), "--config", str(file)]) == 2
+    assert "name the file once" in capsys.readouterr().err
