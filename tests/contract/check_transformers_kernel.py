@@ -66,6 +66,11 @@ class Failing(Plain):
         raise LookupError("no compiler\nand so on")
 
 
+class Hungry(Plain):
+    def attend(self, *given: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+
+
 class Wrong(Plain):
     def attend(self, *given: Any) -> Any:
         return torch.zeros_like(super().attend(*given))
@@ -132,6 +137,7 @@ def check_the_library_does_it_where_a_kernel_cannot(path: str) -> None:
     for kernel, reason in (
         (Refusing(), "it does not take heads of 64 in float32"),
         (Failing(), "no compiler"),
+        (Hungry(), "out of memory"),
         (Wrong(), "differ"),
         (Short(64), "differ"),
         (Short(256), "differ"),
@@ -154,7 +160,7 @@ def check_our_kernel_attends_as_the_formula_does(path: str) -> None:
     from enginebay.engines.transformers import decode_kernel
 
     torch.manual_seed(0)
-    formats = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+    formats = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 4e-2}
     if _DEVICE == "cpu":
         del formats[torch.bfloat16]  # the interpreter cannot multiply them
     for dtype, limit in formats.items():
@@ -162,6 +168,7 @@ def check_our_kernel_attends_as_the_formula_does(path: str) -> None:
             (2, 4, 128, None, None),
             (3, 3, 64, None, 0.3),
             (2, 1, 64, 70, None),
+            (2, 1, 64, 700, None),
             (1, 20, 64, None, None),
             (1, 2, 256, None, 0.05),
         ):
@@ -175,7 +182,7 @@ def check_our_kernel_attends_as_the_formula_does(path: str) -> None:
                 assert decode_kernel.takes(query, keys, values)
                 with mock.patch.object(decode_kernel, "parts_for", wraps=decode_kernel.parts_for) as asked:
                     found = decode_kernel.attend(query, keys, values, rows, positions, scale, window)
-                assert (decode_kernel.parts_for(*asked.call_args.args) > 1) >= (capacity > 1000)
+                assert (decode_kernel.parts_for(*asked.call_args.args) > 1) == (capacity > 1000 and window != 70)
                 expected = Plain().attend(query, keys, values, rows, positions, scale, window)
                 assert (found - expected).abs().max() < limit, (dtype, heads, shared, size, window, places)
 
@@ -183,10 +190,16 @@ def check_our_kernel_attends_as_the_formula_does(path: str) -> None:
 def check_few_rows_are_split_and_many_are_not(path: str) -> None:
     from enginebay.engines.transformers.decode_kernel import parts_for
 
-    assert parts_for(8 * 8, 8192 // 64, 132) == 16
-    assert parts_for(1, 8192 // 64, 132) == 32
-    assert parts_for(8 * 8, 512 // 64, 132) == 2
-    assert parts_for(8 * 8, 256 // 64, 132) == parts_for(8 * 8, 1, 132) == parts_for(256 * 8, 8192 // 64, 132) == 1
+    assert parts_for(8 * 8, 8192, 132) == 16
+    assert parts_for(1, 8192, 132) == 32
+    assert parts_for(8 * 8, 512, 132) == 2
+    assert parts_for(8 * 8, 256, 132) == parts_for(8 * 8, 1, 132) == parts_for(256 * 8, 8192, 132) == 1
+    # The rows that are tried at load have shelves of 256 and 1024.
+    assert all(
+        parts_for(2 * heads, 256, cores) == 1 < parts_for(heads, 1024, cores)
+        for heads in (1, 64)
+        for cores in (16, 132)
+    )
 
 
 CHECKS = (

@@ -203,9 +203,8 @@ def _measure_ours(ways: Ways, name: str, path: Path, settings: dict[str, Any]) -
     try:
         ways.measure(name, made)
     finally:
-        for one in opened:
-            one.engine.close()
-        opened.clear()
+        while opened:  # no name is left for one of them
+            opened.pop().engine.close()
         gc.collect()  # its parts know each other, and the next way wants the memory
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

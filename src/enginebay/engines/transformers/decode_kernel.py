@@ -16,13 +16,15 @@ import triton.language as tl
 # Of a head's keys, at a time. Shared memory holds a few such blocks, on small GPUs too.
 _MOST_POSITIONS, _MOST_BYTES = 64, 16_384
 _LEAST = 16  # lines that a matrix product takes at least
-_PART_BLOCKS = 4  # a part has at least so many, if its row fills the shelf
+_PART = 256  # positions of a part, at least, if its row fills the shelf or its window
 _MOST_PARTS = 32
 # Programs for each of the device's processors. Many have next to nothing to do: rows that fill a recorded step up are in it.
 _AT_ONCE = 8
 
+# Unless they are named, arguments with other divisors or alignments are compiled for anew. These change while clients wait.
 
-@triton.jit  # type: ignore[untyped-decorator]
+
+@triton.jit(do_not_specialize=["tops", "totals", "rows", "positions", "window"])  # type: ignore[untyped-decorator]
 def _kernel(  # type: ignore[no-untyped-def]  # the compiler reads annotations: they would be types of its own
     query, keys, values, out, tops, totals, rows, positions, scale, window,
     query_row, query_head, shelf_row, shelf_head,
@@ -70,7 +72,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # the compiler reads annotations: 
     tl.store(out + place[:, None] * SIZE + part, answer.to(out.dtype.element_ty), mask=line[:, None] < GROUP)
 
 
-@triton.jit(do_not_specialize=["parts"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["tops", "totals", "parts"])  # type: ignore[untyped-decorator]
 def _merge(sums, tops, totals, out, parts, SIZE: tl.constexpr, MOST: tl.constexpr):  # type: ignore[no-untyped-def]
     """One program for a row and a query head. The first part has something in it, others may have nothing."""
     mine = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
@@ -97,9 +99,9 @@ def takes(query: Any, keys: Any, values: Any) -> bool:
     )
 
 
-def parts_for(programs: int, blocks: int, processors: int) -> int:
+def parts_for(programs: int, positions: int, processors: int) -> int:
     """Into how many parts each row is split. By shapes alone, for a recorded step does not know how long its rows will be."""
-    return max(1, min(_AT_ONCE * processors // programs, blocks // _PART_BLOCKS, _MOST_PARTS))
+    return max(1, min(_AT_ONCE * processors // programs, positions // _PART, _MOST_PARTS))
 
 
 def attend(
@@ -110,18 +112,19 @@ def attend(
     kv_heads, capacity = keys.shape[1:3]
     shared = heads // kv_heads
     block = min(_MOST_POSITIONS, _MOST_BYTES // (size * keys.element_size()))
-    parts = parts_for(count * kv_heads, triton.cdiv(capacity, block), _processors(keys.device))
+    reach = capacity if window is None else min(window, capacity)
+    parts = parts_for(count * kv_heads, reach, _processors(keys.device))
     if query.stride(2) != 1:
         query = query.contiguous()
     out = query.new_empty(count, heads, size)
     sums = tops = totals = out
     if parts > 1:
-        sums = torch.empty(count, heads, parts, size, device=out.device)
-        tops, totals = torch.empty(2, count, heads, parts, device=out.device)
+        sums = torch.empty(count, heads, parts, size, dtype=torch.float32, device=out.device)
+        tops, totals = torch.empty(2, count, heads, parts, dtype=torch.float32, device=out.device)
     with torch.cuda.device_of(keys):
         _kernel[(count, kv_heads, parts)](
             query, keys, values, sums, tops, totals, rows, positions,
-            size**-0.5 if scale is None else scale, capacity if window is None else window,
+            size**-0.5 if scale is None else scale, reach,
             query.stride(0), query.stride(1), keys.stride(0), keys.stride(1),
             GROUP=shared, LINES=max(_LEAST, triton.next_power_of_2(shared)), SIZE=size, BLOCK=block, SPLIT=parts > 1,
         )  # fmt: skip

@@ -156,7 +156,12 @@ class Runner:
         reason = structural_obstacle(self._model, self._config)
         if reason is not None:
             return reason
-        reason = self._tried()
+        try:
+            reason = self._tried()
+        except Exception as error:  # memory ran out; without a kernel the trial is a shorter one
+            if self._attention.kernel is None:
+                raise
+            reason = in_one_line(error)
         if reason is None or self._attention.kernel is None:
             return reason
         self._attention.drop_kernel(reason)
