@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from enginebay.cli import batch
@@ -12,7 +14,7 @@ def test_without_a_terminal_a_line_comes_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(batch.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(batch, "time", SimpleNamespace(monotonic=lambda: now[0]))
     lines = batch.Lines(60)
     for now[0], answered in ((1.0, 1), (11.0, 9), (12.0, 10), (22.0, 30)):
         lines.advance(Tally(answered, 1, answered * 4))

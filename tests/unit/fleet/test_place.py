@@ -16,7 +16,7 @@ NOW = 1000.0
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     found = SimpleNamespace(now=NOW)
-    monkeypatch.setattr(places.time, "monotonic", lambda: found.now)
+    monkeypatch.setattr(places, "time", SimpleNamespace(monotonic=lambda: found.now))
     return found
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +22,7 @@ def test_amounts_for_people(count, text):
 
 
 def test_short_work_says_nothing(monkeypatch):
-    monkeypatch.setattr(progress.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: 0.0))
     said = []
     with tracking("fetching", 100, said.append) as advance:
         advance(50)
@@ -30,7 +31,7 @@ def test_short_work_says_nothing(monkeypatch):
 
 def test_long_work_says_where_it_is_in_plain_lines(monkeypatch):
     clock = iter([0.0, 1.0, 3.0, 4.0, 14.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     said = []
     with tracking("fetching", 4000, said.append, done=1000) as advance:
         for _ in range(4):
