@@ -29,9 +29,8 @@ from enginebay.errors import ConfigError, EngineFailed, EngineMissing, LoadFaile
 _WORKER_DIR = "ENGINEBAY_WORKER_DIR"
 _PREFIX, _SOCKET = "bay-llamacpp-", "s.sock"
 _LONGEST_SOCKET_PATH = 99  # the system's limit is 108 bytes, 104 on macOS
-_SPINS = (
-    "3000"  # 6 us and more, by processor: `make bench-spinning`. A thread that spins may keep away the one it waits for
-)
+# 6 us and more, by processor: `make bench-spinning`. A thread that spins may keep away the one it waits for.
+_SPINS = "3000"
 _SPLIT = "tensor_split"
 _WARNINGS = 2  # the library's log level: at 3 it writes several lines for each request
 
