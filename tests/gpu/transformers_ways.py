@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -98,11 +98,13 @@ class Library:
         }
 
 
-LIBRARY = "library"  # no setting: rows that decode are attended by the library's kernels
+# No settings: rows that decode are attended by the library's kernels, or by ours without ever being split.
+LIBRARY, WHOLE = "library", "whole"
 OURS: dict[str, dict[str, Any]] = {
     "ours, kernel by kernel": {"cuda_graphs": "off"},
     "ours, kernel by kernel, the library's attention": {"cuda_graphs": "off", LIBRARY: True},
     "ours, recorded steps": {},
+    "ours, recorded steps, rows never split": {WHOLE: True},
     "ours, recorded steps, the library's attention": {LIBRARY: True},
     "ours, compiled": {"torch_compile": "default", "cuda_graphs": "off"},
     "ours, compiled and recorded": {"torch_compile": "default"},
@@ -187,13 +189,7 @@ def _measure_ours(ways: Ways, name: str, path: Path, settings: dict[str, Any]) -
     opened: list[Bench] = []
 
     def made() -> Turn:
-        given = {name: value for name, value in settings.items() if name != LIBRARY}
-        with (
-            mock.patch.object(assembly, "decode_kernel", lambda *_: (None, "as asked"))
-            if LIBRARY in settings
-            else nullcontext()
-        ):
-            opened.append(Bench(path, **given))
+        opened.append(Bench(path, **{name: value for name, value in settings.items() if name not in (LIBRARY, WHOLE)}))
         attention = opened[0].engine.facts().effective["decode_attention"]
         if (attention == "own") != (LIBRARY not in settings and settings["device"] == "cuda"):
             raise RuntimeError(f"decode_attention is {attention}")
@@ -201,13 +197,22 @@ def _measure_ours(ways: Ways, name: str, path: Path, settings: dict[str, Any]) -
         return lambda prompts: sum(map(len, opened[0].run(prompts, [OUTPUT] * len(prompts))[0]))
 
     try:
-        ways.measure(name, made)
+        with _patched(settings):  # for as long as steps are recorded
+            ways.measure(name, made)
     finally:
         while opened:  # no name is left for one of them
             opened.pop().engine.close()
         gc.collect()  # its parts know each other, and the next way wants the memory
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def _patched(settings: dict[str, Any]) -> AbstractContextManager[Any]:
+    if LIBRARY in settings:
+        return mock.patch.object(assembly, "decode_kernel", lambda *_: (None, "as asked"))
+    if WHOLE in settings and settings["device"] == "cuda":
+        return mock.patch("enginebay.engines.transformers.decode_kernel.parts_for", lambda *_: 1)
+    return nullcontext()
 
 
 def _options() -> argparse.ArgumentParser:
