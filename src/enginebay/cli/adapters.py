@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from enginebay.cli.admin_client import DEFAULT_URL, Json, Key, Url, order
+from enginebay.cli.admin_client import Json, Key, Url, order
 from enginebay.cli.output import emit_json
 
 app = typer.Typer(
@@ -27,7 +27,7 @@ def add(
     model: Model,
     name: Name,
     path: Annotated[Path, typer.Argument(help="Where it lies on the server's host")],
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     key: Key = None,
     json: Json = False,
 ) -> None:
@@ -38,7 +38,7 @@ def add(
 
 
 @app.command()
-def remove(model: Model, name: Name, url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
+def remove(model: Model, name: Name, url: Url = None, key: Key = None, json: Json = False) -> None:
     """Remove a LoRA adapter from a model."""
     found = order(url, key, "adapters/remove", {"model": model, "name": name}, f"removing {name} from {model}")
     _tell(found, json)

@@ -13,13 +13,22 @@ from typing import Annotated, Any
 import typer
 
 from enginebay.cli.output import note
-from enginebay.errors import EnginebayError, RequestError, UsageError
+from enginebay.cli.server_address import DEFAULT_URL, Server, server_at
+from enginebay.errors import EnginebayError, RequestError
 
 _LOOK_S = 10.0  # for an answer that needs no work
 _LARGEST_ANSWER = 64 * 1024 * 1024
 _QUIET_S = 2.0  # nobody wonders what goes on for so long
 
-Url = Annotated[str, typer.Option("--url", help="The server", envvar="ENGINEBAY_URL", show_envvar=True)]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        help=f"The server (default: server.host and server.port of the configuration, else {DEFAULT_URL})",
+        envvar="ENGINEBAY_URL",
+        show_envvar=True,
+    ),
+]
 Key = Annotated[
     str | None,
     typer.Option(
@@ -30,56 +39,44 @@ Key = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output")]
-DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 class NoServer(EnginebayError):
     """Nobody answers at this address."""
 
 
-def base_url(url: str) -> str:
-    """The server's address, whichever of its places was named."""
-    from urllib.parse import urlsplit
-
-    whole = url if "://" in url else f"http://{url}"
-    parts = urlsplit(whole)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{url!r} is not a server's address", "give it as http://HOST:PORT", param="url")
-    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
-
-
-def look(url: str, key: str | None, path: str, **query: object) -> Any:
+def look(url: str | None, key: str | None, path: str, **query: object) -> Any:
     """GET of something under /admin."""
     from urllib.parse import urlencode
 
-    return _answer(url, key, f"{path}?{urlencode(query)}" if query else path, None, _LOOK_S)
+    return _answer(server_at(url), key, f"{path}?{urlencode(query)}" if query else path, None, _LOOK_S)
 
 
-def order(url: str, key: str | None, path: str, body: Mapping[str, object], doing: str) -> Any:
+def order(url: str | None, key: str | None, path: str, body: Mapping[str, object], doing: str) -> Any:
     """POST of something under /admin, however long it takes; `doing` is said meanwhile."""
     with elapsed(doing):
-        return _answer(url, key, path, json.dumps(body).encode(), None)
+        return _answer(server_at(url), key, path, json.dumps(body).encode(), None)
 
 
-def _answer(url: str, key: str | None, path: str, body: bytes | None, timeout_s: float | None) -> Any:
+def _answer(server: Server, key: str | None, path: str, body: bytes | None, timeout_s: float | None) -> Any:
     import urllib.error
 
-    server = base_url(url)
-    address = f"{server}/admin/{path}"
     try:
-        return json.loads(fetch(address, key, body, timeout_s, server))
+        return json.loads(fetch(server, f"admin/{path}", key, body, timeout_s))
     except urllib.error.HTTPError as error:
         said = error.read(_LARGEST_ANSWER)
         error.close()
-        raise refused(server, error.code, said) from None
+        raise refused(server.url, error.code, said) from None
     except ValueError:
-        raise EnginebayError(f"{address} does not answer with JSON", "is this an Enginebay server?") from None
+        raise EnginebayError(
+            f"{server.url}/admin/{path} does not answer with JSON", "is this an Enginebay server?"
+        ) from None
 
 
 def fetch(
-    address: str, key: str | None, body: bytes | None = None, timeout_s: float | None = _LOOK_S, server: str = ""
+    server: Server, path: str, key: str | None, body: bytes | None = None, timeout_s: float | None = _LOOK_S
 ) -> bytes:
-    """What is at this address. Raises `NoServer`, or `urllib.error.HTTPError` when the answer is a refusal."""
+    """What the server has at this path. Raises `NoServer`, or `urllib.error.HTTPError` when the answer is a refusal."""
     import http.client
     import urllib.error
     import urllib.request
@@ -87,9 +84,9 @@ def fetch(
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     if body is not None:
         headers["Content-Type"] = "application/json"
-    request = urllib.request.Request(address, data=body, headers=headers)
+    request = urllib.request.Request(f"{server.url}/{path}", data=body, headers=headers)
     try:
-        with _opener(address).open(request, timeout=timeout_s) as answer:
+        with _opener(server.url).open(request, timeout=timeout_s) as answer:
             found: bytes = answer.read(_LARGEST_ANSWER)
             return found
     except urllib.error.HTTPError:
@@ -97,8 +94,7 @@ def fetch(
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise NoServer(
-            f"no server answers at {server or address}: {getattr(reason, 'strerror', None) or reason}",
-            "start one with `bay serve`, or name another with --url",
+            f"no server answers at {server.url}: {getattr(reason, 'strerror', None) or reason}", server.hint
         ) from None
 
 

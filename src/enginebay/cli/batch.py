@@ -35,7 +35,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 
 @app.command()
-@with_sampling
+@with_sampling(logprobs="written with each answer")
 def batch(
     source: Annotated[
         Path,

@@ -33,7 +33,7 @@ _HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops a
 
 
 @app.command()
-@with_sampling
+@with_sampling(logprobs="a conversation does not show them")
 def chat(
     model: Annotated[str | None, typer.Argument(help="The model; unset: the configuration's, else smollm2")] = None,
     *,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from enginebay.config import model
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -31,27 +34,31 @@ def validate(
     file: File = None, config_file: Config = None, strict: Strict = False, json: Json = False, engine: Engine = None,
     preset: Preset = None, set_: Set = None,
 ) -> None:  # fmt: skip
-    """Check the configuration: every problem in one line each; exit code 2 when there is one."""
+    """Check the configuration: every problem in one line each; exit code 2 when there is one.
+
+    Engines and models that this host lacks are warnings: the configuration may be meant for another one.
+    """
     from enginebay.cli.output import emit_json, note
     from enginebay.config.load import as_error, assess
 
     found = assess(_one_of(file, config_file), preset=preset, flags=_flags(engine, set_), strict=strict)
     config, problems = found.config, found.problems
+    warnings = [*config.warnings, *([] if problems else _missing_here(config))]
     if json:
         emit_json(
             {
                 "ok": not problems,
                 "file": None if config.path is None else str(config.path),
                 "problems": [problem.to_json() for problem in problems],
-                "warnings": [{"key": one.key, "message": one.message, "where": one.where} for one in config.warnings],
+                "warnings": [{"key": one.key, "message": one.message, "where": one.where} for one in warnings],
             }
         )
         raise typer.Exit(2 if problems else 0)
     if problems:
         raise as_error(problems)
-    for warning in config.warnings:
+    for warning in warnings:
         note(f"warning: {warning}")
-    count = len(config.warnings)
+    count = len(warnings)
     counted = f", {count} warning{'s' * (count > 1)}" if count else ""
     print(f"{config.path or 'no config file, defaults only'}: fine{counted}")
 
@@ -83,6 +90,12 @@ def schema(json: Json = False) -> None:
     from enginebay.engines.registry import specs
 
     emit_json(json_schema(specs()))
+
+
+def _missing_here(config: model.Config) -> list[model.ConfigWarning]:
+    from enginebay.cli.missing_here import missing_here
+
+    return missing_here(config)
 
 
 def _one_of(file: Path | None, config_file: Path | None) -> Path | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from enginebay.cli.admin_client import DEFAULT_URL, Json, Key, NoServer, Url, order
+from enginebay.cli.admin_client import Json, Key, NoServer, Url, order
 from enginebay.cli.output import emit_json, note, table
 from enginebay.cli.stack_options import ConfigFile
 
@@ -22,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="List, install, remove and explain engines.",
 )
+_NO_SUCH_VERSION = "No matching distribution found"  # in pip's words
 
 
 @app.command("list")
@@ -96,7 +97,7 @@ def _install(
     engine: str, device: str | None = None, recreate: bool = False, package: bool = False, python: str | None = None
 ) -> Environment:
     from enginebay.cli.install_progress import progress
-    from enginebay.errors import UsageError
+    from enginebay.errors import FetchFailed, UsageError
     from enginebay.fleet.environments.build import Order
     from enginebay.fleet.environments.build import install as build
     from enginebay.fleet.host import read_gpus
@@ -104,16 +105,36 @@ def _install(
     if device not in (None, "cpu", "cuda"):
         raise UsageError(f"--for {device} is not a kind of host", "use --for cpu or --for cuda")
     chosen = device or ("cuda" if read_gpus()[0] else "cpu")
-    with progress(f"installing {engine}") as report:
-        made = build(Order(engine, chosen, recreate, package, python or sys.executable), report)
+    try:
+        with progress(f"installing {engine}") as report:
+            made = build(Order(engine, chosen, recreate, package, python or sys.executable), report)
+    except FetchFailed as error:
+        if not package and _NO_SUCH_VERSION in error.message:
+            error.hint = "; ".join(filter(None, (_known_version(engine, chosen), error.hint)))
+        raise
     note(f"{made.kind} {made.version} is installed in {made.path}")
     return made
+
+
+def _known_version(engine: str, device: str) -> str:
+    """Which version there is for sure, for someone who asked for another one; empty: no recipe names any. Pure."""
+    from enginebay.engines import registry
+    from enginebay.fleet.environments.recipe import recipe, target
+
+    wanted = target(engine, registry.specs())
+    if wanted.spec is None or wanted.version is None or not wanted.spec.recipes:
+        return ""
+    pinned = recipe(wanted.spec, device).version
+    if wanted.version == pinned:
+        return ""
+    kind = wanted.spec.kind
+    return f"{kind} {wanted.version} cannot be had; `bay engines install {kind}` takes {pinned}, which is known to work"
 
 
 @app.command()
 def upgrade(
     engine: Annotated[str, typer.Argument(metavar="KIND==VERSION", help="An engine, and the version to go over to")],
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     key: Key = None,
     json: Json = False,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from enginebay.cli.admin_client import DEFAULT_URL, Json, Key, Url, order
+from enginebay.cli.admin_client import Json, Key, Url, order
 from enginebay.cli.output import emit_json
 
 app = typer.Typer(
@@ -21,7 +21,7 @@ app = typer.Typer(
 @app.command()
 def load(
     model: Annotated[str, typer.Argument(help="A model of the server; `bay ps` lists them")],
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     key: Key = None,
     json: Json = False,
 ) -> None:

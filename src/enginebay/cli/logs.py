@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from enginebay.cli.admin_client import DEFAULT_URL, Json, Key, NoServer, Url, look
+from enginebay.cli.admin_client import Json, Key, NoServer, Url, look
 from enginebay.cli.output import emit_json, note
 
 app = typer.Typer(
@@ -22,7 +22,7 @@ app = typer.Typer(
 def logs(
     model: Annotated[str, typer.Argument(help="A model; MODEL@ENGINE where it falls back to another engine")],
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=10_000, help="So many lines at most")] = 100,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     key: Key = None,
     json: Json = False,
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from enginebay.cli.admin_client import DEFAULT_URL, Json, Key, Url, look
+from enginebay.cli.admin_client import Json, Key, Url, look
 from enginebay.cli.output import emit_json, table
 
 app = typer.Typer(
@@ -13,7 +13,7 @@ app = typer.Typer(
 
 
 @app.command()
-def ps(url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
+def ps(url: Url = None, key: Key = None, json: Json = False) -> None:
     """Every model of a running server: its engine and state, requests, memory, and how it was last made ready."""
     from enginebay.cli.fleet_rows import PS_COLUMNS, ps_notes, ps_rows
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from enginebay.cli.admin_client import DEFAULT_URL, Json, Key, Url, order
+from enginebay.cli.admin_client import Json, Key, Url, order
 from enginebay.cli.output import emit_json
 from enginebay.wording import counted
 
@@ -17,7 +17,7 @@ app = typer.Typer(
 
 
 @app.command()
-def reload(url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
+def reload(url: Url = None, key: Key = None, json: Json = False) -> None:
     """Take in the configuration anew, all of it or nothing when something is wrong with it; and the API keys."""
     found = order(url, key, "reload", {}, "taking in the configuration")
     if json:

@@ -36,7 +36,7 @@ _OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("num_beams", int, "Beam search with this many beams"),
     ("length_penalty", float, "For beam search"),
     ("early_stopping", bool, "For beam search"),
-    ("logprobs", int, "Top alternatives per token (with --json)"),
+    ("logprobs", int, "Top alternatives per token"),
     ("logit_bias", str, 'JSON: {"token id": bias}'),
     ("json_schema", str, "The answer follows this JSON schema: JSON text, or @FILE"),
     ("regex", str, "The answer matches this expression"),
@@ -46,29 +46,31 @@ _OPTIONS: tuple[tuple[str, Any, str], ...] = (
 _GUIDED = {"json_schema": "json", "regex": "regex", "grammar": "grammar", "choice": "choice"}
 
 
-def with_sampling(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command gets its `sampling` as a dict of what was given."""
+def with_sampling(logprobs: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The command gets its `sampling` as a dict of what was given. `logprobs`: where the command shows them."""
 
-    @wraps(command)
-    def wrapped(**values: Any) -> Any:
-        given = {name: values.pop(name) for name, _, _ in _OPTIONS}
-        return command(**values, sampling=collect(given))
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def wrapped(**values: Any) -> Any:
+            given = {name: values.pop(name) for name, _, _ in _OPTIONS}
+            return command(**values, sampling=collect(given))
 
-    own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name != "sampling"]
-    added = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=typer.Option(
-                None, f"--{name.replace('_', '-')}" + _off(name, kind), help=text, rich_help_panel="Sampling"
-            ),
-            annotation=kind | None,
-        )
-        for name, kind, text in _OPTIONS
-    ]
-    wrapped.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
-    return wrapped
+        own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name != "sampling"]
+        added = [
+            _parameter(name, kind, f"{text}; {logprobs}" if name == "logprobs" else text)
+            for name, kind, text in _OPTIONS
+        ]
+        wrapped.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
+        return wrapped
+
+    return decorate
+
+
+def _parameter(name: str, kind: Any, text: str) -> inspect.Parameter:
+    flag = f"--{name.replace('_', '-')}" + _off(name, kind)
+    option = typer.Option(None, flag, help=text, rich_help_panel="Sampling")
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind | None)
 
 
 def collect(given: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from enginebay.cli.admin_client import DEFAULT_URL, Json, Key, Url, order
+from enginebay.cli.admin_client import Json, Key, Url, order
 from enginebay.cli.output import emit_json
 
 app = typer.Typer(
@@ -22,7 +22,7 @@ app = typer.Typer(
 def switch(
     leaving: Annotated[str, typer.Argument(metavar="FROM", help="The model that leaves, after its last answer")],
     coming: Annotated[str, typer.Argument(metavar="TO", help="The model that comes")],
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     key: Key = None,
     json: Json = False,
 ) -> None:

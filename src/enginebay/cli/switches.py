@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from enginebay.cli.admin_client import DEFAULT_URL, Json, Key, Url, look
+from enginebay.cli.admin_client import Json, Key, Url, look
 from enginebay.cli.output import emit_json, note, table
 
 app = typer.Typer(
@@ -13,7 +13,7 @@ app = typer.Typer(
 
 
 @app.command()
-def switches(url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
+def switches(url: Url = None, key: Key = None, json: Json = False) -> None:
     """The last times a running server made a model ready: from where, in place of whom, and how long each phase took."""
     from enginebay.cli.fleet_rows import switch_note, switch_table
 

@@ -6,14 +6,16 @@ import json as jsonlib
 import sys
 import time
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from enginebay.cli.admin_client import DEFAULT_URL, Key, Url, base_url, fetch
+from enginebay.cli.admin_client import Key, Url, fetch
 from enginebay.cli.output import emit_json
 from enginebay.cli.output import table as print_table
+from enginebay.cli.quit_key import Wait, only_wait, quit_key
+from enginebay.cli.server_address import Server, server_at
 from enginebay.errors import EnginebayError
 
 if TYPE_CHECKING:
@@ -31,18 +33,22 @@ _TIMEOUT_S = 5.0
 
 @app.command()
 def top(
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     key: Key = None,
     interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between looks")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Show one interval and end")] = False,
     json: Annotated[bool, typer.Option("--json", help="Machine-readable output: one document per interval")] = False,
 ) -> None:
-    """Watch a server's models live: what runs, what waits, tokens per second, latencies of the last interval."""
-    looks = watch(metrics_url(url), key, interval)
+    """Watch a server's models live: what runs, what waits, tokens per second, latencies of the last interval.
+
+    On a terminal, q or Ctrl-C ends it.
+    """
+    server = server_at(url)
     if not json and not once and sys.stdout.isatty():
-        _show_live(looks)
+        with quit_key() as wait:
+            _show_live(watch(server, key, interval, wait))
         return
-    for about, found in looks:
+    for about, found in watch(server, key, interval):
         if json:
             _print_json(about, found, whole=once)
         else:
@@ -74,9 +80,11 @@ def _show_live(looks: Iterator[tuple[Summary, list[Row]]]) -> None:
 
     from enginebay.cli.top_rows import headline
 
-    first = next(looks)  # before the screen is taken: an error belongs on the plain terminal
+    first = list(islice(looks, 1))  # before the screen is taken: an error belongs on the plain terminal
+    if not first:
+        return
     with Live(Group(), screen=True, auto_refresh=False) as live:
-        for about, found in chain([first], looks):
+        for about, found in chain(first, looks):
             live.update(Group(Text(headline(about, found)), Text(), _table(found)), refresh=True)
 
 
@@ -95,32 +103,29 @@ def _table(found: list[Row]) -> Any:
     return shown
 
 
-def watch(address: str, key: str | None, interval: float) -> Iterator[tuple[Summary, list[Row]]]:
-    """One look per interval, for ever; the first comes after the first interval."""
+def watch(
+    server: Server, key: str | None, interval: float, wait: Wait = only_wait
+) -> Iterator[tuple[Summary, list[Row]]]:
+    """One look per interval, until the wait says that it is time to end; the first comes after the first interval."""
     from enginebay.cli.top_rows import rows, summary
 
-    before, before_s = scrape(address, key), time.monotonic()
-    while True:
-        time.sleep(interval)
-        after, after_s = scrape(address, key), time.monotonic()
+    before, before_s = scrape(server, key), time.monotonic()
+    while not wait(interval):
+        after, after_s = scrape(server, key), time.monotonic()
         seconds = after_s - before_s
         yield summary(before, after, seconds, time.time()), rows(before, after, seconds)
         before, before_s = after, after_s
 
 
-def metrics_url(url: str) -> str:
-    """Where the metrics of the server at this address are."""
-    return f"{base_url(url)}/metrics"
-
-
-def scrape(address: str, key: str | None) -> Samples:
+def scrape(server: Server, key: str | None) -> Samples:
     """The metrics as they are now. Raises an error fit to print."""
     import urllib.error
 
     from enginebay.server.exposition import parse
 
+    address = f"{server.url}/metrics"
     try:
-        return parse(fetch(address, key, timeout_s=_TIMEOUT_S).decode())
+        return parse(fetch(server, "metrics", key, timeout_s=_TIMEOUT_S).decode())
     except urllib.error.HTTPError as error:
         error.close()
         raise _refused(address, error.code) from None

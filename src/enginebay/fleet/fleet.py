@@ -87,7 +87,8 @@ class Fleet:
         self.refuse_in_trouble(place)
         if queued and self._waiters.clients >= self.config.queue:
             raise Overloaded(
-                f"{self._waiters.clients} requests already wait for models to be loaded", "try again later",
+                f"{self._waiters.clients} requests already wait for models to be loaded",
+                "try again later; the limit is set by fleet.queue",
                 retry_after_s=self.outlook(name).seconds,
             )  # fmt: skip
         number, future = self._waiters.add(name, self.config.max_wait_s if patience_s is None else patience_s)

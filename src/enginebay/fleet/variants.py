@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from enginebay.config.model import Config, ModelConfig
-from enginebay.errors import EnginebayError
+from enginebay.errors import ConfigError, EnginebayError, LoadFailed, UnknownEngine, UsageError
 from enginebay.fleet.plan import Plan, Say, make_plan
 
 
@@ -100,9 +100,16 @@ def _variant(
         plan = make_plan(name, engine=asked, config=config, settings=settings, strict=strict, say=say)
     except EnginebayError as error:
         if not may_fail:
-            if len(config.models) > 1:
+            if model in config.models:
                 error.message = f"{model}: {error.message}"
             raise
-        return Variant(own, model, asked.partition("==")[0], None, error, known, {}, idle_s, sleep)
+        return Variant(own, model, asked.partition("==")[0], None, _of_the_host(error), known, {}, idle_s, sleep)
     sampling = config.sampling_for(plan.spec.kind, plan.model)
     return Variant(own or plan.model, plan.model, plan.spec.kind, plan, None, known, sampling, idle_s, sleep)
+
+
+def _of_the_host(error: EnginebayError) -> EnginebayError:
+    """As clients meet it: that this host has no such model, or none that this engine runs, is no fault of theirs. Pure."""
+    if isinstance(error, UsageError) and not isinstance(error, (ConfigError, UnknownEngine)):
+        return LoadFailed(error.message, error.hint)
+    return error

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 
 from enginebay.errors import Overloaded
+from enginebay.server.limit_words import limit_hint
 
 
 class Gate:
@@ -45,7 +46,7 @@ class Gate:
         if self.waiting >= self._most_waiting:
             raise Overloaded(
                 f"{self.waiting} requests already wait for this model",
-                "try again later",
+                limit_hint("queue", "try again later"),
                 retry_after_s=self.retry_after_s(),
             )
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -61,7 +62,7 @@ class Gate:
             if isinstance(error, TimeoutError):
                 raise Overloaded(
                     f"the request waited {self._timeout_s:g} s and its turn has not come",
-                    "try again later",
+                    limit_hint("queue_timeout_s", "try again later"),
                     retry_after_s=self.retry_after_s(),
                 ) from None
             raise

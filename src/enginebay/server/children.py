@@ -118,6 +118,9 @@ class _SharedRates:
     def charge(self, key: Key, tokens: int) -> None:
         self._line.tell("charge", key, tokens)
 
+    def give_back(self, key: Key) -> None:
+        self._line.tell("give_back", key)
+
 
 class _SharedFleet:
     """The supervisor's fleet, over the line to it. Implements `offers.FleetPort`."""

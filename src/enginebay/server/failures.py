@@ -9,12 +9,13 @@ import msgspec
 
 from enginebay import errors
 from enginebay.errors import EnginebayError, InvalidRequest, Overloaded
+from enginebay.server.limit_words import limit_hint
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Shown(NamedTuple):
-    """How one kind of error is shown. Without `said`, the error's own message is."""
+    """How one kind of error is shown. Without `said`, the error's own message and hint are."""
 
     status: int
     type: str
@@ -23,7 +24,7 @@ class Shown(NamedTuple):
 
 
 _LONGEST = 1000  # characters of a message: what a client has sent may be in it
-_AGAIN = "send the request again; if it persists, the server's log has the details under this request's id"
+_IN_LOG = "the server's log has the details under this request's id"
 
 # One row for each error kind; a test proves that none is missing. Messages about the host itself stay in the log.
 TABLE: dict[str, Shown] = {
@@ -58,6 +59,20 @@ TABLE: dict[str, Shown] = {
     "cancelled": Shown(503, "server_error", "cancelled", "the request was cancelled, for the server is stopping"),
 }
 
+# What helps where a repeat does not, since it fails in the same way until somebody has seen to it.
+# A model that could not be planned, as its engine or its files are missing, is not tried again before a reload.
+_HELPS = {
+    "config": "the operator has to correct it",
+    "unknown_engine": "the operator has to correct it",
+    "engine_missing": "the operator has to install it with `bay engines install`, then run `bay reload`",
+    "load_failed": "the operator sees why with `bay ps`, and what its engine said with `bay logs`",
+    "unknown_architecture": "the operator sees with `bay engines why` which engine does",
+    "crash_loop": "it is started again after a while, or when the operator runs `bay load`",
+    "model_invalid": "the operator has to fetch them again or replace them, then run `bay reload`",
+    "fetch_failed": "the operator has to fetch it with `bay models pull`, then run `bay reload`",
+    "offline": "the operator has to fetch it with `bay models pull`, then run `bay reload`",
+}
+
 
 def shown(error: EnginebayError) -> Shown:
     return TABLE.get(error.kind, TABLE["error"])
@@ -66,13 +81,18 @@ def shown(error: EnginebayError) -> Shown:
 def error_object(error: EnginebayError) -> dict[str, object]:
     row = shown(error)
     message = row.said or shortened(error.message)
-    hint = _AGAIN if row.said else error.hint
+    hint = _hint(error.kind) if row.said else error.hint
     return {
         "message": f"{message}. {hint[:1].upper()}{hint[1:]}{'' if hint.endswith('?') else '.'}" if hint else message,
         "type": row.type,
         "param": error.param,
         "code": row.code,
     }
+
+
+def _hint(kind: str) -> str:
+    instead = _HELPS.get(kind)
+    return f"{instead}; {_IN_LOG}" if instead else f"send the request again; if it persists, {_IN_LOG}"
 
 
 def shortened(message: str) -> str:
@@ -93,6 +113,7 @@ def error_headers(error: EnginebayError) -> list[tuple[str, str]]:
     return [("retry-after", "1")] if shown(error).status == 503 else []
 
 
-def refusal(status: int, message: str) -> bytes:
-    """For what is turned away before it is a whole request."""
-    return error_body(errors.Unauthorized(message) if status == 401 else InvalidRequest(message))
+def refusal(status: int, message: str, limit: str = "") -> bytes:
+    """For what is turned away before it is a whole request. `limit`: the setting that it is over, if that is why."""
+    kind = errors.Unauthorized if status == 401 else InvalidRequest
+    return error_body(kind(message, limit_hint(limit) if limit else ""))

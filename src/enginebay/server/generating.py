@@ -13,6 +13,7 @@ from enginebay.contract import GenerateRequest
 from enginebay.errors import Cancelled, ContextOverflow, InvalidRequest, TimedOut, Unsupported
 from enginebay.server.answers.answer import Answer
 from enginebay.server.call import Call
+from enginebay.server.limit_words import limit_hint
 from enginebay.server.served import ServedModel
 
 
@@ -112,7 +113,8 @@ def _too_late(answer: Answer) -> None:
 
 
 def too_late(served: ServedModel, hint: str) -> TimedOut:
-    return TimedOut(f"the answer was not finished within {served.limits.request_timeout_s:g} s", hint)
+    message = f"the answer was not finished within {served.limits.request_timeout_s:g} s"
+    return TimedOut(message, limit_hint("request_timeout_s", hint))
 
 
 async def enter(call: Call, served: ServedModel) -> Callable[[], None]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from enginebay.contract import GenerateRequest, Sampling
 from enginebay.errors import Draining, EnginebayError
@@ -16,17 +18,45 @@ _PATIENCE_S = 10.0
 _FAILING = ("failing", "unavailable")  # of `fleet.outlook`
 
 
-async def not_ready(context: Context) -> list[str]:
-    """Why a request might not be answered; empty when it would be."""
+class Readiness(NamedTuple):
+    models: list[str]  # that would answer
+    reasons: list[str]  # why the server is not ready; empty when it is
+    failing: list[str]  # models that would not answer either, but are loaded on use only
+
+
+class Looked(NamedTuple):
+    """What was found of one model."""
+
+    name: str
+    at_start: bool  # it is to be loaded whenever the server runs
+    problem: str  # why it would not answer; empty: it would
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.problem}"
+
+
+async def look(context: Context) -> Readiness:
+    """At all models, and ask those that have said nothing for a while."""
     if context.draining:
-        return ["the server is stopping"]
+        return Readiness([], ["the server is stopping"], [])
     offers = list(context.catalogue.offers.values())
-    if not offers:
-        return ["there is no model"]
-    # What is loaded on demand speaks for itself when it is asked; one that fails must not take the others out of service.
-    offers = [offer for offer in offers if offer.offering.at_start or offer.first.live is not None] or offers
-    found = await asyncio.gather(*(_problem(context, offer) for offer in offers))
-    return [f"{offer.name}: {problem}" for offer, problem in zip(offers, found, strict=True) if problem]
+    problems = await asyncio.gather(*(_problem(context, offer) for offer in offers))
+    return judged(
+        [Looked(offer.name, offer.offering.at_start, why) for offer, why in zip(offers, problems, strict=True)]
+    )
+
+
+def judged(models: Sequence[Looked]) -> Readiness:
+    """All that are loaded at the start have to answer. One that is loaded on use must not take others out of service. Pure."""
+    if not models:
+        return Readiness([], ["there is no model"], [])
+    well = [one.name for one in models if not one.problem]
+    needed = [one for one in models if one.at_start] or ([] if well else models)
+    return Readiness(
+        well,
+        [str(one) for one in needed if one.problem],
+        [str(one) for one in models if one.problem and one not in needed],
+    )
 
 
 async def _problem(context: Context, offer: Offer) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from enginebay.config.server import Limits
 from enginebay.errors import InvalidRequest, Unsupported
+from enginebay.server.limit_words import limit_hint
 from enginebay.server.regex_chars import ANY_BUT_NEWLINE, ESCAPED_CLASSES, EVERY, char_bit, range_bits
 from enginebay.server.regex_parts import EMPTY, MANY, Masks, Part, either, joined, position, repeated, without_end
 
@@ -36,7 +37,7 @@ def count_states(pattern: object, limits: Limits, param: str) -> int:
     if len(pattern) > limits.regex_chars:
         raise InvalidRequest(
             f"the regex is {len(pattern)} characters long, at most {limits.regex_chars} are allowed",
-            "shorten it",
+            limit_hint("regex_chars", "shorten it"),
             param=param,
         )
     states = _Scanner(pattern, param).scan().states
@@ -44,7 +45,7 @@ def count_states(pattern: object, limits: Limits, param: str) -> int:
         number = f"{states}" if states < MANY else f"over {MANY}"
         raise InvalidRequest(
             f"the regex needs about {number} states, at most {limits.regex_states} are allowed",
-            "use smaller repeat counts, above all where repeats stand within repeats",
+            limit_hint("regex_states", "use smaller repeat counts, above all where repeats stand within repeats"),
             param=param,
         )
     return states

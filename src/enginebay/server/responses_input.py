@@ -9,7 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from enginebay.config.server import Limits
 from enginebay.errors import InvalidRequest, RequestError, Unsupported
+from enginebay.server.limit_words import over_limit
 from enginebay.server.wire.bodies import ResponsesBody
 from enginebay.server.wire.fields import Generating
 
@@ -142,11 +144,11 @@ def _one_tool(tool: Any, what: str, hint: str) -> dict[str, Any]:
 # Input to messages
 
 
-def read_messages(body: ResponsesBody, most: int) -> list[dict[str, Any]]:
-    """Instructions and input as the messages of a chat; at most so many items."""
+def read_messages(body: ResponsesBody, limits: Limits) -> list[dict[str, Any]]:
+    """Instructions and input as the messages of a chat."""
     items: Sequence[Any] = body.input if not isinstance(body.input, str) else [{"role": "user", "content": body.input}]
-    if len(items) > most:
-        raise InvalidRequest(f"input has {len(items)} entries, allowed here is at most {most}", param="input")
+    if len(items) > limits.messages:
+        raise over_limit(f"input has {len(items)} entries", limits, "messages", "input")
     messages: list[dict[str, Any]] = []
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})

@@ -13,6 +13,7 @@ from enginebay.errors import (
     FetchFailed,
     LoadFailed,
     ModelInvalid,
+    Offline,
     Overloaded,
     RateLimited,
     UnknownArchitecture,
@@ -31,7 +32,7 @@ def trigger(error: EnginebayError) -> str | None:
         return "architecture"
     if isinstance(error, (EngineMissing, Unreachable, WorkerDied)):
         return "unavailable"
-    if isinstance(error, (LoadFailed, ModelInvalid, FetchFailed)):
+    if isinstance(error, (LoadFailed, ModelInvalid, FetchFailed, Offline)):
         return "load"
     if isinstance(error, Overloaded) and not isinstance(error, RateLimited):
         return "queue"

@@ -12,6 +12,7 @@ import msgspec
 from enginebay.config.server import Limits
 from enginebay.contract import Guided, Sampling
 from enginebay.errors import InvalidRequest, Unsupported
+from enginebay.server.limit_words import over_limit
 from enginebay.server.regex_limits import check_regex
 from enginebay.server.schema_limits import check_schema
 from enginebay.server.wire.fields import Generating
@@ -46,7 +47,7 @@ def read_sampling(
             values[name] = value
     if max_tokens is not None:
         if limits.max_tokens is not None and max_tokens > limits.max_tokens:
-            raise _over(max_tokens_param, max_tokens, limits.max_tokens)
+            raise over_limit(f"{max_tokens_param} is {max_tokens}", limits, "max_tokens", max_tokens_param)
         values["max_tokens"] = max_tokens
     elif limits.max_tokens is not None:
         values["max_tokens"] = min(values.get("max_tokens") or limits.max_tokens, limits.max_tokens)
@@ -56,7 +57,8 @@ def read_sampling(
         values["stop"] = _stop(body.stop, limits)
     if body.stop_token_ids is not None:
         if len(body.stop_token_ids) > limits.stop:
-            raise _over("stop_token_ids", len(body.stop_token_ids), limits.stop, "token ids")
+            what = f"stop_token_ids has {len(body.stop_token_ids)} token ids"
+            raise over_limit(what, limits, "stop", "stop_token_ids")
         values["stop_token_ids"] = tuple(body.stop_token_ids)
     if body.logit_bias is not None:
         values["logit_bias"] = _bias(body.logit_bias, limits, vocabulary)
@@ -64,28 +66,23 @@ def read_sampling(
         values["guided"] = guided
     for name in ("n", "best_of"):
         if values.get(name, 1) > limits.n:
-            raise _over(name, values[name], limits.n)
+            raise over_limit(f"{name} is {values[name]}", limits, "n", name)
     return Sampling(**values)
-
-
-def _over(param: str, value: int, allowed: int, unit: str = "") -> InvalidRequest:
-    what = f"{param} has {value} {unit}" if unit else f"{param} is {value}"
-    return InvalidRequest(f"{what}, allowed here is at most {allowed}", param=param)
 
 
 def _stop(stop: str | list[str], limits: Limits) -> tuple[str, ...]:
     texts = (stop,) if isinstance(stop, str) else tuple(stop)
     if len(texts) > limits.stop:
-        raise _over("stop", len(texts), limits.stop, "strings")
+        raise over_limit(f"stop has {len(texts)} strings", limits, "stop", "stop")
     longest = max(map(len, texts), default=0)
     if longest > limits.stop_chars:
-        raise InvalidRequest(f"a stop string has {longest} characters, allowed is {limits.stop_chars}", param="stop")
+        raise over_limit(f"a stop string has {longest} characters", limits, "stop_chars", "stop")
     return texts
 
 
 def _bias(bias: Mapping[str, float], limits: Limits, vocabulary: int | None) -> dict[int, float]:
     if len(bias) > limits.logit_bias:
-        raise _over("logit_bias", len(bias), limits.logit_bias, "entries")
+        raise over_limit(f"logit_bias has {len(bias)} entries", limits, "logit_bias", "logit_bias")
     found: dict[int, float] = {}
     for key, value in bias.items():
         if not key.isascii() or not key.isdigit() or len(key) > 10:
@@ -151,10 +148,10 @@ def _guided(name: str, value: Any, param: str, limits: Limits) -> Guided:
         if "\0" in value:  # an engine in C would take it for the end
             raise InvalidRequest(f"{param} has a NUL character", param=param)
         if len(value.encode()) > limits.grammar_bytes:
-            raise _over(param, len(value.encode()), limits.grammar_bytes, "bytes")
+            raise over_limit(f"{param} has {len(value.encode())} bytes", limits, "grammar_bytes", param)
         return Guided(grammar=value)
     if len(value) > limits.choices:
-        raise _over(param, len(value), limits.choices, "choices")
+        raise over_limit(f"{param} has {len(value)} choices", limits, "choices", param)
     return Guided(choice=tuple(value))
 
 

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from enginebay.config.server import Limits
 from enginebay.errors import InvalidRequest, RequestError
+from enginebay.server.limit_words import limit_hint
 from enginebay.server.regex_limits import count_states
 
 TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
@@ -71,13 +72,17 @@ def _check_size(schema: _Schema, limits: Limits, param: str) -> None:
                 children = value.values() if isinstance(value, dict) else value
                 waiting.extend((child, level + 1) for child in children)
     cut = "at least " if size > limits.schema_bytes else ""  # what came after was not looked at
-    for what, found, allowed, hint in (
-        ("levels deep", depth, limits.schema_depth, "move inner parts to $defs and refer to them"),
-        ("values long", nodes, limits.schema_nodes, "leave out what the answer does not need"),
-        ("bytes long", size, limits.schema_bytes, "leave out what the answer does not need"),
+    for what, found, setting, instead in (
+        ("levels deep", depth, "schema_depth", "move inner parts to $defs and refer to them"),
+        ("values long", nodes, "schema_nodes", "leave out what the answer does not need"),
+        ("bytes long", size, "schema_bytes", "leave out what the answer does not need"),
     ):
+        allowed = getattr(limits, setting)
         if found > allowed:
-            raise InvalidRequest(f"the schema is {cut}{found} {what}, at most {allowed} are allowed", hint, param=param)
+            raise InvalidRequest(
+                f"the schema is {cut}{found} {what}, at most {allowed} are allowed", limit_hint(setting, instead),
+                param=param,
+            )  # fmt: skip
 
 
 def _own_bytes(value: Any) -> int:
@@ -178,7 +183,8 @@ class _Checker:
             here = (place, "enum")
             found = len(self.expect(schema["enum"], list, "a list of values", here))
             if found > self.limits.choices:
-                raise self.wrong(f"has {found} values, at most {self.limits.choices} are allowed", here)
+                what = f"has {found} values, at most {self.limits.choices} are allowed"
+                raise self.wrong(what, here, limit_hint("choices", "use fewer"))
             if not found:
                 raise self.wrong("has no values, so nothing could be answered", here)
         if "required" in schema:
@@ -210,7 +216,8 @@ class _Checker:
             raise self.wrong("is not a whole number from 0 on", place)
         if given > self.limits.regex_states:
             shown = f"{int(given)}" if given < 10**15 else f"over {10**15}"
-            raise self.wrong(f"is {shown}, at most {self.limits.regex_states} is allowed", place, "leave it out")
+            what = f"is {shown}, at most {self.limits.regex_states} is allowed"
+            raise self.wrong(what, place, limit_hint("regex_states", "leave it out"))
 
     def pattern(self, given: Any, place: _Place) -> None:
         try:
@@ -221,7 +228,7 @@ class _Checker:
             raise InvalidRequest(
                 f"the patterns of the schema need {self.states} states together, "
                 f"at most {self.limits.regex_states} are allowed",
-                "use fewer or simpler patterns",
+                limit_hint("regex_states", "use fewer or simpler patterns"),
                 param=self.param,
             )
 

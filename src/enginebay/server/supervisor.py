@@ -50,6 +50,9 @@ class LocalRates:
     def charge(self, key: Key, tokens: int) -> None:
         self._rates.charge(key, tokens)
 
+    def give_back(self, key: Key) -> None:
+        self._rates.give_back(key)
+
 
 class Supervisor:
     """Implements `offers.FleetPort` for this process; server processes reach it over their lines."""
@@ -239,6 +242,9 @@ class Supervisor:
         async def charge(key: Key, tokens: int) -> None:
             rates.charge(key, tokens)
 
+        async def give_back(key: Key) -> None:
+            rates.give_back(key)
+
         async def scrape() -> bytes:
             await self._observe()
             found = await asyncio.gather(*(child.snapshot() for child in self._children), return_exceptions=True)
@@ -246,7 +252,7 @@ class Supervisor:
             return exposition.render(merge([self._metrics.snapshot(), *snapshots]))
 
         return {
-            "take": take, "charge": charge, "scrape": scrape,
+            "take": take, "charge": charge, "give_back": give_back, "scrape": scrape,
             "want": self.want, "look_ahead": self.look_ahead, "order": self.order,
         }  # fmt: skip
 

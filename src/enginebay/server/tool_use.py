@@ -11,6 +11,7 @@ from enginebay.config.server import Limits
 from enginebay.contract import Guided
 from enginebay.contract.sampling import GUIDED_PARAMETERS
 from enginebay.errors import InvalidRequest, RequestError
+from enginebay.server.limit_words import over_limit
 from enginebay.server.sampling import NO_CONSTRAINT, Constraint, guided_json
 from enginebay.server.schema_limits import check_schema, check_schemas
 from enginebay.server.served import ServedModel
@@ -61,7 +62,7 @@ def plan_tools(
 ) -> ToolUse:
     """Checks tools and choice, and says how they are carried out beside what else the output is held to."""
     if tools is not None and len(tools) > limits.tools:
-        raise InvalidRequest(f"tools has {len(tools)} entries, allowed here is at most {limits.tools}", param="tools")
+        raise over_limit(f"tools has {len(tools)} entries", limits, "tools", "tools")
     plan = check_tools(tools, choice)
     free = ToolUse(guided=constraint.guided, guided_by=constraint.param)  # as if there were no tools
     if not tools:

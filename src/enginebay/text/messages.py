@@ -59,7 +59,7 @@ def _message(message: Any, number: int, parts: bool) -> dict[str, Any]:
         near = get_close_matches(str(role)[:40], ROLES, n=1)
         raise _wrong(
             f"{where} has the role {repr(role)[:60]}",
-            f"did you mean {near[0]!r}?" if near else "use system, user or assistant",
+            f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(ROLES)}",
         )
     found = dict(message)
     found["content"] = _content(message.get("content"), where, parts, optional=bool(message.get("tool_calls")))

@@ -115,7 +115,7 @@ def test_a_signal_waits_for_what_is_still_to_be_read() -> None:
 def test_the_wait_for_answers_has_an_end(workers: int) -> None:
     """Those that are cut off are told so: a stream by its last event, the others by their status."""
     limits: dict[str, object] = {"running": workers, "queue": workers}
-    with serving(config=config_of({"step_s": 0.02}, limits, workers=workers, drain_s=1.0)) as server:
+    with serving(config=config_of({"step_s": 0.02}, limits, workers=workers, drain_s=1.0, log_level="info")) as server:
         started = processes(server)
         stream = Stream(server, max_tokens=3000)
         asked = []
@@ -133,6 +133,8 @@ def test_the_wait_for_answers_has_an_end(workers: int) -> None:
             sock.close()
         assert server.process.wait(60) == 0
         assert 0.9 < time.monotonic() - began < 30  # the stream would go on for 60
+        lines = [line for line in server.words().splitlines() if " chat " in line]
+        assert lines and all('error=cancelled message="the server is stopping"' in line for line in lines), lines
         until(lambda: all_gone(started), 30, "the end of all processes")
 
 

@@ -30,6 +30,20 @@ def test_every_command_is_there_and_has_help(name: str, capsys: pytest.CaptureFi
     assert "Usage" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("run", "shown with --json"),
+        ("batch", "written with each answer"),
+        ("chat", "a conversation does not show them"),
+    ],
+)
+def test_the_help_says_where_logprobs_are(name: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"--logprobs <int> Top alternatives per token; {told} --" in said
+
+
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rnu"]) == 2
     assert "did you mean `bay run`?" in capsys.readouterr().err

@@ -4,9 +4,13 @@ import json
 import math
 import os
 import pty
+import select
+import signal
 import subprocess
 import sys
+import termios
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -14,9 +18,7 @@ from typing import Any
 import pytest
 
 from enginebay.cli.main import main
-from enginebay.cli.top import metrics_url
 from enginebay.cli.top_rows import COLUMNS, Row, cells, headline, rows, summary, to_json
-from enginebay.errors import UsageError
 from enginebay.server.exposition import Samples, parse, render
 from enginebay.server.metrics import Metrics
 
@@ -133,25 +135,6 @@ def test_json_has_no_infinity() -> None:
     assert found["server"]["version"] == ""
 
 
-@pytest.mark.parametrize(
-    ("given", "address"),
-    [
-        ("http://127.0.0.1:8000", "http://127.0.0.1:8000/metrics"),
-        ("http://host:1/v1/", "http://host:1/metrics"),
-        ("host:1", "http://host:1/metrics"),
-        ("https://host/prefix", "https://host/prefix/metrics"),
-    ],
-)
-def test_the_address_is_found(given: str, address: str) -> None:
-    assert metrics_url(given) == address
-
-
-@pytest.mark.parametrize("given", ["file:///etc/passwd", "http://", "ftp://host", ""])
-def test_what_is_no_address_is_refused(given: str) -> None:
-    with pytest.raises(UsageError):
-        metrics_url(given)
-
-
 @pytest.fixture
 def serve() -> Iterator[Callable[..., str]]:
     """A server that answers every question in one way, and counts in between."""
@@ -231,7 +214,7 @@ def test_a_server_that_is_not_there_is_said_in_two_lines(capsys: pytest.CaptureF
     assert main(["top", "--url", "http://127.0.0.1:1", "--once"]) == 1
     told = capsys.readouterr()
     assert told.err.splitlines() == [
-        "bay: no server answers at http://127.0.0.1:1/metrics: Connection refused",
+        "bay: no server answers at http://127.0.0.1:1: Connection refused",
         "     start one with `bay serve`, or name another with --url",
     ]
     assert not told.out
@@ -254,30 +237,56 @@ def test_a_server_of_another_kind_is_no_traceback(
     assert asked == ["/metrics"]  # a redirect is not followed: the key would go along
 
 
-def test_on_a_terminal_it_is_drawn_until_interrupted(serve: Any) -> None:
+@pytest.mark.parametrize(("end", "code"), [("signal", 130), ("q", 0), ("xyQ", 0), ("\x03", 130)])
+def test_on_a_terminal_it_is_drawn_until_ended(serve: Any, end: str, code: int) -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "enginebay.cli.main", "top", "--url", serve(busy()), "--interval", "0.1"]
-    environ = {**os.environ, "TERM": "xterm", "COLUMNS": "200", "LINES": "20"}
-    shown = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ)
-    os.close(theirs)
+    before = termios.tcgetattr(theirs)
+    shown = drawn(serve(busy()), theirs)
     seen = b""
     try:
         while seen.count(b"smollm2") < 3:
             seen += os.read(ours, 65536)
-        shown.send_signal(2)
-        while chunk := _read(ours):
-            seen += chunk
-        assert shown.wait(30) == 130
+        if end == "signal":
+            shown.send_signal(signal.SIGINT)
+        else:
+            os.write(ours, end.encode())
+        deadline = time.monotonic() + 30
+        while shown.poll() is None or is_readable(ours, 0):
+            assert time.monotonic() < deadline
+            seen += os.read(ours, 65536) if is_readable(ours, 0.05) else b""
+        assert shown.returncode == code
+        assert termios.tcgetattr(theirs) == before
     finally:
         shown.kill()
         shown.wait()
         os.close(ours)
+        os.close(theirs)
     assert b"llamacpp" in seen and b"Traceback" not in seen
     assert b"\x1b[?1049h" in seen and b"\x1b[?1049l" in seen  # the screen was taken and given back
 
 
-def _read(descriptor: int) -> bytes:
+def test_the_terminal_is_given_back_after_an_error(serve: Any) -> None:
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
     try:
-        return os.read(descriptor, 65536)
-    except OSError:  # how a terminal ends on Linux
-        return b""
+        shown = drawn(serve(lambda *_: (500, b"")), theirs)
+        assert shown.wait(60) == 1
+        assert termios.tcgetattr(theirs) == before
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def is_readable(descriptor: int, within_s: float) -> bool:
+    return bool(select.select([descriptor], [], [], within_s)[0])
+
+
+def drawn(url: str, terminal: int) -> subprocess.Popen[bytes]:
+    """`bay top` on this terminal, which is its own: Ctrl-C there is for it."""
+    command = [sys.executable, "-m", "enginebay.cli.main", "top", "--url", url, "--interval", "0.1"]
+    environ = {**os.environ, "TERM": "xterm", "COLUMNS": "200", "LINES": "20"}
+    code = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *command],
+        stdin=terminal, stdout=terminal, stderr=terminal, env=environ, start_new_session=True,
+    )  # fmt: skip

@@ -115,7 +115,7 @@ def _clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_validate_says_fine_and_warns_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("c.yaml").write_text("engine: vllm\nvllm: {swap_space: 4}\n")
+    Path("c.yaml").write_text("engine: auto\nvllm: {swap_space: 4}\n")
     assert main(["config", "validate", "c.yaml"]) == 0
     out, err = capsys.readouterr()
     assert out == "c.yaml: fine, 1 warning\n"

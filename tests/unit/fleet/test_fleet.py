@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -93,6 +94,14 @@ async def test_who_waits_at_a_door_that_opens_the_second_time_is_let_in(site: Si
     found = await asyncio.wait_for(site.fleet.want("toy", 30), 30)
     assert found is cast("Any", site.worker.resident) and site.worker.is_open
     assert site.events.count("a model could not be opened again") == 1
+
+
+async def test_the_setting_for_how_many_may_wait_is_named(site: Site) -> None:
+    site.place.closed = True
+    site.fleet.config = replace(site.fleet.config, queue=0)
+    with pytest.raises(Overloaded) as refused:
+        await asyncio.wait_for(site.fleet.want("toy", 30), 30)
+    assert refused.value.hint.endswith("fleet.queue")
 
 
 @pytest.mark.parametrize("in_the_middle", [True, False])

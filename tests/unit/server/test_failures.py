@@ -46,6 +46,19 @@ def test_a_kind_that_nobody_knows_tells_nothing() -> None:
     assert shown(Odd(SECRET)).status == 500 and SECRET not in json.dumps(error_object(Odd(SECRET)))
 
 
+MAY_PASS = {
+    "error", "out_of_memory", "worker_died", "draining", "engine_failed", "unreachable", "cancelled"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", sorted(set(TABLE) - FOR_CLIENTS))
+def test_only_what_may_pass_is_to_be_sent_again(kind: str) -> None:
+    message = str(error_object(BY_KIND[kind](SECRET))["message"])
+    assert ("Send the request again" in message) == (kind in MAY_PASS), message
+    assert kind in MAY_PASS or "operator" in message, "or else nobody knows what would help"
+    assert message.endswith("the server's log has the details under this request's id.")
+
+
 def test_message_and_hint_are_sentences() -> None:
     assert error_object(errors.InvalidRequest("n is 0", "use at least 1"))["message"] == "n is 0. Use at least 1."
     assert error_object(errors.InvalidRequest("n is 0"))["message"] == "n is 0"

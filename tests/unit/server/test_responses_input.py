@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from enginebay.config.server import Limits
 from enginebay.errors import ContextOverflow, EnginebayError, InvalidRequest, Unsupported
 from enginebay.server.responses_input import (
     check_fields,
@@ -27,7 +28,7 @@ def body(**fields: Any) -> ResponsesBody:
 
 
 def messages(items: Any, **fields: Any) -> list[dict[str, Any]]:
-    return read_messages(body(input=items, **fields), most=10)
+    return read_messages(body(input=items, **fields), Limits(messages=10))
 
 
 def call(call_id: str = "c1", **more: Any) -> dict[str, Any]:

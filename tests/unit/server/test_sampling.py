@@ -89,7 +89,7 @@ ASKS_FOR_NOTHING = [
 
 @pytest.mark.parametrize("fields", ASKS_FOR_NOTHING, ids=str)
 def test_fields_for_what_is_not_done_here_may_ask_for_nothing(fields: dict[str, Any]) -> None:
-    check_chat(body(**fields), most_messages=10)
+    check_chat(body(**fields), LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_fields_for_what_is_not_done_here_may_ask_for_nothing(fields: dict[str, 
 )  # fmt: skip
 def test_fields_for_what_is_not_done_here_are_refused_by_name(fields: dict[str, Any]) -> None:
     with pytest.raises(Unsupported) as caught:
-        check_chat(body(**fields), most_messages=10)
+        check_chat(body(**fields), LIMITS)
     assert caught.value.param == next(iter(fields)) and caught.value.hint
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from enginebay.errors import InvalidRequest
 from enginebay.text.chat import ChatRenderer
+from enginebay.text.messages import ROLES
 
 RENDERER = ChatRenderer({"default": "{% for message in messages %}{{ message | tojson }}{% endfor %}"}, {})
 
@@ -45,3 +46,12 @@ def test_a_role_as_long_as_a_book_is_named_shortly() -> None:
     with pytest.raises(InvalidRequest) as refused:
         RENDERER.render([{"role": "x" * 10**6, "content": "hi"}])
     assert len(refused.value.message) < 200
+
+
+def test_a_role_that_nobody_knows_is_told_all_that_are_known() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        RENDERER.render([{"role": "robot", "content": "hi"}])
+    told = refused.value.hint.removeprefix("use one of ").split(", ")
+    assert {"system", "user", "assistant", "tool"} < set(told) and told == list(ROLES)
+    for role in told:
+        RENDERER.render([{"role": role, "content": "hi"}])

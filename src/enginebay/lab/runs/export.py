@@ -67,12 +67,15 @@ def _markdown(runs: Sequence[Run]) -> str:
         mark = " (invalid)" if run.status == "invalid" else ""
         cells = [f"{digits(figures[run.id][name])}{mark}" if name in figures[run.id] else "" for name in names]
         lines.append(_line([run.id, run.status, run.engine, run.model, run.label, *cells]))
-    reasons = [
-        f"- `{run.id}` is {run.status}: {_cell(reason.get('code', ''))}: {_cell(reason.get('message', ''))}"
-        for run in runs
-        for reason in run.reasons
-    ]
+    reasons = [_why(run, reason) for run in runs for reason in run.reasons]
     return "\n".join([*lines, *(["", *reasons] if reasons else [])]) + "\n"
+
+
+def _why(run: Run, reason: dict[str, Any]) -> str:
+    """What a reason makes of its run, which may be less than what the worst one makes of it."""
+    is_caveat = run.status == "invalid" and reason.get("severity") == "informative"
+    verdict = "would be informative for this alone" if is_caveat else f"is {run.status}"
+    return f"- `{run.id}` {verdict}: {_cell(reason.get('code', ''))}: {_cell(reason.get('message', ''))}"
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -58,7 +58,9 @@ class Streaming(Answer):
         self._held = len(self._ready)
         if self._held_bytes > self.served.limits.stream_buffer_bytes:
             self._ready = []
-            self._end(TimedOut("the client does not read its stream"))
+            self._end(
+                TimedOut("the client does not read its stream: over server.limits.stream_buffer_bytes wait for it")
+            )
             self.exchange.abort()
 
     def _start(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from enginebay.config.server import Limits
 from enginebay.contract import GenerateRequest, Sampling
 from enginebay.errors import InvalidRequest, RequestError, Unsupported
 from enginebay.server.answers.chat import ChatForm
@@ -13,6 +15,7 @@ from enginebay.server.answers.whole import Whole
 from enginebay.server.call import Call
 from enginebay.server.context import Context
 from enginebay.server.generating import prepare, run
+from enginebay.server.limit_words import over_limit
 from enginebay.server.sampling import (
     check_bookkeeping,
     check_stream_options,
@@ -84,7 +87,7 @@ async def _answer(
 
 def _read(body: ChatBody, served: ServedModel) -> tuple[ToolUse, Sampling]:
     limits = served.limits
-    check_chat(body, limits.messages)
+    check_chat(body, limits)
     constraint = read_constraint(body, limits)
     tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, limits, served, constraint)
     asked, asked_param = _max_tokens(body)
@@ -95,13 +98,10 @@ def _read(body: ChatBody, served: ServedModel) -> tuple[ToolUse, Sampling]:
     )  # fmt: skip
 
 
-def check_chat(body: ChatBody, most_messages: int) -> None:
+def check_chat(body: ChatBody, limits: Limits) -> None:
     """Fields that are not about sampling."""
     check_bookkeeping(body)
-    if len(body.messages) > most_messages:
-        raise InvalidRequest(
-            f"messages has {len(body.messages)} entries, allowed here is at most {most_messages}", param="messages"
-        )
+    check_length(body.messages, limits)
     if body.chat_template is not None:
         raise Unsupported(
             "a chat template is a program, and only the model's own is run",
@@ -123,6 +123,11 @@ def check_chat(body: ChatBody, most_messages: int) -> None:
             "give the template's own switch in chat_template_kwargs", param="reasoning_effort",
         )  # fmt: skip
     check_stream_options(body)
+
+
+def check_length(messages: Sequence[Any], limits: Limits) -> None:
+    if len(messages) > limits.messages:
+        raise over_limit(f"messages has {len(messages)} entries", limits, "messages", "messages")
 
 
 def _max_tokens(body: ChatBody) -> tuple[int | None, str]:

@@ -13,6 +13,7 @@ from enginebay.server.answers.whole import Whole
 from enginebay.server.call import Call
 from enginebay.server.context import Context
 from enginebay.server.generating import prepare, run
+from enginebay.server.limit_words import over_limit
 from enginebay.server.sampling import (
     check_bookkeeping,
     check_stream_options,
@@ -34,13 +35,13 @@ async def completions(context: Context, call: Call) -> None:
     served, lora = await context.model(call, body.model, stream=bool(body.stream))
     limits = served.limits
     _check(body)
-    prompts = await call.beside(read_prompts, body.prompt, limits.prompts, served, "prompt")
+    prompts = await call.beside(read_prompts, body.prompt, "prompts", served, "prompt")
     call.stream = bool(body.stream)
     call.prompt = body.prompt
     sampling = await call.beside(_read, body, served)
     sequences = len(prompts) * (sampling.best_of or sampling.n)
     if sequences > limits.prompts:
-        raise InvalidRequest(f"prompts times n is {sequences}, allowed here is at most {limits.prompts}", param="n")
+        raise over_limit(f"prompts times n is {sequences}", limits, "prompts", "n")
     requests = [
         GenerateRequest(text=prompt, sampling=sampling, lora=lora, energy=body.wants_energy)
         if isinstance(prompt, str)
@@ -107,14 +108,14 @@ def _echo(prompt: Prompt, served: ServedModel) -> str:
     return prompt if isinstance(prompt, str) else served.client.prompts.decode(prompt)
 
 
-def read_prompts(given: Any, most: int, served: ServedModel, param: str) -> list[Prompt]:
-    """One text, one list of token ids, or a list of either."""
+def read_prompts(given: Any, limit: str, served: ServedModel, param: str) -> list[Prompt]:
+    """One text, one list of token ids, or a list of either, as long as the limit of this name allows."""
     if isinstance(given, str):
         return [given]
     if all(_is_token(one) for one in given):
         return [_tokens(given, served, param)]
-    if len(given) > most:
-        raise InvalidRequest(f"{param} has {len(given)} entries, allowed here is at most {most}", param=param)
+    if len(given) > getattr(served.limits, limit):
+        raise over_limit(f"{param} has {len(given)} entries", served.limits, limit, param)
     return [_one(one, served, param) for one in given]
 
 

@@ -80,7 +80,7 @@ def _check_capability(served: ServedModel) -> None:
 
 async def _token_ids(call: Call, served: ServedModel, body: EmbeddingBody) -> list[tuple[int, ...]]:
     prompts = served.client.prompts
-    given = await call.beside(read_prompts, body.input, served.limits.inputs, served, "input")
+    given = await call.beside(read_prompts, body.input, "inputs", served, "input")
     encoded = iter(await prompts.encode_all([one for one in given if isinstance(one, str)]))
     found = [next(encoded) if isinstance(one, str) else one for one in given]
     most = served.client.facts.context_length

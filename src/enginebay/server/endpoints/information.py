@@ -11,8 +11,9 @@ from enginebay.errors import InvalidRequest, Unsupported
 from enginebay.fleet.prompts import Prompts
 from enginebay.server.call import Call
 from enginebay.server.context import Context
+from enginebay.server.endpoints.chat import check_length
 from enginebay.server.model_cards import described, listed
-from enginebay.server.readiness import not_ready
+from enginebay.server.readiness import look
 from enginebay.server.served import ServedModel
 from enginebay.server.tool_use import plan_tools
 from enginebay.server.wire.bodies import DetokenizeBody, TokenizeBody
@@ -40,8 +41,7 @@ async def tokenize(context: Context, call: Call) -> None:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give one of prompt and messages", param="prompt")
     if body.messages is not None:
-        if len(body.messages) > served.limits.messages:
-            raise InvalidRequest(f"messages has {len(body.messages)} entries", param="messages")
+        check_length(body.messages, served.limits)
         await call.beside(plan_tools, body.tools, None, None, served.limits, served)
         options = {} if body.add_generation_prompt is None else {"add_generation_prompt": body.add_generation_prompt}
         text = await prompts.rendered(body.messages, call.large, tools=body.tools, **options)
@@ -82,10 +82,13 @@ async def live(context: Context, call: Call) -> None:
 
 
 async def ready(context: Context, call: Call) -> None:
-    reasons = await not_ready(context)
-    status = 200 if not reasons else 503
-    found = {"status": "ready" if not reasons else "not ready", "models": list(context.catalogue.offers)}
-    call.exchange.respond(status, _encode({**found, "reasons": reasons} if reasons else found))
+    found = await look(context)
+    told: dict[str, object] = {"status": "not ready" if found.reasons else "ready", "models": found.models}
+    if found.reasons:
+        told["reasons"] = found.reasons
+    if found.failing:
+        told["failing"] = found.failing
+    call.exchange.respond(503 if found.reasons else 200, _encode(told))
 
 
 async def metrics(context: Context, call: Call) -> None:

@@ -68,7 +68,7 @@ def _read(body: ResponsesBody, served: ServedModel, lora: str | None) -> _Asked:
     check_bookkeeping(body)
     check_fields(body)
     limits = served.limits
-    messages = read_messages(body, limits.messages)
+    messages = read_messages(body, limits)
     generating = read_generating(body)
     tools = plan_tools(
         read_tools(body.tools), read_tool_choice(body.tool_choice), body.parallel_tool_calls, limits, served,

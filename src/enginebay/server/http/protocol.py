@@ -241,7 +241,9 @@ class Connection(asyncio.Protocol):
         if inflater.eof and not inflater.unused_data:
             return True
         if inflater.unconsumed_tail or len(exchange.body) >= self._settings.body_bytes:
-            self._refuse(413, f"the body is over {self._settings.body_bytes} bytes when unpacked", exchange)
+            self._refuse(
+                413, f"the body is over {self._settings.body_bytes} bytes when unpacked", exchange, "body_bytes"
+            )
         else:
             self._refuse(400, f"the body is not one whole {encoding} stream", exchange)
         return False
@@ -301,9 +303,9 @@ class Connection(asyncio.Protocol):
         elif self.congested or self._closing or self._exchange is not None:
             self.abort()
         elif self._reading is not None:
-            self._refuse(408, "the request's body did not arrive in time")
+            self._refuse(408, "the request's body did not arrive in time", limit="body_timeout_s")
         elif self._head_bytes:
-            self._refuse(408, "the request's headers did not arrive in time")
+            self._refuse(408, "the request's headers did not arrive in time", limit="header_timeout_s")
         else:
             self.close()
 
@@ -338,20 +340,21 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def _too_long(self) -> None:
-        self._refuse(431, f"the request's line and headers are over {self._settings.header_bytes} bytes")
+        message = f"the request's line and headers are over {self._settings.header_bytes} bytes"
+        self._refuse(431, message, limit="header_bytes")
 
     def _too_big(self) -> None:
         self._body = []
-        self._refuse(413, f"the body is over {self._settings.body_bytes} bytes")
+        self._refuse(413, f"the body is over {self._settings.body_bytes} bytes", limit="body_bytes")
 
-    def _refuse(self, status: int, message: str, exchange: Exchange | None = None) -> None:
-        """An answer without the application, after which the connection ends."""
+    def _refuse(self, status: int, message: str, exchange: Exchange | None = None, limit: str = "") -> None:
+        """An answer without the application, after which the connection ends. `limit`: the setting that it is over."""
         if self._exchange is not None or self._ahead:  # answers under way must not be mixed with this one
             self._last()
             return
         if self._lingering or self._transport.is_closing():
             return
-        body = self._settings.refusal(status, message)
+        body = self._settings.refusal(status, message, limit)
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self._closing = True
         exchange = exchange or self._reading

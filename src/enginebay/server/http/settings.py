@@ -20,7 +20,8 @@ class HttpSettings:
     keep_alive_s: float
     stall_timeout_s: float
     write_buffer_bytes: int
-    refusal: Callable[[int, str], bytes]  # the body of an answer that no application code gets to see
+    # The body of an answer that no application code gets to see: its status, what is wrong, and over which limit it is.
+    refusal: Callable[[int, str, str], bytes]
     common_headers: bytes = b""
 
     def update(self, other: HttpSettings) -> None:

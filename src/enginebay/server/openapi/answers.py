@@ -193,7 +193,13 @@ ANSWERS: dict[str, Schema] = {
     "Detokenized": obj({"prompt": STRING}),
     "Live": obj({"status": const("live")}),
     "Readiness": obj(
-        {"status": enum("ready", "not ready"), "models": array(STRING), "reasons": array(STRING)}, ("reasons",)
+        {
+            "status": enum("ready", "not ready"),
+            "models": array(STRING),
+            "reasons": array(STRING),
+            "failing": array(STRING),
+        },
+        ("reasons", "failing"),
     ),
     "ResponseItem": either(
         obj(

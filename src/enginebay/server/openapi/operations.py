@@ -116,7 +116,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/health/ready"): Operation(
         id="ready", tag=_SERVER, summary="A request would be answered now",
-        description="Asks each model's engine, unless it has made a token lately.", answer="Readiness",
+        description="Asks each engine that is loaded, unless it has made a token lately. `models` are those that would "
+        "answer. A model that is loaded on use only and would not is in `failing`, and leaves the server ready while "
+        "another one answers.",
+        answer="Readiness",
         also={503: ("A request might not be answered, and why.", "Readiness")},
     ),
     ("GET", "/metrics"): Operation(id="metrics", tag=_SERVER, summary="Metrics for Prometheus", media=METRICS),

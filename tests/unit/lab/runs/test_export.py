@@ -35,6 +35,20 @@ def test_markdown_marks_each_number_of_an_invalid_run_and_says_why(tmp_path: Pat
     assert "- `b` is invalid: send_lag: requests left \\| late" in lines
 
 
+def test_markdown_blames_only_what_makes_a_run_invalid(tmp_path: Path) -> None:
+    caveat = {"code": "too_few_cycles", "severity": "informative", "message": "1 cycle"}
+    grave = {"code": "errors", "severity": "invalid", "message": "2 failed"}
+    runs = [
+        write_run(tmp_path, "a", verdict={"status": "informative", "reasons": [caveat]}),
+        write_run(tmp_path, "b", verdict={"status": "invalid", "reasons": [grave, caveat]}),
+    ]
+    assert export(runs, "markdown").splitlines()[-3:] == [
+        "- `a` is informative: too_few_cycles: 1 cycle",
+        "- `b` is invalid: errors: 2 failed",
+        "- `b` would be informative for this alone: too_few_cycles: 1 cycle",
+    ]
+
+
 def test_json_is_the_manifests(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     assert json.loads(export([run], "json")) == [run.manifest]

@@ -20,7 +20,7 @@ SETTINGS = HttpSettings(
     keep_alive_s=30,
     stall_timeout_s=40,
     write_buffer_bytes=100,
-    refusal=lambda status, message: f"{status}:{message}".encode(),
+    refusal=lambda status, message, limit: f"{status}:{message}:{limit}".encode(),
     common_headers=b"server: test\r\n",
 )
 
