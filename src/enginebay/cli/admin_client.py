@@ -86,7 +86,7 @@ def fetch(
         headers["Content-Type"] = "application/json"
     request = urllib.request.Request(f"{server.url}/{path}", data=body, headers=headers)
     try:
-        with _opener(server.url).open(request, timeout=timeout_s) as answer:
+        with _opener(server.is_near).open(request, timeout=timeout_s) as answer:
             found: bytes = answer.read(_LARGEST_ANSWER)
             return found
     except urllib.error.HTTPError:
@@ -98,17 +98,15 @@ def fetch(
         ) from None
 
 
-def _opener(address: str) -> Any:
+def _opener(is_near: bool) -> Any:
     """Follows no redirect, since the key would go along; asks no proxy for a server on this machine."""
     import urllib.request
-    from urllib.parse import urlsplit
 
     class Stay(urllib.request.HTTPRedirectHandler):
         def redirect_request(self, *_: Any) -> None:
             return None
 
-    near = urlsplit(address).hostname in ("localhost", "127.0.0.1", "::1")
-    return urllib.request.build_opener(Stay, *([urllib.request.ProxyHandler({})] if near else []))
+    return urllib.request.build_opener(Stay, *([urllib.request.ProxyHandler({})] if is_near else []))
 
 
 def refused(server: str, status: int, body: bytes) -> EnginebayError:

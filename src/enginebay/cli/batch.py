@@ -30,6 +30,7 @@ from enginebay.fleet.batch import Common, Job, Tally, finished, left_to_do, read
 from enginebay.stack import AsyncStack
 
 LINE_S = 10.0  # between two lines on how far it is
+_AGAIN = "--retry-failed does what failed again"
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -71,9 +72,11 @@ def batch(
     jobs = read_jobs(source, _common(model, engine, raw, options["config"], sampling))
     done = finished(target, retry_failed)
     left = left_to_do(jobs, done, target)
-    note(f"{len(jobs)} requests, {len(jobs) - len(left)} already answered in {target}")
+    failed = sum(done[job.id].failed for job in jobs if job.id in done)
+    note(f"{len(jobs)} requests, {len(jobs) - len(left) - failed} already answered in {target}{_failed_before(failed)}")
     if not left:
-        return 0
+        _tell(Tally(), as_json)
+        return 1 if failed else 0
     progress = Progress()
     stack = AsyncStack(model, say=progress.say, **options, **sampling)
     try:
@@ -86,13 +89,23 @@ def batch(
     except KeyboardInterrupt:
         note(f"interrupted: {len(finished(target))} of {len(jobs)} answered; run the same command to go on")
         raise
-    if as_json:
-        emit_json({"answered": tally.answered, "failed": tally.failed, "completion_tokens": tally.completion_tokens})
+    _tell(tally, as_json)
     rate = f", {tally.completion_tokens / tally.elapsed_s:.0f} tokens/s" if tally.elapsed_s else ""
     note(
         f"{tally.answered} answered, {tally.failed} failed, {tally.completion_tokens} tokens in {tally.elapsed_s:.1f} s{rate}"
     )
-    return 1 if tally.failed else 0
+    if tally.failed:
+        note(f"the first that failed is {tally.first_error}; {_AGAIN}")
+    return 1 if failed or tally.failed else 0
+
+
+def _failed_before(count: int) -> str:
+    return f", {count} failed before: {_AGAIN}" if count else ""
+
+
+def _tell(tally: Tally, as_json: bool) -> None:
+    if as_json:
+        emit_json({"answered": tally.answered, "failed": tally.failed, "completion_tokens": tally.completion_tokens})
 
 
 class Lines:

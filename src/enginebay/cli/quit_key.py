@@ -7,7 +7,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _KEYS = frozenset(b"qQ")
 
@@ -29,7 +29,8 @@ def quit_key() -> Iterator[Wait]:
         tty.setcbreak(descriptor, termios.TCSANOW)  # keys come at once, and Ctrl-C stays what it is
         yield lambda seconds: _is_pressed_within(descriptor, seconds)
     finally:
-        termios.tcsetattr(descriptor, termios.TCSANOW, settings)
+        with suppress(termios.error):  # the terminal has gone
+            termios.tcsetattr(descriptor, termios.TCSANOW, settings)
 
 
 def only_wait(seconds: float) -> bool:
@@ -41,7 +42,10 @@ def _is_pressed_within(descriptor: int, seconds: float) -> bool:
     until = time.monotonic() + seconds
     while (left_s := until - time.monotonic()) > 0:
         if select.select([descriptor], [], [], left_s)[0]:
-            typed = os.read(descriptor, 1024)
+            try:
+                typed = os.read(descriptor, 1024)
+            except OSError:
+                typed = b""
             if not typed or _KEYS & {*typed}:  # nothing at all: the terminal has gone
                 return True
     return False

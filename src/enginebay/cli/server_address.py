@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from enginebay.errors import EnginebayError, UsageError
 
@@ -14,36 +14,34 @@ START_ONE = "start one with `bay serve`, or name another with --url"
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server's address, and what to do when nobody answers there."""
+    """A server's address, whether it is one of this host, and what to do when nobody answers there."""
 
     url: str
+    is_near: bool
     hint: str = START_ONE
 
 
 def server_at(url: str | None) -> Server:
     """The server at this address, whichever of its places was named; unset: the one of the configuration."""
-    return _configured() if url is None else Server(_base_url(url))
+    return _configured() if url is None else _named(url)
 
 
-def url_of(host: str, port: int) -> str:
+def url_of(address: IPv4Address | IPv6Address, port: int) -> str:
     """Where to ask a server that listens like this; one that listens everywhere is asked on this host. Pure."""
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return f"http://{host}:{port}"
     if address.is_unspecified:
         address = ip_address("127.0.0.1" if address.version == 4 else "::1")
     return f"http://{address}:{port}" if address.version == 4 else f"http://[{address}]:{port}"
 
 
-def _base_url(url: str) -> str:
+def _named(url: str) -> Server:
     from urllib.parse import urlsplit
 
     whole = url if "://" in url else f"http://{url}"
     parts = urlsplit(whole)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{url!r} is not a server's address", "give it as http://HOST:PORT", param="url")
-    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
+    base = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
+    return Server(base, parts.hostname in ("localhost", "127.0.0.1", "::1"))
 
 
 def _configured() -> Server:
@@ -55,24 +53,28 @@ def _configured() -> Server:
     except EnginebayError as error:
         return _doubtful(DEFAULT_URL, error.message)
     host, port = found.config.server.host, found.config.server.port
-    if not _is_of_this_host(host):  # whoever wrote the file would be sent the key
+    address = _of_this_host(host)
+    if address is None:  # whoever wrote the file would be sent the key
         return _doubtful(DEFAULT_URL, f"server.host is {host}, which is not an address of this host")
-    url = url_of(host, port) if port else DEFAULT_URL
+    url = url_of(address, port) if port else DEFAULT_URL
     if found.problems:
         return _doubtful(url, "the configuration has problems: `bay config validate` names them")
-    return Server(url)
+    return Server(url, True)
 
 
 def _doubtful(url: str, why: str) -> Server:
-    return Server(url, f"{START_ONE}; {why}")
+    return Server(url, True, f"{START_ONE}; {why}")
 
 
-def _is_of_this_host(host: str) -> bool:
-    """Whether a server could listen there."""
+def _of_this_host(host: str) -> IPv4Address | IPv6Address | None:
+    """The address at which a server could listen. Not its name: that may have others, or mean another one the next time."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        with socket.socket(family, kind) as probe:
-            probe.bind(address)
+        family, _, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        address = ip_address(place[0])
+        if address.is_unspecified or address.is_loopback:
+            return address
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # sends nothing
+            probe.connect(place)
+            return address if ip_address(probe.getsockname()[0]) == address else None
     except (OSError, ValueError):
-        return False
-    return True
+        return None

@@ -41,6 +41,7 @@ class Answered(NamedTuple):
 
     request: str
     asked: str | None  # None: written before there was this field
+    failed: bool = False  # the answer is an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Tally:
     completion_tokens: int = 0
     elapsed_s: float = 0.0
     started: float = field(default_factory=time.monotonic)
+    first_error: str = ""
 
 
 def read_jobs(path: Path, common: Common | None = None) -> list[Job]:
@@ -157,7 +159,7 @@ def finished(path: Path, retry_failed: bool = False) -> dict[str, Answered]:
     for number, line in enumerate(lines, start=1):
         try:
             answer = json.loads(line)
-            name, to = str(answer["id"]), Answered(str(answer["request"]), answer.get("asked"))
+            name, to = str(answer["id"]), Answered(str(answer["request"]), answer.get("asked"), "error" in answer)
         except (ValueError, KeyError, TypeError):
             if line.endswith(b"\n"):
                 raise UsageError(
@@ -165,7 +167,7 @@ def finished(path: Path, retry_failed: bool = False) -> dict[str, Answered]:
                     "name another file, or remove the line to have it done again",
                 ) from None
             continue
-        if line.endswith(b"\n") and not (retry_failed and "error" in answer):
+        if line.endswith(b"\n") and not (retry_failed and to.failed):
             kept.append(line)
             found[name] = to
     if len(kept) < len(lines):
@@ -226,6 +228,7 @@ async def _one(
         raise
     except EnginebayError as error:
         tally.failed += 1
+        tally.first_error = tally.first_error or f"{job.id}: {error.message}"
         return {
             "id": job.id,
             "request": job.digest,

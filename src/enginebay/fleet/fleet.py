@@ -286,14 +286,20 @@ class Fleet:
 
     def refuse_in_trouble(self, place: Place) -> None:
         """At once, so that whoever has another engine to ask need not wait for the next try of this one."""
+        error = self.trouble(place)
+        if error is not None:
+            raise error.with_traceback(None)  # else each time would add to it
+        place.trouble = None  # one more try
+
+    def trouble(self, place: Place) -> EnginebayError | None:
+        """What whoever asks for it is refused with now."""
         if place.variant.error is not None:
-            raise place.variant.error.with_traceback(None)  # else each time would add to it
-        if place.trouble is not None:
-            if time.monotonic() < place.not_before:
-                if isinstance(place.trouble, CrashLoop):
-                    place.trouble.retry_after_s = place.not_before - time.monotonic()
-                raise place.trouble.with_traceback(None)
-            place.trouble = None  # one more try
+            return place.variant.error
+        if place.trouble is None or time.monotonic() >= place.not_before:
+            return None
+        if isinstance(place.trouble, CrashLoop):
+            place.trouble.retry_after_s = place.not_before - time.monotonic()
+        return place.trouble
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.create_task(work)

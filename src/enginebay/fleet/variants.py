@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from enginebay.config.model import Config, ModelConfig
-from enginebay.errors import ConfigError, EnginebayError, LoadFailed, UnknownEngine, UsageError
+from enginebay.errors import (
+    ConfigError,
+    EnginebayError,
+    FetchFailed,
+    ModelInvalid,
+    UnknownEngine,
+    UnknownModel,
+    UsageError,
+)
 from enginebay.fleet.plan import Plan, Say, make_plan
 
 
@@ -110,6 +118,8 @@ def _variant(
 
 def _of_the_host(error: EnginebayError) -> EnginebayError:
     """As clients meet it: that this host has no such model, or none that this engine runs, is no fault of theirs. Pure."""
+    if isinstance(error, UnknownModel):
+        return FetchFailed(error.message, error.hint)
     if isinstance(error, UsageError) and not isinstance(error, (ConfigError, UnknownEngine)):
-        return LoadFailed(error.message, error.hint)
+        return ModelInvalid(error.message, error.hint)
     return error

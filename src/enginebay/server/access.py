@@ -57,7 +57,6 @@ async def admit(context: Context, keyring: Keyring, call: Call, route: Route) ->
             "this API key has used up its share for now", f"try again in {verdict.retry_after_s:.1f} s",
             retry_after_s=verdict.retry_after_s,
         )  # fmt: skip
-    call.counted = True
 
 
 def check_origin(exchange: Exchange, origins: tuple[str, ...], keyless: bool) -> None:

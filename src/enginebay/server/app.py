@@ -150,9 +150,6 @@ class App:
             served.completion_tokens.inc(usage.completion_tokens)
             if call.key is not None and call.key.tokens_per_minute is not None:
                 self.context.rates.charge(call.key, usage.prompt_tokens + usage.completion_tokens)
-        if _is_free(call):
-            assert call.key is not None
-            self.context.rates.give_back(call.key)
         trace_id = self._trace(call) if self._tracer.enabled and served is not None else ""
         if call.endpoint not in _OFTEN_ASKED or status >= 500:
             self._log(call, status, duration_s, trace_id)
@@ -212,13 +209,6 @@ class App:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def _is_free(call: Call) -> bool:
-    """It counts against its key's rate, and was refused before there was a model to do anything for it."""
-    error = call.error
-    refused = error is not None and shown(error).status == 503 and not call.exchange.closed
-    return refused and call.counted and call.served is None
 
 
 def _ns(at_s: float) -> int:

@@ -26,7 +26,7 @@ class Call:
     """Facts are added as they become known; `app` reads them once at the end."""
 
     __slots__ = (
-        "counted", "deaths", "endpoint", "error", "exchange", "fallback", "finish_reason", "first_error", "give_up_at", "id", "key", "labels", "left_out", "lora",
+        "deaths", "endpoint", "error", "exchange", "fallback", "finish_reason", "first_error", "give_up_at", "id", "key", "labels", "left_out", "lora",
         "model", "offer", "prompt", "queued_s", "sampling", "served", "started", "stream", "told", "translated", "ttft_s", "usage", "variant",
     )  # fmt: skip
 
@@ -37,7 +37,6 @@ class Call:
         self.id = given if _SAFE_ID.match(given) else fresh_id
         self.started = time.time() - (time.perf_counter() - exchange.received)  # from where durations are counted
         self.key: Key | None = None
-        self.counted = False  # against the key's requests in a minute
         self.model = ""
         self.offer: Offer | None = None
         self.labels = ("(none)", "(none)")  # model and engine, once they are known

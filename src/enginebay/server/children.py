@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from enginebay.errors import EnginebayError
 from enginebay.fleet.model_client import Resident
 from enginebay.fleet.outlook import Outlook
 from enginebay.server.control import Handler, Line
@@ -118,9 +119,6 @@ class _SharedRates:
     def charge(self, key: Key, tokens: int) -> None:
         self._line.tell("charge", key, tokens)
 
-    def give_back(self, key: Key) -> None:
-        self._line.tell("give_back", key)
-
 
 class _SharedFleet:
     """The supervisor's fleet, over the line to it. Implements `offers.FleetPort`."""
@@ -134,6 +132,10 @@ class _SharedFleet:
 
     async def look_ahead(self, name: str, *, wish: bool = False) -> Outlook:
         found: Outlook = await self._line.call("look_ahead", name, wish)
+        return found
+
+    async def troubles(self) -> dict[str, EnginebayError]:
+        found: dict[str, EnginebayError] = await self._line.call("troubles")
         return found
 
     async def order(self, command: str, arguments: dict[str, Any]) -> Any:

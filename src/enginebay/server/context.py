@@ -24,8 +24,6 @@ class RateLimits(Protocol):
 
     def charge(self, key: Key, tokens: int) -> None: ...
 
-    def give_back(self, key: Key) -> None: ...
-
 
 @dataclass(slots=True)
 class Context:

@@ -65,7 +65,6 @@ _HELPS = {
     "config": "the operator has to correct it",
     "unknown_engine": "the operator has to correct it",
     "engine_missing": "the operator has to install it with `bay engines install`, then run `bay reload`",
-    "load_failed": "the operator sees why with `bay ps`, and what its engine said with `bay logs`",
     "unknown_architecture": "the operator sees with `bay engines why` which engine does",
     "crash_loop": "it is started again after a while, or when the operator runs `bay load`",
     "model_invalid": "the operator has to fetch them again or replace them, then run `bay reload`",
@@ -110,7 +109,7 @@ def error_headers(error: EnginebayError) -> list[tuple[str, str]]:
         return [("www-authenticate", "Bearer")]
     if isinstance(error, errors.WrongMethod):
         return [("allow", error.allowed)]
-    return [("retry-after", "1")] if shown(error).status == 503 else []
+    return [("retry-after", "1")] if shown(error).status == 503 and error.kind not in _HELPS else []
 
 
 def refusal(status: int, message: str, limit: str = "") -> bytes:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from enginebay.config.server import Limits
 from enginebay.contract import Facts
-from enginebay.errors import Draining, UnknownModel
+from enginebay.errors import Draining, EnginebayError, UnknownModel
 from enginebay.fleet.model_client import ModelClient, Resident
 from enginebay.fleet.outlook import Outlook
 from enginebay.fleet.variants import Offering
@@ -27,6 +27,9 @@ class FleetPort(Protocol):
 
     async def look_ahead(self, name: str, *, wish: bool = False) -> Outlook:
         """`wish`: have it loaded, although whoever asks does not wait for it."""
+
+    async def troubles(self) -> dict[str, EnginebayError]:
+        """What whoever asks for a variant would be refused with now, of those that are in trouble."""
 
     async def order(self, command: str, arguments: dict[str, Any]) -> Any:
         """Something that an administrator asks for."""

@@ -87,14 +87,6 @@ class Rates:
         if bucket is not None:
             bucket.level -= tokens
 
-    def give_back(self, key: Key) -> None:
-        """One request of this key was taken, and nothing was done for it."""
-        if key.requests_per_minute is None:
-            return
-        bucket = _bucket(self._requests, key.name, key.requests_per_minute, self._clock())
-        assert bucket is not None
-        bucket.level = min(float(bucket.limit), bucket.level + 1.0)
-
 
 def _bucket(buckets: dict[str, _Bucket], name: str, limit: int | None, now: float) -> _Bucket | None:
     """The key's bucket, up to date; a new one when there was none or the key's limit has changed."""

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from enginebay.contract import GenerateRequest, Sampling
 from enginebay.errors import Draining, EnginebayError
 from enginebay.server.context import Context
 from enginebay.server.offers import Offer, Session
+from enginebay.server.retrying import trigger
 from enginebay.server.served import ServedModel
 
 _PROOF_S = 30.0  # so long a token is proof
 _PATIENCE_S = 10.0
-_FAILING = ("failing", "unavailable")  # of `fleet.outlook`
+_IN_TROUBLE = "it cannot be loaded now, `bay ps` says why"
+
+
+class _Problem(NamedTuple):
+    why: str
+    trigger: str | None  # what of `fallback_on` it is
+
+
+_SILENT = _Problem(f"its engine did not answer within {_PATIENCE_S:g} s", None)
 
 
 class Readiness(NamedTuple):
@@ -40,7 +49,8 @@ async def look(context: Context) -> Readiness:
     if context.draining:
         return Readiness([], ["the server is stopping"], [])
     offers = list(context.catalogue.offers.values())
-    problems = await asyncio.gather(*(_problem(context, offer) for offer in offers))
+    troubles = await context.fleet.troubles()
+    problems = await asyncio.gather(*(_of_chain(context, offer, troubles) for offer in offers))
     return judged(
         [Looked(offer.name, offer.offering.at_start, why) for offer, why in zip(offers, problems, strict=True)]
     )
@@ -59,43 +69,48 @@ def judged(models: Sequence[Looked]) -> Readiness:
     )
 
 
-async def _problem(context: Context, offer: Offer) -> str:
-    """Of a model: one engine of its chain that answers will do."""
+async def _of_chain(context: Context, offer: Offer, troubles: Mapping[str, EnginebayError]) -> str:
+    """Why a model would not answer: as a request would, this goes on to the next engine where `fallback_on` says so."""
     first = ""
     for session in offer.sessions:
-        problem = await _of_session(context, session)
-        if not problem:
+        problem = await _of_session(context, session, troubles.get(session.name), offer.offering.at_start)
+        if problem is None:
             return ""
-        first = first or problem
+        first = first or problem.why
+        if problem.trigger not in offer.offering.triggers:
+            return first
     return first
 
 
-async def _of_session(context: Context, session: Session) -> str:
+async def _of_session(
+    context: Context, session: Session, trouble: EnginebayError | None, at_start: bool
+) -> _Problem | None:
     if session.gate.full:
-        return "its queue is full"
+        return _Problem("its queue is full", "queue")
     served = session.live
     if served is None:
-        return await _outlook(context, session)
+        if trouble is not None:
+            return _Problem(f"{_IN_TROUBLE} ({trouble.kind})", trigger(trouble))
+        return await _outlook(context, session) if at_start else None
     if time.monotonic() - served.heard_at < _PROOF_S:
-        return ""
+        return None
     if served.probe is None or served.probe.done():  # however many ask, the engine is asked once
         served.probe = asyncio.ensure_future(_probe(served))
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            return await asyncio.shield(served.probe)
+            found: _Problem | None = await asyncio.shield(served.probe)
+            return found
     except TimeoutError:
-        return f"its engine did not answer within {_PATIENCE_S:g} s"
+        return _SILENT
 
 
-async def _outlook(context: Context, session: Session) -> str:
-    """Of one that is not loaded: a request would have it loaded, unless that has failed."""
+async def _outlook(context: Context, session: Session) -> _Problem | None:
+    """Of one that is to be loaded at the start and is not; working this out takes long where there are many models."""
     ahead = await context.fleet.look_ahead(session.name)
-    if ahead.state in _FAILING:
-        return f"it is {ahead.state}"
-    return f"{ahead}" if ahead.seconds > context.max_wait_s else ""
+    return _Problem(f"{ahead}", "queue") if ahead.seconds > context.max_wait_s else None
 
 
-async def _probe(model: ServedModel) -> str:
+async def _probe(model: ServedModel) -> _Problem | None:
     """Have the engine do the least it can do."""
     client = model.client
     try:
@@ -108,10 +123,10 @@ async def _probe(model: ServedModel) -> str:
                     pass
     except Draining:
         model.refused = True  # the next to ask looks for its successor
-        return ""
+        return None
     except EnginebayError as error:
-        return f"its engine failed ({error.kind})"
+        return _Problem(f"its engine failed ({error.kind})", trigger(error))
     except TimeoutError:
-        return f"its engine did not answer within {_PATIENCE_S:g} s"
+        return _SILENT
     model.heard_at = time.monotonic()
-    return ""
+    return None

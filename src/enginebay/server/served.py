@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
 from enginebay.config.server import Limits
 from enginebay.contract import Support
@@ -26,7 +27,7 @@ class ServedModel:
         self.engine = f"{facts.kind} {facts.version}"
         self.engine_header = f"x-enginebay-engine: {self.engine}\r\n".encode("ascii", "replace")
         self.heard_at = float("-inf")  # when the engine last made a token for us
-        self.probe: asyncio.Future[str] | None = None  # a question to the engine whether it still answers
+        self.probe: asyncio.Future[Any] | None = None  # a question to the engine whether it still answers
         self.gate = gate
         self.refused = False  # the worker has said that it takes no more requests
         self.defaults = {name: value for name, value in resident.sampling.items() if self.does(name)}

@@ -50,9 +50,6 @@ class LocalRates:
     def charge(self, key: Key, tokens: int) -> None:
         self._rates.charge(key, tokens)
 
-    def give_back(self, key: Key) -> None:
-        self._rates.give_back(key)
-
 
 class Supervisor:
     """Implements `offers.FleetPort` for this process; server processes reach it over their lines."""
@@ -87,6 +84,10 @@ class Supervisor:
             self.fleet.refuse_in_trouble(place)
             self.fleet.wish(name)
         return self.fleet.outlook(name)
+
+    async def troubles(self) -> dict[str, EnginebayError]:
+        found = {name: self.fleet.trouble(place) for name, place in self.fleet.places.items()}
+        return {name: error for name, error in found.items() if error is not None}
 
     async def order(self, command: str, arguments: dict[str, Any]) -> Any:
         try:
@@ -242,9 +243,6 @@ class Supervisor:
         async def charge(key: Key, tokens: int) -> None:
             rates.charge(key, tokens)
 
-        async def give_back(key: Key) -> None:
-            rates.give_back(key)
-
         async def scrape() -> bytes:
             await self._observe()
             found = await asyncio.gather(*(child.snapshot() for child in self._children), return_exceptions=True)
@@ -252,8 +250,8 @@ class Supervisor:
             return exposition.render(merge([self._metrics.snapshot(), *snapshots]))
 
         return {
-            "take": take, "charge": charge, "give_back": give_back, "scrape": scrape,
-            "want": self.want, "look_ahead": self.look_ahead, "order": self.order,
+            "take": take, "charge": charge, "scrape": scrape,
+            "want": self.want, "look_ahead": self.look_ahead, "troubles": self.troubles, "order": self.order,
         }  # fmt: skip
 
     # Changes while it serves

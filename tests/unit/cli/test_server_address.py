@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,14 +51,13 @@ def test_what_is_no_address_is_refused(given: str) -> None:
     ("host", "address"),
     [
         ("127.0.0.1", "http://127.0.0.1:7"),
-        ("localhost", "http://localhost:7"),
         ("0.0.0.0", "http://127.0.0.1:7"),
         ("::", "http://[::1]:7"),
         ("fd00::1", "http://[fd00::1]:7"),
     ],
 )
 def test_where_a_server_that_listens_there_is_asked(host: str, address: str) -> None:
-    assert url_of(host, 7) == address
+    assert url_of(ip_address(host), 7) == address
 
 
 def test_without_a_configuration_it_is_the_default() -> None:
@@ -98,6 +100,26 @@ def test_a_file_sends_no_key_to_another_host(alone: Path) -> None:
     configure(alone, "server: {host: 192.0.2.1, port: 8123}\n")  # an address that no host has
     found = server_at(None)
     assert found.url == DEFAULT_URL and "192.0.2.1" in found.hint
+
+
+def _resolved(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    found: list[Any] = [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", (one, 9)) for one in addresses]
+    monkeypatch.setattr("enginebay.cli.server_address.socket.getaddrinfo", lambda *_, **__: found)
+
+
+def test_a_name_is_asked_at_the_address_that_was_looked_at(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have another one as well, of another host."""
+    configure(alone, "server: {host: name.example, port: 8123}\n")
+    _resolved(monkeypatch, "127.0.0.2", "192.0.2.1")
+    assert server_at(None).url == "http://127.0.0.2:8123"
+    _resolved(monkeypatch, "192.0.2.1", "127.0.0.2")
+    assert server_at(None).url == DEFAULT_URL
+
+
+def test_no_proxy_is_asked_for_what_the_configuration_says(alone: Path) -> None:
+    configure(alone, "server: {host: 127.0.0.2, port: 8123}\n")
+    assert server_at(None).is_near
+    assert server_at("http://localhost:8123").is_near and not server_at("http://host:8123").is_near
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from enginebay.cli.main import main
+from enginebay.cli.quit_key import quit_key
 from enginebay.cli.top_rows import COLUMNS, Row, cells, headline, rows, summary, to_json
 from enginebay.server.exposition import Samples, parse, render
 from enginebay.server.metrics import Metrics
@@ -290,3 +291,12 @@ def drawn(url: str, terminal: int) -> subprocess.Popen[bytes]:
         [sys.executable, "-c", code, *command],
         stdin=terminal, stdout=terminal, stderr=terminal, env=environ, start_new_session=True,
     )  # fmt: skip
+
+
+def test_a_terminal_that_goes_away_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs) as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        with quit_key() as wait:
+            os.close(ours)
+            assert wait(30.0)

@@ -59,6 +59,13 @@ def test_a_line_cut_off_by_a_crash_is_done_again(tmp_path: Path) -> None:
     assert finished(path) == {"1": Answered("abc", None)}
 
 
+def test_what_failed_is_told_from_what_was_answered(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text('{"id": "1", "request": "abc", "text": "é"}\n{"id": "2", "request": "d", "error": {}}\n')
+    assert finished(path) == {"1": Answered("abc", None), "2": Answered("d", None, failed=True)}
+    assert finished(path, retry_failed=True) == {"1": Answered("abc", None)}
+
+
 def test_an_answer_to_another_question_is_not_taken(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     first, second = Job("1", "a", False, {}), Job("2", "b", False, {"seed": 1})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from enginebay.config.load import load_config
-from enginebay.errors import EngineMissing, LoadFailed, ModelInvalid
+from enginebay.errors import EngineMissing, FetchFailed, ModelInvalid
 from enginebay.fleet.variants import make_variants
 
 
@@ -39,7 +39,7 @@ def test_a_model_without_an_entry_is_told_by_what_it_was_asked_for(tmp_path: Pat
 @pytest.mark.parametrize(
     ("entry", "kind", "told"),
     [
-        ("source: nosuchmodel, engine: llamacpp", LoadFailed, "there is no model 'nosuchmodel'"),
+        ("source: nosuchmodel, engine: llamacpp", FetchFailed, "there is no model 'nosuchmodel'"),
         ("source: 'fake:', engine: vllm", EngineMissing, "the engine vllm is not installed"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What is written down of a request at its end: that it was cut off, and whether it counts against its key's rate."""
+"""What is written down of a request at its end."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any, cast
 import pytest
 
 from enginebay.config.server import ServerConfig
-from enginebay.errors import CrashLoop, EnginebayError, InvalidRequest, Overloaded
 from enginebay.server import app as app_module
 from enginebay.server.app import App
 from enginebay.server.call import Call
 from enginebay.server.context import Context, Handler
-from enginebay.server.http.exchange import CLIENT_CLOSED, Exchange
+from enginebay.server.http.exchange import Exchange
 from enginebay.server.keys import Key, Keyring, digest_of
 from enginebay.server.log_lines import RequestRecord
 from enginebay.server.metrics import Metrics
@@ -78,9 +77,6 @@ class _Server:
         return {labels[2]: value for labels, value in children}
 
 
-# Answers that are cut off
-
-
 async def _endless(_: Context, call: Call) -> None:
     call.exchange.start(200, "text/event-stream")
     await asyncio.sleep(3600)
@@ -96,39 +92,3 @@ async def test_an_answer_that_the_servers_end_cuts_off_is_told_as_such(monkeypat
     [record] = server.records
     assert (record.status, record.error, record.message) == (200, "cancelled", "the server is stopping")
     assert server.errors() == {"cancelled": 1}
-
-
-# The rate of a key
-
-
-def _refusing(error: EnginebayError, *, found: bool = False, gone: bool = False) -> Handler:
-    async def handler(_: Context, call: Call) -> None:
-        if found:
-            call.served = cast("Any", SimpleNamespace())
-        if gone:
-            call.exchange.closed, call.exchange.status = True, CLIENT_CLOSED
-        raise error
-
-    return handler
-
-
-@pytest.mark.parametrize("error", [Overloaded("m is loading"), CrashLoop("m died")], ids=lambda one: one.kind)
-async def test_refused_as_the_model_is_not_there_does_not_count(
-    error: EnginebayError, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = _Server(_refusing(error), monkeypatch)
-    assert [(await server.ask()).status for _ in range(4)] == [503] * 4
-
-
-@pytest.mark.parametrize(
-    ("handler", "status"),
-    [
-        (_refusing(InvalidRequest("n is 0")), 400),
-        (_refusing(Overloaded("too many wait already"), found=True), 503),
-        (_refusing(Overloaded("m is loading"), gone=True), CLIENT_CLOSED),
-    ],
-    ids=["a mistake", "its prompt was read", "the client has gone"],
-)
-async def test_what_else_fails_counts(handler: Handler, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = _Server(handler, monkeypatch)
-    assert [(await server.ask()).status for _ in range(3)] == [status, status, 429]

@@ -47,7 +47,7 @@ def test_a_kind_that_nobody_knows_tells_nothing() -> None:
 
 
 MAY_PASS = {
-    "error", "out_of_memory", "worker_died", "draining", "engine_failed", "unreachable", "cancelled"
+    "error", "load_failed", "out_of_memory", "worker_died", "draining", "engine_failed", "unreachable", "cancelled"
 }  # fmt: skip
 
 
@@ -74,6 +74,7 @@ def test_when_to_come_back() -> None:
     assert error_headers(Overloaded("later", retry_after_s=2.1)) == [("retry-after", "3")]
     assert error_headers(RateLimited("later", retry_after_s=0.01)) == [("retry-after", "1")]
     assert error_headers(errors.WorkerDied("gone")) == [("retry-after", "1")]
+    assert error_headers(errors.EngineMissing("gone")) == [], "a repeat does not help"
     assert error_headers(errors.InvalidRequest("wrong")) == []
 
 

@@ -55,22 +55,6 @@ def test_a_bucket_never_holds_more_than_a_minute(clock: Clock) -> None:
     assert [rates.take(limited).allowed for _ in range(4)] == [True, True, True, False]
 
 
-def test_what_is_given_back_can_be_taken_again(clock: Clock) -> None:
-    rates, limited = Rates(clock), key(requests=2)
-    assert [rates.take(limited).allowed for _ in range(3)] == [True, True, False]
-    rates.give_back(limited)
-    assert [rates.take(limited).allowed for _ in range(2)] == [True, False]
-
-
-def test_giving_back_fills_no_bucket_above_its_limit(clock: Clock) -> None:
-    rates, limited = Rates(clock), key(requests=2)
-    rates.take(limited)
-    clock.now += 60
-    rates.give_back(limited)
-    assert [rates.take(limited).allowed for _ in range(3)] == [True, True, False]
-    rates.give_back(key(tokens=5, name="by tokens alone"))
-
-
 def test_tokens_are_charged_afterwards_and_may_go_into_debt(clock: Clock) -> None:
     rates, limited = Rates(clock), key(tokens=600)
     assert rates.take(limited).allowed

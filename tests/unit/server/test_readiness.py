@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from enginebay.config.server import Limits
+from enginebay.errors import EnginebayError, LoadFailed
 from enginebay.fleet.outlook import Outlook
 from enginebay.fleet.variants import Offering
 from enginebay.server.endpoints.information import ready
 from enginebay.server.offers import Catalogue, Offer
 from tests.unit.server.test_retrying import call_of
+
+FAILED = "it cannot be loaded now, `bay ps` says why (load_failed)"
 
 
 class _Fleet:
@@ -23,16 +26,23 @@ class _Fleet:
         self._failing = failing
 
     async def look_ahead(self, name: str, *, wish: bool = False) -> Outlook:
-        return Outlook(name, "failing" if name in self._failing else "cold", 1.0, 0)
+        return Outlook(name, "cold", 1.0, 0)
+
+    async def troubles(self) -> dict[str, EnginebayError]:
+        return {name: LoadFailed("a path of this host") for name in self._failing}
 
 
-def _offer(name: str) -> Offer:
-    return Offer(Offering(name, (name,), ("fake",), at_start=name.startswith("start")), Limits(), 1)
+def _offer(name: str, *triggers: str) -> Offer:
+    chain = ((name, f"{name}@other"), ("fake", "other")) if triggers else ((name,), ("fake",))
+    return Offer(Offering(name, *chain, triggers=triggers, at_start=name.startswith("start")), Limits(), 1)
 
 
-async def _asked(models: list[str], *failing: str, draining: bool = False) -> tuple[int, dict[str, Any]]:
+async def _asked(
+    models: list[str], *failing: str, draining: bool = False, fallback_on: tuple[str, ...] = ()
+) -> tuple[int, dict[str, Any]]:
+    offers = [_offer(name, *fallback_on) for name in models]
     context: Any = SimpleNamespace(
-        draining=draining, catalogue=Catalogue(map(_offer, models)), fleet=_Fleet(*failing), max_wait_s=300.0
+        draining=draining, catalogue=Catalogue(offers), fleet=_Fleet(*failing), max_wait_s=300.0
     )
     call = call_of()
     connection: Any = call.exchange._connection
@@ -50,21 +60,21 @@ async def test_all_is_well(models: list[str]) -> None:
 async def test_one_that_is_loaded_on_use_and_fails_is_seen_and_leaves_the_others_in_service(other: str) -> None:
     """Also where none is loaded at the start."""
     status, told = await _asked([other, "use2"], "use2")
-    assert (status, told) == (200, {"status": "ready", "models": [other], "failing": ["use2: it is failing"]})
+    assert (status, told) == (200, {"status": "ready", "models": [other], "failing": [f"use2: {FAILED}"]})
 
 
 async def test_one_that_is_loaded_at_the_start_has_to_answer() -> None:
     status, told = await _asked(["start1", "start2", "use1", "use2"], "start2", "use2")
     assert status == 503 and told == {
         "status": "not ready", "models": ["start1", "use1"],
-        "reasons": ["start2: it is failing"], "failing": ["use2: it is failing"],
+        "reasons": [f"start2: {FAILED}"], "failing": [f"use2: {FAILED}"],
     }  # fmt: skip
 
 
 async def test_when_nothing_answers_the_server_is_not_ready() -> None:
     status, told = await _asked(["use1", "use2"], "use1", "use2")
     assert status == 503 and told == {
-        "status": "not ready", "models": [], "reasons": ["use1: it is failing", "use2: it is failing"]
+        "status": "not ready", "models": [], "reasons": [f"use1: {FAILED}", f"use2: {FAILED}"]
     }  # fmt: skip
 
 
@@ -72,3 +82,25 @@ async def test_a_server_without_models_or_about_to_stop_is_not_ready() -> None:
     assert await _asked([]) == (503, {"status": "not ready", "models": [], "reasons": ["there is no model"]})
     status, told = await _asked(["start1"], draining=True)
     assert status == 503 and told["reasons"] == ["the server is stopping"] and told["models"] == []
+
+
+async def test_another_engine_answers_only_for_what_fallback_on_names() -> None:
+    assert (await _asked(["start1"], "start1", fallback_on=("load",)))[0] == 200
+    assert (await _asked(["start1"], "start1", fallback_on=("queue", "unavailable")))[0] == 503
+    status, told = await _asked(["start1"], "start1", "start1@other", fallback_on=("load",))
+    assert status == 503 and told["reasons"] == [f"start1: {FAILED}"]
+
+
+async def test_it_is_worked_out_when_a_model_would_be_loaded_for_those_of_the_start_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That takes long where there are many, and anybody may ask."""
+    looked: list[str] = []
+
+    async def look_ahead(self: _Fleet, name: str, *, wish: bool = False) -> Outlook:
+        looked.append(name)
+        return Outlook(name, "cold", 301.0, 0)
+
+    monkeypatch.setattr(_Fleet, "look_ahead", look_ahead)
+    status, told = await _asked(["start1", "use1", "use2"])
+    assert looked == ["start1"] and status == 503 and told["models"] == ["use1", "use2"]
