@@ -134,7 +134,8 @@ def test_a_bad_line_in_a_batch_fails_alone(tmp_path: Path) -> None:
         wrong = {name: answer["error"]["param"] for name, answer in answers.items() if "error" in answer}
         assert wrong == {"2": "temperature", "3": "num_beams", "4": "temperature", "5": "max_tokens"}
     again = bay(*arguments[:-1], "--json")
-    assert again.returncode == 1 and json.loads(again.stdout)["failed"] == 0, "nothing was done"
+    told = json.loads(again.stdout)
+    assert again.returncode == 1 and (told["answered"], told["failed"], told["failed_before"]) == (0, 0, 4)
     assert "1 already answered" in again.stderr and "4 failed before: --retry-failed" in again.stderr
     one_clear_line(
         bay("batch", str(source), "/no/such/place.jsonl", "-m", "toy", "-e", "fake"), 2, "/no/such/place.jsonl"

@@ -75,7 +75,7 @@ def batch(
     failed = sum(done[job.id].failed for job in jobs if job.id in done)
     note(f"{len(jobs)} requests, {len(jobs) - len(left) - failed} already answered in {target}{_failed_before(failed)}")
     if not left:
-        _tell(Tally(), as_json)
+        _print_json(Tally(), failed, as_json)
         return 1 if failed else 0
     progress = Progress()
     stack = AsyncStack(model, say=progress.say, **options, **sampling)
@@ -87,9 +87,11 @@ def batch(
     try:
         tally = run_in_loop(_run(stack, left, target, raw, concurrency, progress))
     except KeyboardInterrupt:
-        note(f"interrupted: {len(finished(target))} of {len(jobs)} answered; run the same command to go on")
+        found = finished(target)
+        answered = sum(job.id in found and not found[job.id].failed for job in jobs)
+        note(f"interrupted: {answered} of {len(jobs)} answered; run the same command to go on")
         raise
-    _tell(tally, as_json)
+    _print_json(tally, failed, as_json)
     rate = f", {tally.completion_tokens / tally.elapsed_s:.0f} tokens/s" if tally.elapsed_s else ""
     note(
         f"{tally.answered} answered, {tally.failed} failed, {tally.completion_tokens} tokens in {tally.elapsed_s:.1f} s{rate}"
@@ -103,9 +105,16 @@ def _failed_before(count: int) -> str:
     return f", {count} failed before: {_AGAIN}" if count else ""
 
 
-def _tell(tally: Tally, as_json: bool) -> None:
+def _print_json(tally: Tally, failed_before: int, as_json: bool) -> None:
     if as_json:
-        emit_json({"answered": tally.answered, "failed": tally.failed, "completion_tokens": tally.completion_tokens})
+        emit_json(
+            {
+                "answered": tally.answered,
+                "failed": tally.failed,
+                "failed_before": failed_before,
+                "completion_tokens": tally.completion_tokens,
+            }
+        )
 
 
 class Lines:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
 
 from enginebay.errors import EnginebayError, UsageError
 
@@ -41,7 +42,14 @@ def _named(url: str) -> Server:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{url!r} is not a server's address", "give it as http://HOST:PORT", param="url")
     base = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
-    return Server(base, parts.hostname in ("localhost", "127.0.0.1", "::1"))
+    return Server(base, _is_loopback(parts.hostname))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _configured() -> Server:
@@ -75,6 +83,18 @@ def _of_this_host(host: str) -> IPv4Address | IPv6Address | None:
             return address
         with socket.socket(family, socket.SOCK_DGRAM) as probe:  # sends nothing
             probe.connect(place)
-            return address if ip_address(probe.getsockname()[0]) == address else None
+            if ip_address(probe.getsockname()[0]) == address:
+                return address
+        if _may_bind_others():
+            return None
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # a second address of an interface
+            probe.bind((place[0], 0, *place[2:]))
+        return address
     except (OSError, ValueError):
         return None
+
+
+def _may_bind_others() -> bool:
+    """Whether this host lets a process bind addresses that it does not have."""
+    settings = (Path(f"/proc/sys/net/{kind}/ip_nonlocal_bind") for kind in ("ipv4", "ipv6"))
+    return any(one.read_text().strip() != "0" for one in settings if one.exists())

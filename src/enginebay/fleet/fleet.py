@@ -273,10 +273,7 @@ class Fleet:
 
     def _refuse(self, refusal: Refuse) -> None:
         if refusal.reason == "memory":
-            error = Overloaded(
-                "the model does not fit beside those that are pinned: into the memory there is, or into max_awake",
-                "see `bay ps`", retry_after_s=60.0,
-            )  # fmt: skip
+            error = _without_room()
         else:
             error = Overloaded(
                 "the request waited for its model as long as it may, and it is not loaded yet", "try again later",
@@ -290,6 +287,17 @@ class Fleet:
         if error is not None:
             raise error.with_traceback(None)  # else each time would add to it
         place.trouble = None  # one more try
+
+    def troubles(self) -> dict[str, EnginebayError]:
+        """What whoever asks for a variant is refused with now, of those that are in trouble or can never be loaded."""
+        account = self._account()
+        found = dict[str, EnginebayError]()
+        for name, place in self.places.items():
+            if (error := self.trouble(place)) is not None:
+                found[name] = error
+            elif place.depth is not Depth.AWAKE and not account.can_ever_fit(account.models[name]):
+                found[name] = _without_room()
+        return found
 
     def trouble(self, place: Place) -> EnginebayError | None:
         """What whoever asks for it is refused with now."""
@@ -480,3 +488,10 @@ class Fleet:
             if place.comes_back or settings.pinned:
                 self._waiters.wish(place.name, self.config.max_wait_s)
         self._turn.set()
+
+
+def _without_room() -> Overloaded:
+    return Overloaded(
+        "the model does not fit beside those that are pinned: into the memory there is, or into max_awake",
+        "see `bay ps`", retry_after_s=60.0,
+    )  # fmt: skip

@@ -11,7 +11,7 @@ from enginebay.errors import (
     ConfigError,
     EnginebayError,
     FetchFailed,
-    ModelInvalid,
+    UnknownArchitecture,
     UnknownEngine,
     UnknownModel,
     UsageError,
@@ -121,5 +121,5 @@ def _of_the_host(error: EnginebayError) -> EnginebayError:
     if isinstance(error, UnknownModel):
         return FetchFailed(error.message, error.hint)
     if isinstance(error, UsageError) and not isinstance(error, (ConfigError, UnknownEngine)):
-        return ModelInvalid(error.message, error.hint)
+        return UnknownArchitecture(error.message, error.hint)
     return error

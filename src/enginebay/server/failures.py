@@ -68,7 +68,7 @@ _HELPS = {
     "unknown_architecture": "the operator sees with `bay engines why` which engine does",
     "crash_loop": "it is started again after a while, or when the operator runs `bay load`",
     "model_invalid": "the operator has to fetch them again or replace them, then run `bay reload`",
-    "fetch_failed": "the operator has to fetch it with `bay models pull`, then run `bay reload`",
+    "fetch_failed": "the operator has to correct its source, or fetch it with `bay models pull`, then run `bay reload`",
     "offline": "the operator has to fetch it with `bay models pull`, then run `bay reload`",
 }
 

@@ -29,7 +29,7 @@ class FleetPort(Protocol):
         """`wish`: have it loaded, although whoever asks does not wait for it."""
 
     async def troubles(self) -> dict[str, EnginebayError]:
-        """What whoever asks for a variant would be refused with now, of those that are in trouble."""
+        """What whoever asks for a variant would be refused with now, of those that cannot be loaded."""
 
     async def order(self, command: str, arguments: dict[str, Any]) -> Any:
         """Something that an administrator asks for."""

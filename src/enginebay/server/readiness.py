@@ -50,7 +50,7 @@ async def look(context: Context) -> Readiness:
         return Readiness([], ["the server is stopping"], [])
     offers = list(context.catalogue.offers.values())
     troubles = await context.fleet.troubles()
-    problems = await asyncio.gather(*(_of_chain(context, offer, troubles) for offer in offers))
+    problems = await asyncio.gather(*(_of_chain(offer, troubles) for offer in offers))
     return judged(
         [Looked(offer.name, offer.offering.at_start, why) for offer, why in zip(offers, problems, strict=True)]
     )
@@ -69,11 +69,11 @@ def judged(models: Sequence[Looked]) -> Readiness:
     )
 
 
-async def _of_chain(context: Context, offer: Offer, troubles: Mapping[str, EnginebayError]) -> str:
+async def _of_chain(offer: Offer, troubles: Mapping[str, EnginebayError]) -> str:
     """Why a model would not answer: as a request would, this goes on to the next engine where `fallback_on` says so."""
     first = ""
     for session in offer.sessions:
-        problem = await _of_session(context, session, troubles.get(session.name), offer.offering.at_start)
+        problem = await _of_session(session, troubles.get(session.name))
         if problem is None:
             return ""
         first = first or problem.why
@@ -82,16 +82,12 @@ async def _of_chain(context: Context, offer: Offer, troubles: Mapping[str, Engin
     return first
 
 
-async def _of_session(
-    context: Context, session: Session, trouble: EnginebayError | None, at_start: bool
-) -> _Problem | None:
+async def _of_session(session: Session, trouble: EnginebayError | None) -> _Problem | None:
     if session.gate.full:
         return _Problem("its queue is full", "queue")
     served = session.live
     if served is None:
-        if trouble is not None:
-            return _Problem(f"{_IN_TROUBLE} ({trouble.kind})", trigger(trouble))
-        return await _outlook(context, session) if at_start else None
+        return None if trouble is None else _Problem(f"{_IN_TROUBLE} ({trouble.kind})", trigger(trouble))
     if time.monotonic() - served.heard_at < _PROOF_S:
         return None
     if served.probe is None or served.probe.done():  # however many ask, the engine is asked once
@@ -102,12 +98,6 @@ async def _of_session(
             return found
     except TimeoutError:
         return _SILENT
-
-
-async def _outlook(context: Context, session: Session) -> _Problem | None:
-    """Of one that is to be loaded at the start and is not; working this out takes long where there are many models."""
-    ahead = await context.fleet.look_ahead(session.name)
-    return _Problem(f"{ahead}", "queue") if ahead.seconds > context.max_wait_s else None
 
 
 async def _probe(model: ServedModel) -> _Problem | None:

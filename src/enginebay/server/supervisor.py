@@ -86,8 +86,7 @@ class Supervisor:
         return self.fleet.outlook(name)
 
     async def troubles(self) -> dict[str, EnginebayError]:
-        found = {name: self.fleet.trouble(place) for name, place in self.fleet.places.items()}
-        return {name: error for name, error in found.items() if error is not None}
+        return self.fleet.troubles()
 
     async def order(self, command: str, arguments: dict[str, Any]) -> Any:
         try:

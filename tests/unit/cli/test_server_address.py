@@ -116,10 +116,31 @@ def test_a_name_is_asked_at_the_address_that_was_looked_at(alone: Path, monkeypa
     assert server_at(None).url == DEFAULT_URL
 
 
+@pytest.mark.parametrize(("lax", "asked"), [(False, "http://192.0.2.1:8123"), (True, DEFAULT_URL)])
+def test_a_second_address_of_an_interface_is_of_this_host(
+    alone: Path, monkeypatch: pytest.MonkeyPatch, lax: bool, asked: str
+) -> None:
+    """What is sent from it has the first one as its source; and where everything can be bound, that proves nothing."""
+
+    class Probe(socket.socket):
+        def connect(self, address: Any) -> None: ...
+
+        def getsockname(self) -> Any:
+            return ("192.0.2.9", 1)
+
+        def bind(self, address: Any) -> None: ...
+
+    configure(alone, "server: {host: 192.0.2.1, port: 8123}\n")
+    monkeypatch.setattr("enginebay.cli.server_address.socket.socket", Probe)
+    monkeypatch.setattr("enginebay.cli.server_address._may_bind_others", lambda: lax)
+    assert server_at(None).url == asked
+
+
 def test_no_proxy_is_asked_for_what_the_configuration_says(alone: Path) -> None:
     configure(alone, "server: {host: 127.0.0.2, port: 8123}\n")
     assert server_at(None).is_near
-    assert server_at("http://localhost:8123").is_near and not server_at("http://host:8123").is_near
+    assert server_at("http://localhost:8123").is_near and server_at("127.0.0.3:8123").is_near
+    assert not server_at("http://host:8123").is_near and not server_at("http://192.0.2.1:8123").is_near
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from enginebay.config.fleet import FleetConfig
+from enginebay.config.model import ModelConfig
 from enginebay.errors import Overloaded, WorkerDied
 from enginebay.fleet.fleet import Fleet
 from enginebay.fleet.host import read_host
@@ -127,3 +128,15 @@ async def test_whoever_moves_it_may_see_to_its_death(site: Site) -> None:
     site.place.vacate()
     await asyncio.sleep(0.2)
     assert "worker died" not in site.events
+
+
+async def test_who_cannot_be_loaded_is_told_without_a_wait(site: Site) -> None:
+    """Those in trouble until their next try, and those for which there can never be room."""
+    site.fleet.places["small"] = small = Place(Variant("small", "small", "fake", None), "key", {"ram": 1}, None)
+    said = ModelConfig("huge", memory_bytes=2**60)  # a mere prediction might be wrong
+    site.fleet.places["huge"] = Place(Variant("huge", "huge", "fake", None, settings=said), "key", {"ram": 2**60}, None)
+    assert {name: error.kind for name, error in site.fleet.troubles().items()} == {"huge": "overloaded"}
+    small.trouble, small.not_before = WorkerDied("it was ended"), time.monotonic() + 60
+    assert site.fleet.troubles()["small"] is small.trouble
+    small.not_before = 0.0
+    assert set(site.fleet.troubles()) == {"huge"} and small.trouble is not None, "looking changes nothing"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from enginebay.config.load import load_config
-from enginebay.errors import EngineMissing, FetchFailed, ModelInvalid
+from enginebay.errors import EngineMissing, FetchFailed, ModelInvalid, UnknownArchitecture
 from enginebay.fleet.variants import make_variants
 
 
@@ -51,3 +51,15 @@ def test_what_a_chain_cannot_begin_with_is_not_blamed_on_those_who_ask(
     first, second = make_variants(load_config(file), ["small"])
     assert type(first.error) is kind and told in str(first.error)
     assert second.error is None and second.kind == "fake"
+
+
+def test_a_format_that_the_engine_does_not_read_is_for_the_next_one(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    (model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    file = tmp_path / "models.yaml"
+    file.write_text(f"models:\n  small: {{source: {model}, engine: llamacpp, fallback: [fake]}}\n")
+    first, second = make_variants(load_config(file), ["small"])
+    assert type(first.error) is UnknownArchitecture and "safetensors" in str(first.error)
+    assert second.error is None

@@ -10,7 +10,6 @@ import pytest
 
 from enginebay.config.server import Limits
 from enginebay.errors import EnginebayError, LoadFailed
-from enginebay.fleet.outlook import Outlook
 from enginebay.fleet.variants import Offering
 from enginebay.server.endpoints.information import ready
 from enginebay.server.offers import Catalogue, Offer
@@ -25,25 +24,21 @@ class _Fleet:
     def __init__(self, *failing: str) -> None:
         self._failing = failing
 
-    async def look_ahead(self, name: str, *, wish: bool = False) -> Outlook:
-        return Outlook(name, "cold", 1.0, 0)
-
     async def troubles(self) -> dict[str, EnginebayError]:
         return {name: LoadFailed("a path of this host") for name in self._failing}
 
 
 def _offer(name: str, *triggers: str) -> Offer:
-    chain = ((name, f"{name}@other"), ("fake", "other")) if triggers else ((name,), ("fake",))
-    return Offer(Offering(name, *chain, triggers=triggers, at_start=name.startswith("start")), Limits(), 1)
+    variants, kinds = ((name, f"{name}@other"), ("fake", "other")) if triggers else ((name,), ("fake",))
+    offering = Offering(name, variants, kinds, triggers=triggers, at_start=name.startswith("start"))
+    return Offer(offering, Limits(), 1)
 
 
 async def _asked(
     models: list[str], *failing: str, draining: bool = False, fallback_on: tuple[str, ...] = ()
 ) -> tuple[int, dict[str, Any]]:
     offers = [_offer(name, *fallback_on) for name in models]
-    context: Any = SimpleNamespace(
-        draining=draining, catalogue=Catalogue(offers), fleet=_Fleet(*failing), max_wait_s=300.0
-    )
+    context: Any = SimpleNamespace(draining=draining, catalogue=Catalogue(offers), fleet=_Fleet(*failing))
     call = call_of()
     connection: Any = call.exchange._connection
     connection.finished = lambda _: None
@@ -89,18 +84,3 @@ async def test_another_engine_answers_only_for_what_fallback_on_names() -> None:
     assert (await _asked(["start1"], "start1", fallback_on=("queue", "unavailable")))[0] == 503
     status, told = await _asked(["start1"], "start1", "start1@other", fallback_on=("load",))
     assert status == 503 and told["reasons"] == [f"start1: {FAILED}"]
-
-
-async def test_it_is_worked_out_when_a_model_would_be_loaded_for_those_of_the_start_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """That takes long where there are many, and anybody may ask."""
-    looked: list[str] = []
-
-    async def look_ahead(self: _Fleet, name: str, *, wish: bool = False) -> Outlook:
-        looked.append(name)
-        return Outlook(name, "cold", 301.0, 0)
-
-    monkeypatch.setattr(_Fleet, "look_ahead", look_ahead)
-    status, told = await _asked(["start1", "use1", "use2"])
-    assert looked == ["start1"] and status == 503 and told["models"] == ["use1", "use2"]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from enginebay.config.server import Limits
-from enginebay.errors import Cancelled, EngineMissing, Overloaded
+from enginebay.errors import Cancelled, EnginebayError, EngineMissing, Overloaded
 from enginebay.fleet.outlook import Outlook
 from enginebay.server import waiting
 from enginebay.server.metrics import Metrics
@@ -42,6 +42,9 @@ class _Fleet:
     async def look_ahead(self, name: str, *, wish: bool = False) -> Outlook:
         self.wishes += wish
         return Outlook(name, "loading", 12.4, 1)
+
+    async def troubles(self) -> dict[str, EnginebayError]:
+        raise NotImplementedError
 
     async def order(self, command: str, arguments: dict[str, Any]) -> Any:
         raise NotImplementedError
