@@ -13,6 +13,7 @@ from enginebay.fleet.decide import decide_stored
 from enginebay.fleet.environments import find
 from enginebay.fleet.models import CATALOGUE, resolve
 from enginebay.fleet.models.sources import FileSource, looks_like_source, parse
+from enginebay.fleet.plan import needs_weights
 
 
 def missing_here(config: Config) -> list[ConfigWarning]:
@@ -30,7 +31,7 @@ def _of_model(config: Config, name: str) -> Iterator[ConfigWarning]:
     yield from _engine(kind, config.engine_entry(name), f"{place}.engine")
     for other in config.fallback_for(name):
         yield from _engine(other, about.entries.get("fallback"), f"{place}.fallback")
-    if kind == AUTO or _needs_weights(kind):
+    if kind == AUTO or needs_weights(registry.spec(kind)):
         yield from _weights(about.source or name, kind, config.offline, about.entries.get("source"), place)
 
 
@@ -53,10 +54,6 @@ def _weights(source: str, kind: str, offline: bool, entry: Entry | None, place: 
             yield _warning(error, entry, place)
     except EnginebayError as error:
         yield _warning(error, entry, place)
-
-
-def _needs_weights(kind: str) -> bool:
-    return bool({"gguf", "safetensors"} & set(registry.spec(kind).formats))
 
 
 def _is_fetched_when_needed(source: str) -> bool:

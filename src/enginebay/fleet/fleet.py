@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from enginebay.config.fleet import FleetConfig
-from enginebay.errors import CrashLoop, EnginebayError, LoadFailed, Overloaded, UnknownModel, WorkerDied
+from enginebay.errors import EnginebayError, LoadFailed, Overloaded, UnknownModel, WorkerDied
 from enginebay.fleet import deaths
 from enginebay.fleet.host import HostFacts
 from enginebay.fleet.measured import Measured
@@ -283,7 +283,7 @@ class Fleet:
 
     def refuse_in_trouble(self, place: Place) -> None:
         """At once, so that whoever has another engine to ask need not wait for the next try of this one."""
-        error = self.trouble(place)
+        error = place.refusal()
         if error is not None:
             raise error.with_traceback(None)  # else each time would add to it
         place.trouble = None  # one more try
@@ -293,21 +293,11 @@ class Fleet:
         account = self._account()
         found = dict[str, EnginebayError]()
         for name, place in self.places.items():
-            if (error := self.trouble(place)) is not None:
+            if (error := place.refusal()) is not None:
                 found[name] = error
             elif place.depth is not Depth.AWAKE and not account.can_ever_fit(account.models[name]):
                 found[name] = _without_room()
         return found
-
-    def trouble(self, place: Place) -> EnginebayError | None:
-        """What whoever asks for it is refused with now."""
-        if place.variant.error is not None:
-            return place.variant.error
-        if place.trouble is None or time.monotonic() >= place.not_before:
-            return None
-        if isinstance(place.trouble, CrashLoop):
-            place.trouble.retry_after_s = place.not_before - time.monotonic()
-        return place.trouble
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.create_task(work)

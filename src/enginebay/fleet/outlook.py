@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from enginebay.fleet.place import Place
@@ -31,7 +30,7 @@ def told(place: Place) -> str:
         return "being replaced"
     if place.variant.plan is None:
         return "unavailable"
-    if place.trouble is not None and time.monotonic() < place.not_before:
+    if place.refusal() is not None:
         return "failing"
     if place.closed:
         return "draining"

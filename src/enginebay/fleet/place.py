@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from enginebay.contract import Facts
-from enginebay.errors import EnginebayError
+from enginebay.errors import CrashLoop, EnginebayError
 from enginebay.fleet.model_worker import ModelWorker
 from enginebay.fleet.needs import NeedFacts
 from enginebay.fleet.plan import Plan
@@ -114,6 +114,17 @@ class Place:
             not_before=self.not_before,
             comes_back=self.comes_back,
         )
+
+    def refusal(self) -> EnginebayError | None:
+        """What whoever asks for it is refused with, until it may be tried again."""
+        if self.variant.error is not None:
+            return self.variant.error
+        left_s = self.not_before - time.monotonic()
+        if self.trouble is None or left_s <= 0:
+            return None
+        if isinstance(self.trouble, CrashLoop):
+            self.trouble.retry_after_s = left_s
+        return self.trouble
 
     def leave_for(self, depth: Depth) -> None:
         self.came_from, self.depth, self.moving = self.depth, depth, True

@@ -103,7 +103,7 @@ def _model_and_engine(
     name: str, configured: ModelConfig, asked: str, config: Config, say: Say
 ) -> tuple[models.StoredModel | None, Decision]:
     """The stored model and the engine for it; an engine without weights needs no model."""
-    if asked != "auto" and not _needs_weights(registry.spec(asked)):
+    if asked != "auto" and not needs_weights(registry.spec(asked)):
         return None, Decision(registry.spec(asked).kind, (f"asked for by name: {asked}",))
     kinds = [asked] if asked != "auto" else [spec.kind for spec in registry.specs().values()]
     with_code = any(config.trusts_remote_code(kind, name) for kind in kinds)
@@ -133,7 +133,7 @@ def _task(configured: ModelConfig, stored: models.StoredModel | None) -> str:
     return "embed" if headless and "task" not in configured.entries else configured.task
 
 
-def _needs_weights(spec: EngineSpec) -> bool:
+def needs_weights(spec: EngineSpec) -> bool:
     return bool({"gguf", "safetensors"} & set(spec.formats))
 
 
