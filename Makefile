@@ -78,26 +78,26 @@ test: $(VENV)/.dev
 
 # Each part is run, whatever the one before it found; the result is that of all.
 bench-server: engines
-	failed=0; for part in gateways scaling engines; do \
+	failed=0; for part in gateway_comparison process_scaling native_comparison; do \
 	  ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python -m bench.server.$$part || failed=1; done; exit $$failed
 
 soak: $(VENV)/.dev
 	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python tests/soak.py --minutes 30
 
 bench-worker: engines
-	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python bench/worker.py
+	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python bench/worker_overhead.py
 
 bench-spinning: model
-	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python -m bench.spinning
+	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python -m bench.thread_spinning
 
 bench-switch: engines
 	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python -m bench.switch
 
 bench-start: install
-	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python bench/start.py
+	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python bench/startup.py
 
 bench-lab: engines
-	failed=0; for part in coverage client repeats; do \
+	failed=0; for part in interval_coverage loadgen_accuracy aa_repeats; do \
 	  ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python -m bench.lab.$$part || failed=1; done; exit $$failed
 
 # Three engines on the embedded model, and a page of what came out.

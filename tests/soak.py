@@ -22,10 +22,10 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.integration.server.serving import Server, serving
-from tests.soaking.connection import Broken, Connection
-from tests.soaking.memory import Watched, first_and_last, watched
-from tests.soaking.scenes import MODEL, SCENES, SCRIPTS, SMALL_BUFFER, Counts, Visit
+from tests.integration.server.bay_process import BayProcess, run_server
+from tests.soaking.client_scenarios import MODEL, SCENARIOS, SCRIPTS, SMALL_BUFFER, ClientVisit, VisitCounts
+from tests.soaking.process_memory import WatchedProcess, compute_first_and_last, watch_processes
+from tests.soaking.soak_connection import BrokenConnection, SoakConnection
 
 GROWTH = 0.05
 WARM_S, WARM_SHARE = 20.0, 0.1
@@ -39,66 +39,68 @@ CONFIG: dict[str, object] = {
 
 
 @dataclass
-class Soak:
+class SoakRun:
     """One run."""
 
     port: int
     seed: int
-    counts: Counts = field(default_factory=Counts)
+    counts: VisitCounts = field(default_factory=VisitCounts)
     problems: Counter[str] = field(default_factory=Counter)
     over: bool = False
 
-    async def lane(self, number: int) -> None:
+    async def run_lane(self, number: int) -> None:
         """One client after the other, until it is over."""
         random = Random(self.seed * 1000 + number)
-        connection: Connection | None = None
-        scenes, shares = list(SCENES), list(SCENES.values())
+        connection: SoakConnection | None = None
+        scenes, shares = list(SCENARIOS), list(SCENARIOS.values())
         while not self.over:
             scene = random.choices(scenes, shares)[0]
             if connection is not None and (scene in SMALL_BUFFER or random.random() < FRESH):
                 connection.close()
                 connection = None
             try:
-                connection = connection or await Connection.open(self.port, 4096 if scene in SMALL_BUFFER else None)
+                connection = connection or await SoakConnection.open(self.port, 4096 if scene in SMALL_BUFFER else None)
                 async with asyncio.timeout(PATIENCE_S):
-                    await scene(Visit(connection, random, self.counts))
+                    await scene(ClientVisit(connection, random, self.counts))
                 self.counts.answered += 1
-            except (AssertionError, Broken, OSError, TimeoutError, LookupError) as error:
+            except (AssertionError, BrokenConnection, OSError, TimeoutError, LookupError) as error:
                 self.problems[f"{scene.__name__}: {type(error).__name__}: {str(error)[:300]}"] += 1
-                connection = _gone(connection)
+                connection = _close_if_open(connection)
             if connection is not None and (scene in SMALL_BUFFER or not connection.usable):
-                connection = _gone(connection)
-        _gone(connection)
+                connection = _close_if_open(connection)
+        _close_if_open(connection)
 
 
-def _gone(connection: Connection | None) -> None:
+def _close_if_open(connection: SoakConnection | None) -> None:
     if connection is not None:
         connection.close()
 
 
-async def load(server: Server, minutes: float, lanes: int, seed: int) -> tuple[Soak, list[Watched]]:
+async def run_workload(
+    server: BayProcess, minutes: float, lanes: int, seed: int
+) -> tuple[SoakRun, list[WatchedProcess]]:
     """All lanes for so long, with a look at the processes twice a second."""
-    soak = Soak(server.port, seed)
-    processes = watched(server.process.pid)
-    before = {one.name: one.cpu_s() for one in processes}
+    soak = SoakRun(server.port, seed)
+    processes = watch_processes(server.process.pid)
+    before = {one.name: one.read_cpu_s() for one in processes}
     started = time.monotonic()
-    running = [asyncio.create_task(soak.lane(number)) for number in range(lanes)]
+    running = [asyncio.create_task(soak.run_lane(number)) for number in range(lanes)]
     said = 0.0
     while (now_s := time.monotonic() - started) < minutes * 60:
         await asyncio.sleep(0.5)
         for one in processes:
-            one.look(now_s)
+            one.sample(now_s)
         if now_s - said >= 10:
             said = now_s
-            _say(f"{now_s:6.0f} s  {shown(soak, processes, now_s)}")
-    busy = [f"{one.name} {(one.cpu_s() - before[one.name]) / now_s:.0%}" for one in processes]
-    _say(f"of one core: {', '.join(busy)}, clients {time.process_time() / now_s:.0%}")
+            _log(f"{now_s:6.0f} s  {format_progress(soak, processes, now_s)}")
+    busy = [f"{one.name} {(one.read_cpu_s() - before[one.name]) / now_s:.0%}" for one in processes]
+    _log(f"of one core: {', '.join(busy)}, clients {time.process_time() / now_s:.0%}")
     soak.over = True
     await asyncio.gather(*running)
     return soak, processes
 
 
-def shown(soak: Soak, processes: list[Watched], seconds: float) -> str:
+def format_progress(soak: SoakRun, processes: list[WatchedProcess], seconds: float) -> str:
     counts = soak.counts
     held = ", ".join(f"{one.name} {one.resident[-1][1] / 1e6:.1f} MB" for one in processes)
     return (
@@ -107,7 +109,7 @@ def shown(soak: Soak, processes: list[Watched], seconds: float) -> str:
     )
 
 
-async def until_idle(server: Server) -> list[str]:
+async def wait_idle(server: BayProcess) -> list[str]:
     """What still goes on, half a minute after the last client has gone."""
     gauges = ("enginebay_engine_running", "enginebay_requests_running", "enginebay_requests_waiting")
     deadline = time.monotonic() + 30
@@ -122,45 +124,45 @@ async def until_idle(server: Server) -> list[str]:
     return busy
 
 
-def verdict(soak: Soak, processes: list[Watched], minutes: float) -> list[str]:
+def find_problems(soak: SoakRun, processes: list[WatchedProcess], minutes: float) -> list[str]:
     """What is wrong, in words."""
     found = [f"{count} times {problem}" for problem, count in soak.problems.most_common(20)]
     warm_s = max(WARM_S, WARM_SHARE * minutes * 60)
     for one in processes:
-        first, last = first_and_last(one.resident, warm_s)
+        first, last = compute_first_and_last(one.resident, warm_s)
         growth = last / first - 1
-        _say(f"{one.name}: {first / 1e6:.1f} MB, then {last / 1e6:.1f} MB ({growth:+.1%})")
+        _log(f"{one.name}: {first / 1e6:.1f} MB, then {last / 1e6:.1f} MB ({growth:+.1%})")
         if growth > GROWTH:
             found.append(f"the {one.name} grew by {growth:.1%}")
     return found
 
 
-async def soak(minutes: float, lanes: int, seed: int) -> list[str]:
-    with serving(config=CONFIG) as server:
-        start = len(server.words())
-        await _warm(server)
-        files = {one.process.pid: one.files() for one in watched(server.process.pid)}
-        result, processes = await load(server, minutes, lanes, seed)
-        problems = await until_idle(server)
-        problems += verdict(result, processes, minutes)
+async def run_soak(minutes: float, lanes: int, seed: int) -> list[str]:
+    with run_server(config=CONFIG) as server:
+        start = len(server.read_log())
+        await _warm_up(server)
+        files = {one.process.pid: one.count_files() for one in watch_processes(server.process.pid)}
+        result, processes = await run_workload(server, minutes, lanes, seed)
+        problems = await wait_idle(server)
+        problems += find_problems(result, processes, minutes)
         for one in processes:
-            if one.files() > files[one.process.pid] + 2:
-                problems.append(f"the {one.name} has {one.files()} files open, and had {files[one.process.pid]}")
-        if said := server.words()[start:].strip():
+            if one.count_files() > files[one.process.pid] + 2:
+                problems.append(f"the {one.name} has {one.count_files()} files open, and had {files[one.process.pid]}")
+        if said := server.read_log()[start:].strip():
             problems.append(f"the server's log: {said[:2000]}")
     return problems
 
 
-async def _warm(server: Server) -> None:
+async def _warm_up(server: BayProcess) -> None:
     """One visit of each kind, so that whatever is opened once is open."""
-    for scene in SCENES:
-        connection = await Connection.open(server.port)
-        await scene(Visit(connection, Random(0), Counts()))
+    for scene in SCENARIOS:
+        connection = await SoakConnection.open(server.port)
+        await scene(ClientVisit(connection, Random(0), VisitCounts()))
         connection.close()
-    await until_idle(server)
+    await wait_idle(server)
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     print(line, flush=True)
 
 
@@ -170,10 +172,10 @@ def main() -> int:
     parser.add_argument("--lanes", type=int, default=LANES, help="clients at once")
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
-    problems = uvloop.run(soak(asked.minutes, asked.lanes, asked.seed))
+    problems = uvloop.run(run_soak(asked.minutes, asked.lanes, asked.seed))
     for problem in problems:
-        _say(f"PROBLEM {problem}")
-    _say("not passed" if problems else "passed")
+        _log(f"PROBLEM {problem}")
+    _log("not passed" if problems else "passed")
     return 1 if problems else 0
 
 

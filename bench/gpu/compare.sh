@@ -40,7 +40,7 @@ export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false VLLM
 export VLLM_USE_FLASHINFER_SAMPLER=${VLLM_USE_FLASHINFER_SAMPLER:-0}
 
 # A shape is looked for beside the configuration that names it.
-[ -z "${TOKENIZER:-}" ] || "$python" -m bench.gpu.shapes "$home/shapes" "$TOKENIZER" > /dev/null
+[ -z "${TOKENIZER:-}" ] || "$python" -m bench.gpu.model_shapes "$home/shapes" "$TOKENIZER" > /dev/null
 beside=()
 for config in $configs; do
   cp "$config" "$home/" && beside+=("$home/$(basename "$config")")

@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from enginebay.lab.runs.aggregate import aggregate
-from enginebay.lab.runs.comparison import compare_points
-from enginebay.lab.runs.points import Point, points, same_load
-from enginebay.lab.runs.reader import Run, list_runs
+from enginebay.lab.statistics.run_comparison import compare_groups
+from enginebay.lab.statistics.run_groups import RunGroup, aggregate_runs, group_runs, has_same_workload
+from enginebay.lab.store.run_reader import Run, list_runs
 
 _COLUMNS = (
     ("output tok/s", "output_tokens_per_s", 1.0),
@@ -27,9 +26,9 @@ _COLUMNS = (
 )
 
 
-def table(runs: Sequence[Run]) -> list[str]:
+def build_table(runs: Sequence[Run]) -> list[str]:
     """Lines of Markdown, a row for each engine with its settings under one load. Pure but for the answers' files."""
-    found = points(runs)
+    found = group_runs(runs)
     head = [
         "",
         "model",
@@ -39,40 +38,42 @@ def table(runs: Sequence[Run]) -> list[str]:
         "parity with first",
         "verdict",
     ]
-    lines = [_line(head), _line(["---"] * len(head))]
+    lines = [_format_line(head), _format_line(["---"] * len(head))]
     for point in found:
-        first = next(other for other in found if same_load(point, other))
-        (mean,) = aggregate(point.runs)
-        against = None if first is point else compare_points(first, point)
-        figures = [_figure(mean["figures"].get(name), scale) for _, name, scale in _COLUMNS]
-        beside = ["", ""] if against is None else [_ratio(against["figures"]), _parity(against["parity"])]
+        first = next(other for other in found if has_same_workload(point, other))
+        (mean,) = aggregate_runs(point.runs)
+        against = None if first is point else compare_groups(first, point)
+        figures = [_format_figure(mean["figures"].get(name), scale) for _, name, scale in _COLUMNS]
+        beside = ["", ""] if against is None else [_format_ratio(against["figures"]), _format_parity(against["parity"])]
         counted = f"{len(point.counted)} of {len(point.runs)}"
-        lines.append(_line([mean["label"], mean["model"], counted, *figures, *beside, _verdict(point)]))
+        lines.append(
+            _format_line([mean["label"], mean["model"], counted, *figures, *beside, _summarize_verdict(point)])
+        )
     return lines
 
 
-def _line(cells: Sequence[str]) -> str:
+def _format_line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _figure(found: Mapping[str, Any] | None, scale: float) -> str:
+def _format_figure(found: Mapping[str, Any] | None, scale: float) -> str:
     if found is None:
         return "–"
     low, high = found["low"], found["high"]
-    ends = "" if low is None or high is None else f" [{_short(low * scale)}, {_short(high * scale)}]"
-    return f"{_short(found['estimate'] * scale)}{ends}"
+    ends = "" if low is None or high is None else f" [{_format_number(low * scale)}, {_format_number(high * scale)}]"
+    return f"{_format_number(found['estimate'] * scale)}{ends}"
 
 
-def _ratio(figures: Mapping[str, Mapping[str, Any]]) -> str:
+def _format_ratio(figures: Mapping[str, Mapping[str, Any]]) -> str:
     found = figures.get("output_tokens_per_s")
-    return "–" if found is None else _figure(found["ratio"], 1.0)
+    return "–" if found is None else _format_figure(found["ratio"], 1.0)
 
 
-def _short(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _parity(found: Mapping[str, Any] | None) -> str:
+def _format_parity(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return "–"
     distance = found["logprob_distance"]
@@ -80,7 +81,7 @@ def _parity(found: Mapping[str, Any] | None) -> str:
     return f"{nats}{found['identical_answers']:.0%} identical"
 
 
-def _verdict(point: Point) -> str:
+def _summarize_verdict(point: RunGroup) -> str:
     """The worst of its runs, and every reason for it with the number of runs that have it."""
     reasons: dict[str, int] = {}
     for run in point.runs:
@@ -97,7 +98,7 @@ def main() -> int:
     given = options.parse_args()
     runs, problems = list_runs(given.runs)
     chosen = [run for run in runs if not given.studies or run.study_id in given.studies]
-    print("\n".join(table(chosen)) if chosen else "there are no runs")
+    print("\n".join(build_table(chosen)) if chosen else "there are no runs")
     for problem in problems:
         print(problem.message)
     return int(not chosen)

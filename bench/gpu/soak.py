@@ -25,16 +25,16 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from bench.gpu.memory_trend import GpuMemory, processes, resident, trend
-from bench.gpu.systems import Ours
-from enginebay.lab.client.ceiling import usual_processes
-from enginebay.lab.client.launch import Fired, Live, fire
-from enginebay.lab.client.order import Target, request_bytes, share_out
-from enginebay.lab.requests import Request
-from enginebay.server.exposition import parse, total
+from bench.gpu.memory_trend import GpuMemoryWatch, compute_growth, list_processes, sum_resident
+from bench.gpu.systems_under_test import BayServe
+from enginebay.lab.loadgen.calibration import default_process_count
+from enginebay.lab.loadgen.sender_pool import LoadgenProgress, LoadgenResult, run_loadgen
+from enginebay.lab.loadgen.sender_task import TargetServer, encode_request, split_into_tasks
+from enginebay.lab.workload.request_records import Request
+from enginebay.server.telemetry.prometheus_text import parse_metrics, sum_samples
 
 JUDGED = ("server", "worker", "engine", "gpu")
-MOST_GROWTH = 0.02
+MAX_GROWTH = 0.02
 _SETTLE = 1 / 6  # of the time: caches fill, and memory grows as it should
 _SAMPLE_S, _SHOW_S = 5.0, 15.0
 _DIFFERENT = 4096  # prompts; more tokens than the KV cache holds, so that none is found there
@@ -46,7 +46,7 @@ _VOCABULARY = range(100, 49000)  # ordinary tokens of every tokenizer used here
 _HELD = "enginebay_engine_running"
 
 
-def requests(seed: int, count: int) -> list[Request]:
+def make_requests(seed: int, count: int) -> list[Request]:
     """Of many lengths; repeated after a while. Pure."""
     source = random.Random(seed)
     different = []
@@ -57,21 +57,21 @@ def requests(seed: int, count: int) -> list[Request]:
     return [different[number % len(different)] for number in range(count)]
 
 
-def verdicts(
+def judge_growth(
     samples: Sequence[Mapping[str, float]], settled_s: float, judged: Sequence[str] = JUDGED
 ) -> dict[str, float | None]:
     """Growth of each kind after it has settled; None: it was not there often enough to tell. Pure."""
     found: dict[str, float | None] = {}
     for kind in judged:
         points = [(one["at_s"], one[kind]) for one in samples if kind in one and one["at_s"] >= settled_s]
-        found[kind] = trend(points) if len(points) >= 3 else None
+        found[kind] = compute_growth(points) if len(points) >= 3 else None
     return found
 
 
-class Cutter(threading.Thread):
+class DisconnectingClient(threading.Thread):
     """Asks, and hangs up: before the answer, at its first word, or later in it."""
 
-    def __init__(self, target: Target, asked: Sequence[Request], seed: int) -> None:
+    def __init__(self, target: TargetServer, asked: Sequence[Request], seed: int) -> None:
         super().__init__(daemon=True)
         self._target, self._asked, self._random = target, asked, random.Random(seed)
         self._over = threading.Event()
@@ -81,14 +81,14 @@ class Cutter(threading.Thread):
     def run(self) -> None:
         while not self._over.wait(_CUT_EVERY_S):
             try:
-                self._ask_and_go(self._random.choice(self._asked), self._random.choice((0, 1, 8)))
+                self._ask_and_disconnect(self._random.choice(self._asked), self._random.choice((0, 1, 8)))
             except OSError as problem:
                 self.wrong.append(f"{type(problem).__name__}: {problem}")
 
-    def _ask_and_go(self, request: Request, events: int) -> None:
+    def _ask_and_disconnect(self, request: Request, events: int) -> None:
         said = b""
-        with socket.create_connection(self._target.place, timeout=self._target.timeout_s) as connection:
-            connection.sendall(request_bytes(self._target, request))
+        with socket.create_connection(self._target.address, timeout=self._target.timeout_s) as connection:
+            connection.sendall(encode_request(self._target, request))
             while said.count(b"data: ") < events:
                 piece = connection.recv(1 << 16)
                 said += piece
@@ -97,22 +97,22 @@ class Cutter(threading.Thread):
                     return
         self.cut += 1
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self._over.set()
         self.join(self._target.timeout_s)
 
 
-class Watch:
+class MemoryWatch:
     """Looks at memory and at how far the load is, from within the load client's own loop."""
 
-    def __init__(self, root: int, gpu: GpuMemory, out: Path, seconds: float) -> None:
+    def __init__(self, root: int, gpu: GpuMemoryWatch, out: Path, seconds: float) -> None:
         self._root, self._gpu, self._out, self._seconds = root, gpu, out, seconds
         self._sampled_s = self._shown_s = float("-inf")
         self._events = 0
         self.samples: list[dict[str, float]] = []
         self.workers: set[frozenset[int]] = set()  # process numbers of worker and engine: there is to be one set only
 
-    def __call__(self, live: Live) -> bool:
+    def __call__(self, live: LoadgenProgress) -> bool:
         """True: send nothing more."""
         if live.elapsed_s - self._sampled_s >= _SAMPLE_S:
             self._sampled_s = live.elapsed_s
@@ -121,14 +121,14 @@ class Watch:
             self._show(live)
         return live.elapsed_s >= self._seconds or live.failed >= _ENOUGH
 
-    def _sample(self, live: Live) -> None:
-        found = processes(self._root)
+    def _sample(self, live: LoadgenProgress) -> None:
+        found = list_processes(self._root)
         self.workers.add(frozenset(pid for pid, kind in found.items() if kind != "server"))
-        memory = {**resident(found), **self._gpu.read()}
+        memory = {**sum_resident(found), **self._gpu.read()}
         self.samples.append({"at_s": round(live.elapsed_s, 2), **memory})
         self.write({"what": "sample", **self.samples[-1], "ended": live.ended, "failed": live.failed})
 
-    def _show(self, live: Live) -> None:
+    def _show(self, live: LoadgenProgress) -> None:
         since_s = live.elapsed_s - self._shown_s
         rate = (live.events - self._events) / since_s if self._shown_s > 0 else 0.0
         self._shown_s, self._events = live.elapsed_s, live.events
@@ -143,7 +143,7 @@ class Watch:
             lines.write(json.dumps(what) + "\n")
 
 
-def failures(fired: Fired, asked: Sequence[Request], seconds: float) -> list[str]:
+def find_failures(fired: LoadgenResult, asked: Sequence[Request], seconds: float) -> list[str]:
     """What was wrong with the answers, or with the load. Pure."""
     found = [f"request {one.index}: {one.error} {one.detail}" for one in fired.records if one.error]
     for one in fired.records:
@@ -157,63 +157,65 @@ def failures(fired: Fired, asked: Sequence[Request], seconds: float) -> list[str
     return found
 
 
-def held_in(metrics: str) -> float | None:
+def parse_held_requests(metrics: str) -> float | None:
     """Requests that all engines hold; None: nobody says so. Pure."""
-    return total(parse(metrics), _HELD)
+    return sum_samples(parse_metrics(metrics), _HELD)
 
 
-def held_by_engine(port: int) -> float | None:
+def wait_until_released(port: int) -> float | None:
     """Requests that the engine still has; waits a while for what was cut off to be let go. None: it is not told."""
     deadline = monotonic() + _LET_GO_S
     while True:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-            held = held_in(answer.read().decode())
+            held = parse_held_requests(answer.read().decode())
         if held == 0 or monotonic() > deadline:
             return held
         sleep(0.5)
 
 
-def soak(server: Ours, gpu: GpuMemory, out: Path, given: argparse.Namespace) -> bool:
+def soak(server: BayServe, gpu: GpuMemoryWatch, out: Path, given: argparse.Namespace) -> bool:
     """Whether all was well."""
-    watch = Watch(server.process.pid, gpu, out, given.seconds)
-    gpu.find(processes(server.process.pid), int(given.memory * 2**30))
-    print(f"memory of the GPU: {gpu.how}", flush=True)
-    asked = requests(given.seed, int(given.seconds * given.most_per_s) + given.streams)
-    cutter = Cutter(server.target, asked[:_DIFFERENT], given.seed)
+    watch = MemoryWatch(server.process.pid, gpu, out, given.seconds)
+    gpu.identify(list_processes(server.process.pid), int(given.memory * 2**30))
+    print(f"memory of the GPU: {gpu.method}", flush=True)
+    asked = make_requests(given.seed, int(given.seconds * given.most_per_s) + given.streams)
+    cutter = DisconnectingClient(server.target, asked[:_DIFFERENT], given.seed)
     cutter.start()
-    orders = share_out(server.target, asked, None, given.streams, usual_processes(), stop_sending_s=given.seconds)
-    fired = fire(orders, asked, watch)
-    cutter.end()
-    wrong = failures(fired, asked, given.seconds)
+    orders = split_into_tasks(
+        server.target, asked, None, given.streams, default_process_count(), stop_sending_s=given.seconds
+    )
+    fired = run_loadgen(orders, asked, watch)
+    cutter.stop()
+    wrong = find_failures(fired, asked, given.seconds)
     wrong += [f"cut off: {one}" for one in cutter.wrong]
-    held = held_by_engine(server.port)
+    held = wait_until_released(server.port)
     if held is None:
         wrong.append(f"the server does not tell what the engine holds: no {_HELD} in its metrics")
     elif held:
         wrong.append(f"the engine still holds {held:.0f} requests")
     if len(watch.workers) > 1:
         wrong.append(f"workers were replaced: {[sorted(one) for one in watch.workers]}")
-    judged = JUDGED if gpu.works else tuple(kind for kind in JUDGED if kind != "gpu")
-    grown = verdicts(watch.samples, given.seconds * _SETTLE, judged)
+    judged = JUDGED if gpu.is_available else tuple(kind for kind in JUDGED if kind != "gpu")
+    grown = judge_growth(watch.samples, given.seconds * _SETTLE, judged)
     tokens = sum(one.output_tokens or 0 for one in fired.records)
     told = {"what": "all", "window_s": fired.window_s, "answers": len(fired.records), "cut": cutter.cut,
-            "output_tokens_per_s": tokens / fired.window_s, "growth": grown, "gpu": gpu.how,
+            "output_tokens_per_s": tokens / fired.window_s, "growth": grown, "gpu": gpu.method,
             "wrong": len(wrong), "first_wrong": wrong[:20]}  # fmt: skip
     watch.write(told)
-    return tell(told)
+    return print_report(told)
 
 
-def tell(told: Mapping[str, Any]) -> bool:
+def print_report(told: Mapping[str, Any]) -> bool:
     """Prints it. Whether all was well."""
     print(f"{told['answers']:,} answers and {told['cut']:,} cut off in {told['window_s']:.1f} s, "
           f"{told['output_tokens_per_s']:,.0f} tok/s, {told['wrong']} errors")  # fmt: skip
     print("\n".join(told["first_wrong"]))
     passed = not told["wrong"]
     for kind, grown in told["growth"].items():
-        fine = grown is not None and grown < MOST_GROWTH
+        fine = grown is not None and grown < MAX_GROWTH
         passed &= fine
         shown = "not seen often enough" if grown is None else f"{grown:+.2%}"
-        print(f"{kind:<8} {shown}, under {MOST_GROWTH:.0%}: {'met' if fine else 'MISSED'}")
+        print(f"{kind:<8} {shown}, under {MAX_GROWTH:.0%}: {'met' if fine else 'MISSED'}")
     if "gpu" not in told["growth"]:
         print(f"gpu      not judged: {told['gpu']}")
     print("passed" if passed else "FAILED", flush=True)
@@ -235,10 +237,10 @@ def main() -> int:
     settings: dict[str, Any] = {"load_format": "dummy", "max_model_len": 2048, "gpu_memory_utilization": 0.3}
     settings["kv_cache_memory_bytes"] = int(given.memory * 2**30)
     settings |= {name: json.loads(value) for name, _, value in (one.partition("=") for one in given.set)}
-    gpu = GpuMemory()
-    server = Ours("soak", given.model, settings, given.out)
+    gpu = GpuMemoryWatch()
+    server = BayServe("soak", given.model, settings, given.out)
     try:
-        server.wait()
+        server.wait_ready()
         print(f"the server is up after {server.started_s:.1f} s", flush=True)
         return 0 if soak(server, gpu, given.out, given) else 1
     finally:

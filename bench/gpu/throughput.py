@@ -7,7 +7,7 @@ Every system gets 4 × streams requests of 128 tokens in and 128 out, at most `s
 client; the engine without a server gets them in its own process. Then requests arrive by Poisson at 70% of what ours gave, at
 every system that is a server, or at those named; each is warmed by such arrivals before its first time. Latencies count from
 when a request should have been sent.
-Writes `runs.jsonl` (a line for each run) and `stamps.msgpack` (when every token came); `bench.gpu.table` makes the table.
+Writes `runs.jsonl` (a line for each run) and `stamps.msgpack` (when every token came); `bench.gpu.throughput_table` makes the table.
 Ends early, with what there is, when the time is up.
 """
 
@@ -27,13 +27,13 @@ from typing import Any
 
 import msgspec
 
-from bench.gpu.processor_time import processor_times
-from bench.gpu.systems import Offline, Served, System, make
-from bench.gpu.windows import in_flight_by_thirds
-from enginebay.lab.client.launch import Fired
+from bench.gpu.cpu_time import read_cpu_times
+from bench.gpu.rate_windows import mean_in_flight_by_thirds
+from bench.gpu.systems_under_test import OfflineVllm, ServerSystem, SystemUnderTest, start_system
+from enginebay.lab.loadgen.sender_pool import LoadgenResult
 from enginebay.lab.profiles import arrivals
-from enginebay.lab.requests import Request
-from enginebay.meters.nvml import open_nvml
+from enginebay.lab.workload.request_records import Request
+from enginebay.meters.devices.nvml_meter import open_nvml
 
 INPUT, OUTPUT, WAVES = 128, 128, 4
 _VOCABULARY = range(100, 49000)  # ordinary tokens of every tokenizer used here
@@ -42,7 +42,7 @@ _WARM_S = 3.0  # of arrivals by themselves, before they are first measured
 
 
 @dataclass(frozen=True)
-class Arrivals:
+class PoissonArrivals:
     """When requests are sent, by Poisson."""
 
     rate: float  # a second
@@ -54,7 +54,7 @@ class Arrivals:
 
 
 @dataclass(frozen=True)
-class PoissonPart:
+class PoissonPlan:
     """What is done with arrivals by themselves."""
 
     systems: Sequence[str]
@@ -62,17 +62,17 @@ class PoissonPart:
     seconds: float
 
 
-def requests(seed: int, count: int, output: int = OUTPUT) -> list[Request]:
+def make_requests(seed: int, count: int, output: int = OUTPUT) -> list[Request]:
     """Prompts that share nothing with those of another seed: a prefix cache finds none of them."""
     source = random.Random(seed)
     return [Request(tuple(source.choices(_VOCABULARY, k=INPUT)), INPUT, output) for _ in range(count)]
 
 
-def poisson(rate: float, seconds: float, seed: int) -> Arrivals:
-    return Arrivals(rate, arrivals.poisson(rate, max(1, int(rate * seconds)), seed))
+def draw_arrivals(rate: float, seconds: float, seed: int) -> PoissonArrivals:
+    return PoissonArrivals(rate, arrivals.poisson(rate, max(1, int(rate * seconds)), seed))
 
 
-def chosen(names: Sequence[str], wanted: Sequence[str] | None, option: str) -> list[str]:
+def select_systems(names: Sequence[str], wanted: Sequence[str] | None, option: str) -> list[str]:
     """Those wanted, or all. Raises `SystemExit` for one that is not among them. Pure."""
     for name in wanted or ():
         if name not in names:
@@ -80,12 +80,12 @@ def chosen(names: Sequence[str], wanted: Sequence[str] | None, option: str) -> l
     return list(names if wanted is None else wanted)
 
 
-def servers(names: Sequence[str]) -> list[str]:
+def list_servers(names: Sequence[str]) -> list[str]:
     """Those that requests can arrive at. Pure."""
     return [name for name in names if not name.startswith("offline")]
 
 
-def figures(fired: Fired) -> dict[str, Any]:
+def compute_figures(fired: LoadgenResult) -> dict[str, Any]:
     records = fired.records
     ttfts = sorted((record.first_s or 0.0) - record.intended_s for record in records)
     tokens = sum(record.output_tokens or 0 for record in records)
@@ -99,21 +99,21 @@ def figures(fired: Fired) -> dict[str, Any]:
     }
 
 
-class Study:
+class ThroughputStudy:
     """Runs of all systems, written down as they come."""
 
-    def __init__(self, systems: Mapping[str, System], out: Path, deadline: float) -> None:
+    def __init__(self, systems: Mapping[str, SystemUnderTest], out: Path, deadline: float) -> None:
         self.systems, self._out, self._deadline = systems, out, deadline
         self.runs: list[dict[str, Any]] = []
         self._meter, absent = open_nvml()
         if absent:
             print(absent, flush=True)
 
-    def _joules(self) -> float | None:
+    def _read_energy(self) -> float | None:
         return sum(sample.energy_j or 0.0 for sample in self._meter.read()) if self._meter else None
 
     def run(
-        self, name: str, load: str, sent: Sequence[Request], streams: int, arriving: Arrivals | None = None
+        self, name: str, load: str, sent: Sequence[Request], streams: int, arriving: PoissonArrivals | None = None
     ) -> bool:
         """One run of one system. False: no time is left."""
         longest = max((run["window_s"] for run in self.runs if run["load"] == load), default=20.0)
@@ -121,20 +121,20 @@ class Study:
         if monotonic() + 1.5 * longest > self._deadline:
             return False
         system = self.systems[name]
-        used, joules, began = processor_times(system.process.pid), self._joules(), monotonic()
+        used, joules, began = read_cpu_times(system.process.pid), self._read_energy(), monotonic()
         found: dict[str, Any]
-        if isinstance(system, Offline):
+        if isinstance(system, OfflineVllm):
             found = dict(system.run(sent, OUTPUT, streams))
         else:
-            assert isinstance(system, Served)
-            fired = system.fire(sent, streams, arriving.times if arriving else None)
-            found = figures(fired)
+            assert isinstance(system, ServerSystem)
+            fired = system.run_requests(sent, streams, arriving.times if arriving else None)
+            found = compute_figures(fired)
             if arriving:
-                in_flight = in_flight_by_thirds(fired.records, 0.0, arriving.sending_s)
+                in_flight = mean_in_flight_by_thirds(fired.records, 0.0, arriving.sending_s)
                 found |= {"rate": arriving.rate, "in_flight": [round(mean, 1) for mean in in_flight]}
-            self._keep(name, load, fired)
-        after = processor_times(system.process.pid)
-        after_j = self._joules()
+            self._write_stamps(name, load, fired)
+        after = read_cpu_times(system.process.pid)
+        after_j = self._read_energy()
         found |= {
             "system": name,
             "load": load,
@@ -151,7 +151,7 @@ class Study:
               f"TTFT {found.get('ttft_median_s', 0) * 1e3:7.1f} ms  {found['cores']}{arrived}", flush=True)  # fmt: skip
         return True
 
-    def _keep(self, name: str, load: str, fired: Fired) -> None:
+    def _write_stamps(self, name: str, load: str, fired: LoadgenResult) -> None:
         """Each token's arrival in microseconds after the one before it: small, and nothing is lost."""
         answers = []
         for record in fired.records:
@@ -164,7 +164,7 @@ class Study:
         with (self._out / "stamps.msgpack").open("ab") as place:
             place.write(msgspec.msgpack.encode({"system": name, "load": load, "answers": answers}))
 
-    def first(self, name: str, load: str, figure: str) -> float | None:
+    def find_first(self, name: str, load: str, figure: str) -> float | None:
         return next((run[figure] for run in self.runs if (run["system"], run["load"]) == (name, load)), None)
 
 
@@ -185,56 +185,58 @@ def main() -> int:
     options.add_argument("--cache-gib", type=float, default=16.5, help="KV cache of each system")
     options.add_argument("--set", nargs="*", default=[], help="engine arguments, NAME=JSON")
     given = options.parse_args()
-    closed = chosen(given.systems, given.closed_systems, "--closed-systems")
-    arriving_at = chosen(servers(given.systems), given.poisson_systems, "--poisson-systems")
-    by_themselves = PoissonPart(arriving_at, given.poisson_cycles, given.poisson_seconds)
+    closed = select_systems(given.systems, given.closed_systems, "--closed-systems")
+    arriving_at = select_systems(list_servers(given.systems), given.poisson_systems, "--poisson-systems")
+    by_themselves = PoissonPlan(arriving_at, given.poisson_cycles, given.poisson_seconds)
     deadline = monotonic() + given.seconds
     given.out.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {"load_format": "dummy", "max_model_len": 2048, "gpu_memory_utilization": 0.3}
     # Systems that start together would take each other's memory for their own; a cache of a given size needs no guess.
     settings["kv_cache_memory_bytes"] = int(given.cache_gib * 2**30)
     settings |= {name: json.loads(value) for name, _, value in (one.partition("=") for one in given.set)}
-    systems = {name: make(name, given.model, settings, given.out) for name in given.systems}
+    systems = {name: start_system(name, given.model, settings, given.out) for name in given.systems}
     try:
         for system in systems.values():
-            system.wait()
+            system.wait_ready()
             print(f"{system.name} is up after {system.started_s:.1f} s", flush=True)
         cycles = given.cycles * len(given.streams) if len(given.cycles) == 1 else given.cycles
-        work = Study(systems, given.out, deadline)
-        study(work, closed, dict(zip(given.streams, cycles, strict=True)), by_themselves)
+        work = ThroughputStudy(systems, given.out, deadline)
+        run_study(work, closed, dict(zip(given.streams, cycles, strict=True)), by_themselves)
     finally:
         for system in systems.values():
             system.stop()
     return 0
 
 
-def study(work: Study, closed: Sequence[str], cycles: Mapping[int, int], by_themselves: PoissonPart) -> None:
+def run_study(
+    work: ThroughputStudy, closed: Sequence[str], cycles: Mapping[int, int], by_themselves: PoissonPlan
+) -> None:
     """`cycles`: how often each number of streams is measured. The order of the systems turns from cycle to cycle."""
     names = list(work.systems)
     for name in names:
-        work.run(name, "warm-up", requests(999, 256), 256)
+        work.run(name, "warm-up", make_requests(999, 256), 256)
     for cycle in range(max(*cycles.values(), by_themselves.cycles)):
         order = names if cycle % 2 == 0 else names[::-1]
         for streams in (streams for streams, often in cycles.items() if cycle < often):
-            sent = requests(cycle * 10_000 + streams, WAVES * streams)
+            sent = make_requests(cycle * 10_000 + streams, WAVES * streams)
             for name in (name for name in order if name in closed):
                 if not work.run(name, f"closed {streams}", sent, streams):
                     return
         if cycle < by_themselves.cycles:
             names_now = [name for name in order if name in by_themselves.systems]
-            _arrivals_by_themselves(work, names_now, min(cycles), cycle, by_themselves.seconds)
+            _run_poisson(work, names_now, min(cycles), cycle, by_themselves.seconds)
 
 
-def _arrivals_by_themselves(work: Study, names: Sequence[str], streams: int, cycle: int, seconds: float) -> None:
-    capacity = work.first("ours", f"closed {streams}", "output_tokens_per_s")
+def _run_poisson(work: ThroughputStudy, names: Sequence[str], streams: int, cycle: int, seconds: float) -> None:
+    capacity = work.find_first("ours", f"closed {streams}", "output_tokens_per_s")
     if capacity is None:
         return
     rate = _SHARE * capacity / OUTPUT
-    warming, arriving = poisson(rate, _WARM_S, 1_000), poisson(rate, seconds, cycle)
+    warming, arriving = draw_arrivals(rate, _WARM_S, 1_000), draw_arrivals(rate, seconds, cycle)
     for name in names:
         if cycle == 0:
-            work.run(name, "warm-up", requests(76_000, len(warming.times)), 512, warming)
-        work.run(name, "poisson", requests(77_000 + cycle, len(arriving.times)), 512, arriving)
+            work.run(name, "warm-up", make_requests(76_000, len(warming.times)), 512, warming)
+        work.run(name, "poisson", make_requests(77_000 + cycle, len(arriving.times)), 512, arriving)
 
 
 if __name__ == "__main__":

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.contract import Load
-from enginebay.engines.llamacpp.library import host, import_library, set_attribute
-from enginebay.engines.llamacpp.model_file import read_model
-from enginebay.engines.llamacpp.plan import make_plan
+from enginebay.engines.llamacpp.gguf_model import read_gguf_model
+from enginebay.engines.llamacpp.library import detect_host, import_library, set_attribute
+from enginebay.engines.llamacpp.load_plan import plan_load
 
 _WARNINGS = 2  # the log level our engine sets
 
 
-def _params(library: Any, path: Path, port: int, name: str, settings: dict[str, Any]) -> Any:
+def _build_params(library: Any, path: Path, port: int, name: str, settings: dict[str, Any]) -> Any:
     load = Load(kind="llamacpp", engine="", model=name, path=str(path), settings=settings)
-    plan = make_plan(load, read_model(path), host(library))
+    plan = plan_load(load, read_gguf_model(path), detect_host(library))
     params = library.CommonParams()
     params.model.path = str(path)
     params.model_alias = {name}
@@ -47,7 +47,7 @@ def main() -> None:
     given = options.parse_args()
     ended = threading.Event()
     library = import_library(bool(given.settings.get("busy_wait", False)))
-    server = library.Server(_params(library, given.model, given.port, given.name, given.settings))
+    server = library.Server(_build_params(library, given.model, given.port, given.name, given.settings))
     for number in (signal.SIGTERM, signal.SIGINT):  # some builds put their own in place
         signal.signal(number, lambda *_: ended.set())
     ended.wait()

@@ -20,19 +20,19 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from bench.server.own_servers import OWN
-from bench.server.processes import heed_sigterm
-from bench.switch.bare import Bare
-from bench.switch.ours import DEPTHS, Ours, Switched
-from bench.switch.report import Compared, judge, show, show_pair, show_slowest
+from bench.server.native_servers import NATIVE_SERVERS
+from bench.server.server_process import exit_on_sigterm
+from bench.switch.bay_switching import START_STATES, BaySwitching, SwitchTiming
+from bench.switch.native_restart import NativeRestart
+from bench.switch.switch_report import SwitchComparison, judge, print_comparison_table, print_pair, print_slowest
 
 _PROMPT = "Say {number}."  # short: it is the switch that is measured, not the prompt
 
 
-def compare(kind: str, depth: str, pairs: int) -> Compared:
+def compare(kind: str, depth: str, pairs: int) -> SwitchComparison:
     """Interleaved pairs of one engine at one depth. Each has loaded the model once before the first."""
-    ours, bare = Ours(kind, depth), Bare(kind)
-    found: list[tuple[Switched, float]] = []
+    ours, bare = BaySwitching(kind, depth), NativeRestart(kind)
+    found: list[tuple[SwitchTiming, float]] = []
     try:
         bare.start()
         ours.start()
@@ -43,8 +43,8 @@ def compare(kind: str, depth: str, pairs: int) -> Compared:
             else:
                 mine, theirs = ours.switch(prompt), bare.switch(prompt)
             found.append((mine, theirs))
-            show_pair(kind, depth, pair + 1, mine, theirs)
-        return Compared(kind, depth, found)
+            print_pair(kind, depth, pair + 1, mine, theirs)
+        return SwitchComparison(kind, depth, found)
     finally:
         bare.stop()
         ours.stop()
@@ -53,8 +53,8 @@ def compare(kind: str, depth: str, pairs: int) -> Compared:
 def main(kinds: Sequence[str], depths: Sequence[str], pairs: int) -> int:
     print("each side waits for the other to be at rest, and for the standby, if there is one, to be ready", flush=True)
     found = [compare(kind, depth, pairs) for kind in kinds for depth in depths]
-    show(found)
-    show_slowest(found)
+    print_comparison_table(found)
+    print_slowest(found)
     return 0 if judge(found) else 1
 
 
@@ -62,9 +62,9 @@ if __name__ == "__main__":
     options = argparse.ArgumentParser(
         description="How long a switch takes, beside a bare restart of the engine's server."
     )
-    options.add_argument("--engines", nargs="+", choices=OWN, default=["llamacpp", "transformers", "vllm"])
-    options.add_argument("--depths", nargs="+", choices=DEPTHS, default=DEPTHS)
+    options.add_argument("--engines", nargs="+", choices=NATIVE_SERVERS, default=["llamacpp", "transformers", "vllm"])
+    options.add_argument("--depths", nargs="+", choices=START_STATES, default=START_STATES)
     options.add_argument("--pairs", type=int, default=5, choices=range(1, 11), help="fewer than 5 judge no ratio")
     given = options.parse_args()
-    heed_sigterm()
+    exit_on_sigterm()
     sys.exit(main(given.engines, given.depths, given.pairs))

@@ -8,7 +8,7 @@ __version__ = "0.1.0"
 
 __all__ = ["AsyncStack", "EnginebayError", "Sampling", "Stack", "__version__"]
 
-_HOMES = {
+_PUBLIC_MODULES = {
     "AsyncStack": "enginebay.stack",
     "Stack": "enginebay.stack",
     "EnginebayError": "enginebay.errors",
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _PUBLIC_MODULES:
         raise AttributeError(f"module 'enginebay' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_PUBLIC_MODULES[name]), name)

@@ -84,11 +84,11 @@ class ContextOverflow(RequestError):
     kind = "context_overflow"
 
 
-class NoSuchPlace(RequestError):
+class NotFound(RequestError):
     kind = "no_such_place"
 
 
-class WrongMethod(NoSuchPlace):
+class MethodNotAllowed(NotFound):
     kind = "wrong_method"
 
     def __init__(self, message: str, hint: str = "", *, param: str | None = None, allowed: str = "") -> None:
@@ -176,13 +176,13 @@ class Cancelled(EnginebayError):
     kind = "cancelled"
 
 
-def _tree(root: type[EnginebayError]) -> list[type[EnginebayError]]:
-    return [root, *(leaf for child in root.__subclasses__() for leaf in _tree(child))]
+def _collect_subclasses(root: type[EnginebayError]) -> list[type[EnginebayError]]:
+    return [root, *(leaf for child in root.__subclasses__() for leaf in _collect_subclasses(child))]
 
 
-BY_KIND: dict[str, type[EnginebayError]] = {error.kind: error for error in _tree(EnginebayError)}
+ERRORS_BY_KIND: dict[str, type[EnginebayError]] = {error.kind: error for error in _collect_subclasses(EnginebayError)}
 
 
 def from_kind(kind: str, message: str, hint: str = "", param: str | None = None) -> EnginebayError:
     """Rebuild an error that crossed a process border."""
-    return BY_KIND.get(kind, EngineFailed)(message, hint, param=param)
+    return ERRORS_BY_KIND.get(kind, EngineFailed)(message, hint, param=param)

@@ -18,16 +18,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast, overload
 
-from enginebay.config.load import load_config
-from enginebay.config.model import Config
-from enginebay.contract import Delta, Facts, GenerateRequest, Support, read_sampling
-from enginebay.contract.messages import Done
+from enginebay.config.loader import load_config
+from enginebay.config.resolved_config import Config
+from enginebay.contract import Delta, Facts, GenerateRequest, Support, parse_sampling
+from enginebay.contract.engine_messages import Done
 from enginebay.errors import InvalidRequest
-from enginebay.fleet.children import end_children
-from enginebay.fleet.model_worker import ModelWorker
-from enginebay.fleet.plan import Plan, Say, make_plan
+from enginebay.fleet.lifecycle.launch_plan import LaunchPlan, Say, make_launch_plan
+from enginebay.fleet.lifecycle.model_worker import ModelWorker
+from enginebay.util.child_processes import interrupt_all
 
-DEFAULTS: Mapping[str, Any] = {"temperature": 0.1, "top_p": 0.9, "max_tokens": 500}
+SAMPLING_DEFAULTS: Mapping[str, Any] = {"temperature": 0.1, "top_p": 0.9, "max_tokens": 500}
 
 Chat = Sequence[Mapping[str, Any]]
 Prompt = str | Chat
@@ -57,17 +57,17 @@ class AsyncStack:
         if not isinstance(config, Config):
             flags = {} if offline is None else {"offline": offline}
             config = load_config(Path(config) if config else None, flags=flags, strict=strict)
-        read_sampling(sampling)  # a mistake shows here rather than at the first request
+        parse_sampling(sampling)  # a mistake shows here rather than at the first request
         self._config = config
-        self._wanted = {"engine": engine, "settings": settings, "task": task, "strict": strict}
+        self._plan_options = {"engine": engine, "settings": settings, "task": task, "strict": strict}
         self._model, self._say, self._sampling = model, say, sampling
-        self._plan: Plan | None = None
+        self._plan: LaunchPlan | None = None
         self._worker: ModelWorker | None = None
 
     @property
     def worker(self) -> ModelWorker:
         if self._worker is None:
-            raise _not_open()
+            raise _not_open_error()
         return self._worker
 
     @property
@@ -76,7 +76,7 @@ class AsyncStack:
         return self.worker.facts
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> LaunchPlan:
         return self.worker.plan
 
     @property
@@ -86,10 +86,10 @@ class AsyncStack:
         others = [line for line in self.facts.warnings if not any(line.partition(":")[0] in one for one in known)]
         return list(dict.fromkeys((*known, *others)))
 
-    def prepare(self) -> Plan:
+    def prepare(self) -> LaunchPlan:
         """Fetch, convert and choose what is needed, in this thread: Ctrl-C ends it at once."""
         if self._plan is None:
-            self._plan = make_plan(self._model, config=self._config, say=self._say, **self._wanted)  # type: ignore[arg-type]
+            self._plan = make_launch_plan(self._model, config=self._config, say=self._say, **self._plan_options)  # type: ignore[arg-type]
         return self._plan
 
     async def open(self) -> AsyncStack:
@@ -98,10 +98,10 @@ class AsyncStack:
             try:
                 plan = await asyncio.to_thread(self.prepare)
             except asyncio.CancelledError:
-                end_children()  # or the thread would go on fetching
+                interrupt_all()  # or the thread would go on fetching
                 raise
             self._say(f"loading {plan.model} on {plan.spec.kind}")
-            self._worker = await ModelWorker.open(plan)
+            self._worker = await ModelWorker.start(plan)
         return self
 
     async def close(self) -> None:
@@ -119,7 +119,7 @@ class AsyncStack:
         self, prompt: Prompt | Sequence[Prompt], *, raw: bool = False, **sampling: Any
     ) -> str | list[str]:
         """The answer to a prompt; a list of answers to a list of prompts, which run as one batch."""
-        if _is_many(prompt):
+        if _is_batch(prompt):
             many = [self._collect(one, raw, sampling) for one in cast("Sequence[Prompt]", prompt)]
             return list(await asyncio.gather(*many))
         return await self._collect(cast("Prompt", prompt), raw, sampling)
@@ -137,7 +137,7 @@ class AsyncStack:
         self, prompt: Prompt, *, raw: bool = False, lora: str | None = None, **sampling: Any
     ) -> AsyncIterator[Delta | Done]:
         """Everything the engine says: deltas with token ids and logprobs, then `Done` with usage and timing."""
-        request = self.request(prompt, raw=raw, lora=lora, **sampling)
+        request = self.build_request(prompt, raw=raw, lora=lora, **sampling)
         stream = self.worker.generate(request)
         try:
             async for event in stream:
@@ -145,7 +145,7 @@ class AsyncStack:
         finally:
             await stream.aclose()  # type: ignore[attr-defined]
 
-    def request(
+    def build_request(
         self, prompt: Prompt, *, raw: bool = False, lora: str | None = None, **sampling: Any
     ) -> GenerateRequest:
         """The request as it will be sent: defaults < configuration < this stack's sampling < this call's."""
@@ -156,15 +156,17 @@ class AsyncStack:
         if not prompt:
             raise InvalidRequest("the prompt is empty", param="prompt")
         configured = self._config.sampling_for(self.plan.spec.kind, self.plan.model)
-        possible = {name: value for name, value in {**DEFAULTS, **configured}.items() if self._does(name)}
-        chosen = read_sampling({**possible, **self._sampling, **sampling})
+        possible = {
+            name: value for name, value in {**SAMPLING_DEFAULTS, **configured}.items() if self._supports_parameter(name)
+        }
+        chosen = parse_sampling({**possible, **self._sampling, **sampling})
         if not isinstance(prompt, str):
             return GenerateRequest(messages=tuple(prompt), sampling=chosen, lora=lora)
-        if raw or not self.worker.prompts.chats:
+        if raw or not self.worker.prompt_encoder.has_chat_template:
             return GenerateRequest(text=prompt, sampling=chosen, lora=lora)
         return GenerateRequest(messages=({"role": "user", "content": prompt},), sampling=chosen, lora=lora)
 
-    def _does(self, parameter: str) -> bool:
+    def _supports_parameter(self, parameter: str) -> bool:
         """Defaults that an engine refuses are left out; what a request itself asks for is not."""
         declared = self.plan.spec.request.get(parameter)
         refused = declared is None or declared.support is Support.REFUSES
@@ -198,7 +200,7 @@ class Stack:
             self._thread.start()
             atexit.register(self.close)
             try:
-                self._wait(self._stack.open())
+                self._run_blocking(self._stack.open())
             except BaseException:
                 self.close()
                 raise
@@ -207,7 +209,7 @@ class Stack:
     def close(self) -> None:
         if self._loop is None or self._thread is None:
             return
-        self._wait(self._stack.close())
+        self._run_blocking(self._stack.close())
         loop, self._loop = self._loop, None
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join()
@@ -228,35 +230,35 @@ class Stack:
     def generate(self, prompt: Chat | Sequence[Prompt], *, raw: bool = False, **sampling: Any) -> str | list[str]: ...
     def generate(self, prompt: Any, *, raw: bool = False, **sampling: Any) -> str | list[str]:
         """The answer to a prompt; a list of answers to a list of prompts, which run as one batch."""
-        answer: str | list[str] = self._wait(self._stack.generate(prompt, raw=raw, **sampling))
+        answer: str | list[str] = self._run_blocking(self._stack.generate(prompt, raw=raw, **sampling))
         return answer
 
     def stream(self, prompt: Prompt, *, raw: bool = False, **sampling: Any) -> Iterator[str]:
         """The answer piece by piece. Leaving the loop early cancels the request."""
-        return self._pull(self._stack.stream(prompt, raw=raw, **sampling))
+        return self._iterate(self._stack.stream(prompt, raw=raw, **sampling))
 
     def events(self, prompt: Prompt, *, raw: bool = False, **sampling: Any) -> Iterator[Delta | Done]:
-        return self._pull(self._stack.events(prompt, raw=raw, **sampling))
+        return self._iterate(self._stack.events(prompt, raw=raw, **sampling))
 
     def embed(self, texts: str | Sequence[str]) -> list[tuple[float, ...]]:
-        vectors: list[tuple[float, ...]] = self._wait(self._stack.embed(texts))
+        vectors: list[tuple[float, ...]] = self._run_blocking(self._stack.embed(texts))
         return vectors
 
-    def _pull(self, pieces: AsyncIterator[T]) -> Iterator[T]:
+    def _iterate(self, pieces: AsyncIterator[T]) -> Iterator[T]:
         end = object()
         try:
-            while (piece := self._wait(anext(cast("Any", pieces), end))) is not end:
+            while (piece := self._run_blocking(anext(cast("Any", pieces), end))) is not end:
                 yield cast("T", piece)
         finally:
             if self._loop is not None:
                 with suppress(RuntimeError):  # it still runs: an interrupt has cancelled it, and so it ends by itself
-                    self._wait(cast("Any", pieces).aclose())
+                    self._run_blocking(cast("Any", pieces).aclose())
 
-    def _wait(self, work: Any) -> Any:
+    def _run_blocking(self, work: Any) -> Any:
         if self._loop is None:
             if asyncio.iscoroutine(work):
                 work.close()
-            raise _not_open()
+            raise _not_open_error()
         future = asyncio.run_coroutine_threadsafe(_as_coroutine(work), self._loop)
         try:
             return future.result()
@@ -273,11 +275,11 @@ class Stack:
         self.close()
 
 
-def _not_open() -> InvalidRequest:
+def _not_open_error() -> InvalidRequest:
     return InvalidRequest("the stack is not open", "use it in a `with` block, or call open() first")
 
 
-def _is_many(prompt: Any) -> bool:
+def _is_batch(prompt: Any) -> bool:
     if isinstance(prompt, str) or not isinstance(prompt, Sequence):
         return False
     return not prompt or not isinstance(prompt[0], Mapping)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from enginebay.lab.report.page import write_report
-from enginebay.lab.runs.reader import Run
-from tests.unit.lab.report.made import made_run, made_study, parity_answers
+from enginebay.lab.report.report_page import write_report
+from enginebay.lab.store.run_reader import Run
+from tests.unit.lab.report.report_runs import make_parity_answers, make_run, make_study
 
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
@@ -44,7 +44,7 @@ def browser() -> Iterator[Any]:
 
 def study() -> list[Run]:
     """Three engines at two loads; at the heavier one, one of them is invalid."""
-    runs: list[Run] = [*made_study(cycles=3, answered=parity_answers())]
+    runs: list[Run] = [*make_study(cycles=3, answered=make_parity_answers())]
     for run in runs:
         if run.engine == "transformers" and run.manifest["profile"]["rate"] == 6.0:
             run.manifest["verdict"] = INVALID
@@ -253,7 +253,7 @@ def test_a_printed_report_is_black_on_white_and_has_no_buttons(opened: Open) -> 
 
 def test_whatever_a_run_says_stays_text(opened: Open, tmp_path: Path) -> None:
     reason = {"code": EVIL, "severity": "invalid", "message": EVIL, "figure": None, "limit": None}
-    run = made_run(engine=EVIL, verdict={"status": "invalid", "reasons": [reason]}, absent={EVIL: EVIL})
+    run = make_run(engine=EVIL, verdict={"status": "invalid", "reasons": [reason]}, absent={EVIL: EVIL})
     page = opened(write_report([run], tmp_path / "report.html", title=EVIL))
     page.locator("#tradeoff-plot svg[role=application]").focus()
     page.keyboard.press("ArrowRight")
@@ -262,7 +262,7 @@ def test_whatever_a_run_says_stays_text(opened: Open, tmp_path: Path) -> None:
 
 
 def test_runs_without_energy_or_answers_say_so(opened: Open, tmp_path: Path) -> None:
-    page = opened(write_report([made_run(requests=4, errors=4, watts=None, verdict=INVALID)], tmp_path / "report.html"))
+    page = opened(write_report([make_run(requests=4, errors=4, watts=None, verdict=INVALID)], tmp_path / "report.html"))
     assert page.get_by_text("No energy could be read").is_visible()
     assert page.locator(".panel", has_text="Not measured").count() == 3  # but for 0 tokens/s
     assert page.locator("#timeline-plot svg[role=application]").count() == 3

@@ -25,11 +25,12 @@ from unittest import mock
 import torch
 
 from enginebay.contract import FinishReason, GenerateRequest, Load, Sampling, TokenLogprobs
-from enginebay.engines.transformers import assembly, room, shelves
-from enginebay.engines.transformers import sampling as drawing
+from enginebay.engines.transformers import engine_builder
+from enginebay.engines.transformers.continuous import kv_cache, kv_cache_budget
+from enginebay.engines.transformers.decoding import token_sampler as drawing
+from enginebay.engines.transformers.decoding.sequence_state import SequenceState
+from enginebay.engines.transformers.decoding.sequence_state import derive_random_bits as row_luck
 from enginebay.engines.transformers.engine import TransformersEngine
-from enginebay.engines.transformers.row import Row
-from enginebay.engines.transformers.row import luck as row_luck
 from enginebay.errors import EnginebayError, OutOfMemory
 
 _WAIT_S = 120
@@ -64,7 +65,7 @@ class Recorder:
             self.changed.notify_all()
 
 
-class Bench:
+class CheckedEngine:
     """An engine and its recorder."""
 
     def __init__(self, path: str, **settings: Any) -> None:
@@ -88,7 +89,7 @@ class Bench:
             [self.sink.tokens[n, c] for c in range(one.sampling.n)] for n, one in zip(numbers, requests, strict=True)
         ]
 
-    def lose(self, requests: Sequence[GenerateRequest]) -> list[EnginebayError]:
+    def run_failing(self, requests: Sequence[GenerateRequest]) -> list[EnginebayError]:
         """Errors of those that fail, once all have failed or ended."""
         numbers = self._submit(requests)
         with self.sink.changed:
@@ -106,27 +107,27 @@ class Bench:
         return numbers
 
 
-def ask(prompt: Sequence[int], **sampling: Any) -> GenerateRequest:
+def make_request(prompt: Sequence[int], **sampling: Any) -> GenerateRequest:
     return GenerateRequest(token_ids=tuple(prompt), sampling=Sampling(ignore_eos=True, **sampling))
 
 
-def prompts(count: int) -> list[list[int]]:
+def make_prompts(count: int) -> list[list[int]]:
     chance = random.Random(4)
     return [[chance.randrange(10, 40_000) for _ in range(chance.choice([1, 7, 90, 250, 300]))] for _ in range(count)]
 
 
-def plain_model(path: str) -> Any:
+def load_plain_model(path: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(_DEVICE)
 
 
-def greedy(path: str) -> list[list[int]]:
+def generate_greedy(path: str) -> list[list[int]]:
     """What the library's own generate() answers, one prompt at a time."""
-    model = plain_model(path)
+    model = load_plain_model(path)
     model.generation_config.eos_token_id = None
     found = []
-    for prompt in prompts(12):
+    for prompt in make_prompts(12):
         ids = torch.tensor([prompt], device=_DEVICE)
         made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False)
         found.append(made[0, len(prompt) :].tolist())
@@ -134,7 +135,7 @@ def greedy(path: str) -> list[list[int]]:
 
 
 def check_same_as_generate(path: str) -> None:
-    expected = greedy(path)
+    expected = generate_greedy(path)
     for settings in (
         {},
         {"attn_implementation": "eager"},
@@ -144,19 +145,19 @@ def check_same_as_generate(path: str) -> None:
         {"assisted_generation__num_tokens": 3},
         {"assisted_generation__num_tokens": 3, "assisted_generation__model": path},
     ):
-        bench = Bench(path, **settings)
-        found = bench.run([ask(prompt, temperature=0, max_tokens=40) for prompt in prompts(12)])
+        bench = CheckedEngine(path, **settings)
+        found = bench.run([make_request(prompt, temperature=0, max_tokens=40) for prompt in make_prompts(12)])
         assert [choices[0] for choices in found] == expected, settings
         bench.engine.close()
 
 
 def check_little_memory_changes_nothing(path: str) -> None:
     """Prompts in pieces, few rows, rows that lose their cache: the same tokens, seeded ones too."""
-    bench = Bench(path)
-    before = bench.run(mixed_requests())
-    schedule = bench.engine._continuous._schedule  # type: ignore[union-attr]
+    bench = CheckedEngine(path)
+    before = bench.run(make_mixed_requests())
+    schedule = bench.engine._continuous_batcher._scheduler  # type: ignore[union-attr]
     schedule.limits = dataclasses.replace(schedule.limits, rows=5, step_tokens=64, cached_tokens=1100)
-    assert_same(path, bench.run(mixed_requests()), before)
+    assert_same(path, bench.run(make_mixed_requests()), before)
     bench.engine.close()
 
 
@@ -168,36 +169,36 @@ def assert_same(path: str, found: list[list[list[int]]], expected: list[list[lis
     if _DEVICE == "cpu":
         assert found == expected
         return
-    model = plain_model(path)
-    for request, ours, theirs in zip(mixed_requests(), found, expected, strict=True):
+    model = load_plain_model(path)
+    for request, ours, theirs in zip(make_mixed_requests(), found, expected, strict=True):
         for choice, (one, other) in enumerate(zip(ours, theirs, strict=True)):
             at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
             assert at is not None or one == other, "an answer ended early"
             if at is not None:
-                gap = lead(model, request, choice, one[:at], one[at], other[at])
+                gap = measure_lead(model, request, choice, one[:at], one[at], other[at])
                 assert gap < _EVEN, f"token {at} of choice {choice} is another, and the best leads by {gap}"
 
 
-def lead(model: Any, request: GenerateRequest, choice: int, output: list[int], *tokens: int) -> float:
+def measure_lead(model: Any, request: GenerateRequest, choice: int, output: list[int], *tokens: int) -> float:
     """How far the worst of these tokens is behind the one that is drawn next, in logits."""
     with torch.no_grad():
         logits = model(torch.tensor([[*(request.token_ids or ()), *output]], device=_DEVICE)).logits[0, -1].double()
     if not request.sampling.greedy:  # a race in the logarithm: temperature is 1 here
         luck = torch.tensor(row_luck(request.sampling.seed or 0, choice, len(output)), device=_DEVICE)
-        logits -= (-drawing.noise(torch.arange(logits.shape[-1], device=_DEVICE), luck).log()).log()
+        logits -= (-drawing.hash_to_uniform(torch.arange(logits.shape[-1], device=_DEVICE), luck).log()).log()
     return float(logits.max() - logits[list(tokens)].min())
 
 
-class Rerun:
+class FunctionRecorder:
     """Records a step as the function that computes it: all of a CUDA graph's bookkeeping, on any device."""
 
     def __init__(self) -> None:
         self.recorded = self.replayed = 0
 
-    def rehearse(self, work: Callable[[], None]) -> None:
+    def warm_up(self, work: Callable[[], None]) -> None:
         work()
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         self.recorded += 1
 
         def replay() -> None:
@@ -206,53 +207,53 @@ class Rerun:
 
         return replay
 
-    def renew(self) -> None: ...
+    def reset(self) -> None: ...
 
 
-class Broken(Rerun):
+class FailingRecorder(FunctionRecorder):
     """Fails at the third recording."""
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         if self.recorded == 2:
             raise RuntimeError("operation not permitted when stream is capturing\nand so on")
-        return super().record(work)
+        return super().capture(work)
 
 
-class Short(Rerun):
+class OutOfMemoryRecorder(FunctionRecorder):
     """Has no memory for its first recordings."""
 
     def __init__(self, failures: int) -> None:
         super().__init__()
         self.failures = failures
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         if self.failures:
             self.failures -= 1
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
-        return super().record(work)
+        return super().capture(work)
 
 
-class Deaf(Rerun):
+class NoopRecorder(FunctionRecorder):
     """Replays nothing."""
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         return lambda: None
 
 
-def recording(path: str, recorder: Rerun, **settings: Any) -> Bench:
-    with mock.patch.object(assembly, "recorder_for", lambda *_: (recorder, None)):
-        bench = Bench(path, **settings)
-    runner_of(bench).runs_ahead = True
+def open_recording_engine(path: str, recorder: FunctionRecorder, **settings: Any) -> CheckedEngine:
+    with mock.patch.object(engine_builder, "choose_recorder", lambda *_: (recorder, None)):
+        bench = CheckedEngine(path, **settings)
+    get_runner(bench).runs_ahead = True
     return bench
 
 
-def runner_of(bench: Bench) -> Any:
-    return bench.engine._parts.runner
+def get_runner(bench: CheckedEngine) -> Any:
+    return bench.engine._components.runner
 
 
-def mixed_requests() -> list[GenerateRequest]:
+def make_mixed_requests() -> list[GenerateRequest]:
     return [
-        ask(
+        make_request(
             prompt,
             seed=i,
             temperature=float(i % 2),
@@ -260,56 +261,56 @@ def mixed_requests() -> list[GenerateRequest]:
             n=1 + (i % 4 == 0),
             stop=("zz",) * (i % 5 == 0),
         )
-        for i, prompt in enumerate(prompts(16))
+        for i, prompt in enumerate(make_prompts(16))
     ]
 
 
 def check_recorded_steps_change_nothing(path: str) -> None:
     """Rows that join, leave, fork, outgrow their shelf and lose their cache; shelves that grow, and that are trimmed."""
-    expected = greedy(path)
+    expected = generate_greedy(path)
     for settings in ({}, {"attn_implementation": "eager"}):
-        bench = recording(path, recorder := Rerun(), **settings)
-        found = bench.run([ask(prompt, temperature=0, max_tokens=40) for prompt in prompts(12)])
+        bench = open_recording_engine(path, recorder := FunctionRecorder(), **settings)
+        found = bench.run([make_request(prompt, temperature=0, max_tokens=40) for prompt in make_prompts(12)])
         assert [choices[0] for choices in found] == expected, settings
         assert recorder.replayed > recorder.recorded > 0, (recorder.replayed, recorder.recorded)
         assert bench.engine.facts().effective["cuda_graphs"] == "on"
         bench.engine.close()
-    plain = Bench(path)
-    before = plain.run(mixed_requests())
+    plain = CheckedEngine(path)
+    before = plain.run(make_mixed_requests())
     plain.engine.close()
-    with mock.patch.object(room, "_FIRST_ROWS", 1):
-        bench = recording(path, recorder := Rerun())
-        schedule, cache = bench.engine._continuous._schedule, runner_of(bench).cache  # type: ignore[union-attr]
-        cache.room = room.Room(20_000, 32)
-        assert_same(path, bench.run(mixed_requests()), before)
+    with mock.patch.object(kv_cache_budget, "_FIRST_ROWS", 1):
+        bench = open_recording_engine(path, recorder := FunctionRecorder())
+        schedule, cache = bench.engine._continuous_batcher._scheduler, get_runner(bench).cache  # type: ignore[union-attr]
+        cache.room = kv_cache_budget.KVCacheBudget(20_000, 32)
+        assert_same(path, bench.run(make_mixed_requests()), before)
         recorded = recorder.recorded
-        runner_of(bench).rest()
+        get_runner(bench).rest()
         assert not cache._shelves
         schedule.limits = dataclasses.replace(schedule.limits, rows=5, step_tokens=64, cached_tokens=1100)
-        cache.room = room.Room(1100, 32)
-        trimmed, resize = [], shelves.Shelf.resize
+        cache.room = kv_cache_budget.KVCacheBudget(1100, 32)
+        trimmed, resize = [], kv_cache.CacheBucket.resize
 
         def watched(shelf: Any, rows: int) -> None:
             trimmed.append(rows < shelf.allocated)
             resize(shelf, rows)
 
-        with mock.patch.object(shelves.Shelf, "resize", watched):
-            assert_same(path, bench.run(mixed_requests()), before)
+        with mock.patch.object(kv_cache.CacheBucket, "resize", watched):
+            assert_same(path, bench.run(make_mixed_requests()), before)
         assert any(trimmed)
         assert recorder.recorded > recorded
         bench.engine.close()
 
 
 def check_recording_that_fails_is_given_up(path: str) -> None:
-    expected = greedy(path)
+    expected = generate_greedy(path)
     for recorder, reason in (
-        (Broken(), "could not be recorded (operation not permitted"),
-        (Deaf(), "other results"),
-        (Short(3), "could not be recorded (CUDA out of memory"),
+        (FailingRecorder(), "could not be recorded (operation not permitted"),
+        (NoopRecorder(), "other results"),
+        (OutOfMemoryRecorder(3), "could not be recorded (CUDA out of memory"),
     ):
-        bench = recording(path, recorder)
+        bench = open_recording_engine(path, recorder)
         for _ in range(2):
-            found = bench.run([ask(prompt, temperature=0, max_tokens=40) for prompt in prompts(12)])
+            found = bench.run([make_request(prompt, temperature=0, max_tokens=40) for prompt in make_prompts(12)])
             assert [choices[0] for choices in found] == expected, recorder
         assert reason in bench.engine.facts().effective["cuda_graphs"], bench.engine.facts().effective
         bench.engine.close()
@@ -317,26 +318,26 @@ def check_recording_that_fails_is_given_up(path: str) -> None:
 
 def check_cuda_graphs_are_replayed(path: str) -> None:
     """Real ones, so only where there are any."""
-    bench = Bench(path)
+    bench = CheckedEngine(path)
     for _ in range(2):
-        bench.run([ask(prompt, temperature=0, max_tokens=40) for prompt in prompts(12)])
+        bench.run([make_request(prompt, temperature=0, max_tokens=40) for prompt in make_prompts(12)])
     assert bench.engine.facts().effective["cuda_graphs"] == "on", bench.engine.facts().effective
     assert bench.engine.facts().effective["decode_attention"] == "own", bench.engine.facts().effective
-    assert runner_of(bench)._graphs.replays > 0
+    assert get_runner(bench)._graphs.replays > 0
     bench.engine.close()
 
 
 def check_recording_outlasts_a_shortage(path: str) -> None:
-    bench = recording(path, recorder := Short(2))
-    found = bench.run([ask(prompt, temperature=0, max_tokens=40) for prompt in prompts(12)])
-    assert [choices[0] for choices in found] == greedy(path)
+    bench = open_recording_engine(path, recorder := OutOfMemoryRecorder(2))
+    found = bench.run([make_request(prompt, temperature=0, max_tokens=40) for prompt in make_prompts(12)])
+    assert [choices[0] for choices in found] == generate_greedy(path)
     assert bench.engine.facts().effective["cuda_graphs"] == "on" and recorder.replayed > 0
     bench.engine.close()
 
 
-def shortage(tensors: int) -> Callable[[Any, Any], Any]:
+def limit_allocations(tensors: int) -> Callable[[Any, Any], Any]:
     """In place of `Shelf._resized`: there is memory for so many tensors more."""
-    resized, asked = shelves.Shelf._resized, itertools.count()
+    resized, asked = kv_cache.CacheBucket._resize_tensor, itertools.count()
 
     def limited(shelf: Any, old: Any) -> Any:
         if next(asked) >= tensors:
@@ -348,15 +349,18 @@ def shortage(tensors: int) -> Callable[[Any, Any], Any]:
 
 def check_the_cache_outlasts_a_shortage(path: str) -> None:
     """It comes while a shelf grows, some layers before others: those requests fail, the next are answered as ever."""
-    expected, requests = greedy(path), [ask(prompt, temperature=0, max_tokens=40) for prompt in prompts(12)]
-    with mock.patch.object(room, "_FIRST_ROWS", 1):
-        bench = recording(path, Rerun())
-        runner_of(bench).cache.room = room.Room(8192, 32)
+    expected, requests = (
+        generate_greedy(path),
+        [make_request(prompt, temperature=0, max_tokens=40) for prompt in make_prompts(12)],
+    )
+    with mock.patch.object(kv_cache_budget, "_FIRST_ROWS", 1):
+        bench = open_recording_engine(path, FunctionRecorder())
+        get_runner(bench).cache.room = kv_cache_budget.KVCacheBudget(8192, 32)
         for tensors in range(4):
-            runner_of(bench).rest()
-            bench.run([ask([5, 6, 7], temperature=0, max_tokens=5)])  # leaves a shelf that must grow
-            with mock.patch.object(shelves.Shelf, "_resized", shortage(tensors)):
-                errors = bench.lose(requests)
+            get_runner(bench).rest()
+            bench.run([make_request([5, 6, 7], temperature=0, max_tokens=5)])  # leaves a shelf that must grow
+            with mock.patch.object(kv_cache.CacheBucket, "_resize_tensor", limit_allocations(tensors)):
+                errors = bench.run_failing(requests)
             assert errors and all(isinstance(error, OutOfMemory) for error in errors), errors
             assert [choices[0] for choices in bench.run(requests)] == expected
         bench.engine.close()
@@ -364,19 +368,19 @@ def check_the_cache_outlasts_a_shortage(path: str) -> None:
 
 def check_a_failed_search_loses_no_finished_answer(path: str) -> None:
     """Others go on inside generate(): who ended there is told, although nothing comes after."""
-    bench = recording(path, Rerun())
-    engine, continuous = bench.engine, bench.engine._continuous
+    bench = open_recording_engine(path, FunctionRecorder())
+    engine, continuous = bench.engine, bench.engine._continuous_batcher
 
     def failing(*_: Any) -> Any:
-        while not continuous.numbers():  # type: ignore[union-attr]
-            engine._between()
-        while continuous.numbers():  # type: ignore[union-attr]
-            engine._between()
+        while not continuous.get_request_numbers():  # type: ignore[union-attr]
+            engine._on_generate_step()
+        while continuous.get_request_numbers():  # type: ignore[union-attr]
+            engine._on_generate_step()
         raise RuntimeError("something broke")
 
-    engine._parts.generator.run = failing  # type: ignore[method-assign, union-attr]
-    engine.submit(900, ask([5, 6, 7], num_beams=2, max_tokens=5))
-    engine.submit(901, ask([5, 6, 7], temperature=0, max_tokens=5))
+    engine._components.generator.run = failing  # type: ignore[method-assign, union-attr]
+    engine.submit(900, make_request([5, 6, 7], num_beams=2, max_tokens=5))
+    engine.submit(901, make_request([5, 6, 7], temperature=0, max_tokens=5))
     with bench.sink.changed:
         assert bench.sink.changed.wait_for(lambda: 900 in bench.sink.errors and bench.sink.ended, _WAIT_S)
     assert bench.sink.ended == {(901, 0): FinishReason.LENGTH} and set(bench.sink.errors) == {900}
@@ -385,8 +389,8 @@ def check_a_failed_search_loses_no_finished_answer(path: str) -> None:
 
 def check_a_failed_step_loses_no_finished_answer(path: str) -> None:
     """Texts are handed out while the next step runs: also when that one fails."""
-    bench = recording(path, Rerun())
-    runner, computing = runner_of(bench), bench.engine._continuous.computing  # type: ignore[union-attr]
+    bench = open_recording_engine(path, FunctionRecorder())
+    runner, computing = get_runner(bench), bench.engine._continuous_batcher.get_running_numbers  # type: ignore[union-attr]
     run = runner.run
     seen: set[int] = set()
 
@@ -398,7 +402,7 @@ def check_a_failed_step_loses_no_finished_answer(path: str) -> None:
 
     runner.run = failing
     for number, tokens in ((900, 5), (901, 50)):
-        bench.engine.submit(number, ask([5, 6, 7], temperature=0, max_tokens=tokens))
+        bench.engine.submit(number, make_request([5, 6, 7], temperature=0, max_tokens=tokens))
     with bench.sink.changed:
         assert bench.sink.changed.wait_for(lambda: 901 in bench.sink.errors, _WAIT_S)
     assert bench.sink.ended == {(900, 0): FinishReason.LENGTH} and set(bench.sink.errors) == {901}
@@ -427,9 +431,9 @@ def check_draws_follow_the_probabilities(path: str) -> None:
         for settings, expected in cases:
             found = torch.zeros(12)
             rows = [_row(seed, **settings) for seed in range(8000)]
-            lucks = [row.luck(0) for row in rows]
+            lucks = [row.derive_random_bits(0) for row in rows]
             scores = logits.expand(len(rows), 12) / settings.get("temperature", 1.0)
-            for token in drawing._sample(scores, rows, lucks, candidates).tolist():
+            for token in drawing._sample_scores(scores, rows, lucks, candidates).tolist():
                 found[token] += 1 / len(rows)
             assert float((found - expected).abs().max()) < 0.02, (settings, candidates, found, expected)
 
@@ -439,7 +443,7 @@ def check_a_seed_survives_rounding(path: str) -> None:
     logits = torch.randn(64, 49152)
     near = logits * (1 + 1e-6 * torch.randn_like(logits))
     rows = [_row(seed) for seed in range(64)]
-    first, second = ([one.token for one in drawing.draw(x, rows, [[]] * 64)] for x in (logits, near))
+    first, second = ([one.token for one in drawing.sample_tokens(x, rows, [[]] * 64)] for x in (logits, near))
     assert first == second
 
 
@@ -448,19 +452,19 @@ def check_a_seed_does_not_depend_on_its_neighbours(path: str) -> None:
     logits = torch.randn(32, 49152, device=_DEVICE)  # so flat that few draws are among the best
     rows = [_row(seed, **({"top_k": 40} if seed % 4 == 0 else {})) for seed in range(32)]
     for whole in (False, True):  # as on a CPU, as on a GPU
-        with mock.patch.object(drawing, "_races_whole", lambda _, whole=whole: whole):
-            alone = [drawing.draw(logits[i : i + 1], [row], [[]])[0].token for i, row in enumerate(rows)]
-            together = [one.token for one in drawing.draw(logits, rows, [[]] * 32)]
+        with mock.patch.object(drawing, "_should_race_full_vocabulary", lambda _, whole=whole: whole):
+            alone = [drawing.sample_tokens(logits[i : i + 1], [row], [[]])[0].token for i, row in enumerate(rows)]
+            together = [one.token for one in drawing.sample_tokens(logits, rows, [[]] * 32)]
         assert together == alone, whole
 
 
-def _row(seed: int, **settings: Any) -> Row:
+def _row(seed: int, **settings: Any) -> SequenceState:
     class Silent:
         def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
             return ""
 
     request = GenerateRequest(token_ids=(1,), sampling=Sampling(**settings))
-    return Row(0, 0, 0, request, seed, frozenset(), 4096, Silent())
+    return SequenceState(0, 0, 0, request, seed, frozenset(), 4096, Silent())
 
 
 def parallel(path: str) -> None:
@@ -470,9 +474,9 @@ def parallel(path: str) -> None:
     if int(os.environ["RANK"]) > 0:
         TransformersEngine(Load("transformers", "", "tiny", path, settings)).follow()
         return
-    bench = Bench(path, **settings)
-    found = bench.run([ask(prompt, temperature=0, max_tokens=40) for prompt in prompts(12)])
-    bench.run([ask([5, 6, 7], num_beams=3, max_tokens=8, logprobs=1)])
+    bench = CheckedEngine(path, **settings)
+    found = bench.run([make_request(prompt, temperature=0, max_tokens=40) for prompt in make_prompts(12)])
+    bench.run([make_request([5, 6, 7], num_beams=3, max_tokens=8, logprobs=1)])
     print(json.dumps([choices[0] for choices in found]))
     bench.engine.close()
 
@@ -496,7 +500,7 @@ if __name__ == "__main__":
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         parallel(sys.argv[1])
     elif "--greedy" in sys.argv:
-        print(json.dumps(greedy(sys.argv[1])))
+        print(json.dumps(generate_greedy(sys.argv[1])))
     else:
         for check in CHECKS:
             check(sys.argv[1])

@@ -18,29 +18,29 @@ import torch
 from torch._dynamo.utils import counters
 from torch.nn.functional import scaled_dot_product_attention
 
-from enginebay.engines.transformers import assembly
+from enginebay.engines.transformers import engine_builder
 from tests.contract.check_transformers import (
-    Bench,
-    Rerun,
-    ask,
+    CheckedEngine,
+    FunctionRecorder,
     assert_same,
-    greedy,
-    mixed_requests,
-    prompts,
-    recording,
-    runner_of,
+    generate_greedy,
+    get_runner,
+    make_mixed_requests,
+    make_prompts,
+    make_request,
+    open_recording_engine,
 )
 
 _DEVICE = os.environ.get("ENGINEBAY_CHECK_DEVICE", "cpu")
 
 
-class Plain:
+class ReferenceKernel:
     """Row by row, by the library's formula."""
 
     def __init__(self) -> None:
         self.calls = 0
 
-    def takes(self, query: Any, keys: Any, values: Any) -> bool:
+    def supports(self, query: Any, keys: Any, values: Any) -> bool:
         return True
 
     def attend(
@@ -56,27 +56,27 @@ class Plain:
         return out
 
 
-class Refusing(Plain):
-    def takes(self, query: Any, keys: Any, values: Any) -> bool:
+class RefusingKernel(ReferenceKernel):
+    def supports(self, query: Any, keys: Any, values: Any) -> bool:
         return False
 
 
-class Failing(Plain):
+class FailingKernel(ReferenceKernel):
     def attend(self, *given: Any) -> Any:
         raise LookupError("no compiler\nand so on")
 
 
-class Hungry(Plain):
+class OutOfMemoryKernel(ReferenceKernel):
     def attend(self, *given: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
 
 
-class Wrong(Plain):
+class WrongKernel(ReferenceKernel):
     def attend(self, *given: Any) -> Any:
         return torch.zeros_like(super().attend(*given))
 
 
-class Short(Plain):
+class TruncatingKernel(ReferenceKernel):
     """Reads so many positions and no more: one block, or a part of those that long rows are split into."""
 
     def __init__(self, most: int) -> None:
@@ -87,30 +87,30 @@ class Short(Plain):
         return super().attend(query, keys, values, rows, positions.clamp(max=self._last), *given)
 
 
-def with_kernel(kernel: Plain) -> Any:
-    return mock.patch.object(assembly, "decode_kernel", lambda *_: (kernel, None))
+def use_kernel(kernel: ReferenceKernel) -> Any:
+    return mock.patch.object(engine_builder, "load_decode_kernel", lambda *_: (kernel, None))
 
 
 def check_a_kernel_gives_what_generate_gives(path: str) -> None:
-    expected = greedy(path)
-    with with_kernel(kernel := Plain()):
-        bench = Bench(path)
-    found = bench.run([ask(prompt, temperature=0, max_tokens=40) for prompt in prompts(12)])
+    expected = generate_greedy(path)
+    with use_kernel(kernel := ReferenceKernel()):
+        bench = CheckedEngine(path)
+    found = bench.run([make_request(prompt, temperature=0, max_tokens=40) for prompt in make_prompts(12)])
     assert [choices[0] for choices in found] == expected
     assert bench.engine.facts().effective["decode_attention"] == "own" and kernel.calls > 40
     bench.engine.close()
 
 
 def check_recorded_steps_are_good_for_any_length(path: str) -> None:
-    plain = Bench(path)
-    expected = plain.run(mixed_requests())
+    plain = CheckedEngine(path)
+    expected = plain.run(make_mixed_requests())
     plain.engine.close()
-    with with_kernel(Plain()):
-        bench = recording(path, recorder := Rerun())
+    with use_kernel(ReferenceKernel()):
+        bench = open_recording_engine(path, recorder := FunctionRecorder())
     for _ in range(2):
-        assert_same(path, bench.run(mixed_requests()), expected)
+        assert_same(path, bench.run(make_mixed_requests()), expected)
     assert recorder.replayed > recorder.recorded > 0
-    recorded = runner_of(bench)._graphs._recordings._kept
+    recorded = get_runner(bench)._graphs._recordings._kept
     assert recorded and all(key.reach == key.capacity for key in recorded)
     bench.engine.close()
 
@@ -120,12 +120,12 @@ def check_compiled_steps_are_recorded(path: str) -> None:
 
     What is compiled is found and guarded as always, and then run as it is: there may be no C++ compiler.
     """
-    expected, compiler = greedy(path), torch.compile
+    expected, compiler = generate_greedy(path), torch.compile
     plainly = mock.patch.object(torch, "compile", lambda model, **_: compiler(model, backend="eager", dynamic=True))
-    with with_kernel(Plain()), plainly:
-        bench = recording(path, recorder := Rerun(), torch_compile="default")
+    with use_kernel(ReferenceKernel()), plainly:
+        bench = open_recording_engine(path, recorder := FunctionRecorder(), torch_compile="default")
     at_load = counters["stats"]["unique_graphs"]
-    found = bench.run([ask(prompt, temperature=0, max_tokens=40) for prompt in prompts(12)])
+    found = bench.run([make_request(prompt, temperature=0, max_tokens=40) for prompt in make_prompts(12)])
     assert [choices[0] for choices in found] == expected
     assert recorder.replayed > recorder.recorded > 0
     assert 0 < at_load <= counters["stats"]["unique_graphs"] <= at_load + 1, (at_load, counters["stats"])
@@ -133,31 +133,31 @@ def check_compiled_steps_are_recorded(path: str) -> None:
 
 
 def check_the_library_does_it_where_a_kernel_cannot(path: str) -> None:
-    expected = greedy(path)
+    expected = generate_greedy(path)
     for kernel, reason in (
-        (Refusing(), "it does not take heads of 64 in float32"),
-        (Failing(), "no compiler"),
-        (Hungry(), "out of memory"),
-        (Wrong(), "differ"),
-        (Short(64), "differ"),
-        (Short(256), "differ"),
+        (RefusingKernel(), "it does not take heads of 64 in float32"),
+        (FailingKernel(), "no compiler"),
+        (OutOfMemoryKernel(), "out of memory"),
+        (WrongKernel(), "differ"),
+        (TruncatingKernel(64), "differ"),
+        (TruncatingKernel(256), "differ"),
     ):
-        with with_kernel(kernel):
-            bench = recording(path, Rerun())
+        with use_kernel(kernel):
+            bench = open_recording_engine(path, FunctionRecorder())
         effective, calls = bench.engine.facts().effective, kernel.calls
         assert effective["decode_attention"].startswith("library: ") and reason in effective["decode_attention"], (
             effective
         )
         assert effective["batching.strategy"] == "continuous", effective
-        found = bench.run([ask(prompt, temperature=0, max_tokens=40) for prompt in prompts(12)])
+        found = bench.run([make_request(prompt, temperature=0, max_tokens=40) for prompt in make_prompts(12)])
         assert [choices[0] for choices in found] == expected, kernel
         assert kernel.calls == calls
-        assert any(key.reach < key.capacity for key in runner_of(bench)._graphs._recordings._kept), kernel
+        assert any(key.reach < key.capacity for key in get_runner(bench)._graphs._recordings._kept), kernel
         bench.engine.close()
 
 
 def check_our_kernel_attends_as_the_formula_does(path: str) -> None:
-    from enginebay.engines.transformers import decode_kernel
+    from enginebay.engines.transformers.continuous import decode_kernel
 
     torch.manual_seed(0)
     formats = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 4e-2}
@@ -179,24 +179,33 @@ def check_our_kernel_attends_as_the_formula_does(path: str) -> None:
                 positions = torch.tensor(places, device=_DEVICE)
                 # As the model has it: more tokens are in the step, and the heads come first.
                 query = torch.randn(1, heads * shared, 7, size, device=_DEVICE, dtype=dtype)[0, :, 1:6].transpose(0, 1)
-                assert decode_kernel.takes(query, keys, values)
-                with mock.patch.object(decode_kernel, "parts_for", wraps=decode_kernel.parts_for) as asked:
+                assert decode_kernel.supports(query, keys, values)
+                with mock.patch.object(
+                    decode_kernel, "choose_num_splits", wraps=decode_kernel.choose_num_splits
+                ) as asked:
                     found = decode_kernel.attend(query, keys, values, rows, positions, scale, window)
-                assert (decode_kernel.parts_for(*asked.call_args.args) > 1) == (capacity > 1000 and window != 70)
-                expected = Plain().attend(query, keys, values, rows, positions, scale, window)
+                assert (decode_kernel.choose_num_splits(*asked.call_args.args) > 1) == (
+                    capacity > 1000 and window != 70
+                )
+                expected = ReferenceKernel().attend(query, keys, values, rows, positions, scale, window)
                 assert (found - expected).abs().max() < limit, (dtype, heads, shared, size, window, places)
 
 
 def check_few_rows_are_split_and_many_are_not(path: str) -> None:
-    from enginebay.engines.transformers.decode_kernel import parts_for
+    from enginebay.engines.transformers.continuous.decode_kernel import choose_num_splits
 
-    assert parts_for(8 * 8, 8192, 132) == 16
-    assert parts_for(1, 8192, 132) == 32
-    assert parts_for(8 * 8, 512, 132) == 2
-    assert parts_for(8 * 8, 256, 132) == parts_for(8 * 8, 1, 132) == parts_for(256 * 8, 8192, 132) == 1
+    assert choose_num_splits(8 * 8, 8192, 132) == 16
+    assert choose_num_splits(1, 8192, 132) == 32
+    assert choose_num_splits(8 * 8, 512, 132) == 2
+    assert (
+        choose_num_splits(8 * 8, 256, 132)
+        == choose_num_splits(8 * 8, 1, 132)
+        == choose_num_splits(256 * 8, 8192, 132)
+        == 1
+    )
     # The rows that are tried at load have shelves of 256 and 1024.
     assert all(
-        parts_for(2 * heads, 256, cores) == 1 < parts_for(heads, 1024, cores)
+        choose_num_splits(2 * heads, 256, cores) == 1 < choose_num_splits(heads, 1024, cores)
         for heads in (1, 64)
         for cores in (16, 132)
     )

@@ -8,19 +8,19 @@ from unittest import mock
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from enginebay.engines.transformers.graphs import _REPLAYED
-from enginebay.engines.transformers.rounding import apart
-from enginebay.engines.transformers.runner import Runner
+from enginebay.engines.transformers.continuous.cuda_graphs import _MAX_REPLAY_DISTANCE
+from enginebay.engines.transformers.continuous.logit_distance import compute_logit_distance
+from enginebay.engines.transformers.continuous.model_runner import ModelRunner
 
 _VOCABULARY = 32_000
 
 
 class NoAdapters:
-    def use(self, name: str | None) -> None:
+    def activate(self, name: str | None) -> None:
         assert name is None
 
 
-def model_of(dtype: Any, layers: int = 48, weights: float = 0.08) -> Any:
+def make_model(dtype: Any, layers: int = 48, weights: float = 0.08) -> Any:
     """Deep ones with large weights have large rounding errors, so large that a fixed limit would take them for wrong."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -30,30 +30,30 @@ def model_of(dtype: Any, layers: int = 48, weights: float = 0.08) -> Any:
     return LlamaForCausalLM(config).to(dtype).eval()
 
 
-def obstacle(model: Any) -> str | None:
-    return Runner(model, NoAdapters(), 512, torch.device("cpu"), None).obstacle()  # type: ignore[arg-type]
+def find_obstacle(model: Any) -> str | None:
+    return ModelRunner(model, NoAdapters(), 512, torch.device("cpu"), None).find_obstacle()  # type: ignore[arg-type]
 
 
 def check_every_format_is_batched_continuously() -> None:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for layers, weights in ((32, 0.02), (80, 0.2)):
-            assert obstacle(model_of(dtype, layers, weights)) is None, (dtype, layers, weights)
+            assert find_obstacle(make_model(dtype, layers, weights)) is None, (dtype, layers, weights)
 
 
 def check_one_row_of_many_is_seen() -> None:
     torch.manual_seed(0)
     logits = torch.randn(256, _VOCABULARY)
-    assert apart(logits + 0.05 * torch.randn_like(logits), logits) < _REPLAYED
+    assert compute_logit_distance(logits + 0.05 * torch.randn_like(logits), logits) < _MAX_REPLAY_DISTANCE
     for wrong in (logits[7], torch.zeros(_VOCABULARY), torch.full((_VOCABULARY,), torch.nan)):
         other = logits.clone()
         other[200] = wrong
-        assert apart(other, logits) > _REPLAYED
+        assert compute_logit_distance(other, logits) > _MAX_REPLAY_DISTANCE
 
 
 def check_another_attention_is_seen() -> None:
     for dtype, factor in ((torch.float32, 1.001), (torch.float16, 1.1), (torch.bfloat16, 1.5)):
-        model = model_of(dtype)
-        plain, usual = Runner._plain_logits, model.model.layers[0].self_attn.scaling
+        model = make_model(dtype)
+        plain, usual = ModelRunner._compute_reference_logits, model.model.layers[0].self_attn.scaling
 
         def scaled(
             runner: Any, rows: Any, model: Any = model, scale: float = factor * usual, plain: Any = plain
@@ -62,13 +62,13 @@ def check_another_attention_is_seen() -> None:
                 layer.self_attn.scaling = scale
             return plain(runner, rows)
 
-        with mock.patch.object(Runner, "_plain_logits", scaled):
-            assert "not plain" in (obstacle(model) or ""), dtype
+        with mock.patch.object(ModelRunner, "_compute_reference_logits", scaled):
+            assert "not plain" in (find_obstacle(model) or ""), dtype
 
 
 def check_a_model_with_one_attention_has_a_limit_too() -> None:
     for fault in (ValueError("there is no such attention"), torch.full((2, _VOCABULARY), torch.nan)):
-        plain = Runner._plain_logits
+        plain = ModelRunner._compute_reference_logits
 
         def only_its_own(runner: Any, rows: Any, plain: Any = plain, fault: Any = fault) -> Any:
             if runner._config._attn_implementation == runner._library_attention:
@@ -77,22 +77,22 @@ def check_a_model_with_one_attention_has_a_limit_too() -> None:
                 raise fault
             return fault
 
-        with mock.patch.object(Runner, "_plain_logits", only_its_own):
-            model = model_of(torch.bfloat16)
-            assert obstacle(model) is None and model.config._attn_implementation == "sdpa"
+        with mock.patch.object(ModelRunner, "_compute_reference_logits", only_its_own):
+            model = make_model(torch.bfloat16)
+            assert find_obstacle(model) is None and model.config._attn_implementation == "sdpa"
 
 
 def check_where_the_library_is_at_odds_with_itself_not_everything_passes() -> None:
     def random_logits(runner: Any, rows: Any) -> Any:
         return torch.randn(len(rows), _VOCABULARY)
 
-    with mock.patch.object(Runner, "_plain_logits", random_logits):
-        assert "not plain" in (obstacle(model_of(torch.float32, layers=2)) or "")
+    with mock.patch.object(ModelRunner, "_compute_reference_logits", random_logits):
+        assert "not plain" in (find_obstacle(make_model(torch.float32, layers=2)) or "")
 
 
 def check_an_error_without_words_is_an_obstacle() -> None:
-    with mock.patch.object(Runner, "_difference", side_effect=NotImplementedError()):
-        assert "NotImplementedError" in (obstacle(model_of(torch.float32, layers=2)) or "")
+    with mock.patch.object(ModelRunner, "_compare_with_library", side_effect=NotImplementedError()):
+        assert "NotImplementedError" in (find_obstacle(make_model(torch.float32, layers=2)) or "")
 
 
 CHECKS = (

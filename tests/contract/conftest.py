@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from enginebay.config.load import load_config
+from enginebay import environments
+from enginebay.config.loader import load_config
 from enginebay.errors import EngineMissing, UnknownEngine
-from enginebay.fleet import environments
-from enginebay.fleet.model_worker import ModelWorker
-from enginebay.fleet.plan import make_plan
-from tests.contract.adapters import adapter_for
-from tests.contract.profiles import PROFILES, Profile, on_cuda
+from enginebay.fleet.lifecycle.launch_plan import make_launch_plan
+from enginebay.fleet.lifecycle.model_worker import ModelWorker
+from tests.contract.engine_profiles import PROFILES, EngineProfile, is_on_cuda
+from tests.contract.lora_adapters import make_adapter
 
 
 async def open_worker(
-    profile: Profile,
+    profile: EngineProfile,
     loras: dict[str, str] | None = None,
     task: str = "generate",
     model: str | None = None,
@@ -30,16 +30,16 @@ async def open_worker(
     """A worker as the product starts it, with adapters on top, and a log of its own if it is to have one."""
     config = load_config(None, environ={})
     chosen = {**profile.settings, **settings}
-    plan = make_plan(model or profile.model, engine=profile.kind, config=config, settings=chosen, task=task)
+    plan = make_launch_plan(model or profile.model, engine=profile.kind, config=config, settings=chosen, task=task)
     load = replace(plan.launch.load, loras=loras or {})
     launch = replace(plan.launch, load=load, log=log or plan.launch.log)
-    return await ModelWorker.open(replace(plan, launch=launch))
+    return await ModelWorker.start(replace(plan, launch=launch))
 
 
 @pytest.fixture(scope="session", params=list(PROFILES))
-def profile(request: pytest.FixtureRequest) -> Profile:
+def profile(request: pytest.FixtureRequest) -> EngineProfile:
     found = PROFILES[request.param]
-    if on_cuda():
+    if is_on_cuda():
         skip_without(found.kind)
     return found
 
@@ -47,14 +47,14 @@ def profile(request: pytest.FixtureRequest) -> Profile:
 def skip_without(kind: str) -> None:
     """For hosts where nothing can be installed: leave out what is not there. Elsewhere its absence is a failure."""
     try:
-        environments.find(kind)
+        environments.find_environment(kind)
     except (EngineMissing, UnknownEngine) as missing:
         pytest.skip(missing.message)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def worker(profile: Profile, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ModelWorker]:
+async def worker(profile: EngineProfile, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ModelWorker]:
     folder: Path = tmp_path_factory.mktemp(f"adapter-{profile.name}")
-    loras = {profile.lora: adapter_for(profile.kind, folder)}
+    loras = {profile.lora: make_adapter(profile.kind, folder)}
     async with await open_worker(profile, loras) as opened:
         yield opened

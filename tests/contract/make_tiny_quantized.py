@@ -57,9 +57,9 @@ def make(method: str, source: Path, out: Path) -> None:
     dense: dict[str, Any] = {}
     for name, weight in weights.items():
         if name.endswith("_proj.weight"):
-            values, scales = rounded(weight)
+            values, scales = round_weights(weight)
             dense[name] = (values.reshape(*scales.shape, GROUP) * scales[..., None]).reshape(weight.shape).contiguous()
-            packed |= packed_layer(method, name.removesuffix(".weight"), values, scales)
+            packed |= pack_layer(method, name.removesuffix(".weight"), values, scales)
         else:
             packed[name] = dense[name] = weight
     twin = out.with_name(f"{out.name}-dense")
@@ -74,7 +74,7 @@ def make(method: str, source: Path, out: Path) -> None:
     (out / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
-def rounded(weight: Any) -> tuple[Any, Any]:
+def round_weights(weight: Any) -> tuple[Any, Any]:
     """Values from -8 to 7 [out, in], and a scale for each group of inputs [out, groups]."""
     groups = weight.float().reshape(weight.shape[0], -1, GROUP)
     scales = (groups.abs().amax(-1) / 7).clamp(min=1e-6)
@@ -82,13 +82,13 @@ def rounded(weight: Any) -> tuple[Any, Any]:
     return (groups / scales[..., None]).round().clamp(-8, 7).int().reshape(weight.shape), scales
 
 
-def packed_layer(method: str, layer: str, values: Any, scales: Any) -> dict[str, Any]:
+def pack_layer(method: str, layer: str, values: Any, scales: Any) -> dict[str, Any]:
     import torch
 
     unsigned = (values + 8).long()  # 0 to 15
     if method == "compressed-tensors":
         return {
-            f"{layer}.weight_packed": words(unsigned),
+            f"{layer}.weight_packed": pack_words(unsigned),
             f"{layer}.weight_scale": scales,
             f"{layer}.weight_shape": torch.tensor(values.shape),
         }
@@ -97,20 +97,20 @@ def packed_layer(method: str, layer: str, values: Any, scales: Any) -> dict[str,
     if method == "gptq":
         zeros = torch.full((groups, out), 8 - 1)  # the format stores zero points less one
         return {
-            f"{layer}.qweight": words(unsigned).T.contiguous(),
-            f"{layer}.qzeros": words(zeros),
+            f"{layer}.qweight": pack_words(unsigned).T.contiguous(),
+            f"{layer}.qzeros": pack_words(zeros),
             f"{layer}.scales": scales.T.half().contiguous(),
             f"{layer}.g_idx": (torch.arange(inputs) // GROUP).int(),
         }
     zeros = torch.full((groups, out), 8)
     return {
-        f"{layer}.qweight": words(awq_order(unsigned.T)),
-        f"{layer}.qzeros": words(awq_order(zeros)),
+        f"{layer}.qweight": pack_words(reorder_awq(unsigned.T)),
+        f"{layer}.qzeros": pack_words(reorder_awq(zeros)),
         f"{layer}.scales": scales.T.half().contiguous(),
     }
 
 
-def words(values: Any) -> Any:
+def pack_words(values: Any) -> Any:
     """Eight 4-bit values of the last dimension in one 32-bit word, the first in the lowest bits."""
     import torch
 
@@ -119,7 +119,7 @@ def words(values: Any) -> Any:
     return torch.where(total >= 2**31, total - 2**32, total).int().contiguous()
 
 
-def awq_order(values: Any) -> Any:
+def reorder_awq(values: Any) -> Any:
     eights = values.reshape(*values.shape[:-1], -1, 8)
     return eights[..., list(_AWQ_PLACES)].reshape(values.shape)
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from enginebay.contract import Delta, FinishReason, GenerateRequest, Guided, Sampling, Support, parameters
-from enginebay.contract.messages import Done
+from enginebay.contract.engine_messages import Done
 from enginebay.errors import ContextOverflow, Unsupported
-from enginebay.fleet.model_worker import ModelWorker
-from tests.contract.asking import ask, ask_all, greedy, make_request
-from tests.contract.effects import EFFECTS
-from tests.contract.profiles import Profile
+from enginebay.fleet.lifecycle.model_worker import ModelWorker
+from tests.contract.engine_profiles import EngineProfile
+from tests.contract.parameter_effects import EFFECTS
+from tests.contract.worker_requests import ask, ask_all, ask_greedy, make_request
 
 _REFUSED: dict[str, dict[str, Any]] = {
     "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
@@ -51,7 +51,9 @@ def test_every_parameter_has_an_effect_to_check() -> None:
 
 
 @pytest.mark.parametrize("parameter", parameters())
-async def test_parameter_does_what_the_spec_declares(worker: ModelWorker, profile: Profile, parameter: str) -> None:
+async def test_parameter_does_what_the_spec_declares(
+    worker: ModelWorker, profile: EngineProfile, parameter: str
+) -> None:
     declared = worker.plan.spec.request[parameter]
     if declared.support is not Support.REFUSES and parameter not in worker.facts.refused:
         await EFFECTS[parameter](worker, profile)
@@ -67,7 +69,7 @@ async def test_parameter_does_what_the_spec_declares(worker: ModelWorker, profil
     assert refusal.value.hint, "a refusal must say what to use instead"
 
 
-async def test_translations_are_announced(worker: ModelWorker, profile: Profile) -> None:
+async def test_translations_are_announced(worker: ModelWorker, profile: EngineProfile) -> None:
     declared = {name for name, one in worker.plan.spec.request.items() if one.support is Support.TRANSLATES}
     for name in declared & set(_REFUSED):
         request = make_request(profile.long, **_REFUSED[name])
@@ -75,19 +77,21 @@ async def test_translations_are_announced(worker: ModelWorker, profile: Profile)
         assert translated[name]
 
 
-async def test_text_is_the_text_of_the_tokens(worker: ModelWorker, profile: Profile) -> None:
+async def test_text_is_the_text_of_the_tokens(worker: ModelWorker, profile: EngineProfile) -> None:
     for prompt in (profile.long, profile.unicode, profile.repeats):
-        answer = await greedy(worker, prompt, max_tokens=64, ignore_eos=True)
+        answer = await ask_greedy(worker, prompt, max_tokens=64, ignore_eos=True)
         assert "\ufffd" not in answer.text, "a character was cut in two"
-        if worker.prompts.tokenizer is not None:
-            prefix = worker.prompts.tokenizer.decode(worker.prompts.tokenizer.encode("a", add_special=False))
-            whole = worker.prompts.tokenizer.decode(
-                [*worker.prompts.tokenizer.encode("a", add_special=False), *answer.ids]
+        if worker.prompt_encoder.tokenizer is not None:
+            prefix = worker.prompt_encoder.tokenizer.decode(
+                worker.prompt_encoder.tokenizer.encode("a", add_special=False)
+            )
+            whole = worker.prompt_encoder.tokenizer.decode(
+                [*worker.prompt_encoder.tokenizer.encode("a", add_special=False), *answer.ids]
             )
             assert whole[len(prefix) :].rstrip("\ufffd") == answer.text.rstrip("\ufffd")
 
 
-async def test_stream_arrives_as_it_is_made(worker: ModelWorker, profile: Profile) -> None:
+async def test_stream_arrives_as_it_is_made(worker: ModelWorker, profile: EngineProfile) -> None:
     """The first token comes well before the last: nobody slices a finished answer."""
     tries = [await _spread(worker, profile)]
     while max(tries) <= 1.5 and len(tries) < 3:  # on a machine that stalls, one wait may be the longest by far
@@ -95,7 +99,7 @@ async def test_stream_arrives_as_it_is_made(worker: ModelWorker, profile: Profil
     assert max(tries) > 1.5
 
 
-async def _spread(worker: ModelWorker, profile: Profile) -> float:
+async def _spread(worker: ModelWorker, profile: EngineProfile) -> float:
     """How many times the longest wait for a token all waits between tokens are."""
     times: list[float] = []
     async for event in worker.generate(make_request(profile.long, temperature=0.0, max_tokens=64, ignore_eos=True)):
@@ -105,18 +109,18 @@ async def _spread(worker: ModelWorker, profile: Profile) -> float:
     return (times[-1] - times[0]) / max(later - earlier for earlier, later in itertools.pairwise(times))
 
 
-async def test_usage_counts_tokens(worker: ModelWorker, profile: Profile) -> None:
-    ids = await worker.prompts.encode(profile.long)
-    answer = await greedy(worker, ids, max_tokens=9, ignore_eos=True)
+async def test_usage_counts_tokens(worker: ModelWorker, profile: EngineProfile) -> None:
+    ids = await worker.prompt_encoder.encode(profile.long)
+    answer = await ask_greedy(worker, ids, max_tokens=9, ignore_eos=True)
     assert answer.usage.prompt_tokens == len(ids)
     assert answer.usage.completion_tokens == len(answer.ids) == 9
     assert 0 < answer.timing.ttft_s <= answer.timing.total_s
 
 
-async def test_same_prompt_alone_or_in_a_crowd(worker: ModelWorker, profile: Profile) -> None:
+async def test_same_prompt_alone_or_in_a_crowd(worker: ModelWorker, profile: EngineProfile) -> None:
     """Batching must not mix requests up: each answer in a crowd of other requests is what it is alone."""
     prompts = [profile.certain, profile.also_certain]
-    alone = [(await greedy(worker, prompt, max_tokens=8)).ids for prompt in prompts]
+    alone = [(await ask_greedy(worker, prompt, max_tokens=8)).ids for prompt in prompts]
     asked = [*prompts, profile.long, *profile.more] * 4
     crowd = await ask_all(worker, [make_request(prompt, temperature=0.0, max_tokens=8) for prompt in asked])
     for prompt, answer in zip(asked, crowd, strict=True):
@@ -124,7 +128,7 @@ async def test_same_prompt_alone_or_in_a_crowd(worker: ModelWorker, profile: Pro
             assert answer.ids == alone[prompts.index(prompt)]
 
 
-async def test_32_requests_run_together(worker: ModelWorker, profile: Profile) -> None:
+async def test_32_requests_run_together(worker: ModelWorker, profile: EngineProfile) -> None:
     """As many requests as the engine promises are between their first and their last token at one moment."""
     wanted = min(32, worker.facts.max_batch) * 3 // 4
     for _ in range(3):  # a machine that stalls may bring all tokens at once
@@ -133,7 +137,7 @@ async def test_32_requests_run_together(worker: ModelWorker, profile: Profile) -
     raise AssertionError(f"{wanted} requests never ran together")
 
 
-async def _most_together(worker: ModelWorker, profile: Profile) -> int:
+async def _most_together(worker: ModelWorker, profile: EngineProfile) -> int:
     spans: list[tuple[float, float]] = []
 
     async def one(number: int) -> None:
@@ -148,15 +152,15 @@ async def _most_together(worker: ModelWorker, profile: Profile) -> int:
     return max(sum(start <= moment < end for start, end in spans) for moment, _ in spans)
 
 
-async def test_cancel_frees_the_place(worker: ModelWorker, profile: Profile) -> None:
+async def test_cancel_frees_the_place(worker: ModelWorker, profile: EngineProfile) -> None:
     async for event in worker.generate(make_request(profile.long, temperature=0.0, max_tokens=1500, ignore_eos=True)):
         if isinstance(event, Delta) and event.token_ids:
             break  # leaving the loop cancels
     await _until_idle(worker)
-    assert (await greedy(worker, profile.long, max_tokens=3)).finish_reason is FinishReason.LENGTH
+    assert (await ask_greedy(worker, profile.long, max_tokens=3)).finish_reason is FinishReason.LENGTH
 
 
-async def test_cancel_before_the_first_token(worker: ModelWorker, profile: Profile) -> None:
+async def test_cancel_before_the_first_token(worker: ModelWorker, profile: EngineProfile) -> None:
     tasks = [
         asyncio.create_task(ask(worker, f"{profile.long} {number}", max_tokens=1000, ignore_eos=True))
         for number in range(40)
@@ -175,25 +179,25 @@ async def _until_idle(worker: ModelWorker, within_s: float = 10.0) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_context_overflow_is_an_error_with_both_numbers(worker: ModelWorker, profile: Profile) -> None:
+async def test_context_overflow_is_an_error_with_both_numbers(worker: ModelWorker, profile: EngineProfile) -> None:
     length = worker.facts.context_length
-    token = (await worker.prompts.encode(profile.long))[-1]
+    token = (await worker.prompt_encoder.encode(profile.long))[-1]
     with pytest.raises(ContextOverflow) as refusal:
-        await greedy(worker, (token,) * (length + 10))
+        await ask_greedy(worker, (token,) * (length + 10))
     assert str(length) in refusal.value.message and str(length + 10) in refusal.value.message
 
 
-async def test_output_ends_with_the_context(worker: ModelWorker, profile: Profile) -> None:
+async def test_output_ends_with_the_context(worker: ModelWorker, profile: EngineProfile) -> None:
     length = worker.facts.context_length
-    ids = await worker.prompts.encode(profile.long)
+    ids = await worker.prompt_encoder.encode(profile.long)
     prompt = (ids * (length // len(ids) + 1))[: length - 8]
-    answer = await greedy(worker, prompt, max_tokens=200, ignore_eos=True)
+    answer = await ask_greedy(worker, prompt, max_tokens=200, ignore_eos=True)
     assert answer.finish_reason is FinishReason.LENGTH
     assert 6 <= len(answer.ids) <= 9
 
 
-async def test_requests_after_an_error_are_answered(worker: ModelWorker, profile: Profile) -> None:
-    token = (await worker.prompts.encode(profile.long))[-1]
+async def test_requests_after_an_error_are_answered(worker: ModelWorker, profile: EngineProfile) -> None:
+    token = (await worker.prompt_encoder.encode(profile.long))[-1]
     good = make_request(profile.long, temperature=0.0, max_tokens=4)
     bad = GenerateRequest(token_ids=(token,) * (worker.facts.context_length + 1), sampling=Sampling())
     found = await asyncio.gather(
@@ -212,7 +216,7 @@ async def _outcome(worker: ModelWorker, request: GenerateRequest) -> Done | Exce
     return last
 
 
-async def test_facts_are_complete(worker: ModelWorker, profile: Profile) -> None:
+async def test_facts_are_complete(worker: ModelWorker, profile: EngineProfile) -> None:
     facts = await worker.client.facts()
     assert facts.kind == profile.kind and facts.version and facts.context_length > 0 and facts.max_batch > 0
     assert set(profile.settings) <= set(facts.asked)

@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
+from enginebay import environments, models
 from enginebay.contract import Delta
 from enginebay.errors import Unsupported
-from enginebay.fleet import environments, models
-from enginebay.fleet.model_worker import ModelWorker
-from enginebay.home import home
-from enginebay.worker.memory import family
-from tests.contract.adapters import HERE, dense_smollm2, made_by
-from tests.contract.asking import ask, ask_all, greedy, make_request
+from enginebay.fleet.lifecycle.model_worker import ModelWorker
+from enginebay.util.paths import home_dir
+from enginebay.worker.engine_side.resident_memory import list_process_tree
 from tests.contract.conftest import open_worker, skip_without
-from tests.contract.profiles import ONE_GPU, PROFILES, VLLM_DTYPE, VLLM_INT8_DTYPE, on_cuda, vllm_memory
+from tests.contract.engine_profiles import ONE_GPU, PROFILES, VLLM_DTYPE, VLLM_INT8_DTYPE, build_vllm_memory, is_on_cuda
+from tests.contract.lora_adapters import HERE, ensure_dense_smollm2, run_make_script
+from tests.contract.worker_requests import ask, ask_all, ask_greedy, make_request
 
 TEXTS = ("The cat sleeps on the sofa.", "A kitten is napping on the couch.", "Interest rates rose again in March.")
 
@@ -38,19 +38,19 @@ def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
 @pytest.fixture(scope="session")
 def tiny_llama() -> Path:
     """A small random Llama with even heads, for what SmolLM2's nine heads cannot be split into."""
-    folder = home() / "test-models" / "tiny-llama"
+    folder = home_dir() / "test-models" / "tiny-llama"
     if not folder.is_dir():
-        made_by("make_tiny_llama.py", dense_smollm2(), folder)
+        run_make_script("make_tiny_llama.py", ensure_dense_smollm2(), folder)
     return folder
 
 
 @pytest.mark.parametrize("kind", ["transformers", "vllm"])
 def test_an_engine_makes_dense_weights_without_any_other(kind: str, tmp_path: Path) -> None:
-    if on_cuda():
+    if is_on_cuda():
         skip_without(kind)
-    stored = models.Store().get("smollm2")
+    stored = models.ModelStore().get("smollm2")
     assert stored is not None
-    path = models.dense_path(replace(stored, folder=tmp_path), environments.find(kind).python)
+    path = models.ensure_dense_weights(replace(stored, folder=tmp_path), environments.find_environment(kind).python)
     assert (path / "model.safetensors").stat().st_size > stored.size_bytes
 
 
@@ -58,7 +58,7 @@ def test_an_engine_makes_dense_weights_without_any_other(kind: str, tmp_path: Pa
 def tiny_gptq(tiny_llama: Path) -> Path:
     folder = tiny_llama.with_name("tiny-gptq")
     if not folder.is_dir():
-        made_by("make_tiny_quantized.py", "gptq", tiny_llama, folder)
+        run_make_script("make_tiny_quantized.py", "gptq", tiny_llama, folder)
     return folder
 
 
@@ -66,13 +66,13 @@ def tiny_gptq(tiny_llama: Path) -> Path:
 def tiny_int8(tiny_llama: Path) -> Path:
     folder = tiny_llama.with_name("tiny-int8")
     if not folder.is_dir():
-        made_by("make_int8.py", tiny_llama, folder)
+        run_make_script("make_int8.py", tiny_llama, folder)
     return folder
 
 
 TINY = {
     "transformers": {"dtype": "float32", "context_length": 256},
-    "vllm": {"dtype": VLLM_DTYPE, "max_model_len": 256, "enforce_eager": True, **vllm_memory(1)},
+    "vllm": {"dtype": VLLM_DTYPE, "max_model_len": 256, "enforce_eager": True, **build_vllm_memory(1)},
 }
 needs_two_devices = pytest.mark.skipif(ONE_GPU, reason="one GPU cannot be two of them")
 
@@ -101,14 +101,14 @@ async def reference(tiny_llama: Path) -> list[list[int]]:
 
 @pytest.mark.parametrize(("kind", "model"), [("llamacpp", "smollm2"), ("transformers", "minilm"), ("vllm", "minilm")])
 async def test_embeddings(kind: str, model: str) -> None:
-    if on_cuda():
+    if is_on_cuda():
         skip_without(kind)
-        if models.Store().get(model) is None:
+        if models.ModelStore().get(model) is None:
             pytest.skip(f"{model} is not here, and a host that only has a GPU to offer may not reach it")
     settings = {
         "llamacpp": {"context_length": 256},
         "transformers": {"dtype": "float32"},
-        "vllm": {"dtype": "float32", **vllm_memory(1)},
+        "vllm": {"dtype": "float32", **build_vllm_memory(1)},
     }
     profile = PROFILES[kind]
     async with await open_worker(type(profile)(kind, kind, model, settings[kind]), task="embed") as worker:
@@ -117,9 +117,9 @@ async def test_embeddings(kind: str, model: str) -> None:
         assert _cosine(found.vectors[0], again.vectors[0]) > 0.999
         assert _cosine(found.vectors[0], found.vectors[1]) > _cosine(found.vectors[0], found.vectors[2])
         assert math.isclose(math.hypot(*found.vectors[0]), 1.0, rel_tol=1e-2)
-        assert found.prompt_tokens == sum([len(await worker.prompts.encode(text)) for text in TEXTS])
+        assert found.prompt_tokens == sum([len(await worker.prompt_encoder.encode(text)) for text in TEXTS])
         with pytest.raises(Unsupported):
-            await greedy(worker, "hello")
+            await ask_greedy(worker, "hello")
         if model == "minilm":
             expected = (0.5, 1.0)
             assert expected[0] < _cosine(found.vectors[0], found.vectors[1]) < expected[1]
@@ -139,14 +139,14 @@ async def test_vllm_speculates_with_ngrams_and_reuses_prefixes() -> None:
             if isinstance(event, Delta):
                 at_once = max(at_once, len(event.token_ids))
         assert at_once > 1, "no draft was ever accepted"
-        assert (await greedy(worker, PROFILES["vllm"].certain, max_tokens=8)).text.startswith(" 21, 22")
-        again = await greedy(worker, PROFILES["vllm"].certain * 4, max_tokens=4)
-        again = await greedy(worker, PROFILES["vllm"].certain * 4, max_tokens=4)
+        assert (await ask_greedy(worker, PROFILES["vllm"].certain, max_tokens=8)).text.startswith(" 21, 22")
+        again = await ask_greedy(worker, PROFILES["vllm"].certain * 4, max_tokens=4)
+        again = await ask_greedy(worker, PROFILES["vllm"].certain * 4, max_tokens=4)
         assert again.usage.cached_tokens > 0, "the prefix was not reused"
         assert any("swap_space" in line and "0.18" in line for line in worker.facts.warnings), worker.facts.warnings
         assert "min_p" in worker.facts.refused
         with pytest.raises(Unsupported, match="min_p"):
-            await greedy(worker, "a", min_p=0.5)
+            await ask_greedy(worker, "a", min_p=0.5)
 
 
 @needs_two_devices
@@ -160,7 +160,7 @@ async def test_vllm_runs_a_quantized_checkpoint_through_generate(tiny_int8: Path
     """Eight-bit weights, and at the same time the slower public way out of vLLM, which must do all the same."""
     async with await _tiny("vllm", tiny_int8, stepwise="off", dtype=VLLM_INT8_DTYPE) as worker:
         for prompt, wanted in zip(PROMPTS, reference, strict=True):
-            first = (await greedy(worker, prompt, max_tokens=1, logprobs=5, ignore_eos=True)).choices[0].logprobs[0]
+            first = (await ask_greedy(worker, prompt, max_tokens=1, logprobs=5, ignore_eos=True)).choices[0].logprobs[0]
             assert wanted[0] in dict(first.top), (
                 "rounding moves a token's rank a little, wrong weights move it anywhere"
             )
@@ -182,7 +182,7 @@ async def test_transformers_launched_by_accelerate(tiny_llama: Path, reference: 
     async with await _tiny("transformers", tiny_llama, launch="accelerate") as worker:
         assert "accelerate.commands.launch" in Path(f"/proc/{worker.process.pid}/cmdline").read_text()
         assert await _tiny_answers(worker) == reference
-        pids = family(worker.process.pid)
+        pids = list_process_tree(worker.process.pid)
     deadline = time.monotonic() + 15
     while left := [pid for pid in pids if _alive(pid)]:
         assert time.monotonic() < deadline, f"the launcher or its worker is still there: {left}"
@@ -235,7 +235,7 @@ async def test_rope_scaling_changes_the_answers_alike(tiny_llama: Path, referenc
 )
 def test_transformers_inside_its_own_environment(tiny_llama: Path, script: str) -> None:
     """Checks that need torch in the same process: sampling against plain formulas, caches against generate(), rounding."""
-    python = environments.find("transformers").python
+    python = environments.find_environment("transformers").python
     env = {**os.environ, "PYTHONPATH": f"{HERE.parents[1] / 'src'}{os.pathsep}{HERE.parents[1]}"}
     done = subprocess.run(
         [str(python), str(HERE / script), str(tiny_llama)],

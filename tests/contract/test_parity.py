@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from enginebay.contract import GenerateRequest, Sampling
-from enginebay.fleet.model_worker import ModelWorker
-from tests.contract.asking import Answer, ask_all
+from enginebay.fleet.lifecycle.model_worker import ModelWorker
 from tests.contract.conftest import open_worker
-from tests.contract.profiles import PROFILES
+from tests.contract.engine_profiles import PROFILES
+from tests.contract.worker_requests import GeneratedAnswer, ask_all
 
 QUESTIONS = (
     "What is the capital of France?", "Name three colours.", "Why is the sky blue?", "Write a haiku about rain.",
@@ -19,7 +19,7 @@ AGREE = 30
 GAP = 0.05
 
 
-def _explained(one: Answer, other: Answer, at: int) -> bool:
+def _explained(one: GeneratedAnswer, other: GeneratedAnswer, at: int) -> bool:
     """Whether either engine found the two candidates within the gap at the first divergence."""
     first, second = one.ids[at], other.ids[at]
     for answer in (one, other):
@@ -29,7 +29,7 @@ def _explained(one: Answer, other: Answer, at: int) -> bool:
     return False
 
 
-async def _answers(worker: ModelWorker) -> list[Answer]:
+async def _answers(worker: ModelWorker) -> list[GeneratedAnswer]:
     sampling = Sampling(temperature=0.0, max_tokens=48, logprobs=5)
     requests = []
     for question in QUESTIONS:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from enginebay import environments, models
 from enginebay.contract import GenerateRequest
-from enginebay.fleet import environments, models
-from enginebay.fleet.prompts import Prompts
+from enginebay.fleet.routing.prompt_encoder import PromptEncoder
 
 CHATS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": "Hello"}],
@@ -66,7 +66,7 @@ print("@" + json.dumps(found))
 
 
 def _native(kind: str, script: str, model: Path) -> Any:
-    python = environments.find(kind).python
+    python = environments.find_environment(kind).python
     done = subprocess.run(
         [str(python), "-c", script, str(model)],
         input=json.dumps(CHATS),
@@ -86,22 +86,22 @@ class _NoEngine:
 
 
 async def _ours(path: Path) -> list[list[int]]:
-    prompts = Prompts(path, _NoEngine())
-    return [list(await prompts.token_ids(GenerateRequest(messages=tuple(chat)))) for chat in CHATS]
+    prompts = PromptEncoder(path, _NoEngine())
+    return [list(await prompts.encode_request(GenerateRequest(messages=tuple(chat)))) for chat in CHATS]
 
 
 @pytest.mark.parametrize(("kind", "script"), [("transformers", TRANSFORMERS), ("vllm", VLLM)])
 async def test_ids_are_those_of_the_library(kind: str, script: str) -> None:
-    stored = models.ensure("smollm2")
-    dense = models.dense_path(stored, environments.find("transformers").python)
+    stored = models.ensure_model("smollm2")
+    dense = models.ensure_dense_weights(stored, environments.find_environment("transformers").python)
     native = _native(kind, script, dense)
     assert await _ours(dense) == native
     assert await _ours(stored.path) == native, "the same chats, rendered from the GGUF file"
 
 
 async def test_llamacpp_renders_and_counts_the_same() -> None:
-    stored = models.ensure("smollm2")
-    prompts = Prompts(stored.path, _NoEngine())
+    stored = models.ensure_model("smollm2")
+    prompts = PromptEncoder(stored.path, _NoEngine())
     native = _native("llamacpp", LLAMACPP, stored.path)
     for chat, found, ids in zip(CHATS, native, await _ours(stored.path), strict=True):
         assert prompts.render(chat) == found["prompt"]

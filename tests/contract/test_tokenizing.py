@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from enginebay.fleet import environments, models
-from enginebay.text.gguf import StringArray, read_gguf
-from enginebay.text.pretokenizers import PRETOKENIZERS
-from enginebay.text.tokenizer import load_tokenizer
-from tests.unit.text.tiny_gguf import tiny_llama
+from enginebay import environments, models
+from enginebay.text.gguf.gguf_reader import StringArray, read_gguf
+from enginebay.text.tokenization.pretokenizers import PRETOKENIZERS
+from enginebay.text.tokenization.tokenizer import load_tokenizer
+from tests.unit.text.tiny_gguf import build_tiny_llama
 
 # One name for each way of cutting text. Left out are the two where llama.cpp knowingly differs from the models' own
 # tokenizer.json (it takes combining marks without a letter for punctuation), which is what we follow.
@@ -90,7 +90,7 @@ def vocabulary(path: Path) -> dict[str, Any]:
 
 
 def of_llamacpp(paths: list[Path]) -> dict[str, list[list[int]]]:
-    python = environments.find("llamacpp").python
+    python = environments.find_environment("llamacpp").python
     asked = json.dumps({"paths": [str(path) for path in paths], "texts": texts()})
     done = subprocess.run([str(python), "-c", LLAMACPP], input=asked, capture_output=True, text=True, timeout=500)
     lines = [line for line in done.stdout.splitlines() if line.startswith("@")]
@@ -103,11 +103,11 @@ def of_llamacpp(paths: list[Path]) -> dict[str, list[list[int]]]:
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list[list[int]]]]:
     """A tiny model for each pre-tokenizer, with a real vocabulary, and what llama.cpp makes of the texts with it."""
     folder = tmp_path_factory.mktemp("pre")
-    shared = vocabulary(models.ensure("smollm2").path)
+    shared = vocabulary(models.ensure_model("smollm2").path)
     paths = {}
     for name in ONE_OF_EACH:
         paths[name] = folder / f"{name}.gguf"
-        paths[name].write_bytes(tiny_llama({**shared, "tokenizer.ggml.pre": name}, width=8))
+        paths[name].write_bytes(build_tiny_llama({**shared, "tokenizer.ggml.pre": name}, width=8))
     native = of_llamacpp(list(paths.values()))
     return {name: (path, native[str(path)]) for name, path in paths.items()}
 

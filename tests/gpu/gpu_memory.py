@@ -10,18 +10,18 @@ import pynvml
 GIB = 1024**3
 
 
-def used_bytes() -> int:
+def read_used_bytes() -> int:
     """By all processes."""
-    return sum(int(pynvml.nvmlDeviceGetMemoryInfo(device).used) for device in _devices())
+    return sum(int(pynvml.nvmlDeviceGetMemoryInfo(device).used) for device in _open_devices())
 
 
-def held_bytes(pids: Collection[int]) -> int:
+def read_held_bytes(pids: Collection[int]) -> int:
     """By these processes. By all, where the driver cannot tell processes apart, as in some containers."""
-    running = [one for device in _devices() for one in pynvml.nvmlDeviceGetComputeRunningProcesses(device)]
+    running = [one for device in _open_devices() for one in pynvml.nvmlDeviceGetComputeRunningProcesses(device)]
     told = [int(one.usedGpuMemory) for one in running if one.pid in pids and one.usedGpuMemory]
-    return sum(told) if told else used_bytes()
+    return sum(told) if told else read_used_bytes()
 
 
-def _devices() -> list[Any]:
+def _open_devices() -> list[Any]:
     pynvml.nvmlInit()
     return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]

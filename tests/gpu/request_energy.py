@@ -3,7 +3,7 @@
     python -m tests.gpu.request_energy --model FOLDER --out FOLDER     starts `bay serve` on the vllm engine with random weights
     python -m tests.gpu.request_energy --url URL --name MODEL          asks a server that is up
 
-FOLDER is a shape of `bench.gpu.shapes`, such as llama-8b. Takes about 70 s once the server is up. `--streams 512` keeps so many
+FOLDER is a shape of `bench.gpu.model_shapes`, such as llama-8b. Takes about 70 s once the server is up. `--streams 512` keeps so many
 in flight instead of 128; the KV cache must hold them all.
 
 Class A has 128 tokens in and 128 out, class B 512 in and 64 out. Each runs alone, then both in equal numbers, always with
@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from enginebay.meters.driver import Driver, DriverError
+from enginebay.meters.devices.nvml_driver import NvmlDriver, NvmlDriverError
 
 STREAMS = 128
 CLASSES = {"A": (128, 128), "B": (512, 64)}  # tokens in, tokens out
@@ -47,7 +47,7 @@ _VOCABULARY = range(100, 49000)  # ordinary tokens of every tokenizer used here
 
 
 @dataclass(frozen=True)
-class Answered:
+class MeasuredRequest:
     """One request, with when it was sent and when it had its answer."""
 
     kind: str
@@ -60,7 +60,7 @@ class Answered:
     absent: str
 
 
-class Client:
+class EnergyClient:
     """One connection after another would be slow: each stream keeps its own."""
 
     def __init__(self, url: str, model: str) -> None:
@@ -68,23 +68,25 @@ class Client:
         self._host, self._port, self._model = parts.hostname or "127.0.0.1", parts.port or 80, model
         self._chance = random.Random(time.time_ns())  # no prefix cache knows these prompts
 
-    async def load(self, kinds: Sequence[str], streams: int, seconds: float) -> list[Answered]:
+    async def run_workload(self, kinds: Sequence[str], streams: int, seconds: float) -> list[MeasuredRequest]:
         """Keep so many in flight for so long, each stream taking turns with the kinds; then wait for the last ones."""
         until_s = time.monotonic() + seconds
-        found: list[Answered] = []
+        found: list[MeasuredRequest] = []
 
         async def stream(place: int) -> None:
             reader, writer = await asyncio.open_connection(self._host, self._port)
             turn = place
             while time.monotonic() < until_s:
-                found.append(await self._ask(kinds[turn % len(kinds)], reader, writer))
+                found.append(await self._send_request(kinds[turn % len(kinds)], reader, writer))
                 turn += 1
             writer.close()
 
         await asyncio.gather(*(stream(place) for place in range(streams)))
         return found
 
-    async def _ask(self, kind: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Answered:
+    async def _send_request(
+        self, kind: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> MeasuredRequest:
         tokens_in, tokens_out = CLASSES[kind]
         body = json.dumps({
             "model": self._model, "prompt": self._chance.choices(_VOCABULARY, k=tokens_in), "max_tokens": tokens_out,
@@ -96,15 +98,15 @@ class Client:
         )
         sent_s = time.monotonic()
         writer.write(head.encode() + body)
-        answer = await _read(reader)
+        answer = await _read_response(reader)
         usage, energy = answer["usage"], answer["usage"]["enginebay"]
-        return Answered(
+        return MeasuredRequest(
             kind, sent_s, time.monotonic(), usage["prompt_tokens"], usage["completion_tokens"],
             energy.get("energy_j"), energy.get("energy_idle_w"), energy.get("energy_absent", ""),
         )  # fmt: skip
 
 
-async def _read(reader: asyncio.StreamReader) -> Any:
+async def _read_response(reader: asyncio.StreamReader) -> Any:
     head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
     length = next(int(line.partition(":")[2]) for line in head.splitlines() if line.startswith("content-length:"))
     body = await reader.readexactly(length)
@@ -113,45 +115,47 @@ async def _read(reader: asyncio.StreamReader) -> Any:
     return json.loads(body)
 
 
-class Gpu:
+class GpuEnergyCounter:
     """The GPU's own counter, read here and not by the server."""
 
     def __init__(self) -> None:
         try:
-            self._driver: Driver | None = Driver()
-            self._gpus = [self._driver.gpu(index) for index in range(self._driver.count())]
-        except DriverError as error:
+            self._driver: NvmlDriver | None = NvmlDriver()
+            self._gpus = [self._driver.get_gpu(index) for index in range(self._driver.count_gpus())]
+        except NvmlDriverError as error:
             self._driver = None
             print(f"the sum cannot be compared: {error}", flush=True)
 
-    def joules(self) -> float | None:
-        return sum(map(self._driver.energy_j, self._gpus)) if self._driver else None
+    def read_joules(self) -> float | None:
+        return sum(map(self._driver.read_energy_j, self._gpus)) if self._driver else None
 
-    async def idle_w(self, seconds: float) -> float | None:
+    async def measure_idle_w(self, seconds: float) -> float | None:
         """With the engine loaded and nothing running; clocks fall in the first moments after work."""
         await asyncio.sleep(1.0)
-        before, started = self.joules(), time.monotonic()
+        before, started = self.read_joules(), time.monotonic()
         await asyncio.sleep(seconds - 1.0)
-        after = self.joules()
+        after = self.read_joules()
         return None if before is None or after is None else (after - before) / (time.monotonic() - started)
 
 
-async def measure(client: Client, streams: int) -> dict[str, Any]:
+async def measure_workloads(client: EnergyClient, streams: int) -> dict[str, Any]:
     """All loads, with a pause before each in which the idle power is learned, by the server and here."""
-    gpu, figures = Gpu(), dict[str, Any]()
-    await client.load(("A", "B"), streams, _WARM_S)
+    gpu, figures = GpuEnergyCounter(), dict[str, Any]()
+    await client.run_workload(("A", "B"), streams, _WARM_S)
     for load, kinds in LOADS.items():
-        idle_w = await gpu.idle_w(_PAUSE_S)
-        before, started = gpu.joules(), time.monotonic()
-        found = await client.load(kinds, streams, _LOAD_S)
-        took_s, after = time.monotonic() - started, gpu.joules()
+        idle_w = await gpu.measure_idle_w(_PAUSE_S)
+        before, started = gpu.read_joules(), time.monotonic()
+        found = await client.run_workload(kinds, streams, _LOAD_S)
+        took_s, after = time.monotonic() - started, gpu.read_joules()
         drawn_j = after - before if before is not None and after is not None else None
-        figures[load] = summary(found, took_s, idle_w, drawn_j)
+        figures[load] = summarize(found, took_s, idle_w, drawn_j)
         print(json.dumps({"load": load, "streams": streams, **figures[load]}), flush=True)
     return figures
 
 
-def summary(found: Sequence[Answered], took_s: float, idle_w: float | None, drawn_j: float | None) -> dict[str, Any]:
+def summarize(
+    found: Sequence[MeasuredRequest], took_s: float, idle_w: float | None, drawn_j: float | None
+) -> dict[str, Any]:
     absent = sorted({one.absent for one in found if one.joules is None})
     sum_j = sum(one.joules or 0.0 for one in found)
     server_w = next((one.idle_w for one in reversed(found) if one.idle_w), None)  # the sum is above this one
@@ -169,11 +173,11 @@ def summary(found: Sequence[Answered], took_s: float, idle_w: float | None, draw
         "gpu_j": drawn_j,
         "gpu_above_idle_j": above_j,
         "sum_share": sum_j / above_j if above_j else None,
-        "classes": {kind: per_token([one for one in steady if one.kind == kind]) for kind in CLASSES},
+        "classes": {kind: compute_per_token([one for one in steady if one.kind == kind]) for kind in CLASSES},
     }
 
 
-def per_token(found: Sequence[Answered]) -> dict[str, float] | None:
+def compute_per_token(found: Sequence[MeasuredRequest]) -> dict[str, float] | None:
     if not found:
         return None
     joules = sum(one.joules or 0.0 for one in found)
@@ -225,16 +229,16 @@ def main() -> int:
     options.add_argument("--streams", type=int, default=STREAMS, help="in flight all the time")
     given = options.parse_args()
     if given.url:
-        return report(asyncio.run(measure(Client(given.url, given.name), given.streams)))
-    from bench.gpu.systems import Ours
+        return report(asyncio.run(measure_workloads(EnergyClient(given.url, given.name), given.streams)))
+    from bench.gpu.systems_under_test import BayServe
 
     given.out.mkdir(parents=True, exist_ok=True)
     settings = {"load_format": "dummy", "max_model_len": 2048, "gpu_memory_utilization": 0.6}
-    system = Ours("energy", given.model, settings, given.out)
+    system = BayServe("energy", given.model, settings, given.out)
     try:
-        system.wait()
+        system.wait_ready()
         print(f"up after {system.started_s:.1f} s", flush=True)
-        return report(asyncio.run(measure(Client(system.target.url, given.model.name), given.streams)))
+        return report(asyncio.run(measure_workloads(EnergyClient(system.target.url, given.model.name), given.streams)))
     finally:
         system.stop()
 

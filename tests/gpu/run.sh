@@ -34,10 +34,10 @@ export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false VLLM
 export VLLM_USE_FLASHINFER_SAMPLER=${VLLM_USE_FLASHINFER_SAMPLER:-0}
 
 started=$SECONDS
-"$python" -m tests.gpu.prepare "$home/smollm2.gguf" 2>&1 | tee "$results/prepare.txt"
+"$python" -m tests.gpu.prepare_home "$home/smollm2.gguf" 2>&1 | tee "$results/prepare.txt"
 echo "--- prepared in $((SECONDS - started)) s"
 
-"$python" -c 'import sys; from tests.contract.profiles import on_cuda; sys.exit(not on_cuda())' ||
+"$python" -c 'import sys; from tests.contract.engine_profiles import on_cuda; sys.exit(not on_cuda())' ||
   { echo "there is no CUDA device that torch can use: every test would be skipped" >&2; exit 2; }
 
 # A part that is out of time is interrupted, so that it still says what it has found so far.

@@ -6,30 +6,30 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu.shapes import make_shape
+from bench.gpu.model_shapes import make_shape
 from enginebay.errors import LoadFailed
-from enginebay.fleet.logs import last_lines
-from enginebay.home import logs_dir
-from tests.contract.adapters import dense_smollm2
+from enginebay.fleet.lifecycle.worker_logs import read_last_lines
+from enginebay.util.paths import logs_dir
 from tests.contract.conftest import open_worker
-from tests.contract.profiles import Profile, on_cuda
+from tests.contract.engine_profiles import EngineProfile, is_on_cuda
+from tests.contract.lora_adapters import ensure_dense_smollm2
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not on_cuda(), reason="needs a CUDA device")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not is_on_cuda(), reason="needs a CUDA device")]
 
 SETTINGS = {"load_format": "dummy", "dtype": "bfloat16", "max_model_len": 512, "enforce_eager": True}
 
 
 async def test_weights_that_do_not_fit_are_told(tmp_path: Path) -> None:
     """70 billion parameters of 16 bits are 141 GB."""
-    from tests.gpu.gpu_memory import GIB, used_bytes
+    from tests.gpu.gpu_memory import GIB, read_used_bytes
 
-    model = make_shape("llama-70b", tmp_path, dense_smollm2())
-    log, before = logs_dir() / "gpu-vllm-large.log", used_bytes()
+    model = make_shape("llama-70b", tmp_path, ensure_dense_smollm2())
+    log, before = logs_dir() / "gpu-vllm-large.log", read_used_bytes()
     with pytest.raises(LoadFailed) as told:
-        async with await open_worker(Profile("vllm", "vllm", str(model), SETTINGS), log=log):
+        async with await open_worker(EngineProfile("vllm", "vllm", str(model), SETTINGS), log=log):
             pass
     print(f"{told.value.kind}: {told.value}")
-    assert told.value.kind == "out_of_memory", "\n".join((str(told.value), *last_lines(log, 40)))
+    assert told.value.kind == "out_of_memory", "\n".join((str(told.value), *read_last_lines(log, 40)))
     assert "\n" not in told.value.message and "memory" in told.value.message
     assert "tensor_parallel_size" in told.value.hint and "quantization_method" in told.value.hint
-    assert used_bytes() < before + GIB, "it left something on the GPU"
+    assert read_used_bytes() < before + GIB, "it left something on the GPU"

@@ -9,30 +9,30 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from enginebay.fleet import environments
-from enginebay.fleet.model_worker import ModelWorker
-from enginebay.home import home
-from tests.contract.adapters import HERE, dense_smollm2, made_by
-from tests.contract.asking import ask_all, greedy, make_request
-from tests.contract.effects import EFFECTS
-from tests.contract.profiles import PROFILES, on_cuda
-from tests.gpu.workers import Setup, Workers
+from enginebay import environments
+from enginebay.fleet.lifecycle.model_worker import ModelWorker
+from enginebay.util.paths import home_dir
+from tests.contract.engine_profiles import PROFILES, is_on_cuda
+from tests.contract.lora_adapters import HERE, ensure_dense_smollm2, run_make_script
+from tests.contract.parameter_effects import EFFECTS
+from tests.contract.worker_requests import ask_all, ask_greedy, make_request
+from tests.gpu.worker_pool import WorkerPool, WorkerSetup
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not on_cuda(), reason="needs a CUDA device")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not is_on_cuda(), reason="needs a CUDA device")]
 
 PROFILE = PROFILES["transformers"]
 PROMPTS = (PROFILE.certain, PROFILE.also_certain, PROFILE.repeats, *PROFILE.more)
 BASE = {"context_length": 512, "batching.batch_size": 32, "dtype": "float32"}
 SETUPS = {
-    "cuda": Setup(lora=True),
-    "cpu": Setup({"device": "cpu"}),
-    "half": Setup({"dtype": "bfloat16"}),
+    "cuda": WorkerSetup(lora=True),
+    "cpu": WorkerSetup({"device": "cpu"}),
+    "half": WorkerSetup({"dtype": "bfloat16"}),
 }
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def workers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Workers]:
-    opened = Workers("transformers", BASE, SETUPS, tmp_path_factory.mktemp("adapters"))
+async def workers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WorkerPool]:
+    opened = WorkerPool("transformers", BASE, SETUPS, tmp_path_factory.mktemp("adapters"))
     try:
         yield opened
     finally:
@@ -44,29 +44,29 @@ async def _answers(worker: ModelWorker) -> list[list[int]]:
     return [answer.ids for answer in await ask_all(worker, requests)]
 
 
-async def test_answers_are_those_of_a_cpu(workers: Workers) -> None:
+async def test_answers_are_those_of_a_cpu(workers: WorkerPool) -> None:
     cuda, cpu = await workers.get("cuda"), await workers.get("cpu")
     assert cuda.facts.effective["device"].startswith("cuda") and cpu.facts.effective["device"] == "cpu"
     assert cuda.facts.effective["batching.strategy"] == "continuous", cuda.facts.effective
     assert await _answers(cuda) == await _answers(cpu)
 
 
-async def test_half_precision_counts_on(workers: Workers) -> None:
+async def test_half_precision_counts_on(workers: WorkerPool) -> None:
     half = await workers.get("half")
     assert half.facts.effective["dtype"] == "bfloat16"
     assert half.facts.effective["batching.strategy"] == "continuous", half.facts.effective
-    assert (await greedy(half, PROFILE.certain, max_tokens=8)).text.startswith(" 21, 22")
+    assert (await ask_greedy(half, PROFILE.certain, max_tokens=8)).text.startswith(" 21, 22")
     crowd = await ask_all(half, [make_request(PROFILE.certain, temperature=0.0, max_tokens=8)] * 48)
     assert {tuple(one.ids) for one in crowd} == {tuple(crowd[0].ids)}
 
 
-async def test_an_adapter_changes_only_its_own_answers(workers: Workers) -> None:
+async def test_an_adapter_changes_only_its_own_answers(workers: WorkerPool) -> None:
     await EFFECTS["lora"](await workers.get("cuda"), PROFILE)
 
 
 @pytest.mark.parametrize("name", ["cuda", "half"])
-async def test_sleep_frees_the_memory_and_the_model_is_the_same_afterwards(workers: Workers, name: str) -> None:
-    from tests.gpu.sleeping import sleep_and_wake
+async def test_sleep_frees_the_memory_and_the_model_is_the_same_afterwards(workers: WorkerPool, name: str) -> None:
+    from tests.gpu.sleep_cycle import sleep_and_wake
 
     worker = await workers.get(name)
     assert 1 in worker.facts.sleep_levels, worker.facts.effective
@@ -87,13 +87,13 @@ async def test_sleep_frees_the_memory_and_the_model_is_the_same_afterwards(worke
 )
 def test_every_way_of_batching_gives_what_generate_gives(script: str, real: str) -> None:
     """Needs torch in the same process. `real` is the check that only a GPU can do."""
-    model = home() / "test-models" / "tiny-llama"
+    model = home_dir() / "test-models" / "tiny-llama"
     if not model.is_dir():
-        made_by("make_tiny_llama.py", dense_smollm2(), model)
+        run_make_script("make_tiny_llama.py", ensure_dense_smollm2(), model)
     root = HERE.parents[1]
     env = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}", "ENGINEBAY_CHECK_DEVICE": "cuda"}
     done = subprocess.run(
-        [str(environments.find("transformers").python), str(HERE / script), str(model)],
+        [str(environments.find_environment("transformers").python), str(HERE / script), str(model)],
         capture_output=True, text=True, timeout=500, env=env, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"

@@ -16,37 +16,37 @@ import pytest_asyncio
 
 from enginebay.contract import Delta
 from enginebay.errors import LoadFailed, WorkerDied
-from enginebay.fleet.model_worker import ModelWorker
-from enginebay.worker.memory import family
-from tests.contract.asking import ask, greedy, make_request
-from tests.contract.effects import EFFECTS
-from tests.contract.profiles import PROFILES, on_cuda, vllm_memory
-from tests.gpu.workers import Setup, Workers
+from enginebay.fleet.lifecycle.model_worker import ModelWorker
+from enginebay.worker.engine_side.resident_memory import list_process_tree
+from tests.contract.engine_profiles import PROFILES, build_vllm_memory, is_on_cuda
+from tests.contract.parameter_effects import EFFECTS
+from tests.contract.worker_requests import ask, ask_greedy, make_request
+from tests.gpu.worker_pool import WorkerPool, WorkerSetup
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not on_cuda(), reason="needs a CUDA device")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not is_on_cuda(), reason="needs a CUDA device")]
 
 PROFILE = PROFILES["vllm"]
 COUNTING = ", ".join(str(number) for number in range(1, 101)) + ","  # what follows is beyond doubt, in any precision
 WEEKS = "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday, " * 3 + "Monday, Tuesday,"  # as good as
 CHUNK = 64
 PLAIN_GIB = 16  # of KV cache, to be seen going when the worker sleeps, whatever else goes on meanwhile
-BASE = {"max_model_len": 512, "dtype": "bfloat16", "max_num_seqs": 32, "enforce_eager": True, **vllm_memory(1)}
+BASE = {"max_model_len": 512, "dtype": "bfloat16", "max_num_seqs": 32, "enforce_eager": True, **build_vllm_memory(1)}
 SETUPS = {
-    "plain": Setup(vllm_memory(PLAIN_GIB)),
-    "fp8": Setup({"quantization_method": "fp8", "kv_cache_dtype": "fp8"}),
-    "chunked": Setup({"max_num_batched_tokens": CHUNK, "enable_chunked_prefill": True}),
-    "ngram": Setup({"speculative.method": "ngram", "speculative.num_tokens": 4, "speculative.ngram_max": 3}),
-    "lora": Setup(lora=True),
-    "compiled": Setup({"enforce_eager": False, "max_num_seqs": 256}),
-    "odd": Setup({"enforce_eager": False, "max_num_seqs": 10}),
-    "embed": Setup(task="embed"),
-    "starved": Setup({"extra": {"gpu_memory_utilization": 0.002}}),  # less than its weights take
+    "plain": WorkerSetup(build_vllm_memory(PLAIN_GIB)),
+    "fp8": WorkerSetup({"quantization_method": "fp8", "kv_cache_dtype": "fp8"}),
+    "chunked": WorkerSetup({"max_num_batched_tokens": CHUNK, "enable_chunked_prefill": True}),
+    "ngram": WorkerSetup({"speculative.method": "ngram", "speculative.num_tokens": 4, "speculative.ngram_max": 3}),
+    "lora": WorkerSetup(lora=True),
+    "compiled": WorkerSetup({"enforce_eager": False, "max_num_seqs": 256}),
+    "odd": WorkerSetup({"enforce_eager": False, "max_num_seqs": 10}),
+    "embed": WorkerSetup(task="embed"),
+    "starved": WorkerSetup({"extra": {"gpu_memory_utilization": 0.002}}),  # less than its weights take
 }
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def workers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Workers]:
-    opened = Workers("vllm", BASE, SETUPS, tmp_path_factory.mktemp("adapters"))
+async def workers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WorkerPool]:
+    opened = WorkerPool("vllm", BASE, SETUPS, tmp_path_factory.mktemp("adapters"))
     try:
         yield opened
     finally:
@@ -57,91 +57,96 @@ async def _steps(worker: ModelWorker) -> int:
     return int((await worker.client.state()).steps)
 
 
-async def test_plain_counts_on(workers: Workers) -> None:
+async def test_plain_counts_on(workers: WorkerPool) -> None:
     """What all the others are compared with."""
     plain = await workers.get("plain")
-    assert (await greedy(plain, PROFILE.certain, max_tokens=8)).text.startswith(" 21, 22")
-    answer = await greedy(plain, COUNTING, max_tokens=16)
+    assert (await ask_greedy(plain, PROFILE.certain, max_tokens=8)).text.startswith(" 21, 22")
+    answer = await ask_greedy(plain, COUNTING, max_tokens=16)
     assert answer.text.startswith(" 101, 102"), answer.text
     assert plain.facts.version.startswith("0.") and plain.facts.effective["dtype"] == BASE["dtype"]
 
 
-async def test_equal_prefixes_are_computed_once(workers: Workers) -> None:
+async def test_equal_prefixes_are_computed_once(workers: WorkerPool) -> None:
     plain = await workers.get("plain")
     prompt = f"Let us count. {COUNTING}"
-    first, second = await greedy(plain, prompt, max_tokens=16), await greedy(plain, prompt, max_tokens=16)
+    first, second = await ask_greedy(plain, prompt, max_tokens=16), await ask_greedy(plain, prompt, max_tokens=16)
     assert first.usage.cached_tokens == 0
     assert second.usage.cached_tokens > 200
     assert second.ids == first.ids
 
 
-async def test_a_long_prompt_in_chunks_gives_the_same(workers: Workers) -> None:
+async def test_a_long_prompt_in_chunks_gives_the_same(workers: WorkerPool) -> None:
     chunked, plain = await workers.get("chunked"), await workers.get("plain")
-    count = len(await chunked.prompts.encode(COUNTING))
+    count = len(await chunked.prompt_encoder.encode(COUNTING))
     assert count > 4 * CHUNK
     before = await _steps(chunked)
-    answer = await greedy(chunked, COUNTING, max_tokens=16)
+    answer = await ask_greedy(chunked, COUNTING, max_tokens=16)
     taken = await _steps(chunked) - before
-    assert answer.ids == (await greedy(plain, COUNTING, max_tokens=16)).ids
+    assert answer.ids == (await ask_greedy(plain, COUNTING, max_tokens=16)).ids
     assert taken >= count // CHUNK + 15, f"{count} tokens took {taken} steps: they were not cut into chunks"
     assert chunked.facts.effective["max_num_batched_tokens"] == CHUNK
 
 
-async def test_speculation_with_ngrams_saves_steps_and_changes_nothing(workers: Workers) -> None:
+async def test_speculation_with_ngrams_saves_steps_and_changes_nothing(workers: WorkerPool) -> None:
     ngram, plain = await workers.get("ngram"), await workers.get("plain")
-    counted, expected = await greedy(ngram, COUNTING, max_tokens=24), await greedy(plain, COUNTING, max_tokens=24)
+    counted, expected = (
+        await ask_greedy(ngram, COUNTING, max_tokens=24),
+        await ask_greedy(plain, COUNTING, max_tokens=24),
+    )
     assert counted.ids == expected.ids, (counted.text, expected.text)
     before = await _steps(ngram)
-    answer = await greedy(ngram, WEEKS, max_tokens=32, ignore_eos=True)
+    answer = await ask_greedy(ngram, WEEKS, max_tokens=32, ignore_eos=True)
     taken = await _steps(ngram) - before
     assert answer.text.startswith(" Wednesday, Thursday, Friday"), answer.text
     assert max(len(ids) for _, ids in answer.choices[0].pieces) > 1, "no draft was ever accepted"
     assert taken < 24, f"32 tokens took {taken} steps"
 
 
-async def test_eight_bit_weights_and_cache_answer_alike_and_are_smaller(workers: Workers) -> None:
+async def test_eight_bit_weights_and_cache_answer_alike_and_are_smaller(workers: WorkerPool) -> None:
     fp8, plain = await workers.get("fp8"), await workers.get("plain")
     assert fp8.facts.effective["quantization_method"] == "fp8"
     assert str(fp8.facts.effective["kv_cache_dtype"]).startswith("fp8")
     for prompt in (PROFILE.certain, COUNTING):
-        assert (await greedy(fp8, prompt, max_tokens=8)).ids == (await greedy(plain, prompt, max_tokens=8)).ids
+        assert (await ask_greedy(fp8, prompt, max_tokens=8)).ids == (await ask_greedy(plain, prompt, max_tokens=8)).ids
     assert _weights_gib(workers, "fp8") < 0.8 * _weights_gib(workers, "plain")
     blocks = fp8.facts.effective["kv_cache_blocks"] * PLAIN_GIB / plain.facts.effective["kv_cache_blocks"]
     assert blocks > 1.8, f"a GiB holds {blocks:.2f} times the blocks of 16 bits"
 
 
-def _weights_gib(workers: Workers, name: str) -> float:
+def _weights_gib(workers: WorkerPool, name: str) -> float:
     """As vLLM tells it in its log."""
     found = re.findall(r"Model loading took ([\d.]+) GiB", workers.log(name).read_text(errors="replace"))
     assert found, f"{workers.log(name)} does not tell what the weights take"
     return float(found[-1])
 
 
-async def test_an_adapter_changes_only_its_own_answers(workers: Workers) -> None:
+async def test_an_adapter_changes_only_its_own_answers(workers: WorkerPool) -> None:
     lora, plain = await workers.get("lora"), await workers.get("plain")
     await EFFECTS["lora"](lora, PROFILE)
-    without = (await greedy(lora, PROFILE.certain, max_tokens=12)).ids
-    assert without == (await greedy(plain, PROFILE.certain, max_tokens=12)).ids
+    without = (await ask_greedy(lora, PROFILE.certain, max_tokens=12)).ids
+    assert without == (await ask_greedy(plain, PROFILE.certain, max_tokens=12)).ids
     adapted = (await ask(lora, PROFILE.long, PROFILE.lora, temperature=0.0, max_tokens=24)).ids
-    assert adapted != (await greedy(lora, PROFILE.long, max_tokens=24)).ids
+    assert adapted != (await ask_greedy(lora, PROFILE.long, max_tokens=24)).ids
 
 
 @pytest.mark.parametrize("how", ["guided_json", "guided_regex", "guided_choice", "guided_grammar"])
-async def test_guided_output(workers: Workers, how: str) -> None:
+async def test_guided_output(workers: WorkerPool, how: str) -> None:
     await EFFECTS[how](await workers.get("plain"), PROFILE)
 
 
-async def test_compiled_with_cuda_graphs_answers_as_eager(workers: Workers) -> None:
+async def test_compiled_with_cuda_graphs_answers_as_eager(workers: WorkerPool) -> None:
     compiled, plain = await workers.get("compiled"), await workers.get("plain")
     assert compiled.facts.effective["enforce_eager"] is False
     assert "capture" in compiled.facts.phases, f"no graphs were captured: {compiled.facts.phases}"
     assert "capture" not in plain.facts.phases
     for prompt in (PROFILE.certain, COUNTING):
-        assert (await greedy(compiled, prompt, max_tokens=12)).ids == (await greedy(plain, prompt, max_tokens=12)).ids
+        assert (await ask_greedy(compiled, prompt, max_tokens=12)).ids == (
+            await ask_greedy(plain, prompt, max_tokens=12)
+        ).ids
 
 
 @pytest.mark.parametrize("name", ["compiled", "odd"])
-async def test_prompts_among_answers_in_one_graph_give_the_same(workers: Workers, name: str) -> None:
+async def test_prompts_among_answers_in_one_graph_give_the_same(workers: WorkerPool, name: str) -> None:
     """Requests that come while others are answered; of "odd" as many as it takes, whose steps of answers have no graph of their size."""
     compiled, plain = await workers.get(name), await workers.get("plain")
     assert compiled.facts.effective["mixed_graphs"] == "on"
@@ -150,25 +155,25 @@ async def test_prompts_among_answers_in_one_graph_give_the_same(workers: Workers
 
     async def later(number: int, prompt: str) -> list[int]:
         await asyncio.sleep(0.003 * number)
-        return (await greedy(compiled, prompt, max_tokens=32)).ids
+        return (await ask_greedy(compiled, prompt, max_tokens=32)).ids
 
     together = await asyncio.gather(*(later(number, prompt) for number, prompt in enumerate(prompts)))
-    alone = [(await greedy(plain, prompt, max_tokens=32)).ids for prompt in prompts]
+    alone = [(await ask_greedy(plain, prompt, max_tokens=32)).ids for prompt in prompts]
     different = [prompts[number] for number, ids in enumerate(together) if ids != alone[number]]
     assert len(different) <= len(prompts) // 10, different  # rounding decides where two tokens are as likely
 
 
-async def test_steps_larger_than_any_whole_graph_give_the_same(workers: Workers) -> None:
+async def test_steps_larger_than_any_whole_graph_give_the_same(workers: WorkerPool) -> None:
     compiled, plain = await workers.get("compiled"), await workers.get("plain")
     prompts = [f"{number}. {COUNTING}" for number in range(1, 3)]  # together between 512 and 1,024 tokens
-    count = sum([len(await compiled.prompts.encode(prompt)) for prompt in prompts])
+    count = sum([len(await compiled.prompt_encoder.encode(prompt)) for prompt in prompts])
     assert 512 < count <= 1024, count
-    together = await asyncio.gather(*(greedy(compiled, prompt, max_tokens=16) for prompt in prompts))
-    alone = [await greedy(plain, prompt, max_tokens=16) for prompt in prompts]
+    together = await asyncio.gather(*(ask_greedy(compiled, prompt, max_tokens=16) for prompt in prompts))
+    alone = [await ask_greedy(plain, prompt, max_tokens=16) for prompt in prompts]
     assert [answer.ids for answer in together] == [answer.ids for answer in alone]
 
 
-async def test_embeddings(workers: Workers) -> None:
+async def test_embeddings(workers: WorkerPool) -> None:
     embed = await workers.get("embed")
     found = await embed.embed(["The cat sleeps.", "Interest rates rose again in March.", "The cat sleeps."])
     one, other, again = found.vectors
@@ -177,18 +182,18 @@ async def test_embeddings(workers: Workers) -> None:
     assert sum(a * b for a, b in zip(one, other, strict=True)) < 0.99
 
 
-async def test_too_little_memory_for_the_cache_is_told(workers: Workers) -> None:
+async def test_too_little_memory_for_the_cache_is_told(workers: WorkerPool) -> None:
     with pytest.raises(LoadFailed) as told:
-        await workers.loaded("starved")
+        await workers.wait_loaded("starved")
     assert told.value.kind == "out_of_memory", told.value
     assert "\n" not in told.value.message and "cache" in told.value.message
     assert "gpu_memory_utilization" in told.value.hint
 
 
 @pytest.mark.parametrize("level", [1, 2])
-async def test_sleep_frees_the_memory_and_the_model_is_the_same_afterwards(workers: Workers, level: int) -> None:
+async def test_sleep_frees_the_memory_and_the_model_is_the_same_afterwards(workers: WorkerPool, level: int) -> None:
     from tests.gpu.gpu_memory import GIB
-    from tests.gpu.sleeping import sleep_and_wake
+    from tests.gpu.sleep_cycle import sleep_and_wake
 
     plain = await workers.get("plain")
     assert plain.facts.sleep_levels == (1, 2)
@@ -200,8 +205,8 @@ async def test_sleep_frees_the_memory_and_the_model_is_the_same_afterwards(worke
 
 
 @pytest.mark.parametrize("name", ["lora", "fp8", "compiled"])
-async def test_others_sleep_too_at_the_levels_they_declare(workers: Workers, name: str) -> None:
-    from tests.gpu.sleeping import sleep_and_wake
+async def test_others_sleep_too_at_the_levels_they_declare(workers: WorkerPool, name: str) -> None:
+    from tests.gpu.sleep_cycle import sleep_and_wake
 
     worker = await workers.get(name)
     assert worker.facts.sleep_levels == ((1,) if name == "lora" else (1, 2))
@@ -211,9 +216,9 @@ async def test_others_sleep_too_at_the_levels_they_declare(workers: Workers, nam
         assert slept.same, f"answers differ after level {level}"
 
 
-async def test_a_worker_killed_under_load_is_told_and_leaves_nothing(workers: Workers) -> None:
+async def test_a_worker_killed_under_load_is_told_and_leaves_nothing(workers: WorkerPool) -> None:
     victim = await workers.get("chunked")
-    pids, directory = family(victim.process.pid), victim.process.directory
+    pids, directory = list_process_tree(victim.process.pid), victim.process.directory
     begun = asyncio.Semaphore(0)
 
     async def stream(number: int) -> None:
@@ -230,7 +235,7 @@ async def test_a_worker_killed_under_load_is_told_and_leaves_nothing(workers: Wo
     assert [type(end) for end in ends] == [WorkerDied] * len(streams), ends
     assert all("SIGKILL" in str(end) for end in ends), ends
     with pytest.raises(WorkerDied):
-        await greedy(victim, PROFILE.certain)
+        await ask_greedy(victim, PROFILE.certain)
     deadline = time.monotonic() + 15
     while left := [pid for pid in pids if _alive(pid)]:
         assert time.monotonic() < deadline, f"still there: {left}"

@@ -15,23 +15,23 @@ from unittest import mock
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bench.gpu.shapes import shape_config
-from enginebay.engines.transformers import runner
+from bench.gpu.model_shapes import build_shape_config
+from enginebay.engines.transformers.continuous import model_runner
 from tests.contract.check_transformers_rounding import NoAdapters
 
 _CONTEXT = 512
 
 
-def look(model: Any, device: Any) -> tuple[list[float], str | None]:
+def measure_distances(model: Any, device: Any) -> tuple[list[float], str | None]:
     """Ours from the library's, the library's from each other, as far as they were computed; and what the engine makes of it."""
     seen: list[float] = []
 
-    def recorded(ours: Any, plain: Any, apart: Any = runner.apart) -> float:
+    def recorded(ours: Any, plain: Any, apart: Any = model_runner.compute_logit_distance) -> float:
         seen.append(apart(ours, plain))
         return seen[-1]
 
-    with mock.patch.object(runner, "apart", recorded):
-        obstacle = runner.Runner(model, NoAdapters(), _CONTEXT, device, None).obstacle()  # type: ignore[arg-type]
+    with mock.patch.object(model_runner, "compute_logit_distance", recorded):
+        obstacle = model_runner.ModelRunner(model, NoAdapters(), _CONTEXT, device, None).find_obstacle()  # type: ignore[arg-type]
     return seen, obstacle
 
 
@@ -47,9 +47,9 @@ def main() -> int:
             torch.manual_seed(seed)
             torch.set_default_dtype(dtype)
             with torch.device(given.device):
-                model = LlamaForCausalLM(LlamaConfig(**{**shape_config(given.shape), "dtype": dtype})).eval()
+                model = LlamaForCausalLM(LlamaConfig(**{**build_shape_config(given.shape), "dtype": dtype})).eval()
             torch.set_default_dtype(torch.float32)
-            seen, obstacle = look(model, torch.device(given.device))
+            seen, obstacle = measure_distances(model, torch.device(given.device))
             refused += obstacle is not None
             figures = ", ".join(f"{name} {one:.4f}" for name, one in zip(("ours", "the library's"), seen, strict=False))
             times = f", {seen[0] / seen[1]:.2f} times" if len(seen) == 2 and seen[1] else ""

@@ -27,24 +27,24 @@ from typing import Any
 import torch
 import transformers
 
-from bench.gpu.shapes import make_shape
+from bench.gpu.model_shapes import make_shape
 from enginebay.contract import GenerateRequest, Load, Sampling
-from enginebay.engines.transformers import continuous
-from enginebay.engines.transformers.continuous import Continuous
+from enginebay.engines.transformers.continuous import continuous_batcher
+from enginebay.engines.transformers.continuous.continuous_batcher import ContinuousBatcher
+from enginebay.engines.transformers.continuous.model_runner import ModelRunner
+from enginebay.engines.transformers.continuous.scheduler import StepScheduler
 from enginebay.engines.transformers.engine import TransformersEngine
-from enginebay.engines.transformers.runner import Runner
-from enginebay.engines.transformers.schedule import Schedule
 
 INPUT = OUTPUT = 128
 started = time.monotonic()
 problems: list[str] = []
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(f"{time.monotonic() - started:6.1f} s  {text}", flush=True)
 
 
-class Collected:
+class TimingSink:
     """A sink that keeps token ids and knows when all requests have ended."""
 
     def __init__(self) -> None:
@@ -79,20 +79,20 @@ class Collected:
             self.idle.set()
 
 
-class Bench:
+class EngineBench:
     """An engine and its sink."""
 
     wait_s: float = 60.0  # for the answers of one run
 
     def __init__(self, path: Path, **settings: Any) -> None:
         self.engine = TransformersEngine(Load("transformers", "", path.name, str(path), settings))
-        self.sink = Collected()
+        self.sink = TimingSink()
         self.engine.start(self.sink)
         self._next = 0
 
     @property
     def runner(self) -> Any:
-        return self.engine._parts.runner
+        return self.engine._components.runner
 
     @property
     def graphs(self) -> str:
@@ -115,7 +115,7 @@ class Bench:
         return [sink.tokens[number] for number in range(first, self._next)], took_s, ttft_s
 
 
-class Stopwatch:
+class StepProfiler:
     """Wraps the parts of a step, and adds up where its time goes by kind of step."""
 
     PARTS = ("plan", "launch", "choose", "text", "wait", "note")
@@ -124,11 +124,11 @@ class Stopwatch:
         self._now: dict[str, float] = defaultdict(float)
         self._kind = ""
         self.steps: dict[str, list[dict[str, float]]] = defaultdict(list)
-        self._wrap(Schedule, "plan", "plan")
-        self._wrap(Continuous, "_hand_out", "text")
-        self._wrap(Continuous, "_note", "note")
-        self._wrap(continuous, "choose", "choose")
-        self._wrap(continuous, "read", "wait")
+        self._wrap(StepScheduler, "plan", "plan")
+        self._wrap(ContinuousBatcher, "_emit_pending", "text")
+        self._wrap(ContinuousBatcher, "_append_tokens", "note")
+        self._wrap(continuous_batcher, "sample_on_device", "choose")
+        self._wrap(continuous_batcher, "read_sampled", "wait")
         self._wrap_run()
         self._wrap_advance()
 
@@ -145,7 +145,7 @@ class Stopwatch:
         setattr(owner, name, timed)
 
     def _wrap_run(self) -> None:
-        inner = Runner.run
+        inner = ModelRunner.run
 
         def timed(runner: Any, step: Any) -> Any:
             graphs = runner._graphs
@@ -166,10 +166,10 @@ class Stopwatch:
                 self._now["tokens"] = tokens
             return found
 
-        Runner.run = timed  # type: ignore[method-assign]
+        ModelRunner.run = timed  # type: ignore[method-assign]
 
     def _wrap_advance(self) -> None:
-        inner = Continuous.advance
+        inner = ContinuousBatcher.advance
 
         def timed(one: Any) -> bool:
             self._now.clear()
@@ -180,12 +180,12 @@ class Stopwatch:
                 self.steps[self._kind].append({**self._now, "all": time.perf_counter() - began})
             return done
 
-        Continuous.advance = timed  # type: ignore[method-assign]
+        ContinuousBatcher.advance = timed  # type: ignore[method-assign]
 
     def report(self) -> None:
         for kind, steps in sorted(self.steps.items()):
             parts = "  ".join(f"{part} {1e3 * fmean(s.get(part, 0.0) for s in steps):.2f}" for part in self.PARTS)
-            say(
+            log(
                 f"  {len(steps):4} steps {kind:9} {fmean(s['tokens'] for s in steps):6.0f} tokens,"
                 f" {1e3 * median(s['all'] for s in steps):7.2f} ms median, {sum(s['all'] for s in steps):5.2f} s in all;"
                 f" mean ms: {parts}"
@@ -193,7 +193,7 @@ class Stopwatch:
         self.steps.clear()
 
 
-def tokenizer(folder: Path) -> Path:
+def make_tokenizer(folder: Path) -> Path:
     """One letter for each byte; `make_shape` fills it up."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -207,7 +207,7 @@ def tokenizer(folder: Path) -> Path:
     return folder
 
 
-def small_model(folder: Path, words: Path) -> Path:
+def make_small_model(folder: Path, words: Path) -> Path:
     """Random, with the best token far ahead of the second: rounding does not change a greedy answer."""
     torch.manual_seed(7)
     config = transformers.LlamaConfig(
@@ -221,24 +221,24 @@ def small_model(folder: Path, words: Path) -> Path:
     return folder
 
 
-def check_truth(path: Path, device: str) -> None:
+def check_correctness(path: Path, device: str) -> None:
     """Twice with recording (the second time nearly all is replayed), once without, once by generate()."""
     source = random.Random(3)
     lengths = [source.choice([1, 40, 40, 57, 200, 250, 300]) for _ in range(40)]
     prompts = [[source.randrange(3, 259) for _ in range(length)] for length in lengths]
     tokens = [source.choice([12, 48, 100]) for _ in prompts]
-    recording = Bench(path, device=device, dtype="float32", **{"batching.batch_size": 24})
+    recording = EngineBench(path, device=device, dtype="float32", **{"batching.batch_size": 24})
     first, _, _ = recording.run(prompts, tokens)
     second, _, _ = recording.run(prompts, tokens)
-    say(f"small model: cuda_graphs {recording.graphs}")
+    log(f"small model: cuda_graphs {recording.graphs}")
     if recording.runner._graphs is not None:
-        say(f"small model: {recording.runner._graphs.replays} replays")
+        log(f"small model: {recording.runner._graphs.replays} replays")
     if device == "cuda" and recording.graphs != "on":
         problems.append(f"CUDA graphs: {recording.graphs}")
     recording.engine.close()
-    plain = Bench(path, device=device, dtype="float32", cuda_graphs="off", **{"batching.batch_size": 24})
+    plain = EngineBench(path, device=device, dtype="float32", cuda_graphs="off", **{"batching.batch_size": 24})
     expected, _, _ = plain.run(prompts, tokens)
-    model = plain.engine._parts.loaded.model
+    model = plain.engine._components.loaded_model.model
     theirs = []
     for prompt, limit in zip(prompts[:6], tokens[:6], strict=True):
         ids = torch.tensor([prompt], device=device)
@@ -255,23 +255,23 @@ def check_truth(path: Path, device: str) -> None:
         wrong = [i for i, (a, b) in enumerate(zip(ours, known, strict=True)) if a != b]
         if wrong:
             problems.append(f"{name}: {len(wrong)} of {len(known)} answers differ, the first is {wrong[0]}")
-        say(f"small model, {name}: {len(known) - len(wrong)} of {len(known)} answers the same")
+        log(f"small model, {name}: {len(known) - len(wrong)} of {len(known)} answers the same")
 
 
-def measure(bench: Bench, watch: Stopwatch, rows: int, output: int, label: str, seed: int) -> None:
+def measure(bench: EngineBench, watch: StepProfiler, rows: int, output: int, label: str, seed: int) -> None:
     source = random.Random(seed)
-    size = bench.engine._parts.loaded.vocab_size
+    size = bench.engine._components.loaded_model.vocab_size
     prompts = [[source.randrange(300, size) for _ in range(INPUT)] for _ in range(rows)]
     watch.steps.clear()
     found, took_s, ttft_s = bench.run(prompts, [output] * rows)
     made = sum(map(len, found))
     if made != rows * output:
         problems.append(f"{label}: {made} tokens instead of {rows * output}")
-    say(f"{label}, {rows} rows of {INPUT}+{output}: {made / took_s:,.0f} tok/s, median TTFT {1e3 * ttft_s:.0f} ms")
+    log(f"{label}, {rows} rows of {INPUT}+{output}: {made / took_s:,.0f} tok/s, median TTFT {1e3 * ttft_s:.0f} ms")
     watch.report()
 
 
-def time_replays(bench: Bench) -> None:
+def time_replays(bench: EngineBench) -> None:
     """What the device alone takes for each recorded step. Nobody owns the rows it writes."""
     graphs = bench.runner._graphs
     for key, replay in list(graphs._recordings._kept.items()):
@@ -280,10 +280,10 @@ def time_replays(bench: Bench) -> None:
         for _ in range(10):
             replay()
         torch.cuda.synchronize()
-        say(f"replay of {key.rows} rows, reach {key.reach}: {100 * (time.perf_counter() - began):.2f} ms")
+        log(f"replay of {key.rows} rows, reach {key.reach}: {100 * (time.perf_counter() - began):.2f} ms")
 
 
-def profile_replay(bench: Bench) -> None:
+def profile_replay(bench: EngineBench) -> None:
     """The kernels that one recorded step spends its time in."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -294,13 +294,13 @@ def profile_replay(bench: Bench) -> None:
     spent: dict[str, list[float]] = defaultdict(list)
     for event in seen.events():
         spent[event.name].append(event.device_time)
-    say(f"kernels of a step of {key.rows} rows: {sum(map(len, spent.values()))}")
+    log(f"kernels of a step of {key.rows} rows: {sum(map(len, spent.values()))}")
     for name, times in sorted(spent.items(), key=lambda item: -sum(item[1]))[:14]:
-        say(f"  {sum(times) / 1e3:6.2f} ms in {len(times):4}: {name[:110]}")
+        log(f"  {sum(times) / 1e3:6.2f} ms in {len(times):4}: {name[:110]}")
 
 
-def measure_generate(bench: Bench, rows: int, output: int) -> None:
-    model, device = bench.engine._parts.loaded.model, bench.engine._parts.loaded.device
+def measure_generate(bench: EngineBench, rows: int, output: int) -> None:
+    model, device = bench.engine._components.loaded_model.model, bench.engine._components.loaded_model.device
     ids = torch.randint(300, 4000, (rows, INPUT), device=device)
     began = time.monotonic()
     with torch.inference_mode():
@@ -310,13 +310,13 @@ def measure_generate(bench: Bench, rows: int, output: int) -> None:
         )  # fmt: skip
     if device.type == "cuda":
         torch.cuda.synchronize()
-    say(f"static generate(), {rows} rows of {INPUT}+{output}: {rows * output / (time.monotonic() - began):,.0f} tok/s")
+    log(f"static generate(), {rows} rows of {INPUT}+{output}: {rows * output / (time.monotonic() - began):,.0f} tok/s")
 
 
 def attempt(what: str, do: Callable[[], None], needs_s: float, deadline: float, counts: bool = True) -> None:
     """One part of the list; a failure is told and the rest goes on. `counts`: it is a problem of ours."""
     if time.monotonic() + needs_s > deadline:
-        say(f"left out, no time: {what}")
+        log(f"left out, no time: {what}")
         return
     try:
         do()
@@ -337,27 +337,27 @@ def main() -> int:
     deadline = started + given.seconds
     logging.basicConfig(level=logging.WARNING)
     transformers.utils.logging.set_verbosity_error()
-    say(f"torch {torch.__version__}, transformers {transformers.__version__}, python {sys.version.split()[0]}")
+    log(f"torch {torch.__version__}, transformers {transformers.__version__}, python {sys.version.split()[0]}")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        words = tokenizer(folder / "words")
-        small = small_model(folder / "small", words)
-        attempt("truth on a small model", lambda: check_truth(small, given.device), 0, deadline)
-        bench = Bench(make_shape(given.shape, folder, words), device=given.device)
+        words = make_tokenizer(folder / "words")
+        small = make_small_model(folder / "small", words)
+        attempt("truth on a small model", lambda: check_correctness(small, given.device), 0, deadline)
+        bench = EngineBench(make_shape(given.shape, folder, words), device=given.device)
         facts = bench.engine.facts()
-        say(f"{given.shape} is loaded in {facts.load_s:.1f} s: {dict(facts.effective)}")
+        log(f"{given.shape} is loaded in {facts.load_s:.1f} s: {dict(facts.effective)}")
         if bench.runner is None:
             problems.append("continuous batching is not possible")
         else:
             measure_all(bench, given, deadline)
         bench.engine.close()
     for problem in problems:
-        say(f"PROBLEM: {problem}")
+        log(f"PROBLEM: {problem}")
     return 1 if problems else 0
 
 
-def measure_all(bench: Bench, given: argparse.Namespace, deadline: float) -> None:
-    watch = Stopwatch()
+def measure_all(bench: EngineBench, given: argparse.Namespace, deadline: float) -> None:
+    watch = StepProfiler()
     most = max(given.rows)
     for rows in given.rows:
         for turn in ("first time", "second time", "third time"):  # steps are recorded when they come again
@@ -368,7 +368,7 @@ def measure_all(bench: Bench, given: argparse.Namespace, deadline: float) -> Non
                 6, deadline,
             )  # fmt: skip
     if given.device == "cuda":
-        say(f"cuda_graphs: {bench.graphs}; {torch.cuda.max_memory_reserved() / 2**30:.1f} GiB reserved at most")
+        log(f"cuda_graphs: {bench.graphs}; {torch.cuda.max_memory_reserved() / 2**30:.1f} GiB reserved at most")
         if bench.graphs != "on":
             problems.append(f"CUDA graphs: {bench.graphs}")
     if bench.runner.records and given.device == "cuda":

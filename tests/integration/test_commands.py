@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from enginebay.fleet import models
-from enginebay.fleet.batch import Job
+from enginebay import models
+from enginebay.fleet.batch_runner import BatchRequest
 
 BAY = [sys.executable, "-m", "enginebay.cli.main"]
 
@@ -101,8 +101,8 @@ def test_chat_remembers_and_forgets() -> None:
 def test_batch_runs_and_resumes(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps({"prompt": f"number {n}", "max_tokens": 5}) + "\n" for n in range(50)))
-    kept = Job("7", "number 6", False, {"max_tokens": 5})
-    target.write_text(json.dumps({"id": "7", "request": kept.digest, "text": "kept"}) + "\n" + '{"id": "8", "te')
+    kept = BatchRequest("7", "number 6", False, {"max_tokens": 5})
+    target.write_text(json.dumps({"id": "7", "request": kept.line_hash, "text": "kept"}) + "\n" + '{"id": "8", "te')
     done = bay("batch", str(source), str(target), "-m", "toy", "-e", "fake", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["answered"] == 49
@@ -164,7 +164,7 @@ def test_a_missing_engine_names_the_command_that_installs_it(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("damage", ["truncated", "corrupt", "empty"])
 def test_a_damaged_gguf_is_told(tmp_path: Path, damage: str) -> None:
-    whole = models.ensure("smollm2").path.read_bytes()
+    whole = models.ensure_model("smollm2").path.read_bytes()
     path = tmp_path / "model.gguf"
     path.write_bytes({"truncated": whole[: len(whole) // 3], "corrupt": b"GGUF" + b"\xff" * 4096, "empty": b""}[damage])
     done = bay("run", str(path), "hi")

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from bench.server.own_servers import OwnServer
-from bench.server.processes import post
+from bench.server.native_servers import NativeServer
+from bench.server.server_process import post_json
 from enginebay.contract import Delta, FinishReason, GenerateRequest, Guided, Load, Sampling
-from enginebay.contract.messages import Done
+from enginebay.contract.engine_messages import Done
 from enginebay.errors import ContextOverflow, EngineFailed, InvalidRequest, LoadFailed
-from enginebay.home import runtime_dir
-from enginebay.worker.client import WorkerClient
-from enginebay.worker.process import Launch, WorkerProcess
+from enginebay.util.paths import runtime_dir
+from enginebay.worker.client_side.worker_client import WorkerClient
+from enginebay.worker.client_side.worker_process import WorkerLaunch, WorkerProcess
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "vllm": {
@@ -49,12 +49,14 @@ class Remote:
 
     def ask(self, path: str, **body: Any) -> Any:
         """The server's own, unstreamed answer."""
-        return post(f"{self.url}/v1{path}", {"model": self.model, "temperature": 0, "max_tokens": 16, **body}, {}, 120)
+        return post_json(
+            f"{self.url}/v1{path}", {"model": self.model, "temperature": 0, "max_tokens": 16, **body}, {}, 120
+        )
 
 
 @pytest.fixture(scope="module", params=list(SETTINGS))
 def remote(request: pytest.FixtureRequest) -> Iterator[Remote]:
-    server = OwnServer(request.param, SETTINGS[request.param])
+    server = NativeServer(request.param, SETTINGS[request.param])
     try:
         yield Remote(request.param, server.start(), server.model)
     finally:
@@ -63,9 +65,9 @@ def remote(request: pytest.FixtureRequest) -> Iterator[Remote]:
 
 @contextlib.asynccontextmanager
 async def _worker(remote: Remote, log: Path, **settings: Any) -> AsyncIterator[WorkerClient]:
-    launch = Launch(remote.load(**settings), Path(sys.executable), runtime_dir(), log)
+    launch = WorkerLaunch(remote.load(**settings), Path(sys.executable), runtime_dir(), log)
     process = await WorkerProcess.start(launch)
-    client = WorkerClient(process.address, process.death)
+    client = WorkerClient(process.address, process.build_death_error)
     try:
         yield client
     finally:

@@ -26,7 +26,7 @@ def test_three_lines_answer() -> None:
 
 def test_defaults_are_those_of_the_decision_record() -> None:
     with Stack("toy", engine="fake") as stack:
-        sampling = stack._stack.request("hello").sampling
+        sampling = stack._stack.build_request("hello").sampling
         assert (sampling.temperature, sampling.top_p, sampling.max_tokens) == (0.1, 0.9, 500)
 
 
@@ -35,7 +35,7 @@ def test_leaving_a_stream_early_frees_the_engine() -> None:
         for _ in stack.stream("hello", ignore_eos=True, max_tokens=3000):
             break
         deadline = time.monotonic() + 10  # left alone, it would run for 15
-        while stack._wait(stack._stack.worker.client.state()).running:
+        while stack._run_blocking(stack._stack.worker.client.state()).running:
             assert time.monotonic() < deadline, "the request still runs"
             time.sleep(0.02)
 
@@ -107,6 +107,6 @@ def test_an_interrupt_does_not_wait_for_what_takes_long_to_end() -> None:
 
     with Stack("toy", engine="fake") as stack:
         with pytest.raises(KeyboardInterrupt):
-            list(stack._pull(pieces()))
+            list(stack._iterate(pieces()))
         assert ended.wait(10)  # by itself
         assert stack.generate("hi", max_tokens=2)

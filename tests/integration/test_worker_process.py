@@ -21,12 +21,12 @@ import pytest
 
 from enginebay.contract import Delta, GenerateRequest, Load, Sampling
 from enginebay.errors import Draining, EngineFailed, LoadFailed, OutOfMemory, WorkerDied
-from enginebay.home import runtime_dir
+from enginebay.util.paths import runtime_dir
 from enginebay.worker import bootstrap
-from enginebay.worker import process as process_module
-from enginebay.worker.client import WorkerClient
-from enginebay.worker.memory import family
-from enginebay.worker.process import Launch, WorkerProcess
+from enginebay.worker.client_side import worker_process as process_module
+from enginebay.worker.client_side.worker_client import WorkerClient
+from enginebay.worker.client_side.worker_process import WorkerLaunch, WorkerProcess
+from enginebay.worker.engine_side.resident_memory import list_process_tree
 
 ENDLESS = GenerateRequest(token_ids=tuple(b"hello"), sampling=Sampling(ignore_eos=True, max_tokens=4000))
 
@@ -40,10 +40,10 @@ def _private(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Callable[..., Launch]:
-    def make(**settings: Any) -> Launch:
+def launch(tmp_path: Path) -> Callable[..., WorkerLaunch]:
+    def make(**settings: Any) -> WorkerLaunch:
         load = Load("fake", "enginebay.engines.fake.engine:FakeEngine", "toy", "", settings)
-        return Launch(load, Path(sys.executable), runtime_dir(), tmp_path / "worker.log")
+        return WorkerLaunch(load, Path(sys.executable), runtime_dir(), tmp_path / "worker.log")
 
     return make
 
@@ -78,9 +78,9 @@ async def _first_token(client: WorkerClient) -> asyncio.Task[None]:
     return task
 
 
-async def test_the_socket_is_private_and_gone_afterwards(launch: Callable[..., Launch]) -> None:
+async def test_the_socket_is_private_and_gone_afterwards(launch: Callable[..., WorkerLaunch]) -> None:
     process = await WorkerProcess.start(launch())
-    directory, pids = process.directory, family(process.pid)
+    directory, pids = process.directory, list_process_tree(process.pid)
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE(directory.parent.stat().st_mode) == 0o700
     assert len(str(directory / "s")) < 100
@@ -90,9 +90,9 @@ async def test_the_socket_is_private_and_gone_afterwards(launch: Callable[..., L
     assert await _gone(lambda: any(map(_alive, pids)))
 
 
-async def test_a_killed_worker_gives_a_clear_error_with_its_last_words(launch: Callable[..., Launch]) -> None:
+async def test_a_killed_worker_gives_a_clear_error_with_its_last_words(launch: Callable[..., WorkerLaunch]) -> None:
     process = await WorkerProcess.start(launch(step_s=0.01))
-    client = WorkerClient(process.address, process.death)
+    client = WorkerClient(process.address, process.build_death_error)
     running = await _first_token(client)
     with process.launch.log.open("a") as log:
         log.write("these were its last words\n")
@@ -108,9 +108,9 @@ async def test_a_killed_worker_gives_a_clear_error_with_its_last_words(launch: C
     await process.close()
 
 
-async def test_a_crash_in_the_engine_is_told(launch: Callable[..., Launch]) -> None:
+async def test_a_crash_in_the_engine_is_told(launch: Callable[..., WorkerLaunch]) -> None:
     process = await WorkerProcess.start(launch(crash_after_tokens=20, step_s=0.005))
-    client = WorkerClient(process.address, process.death)
+    client = WorkerClient(process.address, process.build_death_error)
     with pytest.raises(WorkerDied, match="SIGSEGV") as death:
         async for _ in client.generate(ENDLESS):
             pass
@@ -120,7 +120,7 @@ async def test_a_crash_in_the_engine_is_told(launch: Callable[..., Launch]) -> N
 
 
 async def test_a_parent_that_cannot_listen_says_so_at_once(
-    launch: Callable[..., Launch], monkeypatch: pytest.MonkeyPatch
+    launch: Callable[..., WorkerLaunch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def accept(_: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -132,10 +132,10 @@ async def test_a_parent_that_cannot_listen_says_so_at_once(
 
 
 async def test_one_that_cannot_be_killed_is_left_alone(
-    launch: Callable[..., Launch], monkeypatch: pytest.MonkeyPatch
+    launch: Callable[..., WorkerLaunch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It hangs inside the kernel, on a device or a disk. Whoever ends it goes on."""
-    monkeypatch.setattr(process_module, "_KILLED_S", 0.2)
+    monkeypatch.setattr(process_module, "_KILL_TIMEOUT_S", 0.2)
     process = await WorkerProcess.start(launch())
 
     async def never() -> int:
@@ -148,9 +148,9 @@ async def test_one_that_cannot_be_killed_is_left_alone(
     assert f"process {process.pid} was killed and does not end" in process.launch.log.read_text()
 
 
-async def test_one_failing_request_does_not_harm_the_worker(launch: Callable[..., Launch]) -> None:
+async def test_one_failing_request_does_not_harm_the_worker(launch: Callable[..., WorkerLaunch]) -> None:
     process = await WorkerProcess.start(launch(fail_after_tokens=5))
-    client = WorkerClient(process.address, process.death)
+    client = WorkerClient(process.address, process.build_death_error)
     with pytest.raises(EngineFailed):
         async for _ in client.generate(ENDLESS):
             pass
@@ -169,7 +169,7 @@ async def test_one_failing_request_does_not_harm_the_worker(launch: Callable[...
     ],
 )
 async def test_a_failed_load_is_one_clear_error(
-    launch: Callable[..., Launch], how: str, error: type[Exception], words: str
+    launch: Callable[..., WorkerLaunch], how: str, error: type[Exception], words: str
 ) -> None:
     before = set(runtime_dir().iterdir())
     with pytest.raises(error, match=words):
@@ -177,20 +177,20 @@ async def test_a_failed_load_is_one_clear_error(
     assert set(runtime_dir().iterdir()) <= before
 
 
-async def test_a_load_that_hangs_ends_at_its_deadline(launch: Callable[..., Launch]) -> None:
+async def test_a_load_that_hangs_ends_at_its_deadline(launch: Callable[..., WorkerLaunch]) -> None:
     before = set(runtime_dir().iterdir())
     with pytest.raises(LoadFailed, match="within 2 s"):
         await WorkerProcess.start(launch(fail_load="hang"), timeout_s=2)
     assert set(runtime_dir().iterdir()) <= before
 
 
-async def test_cancelling_a_load_leaves_nothing(launch: Callable[..., Launch]) -> None:
-    before, others = set(runtime_dir().iterdir()), set(family(os.getpid()))
+async def test_cancelling_a_load_leaves_nothing(launch: Callable[..., WorkerLaunch]) -> None:
+    before, others = set(runtime_dir().iterdir()), set(list_process_tree(os.getpid()))
     starting = asyncio.create_task(WorkerProcess.start(launch(load_s=30)))
     children: list[int] = []
 
     def none() -> bool:
-        found = set(family(os.getpid())) - others
+        found = set(list_process_tree(os.getpid())) - others
         children[:] = [pid for pid in found if "serve" in Path(f"/proc/{pid}/cmdline").read_text()]
         return not children
 
@@ -206,8 +206,8 @@ PARENT = """
     import asyncio, sys
     from pathlib import Path
     from enginebay.contract import Load
-    from enginebay.home import runtime_dir
-    from enginebay.worker.process import Launch, WorkerProcess
+    from enginebay.util.paths import runtime_dir
+    from enginebay.worker.client_side.worker_process import Launch, WorkerProcess
 
     async def main():
         load = Load("fake", "enginebay.engines.fake.engine:FakeEngine", "toy", "", {"load_s": float(sys.argv[2])})
@@ -230,8 +230,8 @@ async def test_the_worker_ends_when_its_parent_dies(tmp_path: Path, death: signa
     arguments = [sys.executable, "-c", textwrap.dedent(PARENT), str(tmp_path / "log"), str(load_s)]
     parent = subprocess.Popen(arguments, stdout=subprocess.PIPE)
     assert parent.stdout is not None and parent.stdout.readline() == b"up\n"
-    assert await _gone(lambda: not family(parent.pid)[1:]), "no worker was started"
-    children = family(parent.pid)[1:]
+    assert await _gone(lambda: not list_process_tree(parent.pid)[1:]), "no worker was started"
+    children = list_process_tree(parent.pid)[1:]
     parent.send_signal(death)
     parent.wait(30)
     parent.stdout.close()
@@ -243,7 +243,7 @@ async def test_a_worker_that_heeds_nothing_ends_with_its_parent(tmp_path: Path) 
     arguments = [sys.executable, "-c", textwrap.dedent(PARENT), str(tmp_path / "log"), "0"]
     parent = subprocess.Popen(arguments, stdout=subprocess.PIPE)
     assert parent.stdout is not None and parent.stdout.readline() == b"up\n"
-    worker = next(one for one in family(parent.pid)[1:] if os.getpgid(one) == one)
+    worker = next(one for one in list_process_tree(parent.pid)[1:] if os.getpgid(one) == one)
     os.kill(worker, signal.SIGSTOP)
     parent.kill()
     parent.wait(30)
@@ -262,7 +262,7 @@ def test_a_worker_whose_parent_died_before_it_was_there_leaves_nothing(how: str,
     assert (done.returncode, done.stderr, directory.exists()) == (0, b"", False)
 
 
-async def test_health_and_reflection_answer(launch: Callable[..., Launch]) -> None:
+async def test_health_and_reflection_answer(launch: Callable[..., WorkerLaunch]) -> None:
     import grpc.aio
     from grpc_health.v1 import health_pb2, health_pb2_grpc
     from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -279,7 +279,7 @@ async def test_health_and_reflection_answer(launch: Callable[..., Launch]) -> No
     await process.close()
 
 
-async def test_a_session_that_has_ended_takes_no_requests(launch: Callable[..., Launch]) -> None:
+async def test_a_session_that_has_ended_takes_no_requests(launch: Callable[..., WorkerLaunch]) -> None:
     """It says so at once: whoever still holds it would otherwise wait for ever."""
     worker = await WorkerProcess.start(launch())
     try:

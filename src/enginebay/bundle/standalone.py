@@ -21,10 +21,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-MANIFEST = "bundle.json"
+MANIFEST_FILE = "bundle.json"
 SCHEMA_VERSION = 1
 CHUNK = 1 << 20
-MARK = "enginebay-bundle.json"  # in an environment that was made here: of which bundle; written when all is in it
+MARKER_FILE = (
+    "enginebay-bundle.json"  # in an environment that was made here: of which bundle; written when all is in it
+)
 STARTED = time.monotonic()
 
 Advance = Callable[[int], None]
@@ -41,13 +43,13 @@ class BundleError(Exception):
 
 def read_manifest(folder: Path) -> Json:
     """The manifest, once its form and every path in it are known to be harmless."""
-    path = folder / MANIFEST
+    path = folder / MANIFEST_FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         version = content["schema_version"]
     except FileNotFoundError:
         raise BundleError(
-            f"{folder} holds no bundle: there is no {MANIFEST}", "give the folder with the parts"
+            f"{folder} holds no bundle: there is no {MANIFEST_FILE}", "give the folder with the parts"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BundleError(f"{path} cannot be read: {error}", "copy it again") from None
@@ -60,7 +62,7 @@ def read_manifest(folder: Path) -> Json:
         missing = [key for key in ("platform", "arch", "python") if key not in content["target"]]
         missing += [key for key in ("version", "packages") if key not in content["bay"]]
         missing += [name for name in content["bay"].get("packages", ()) if name not in paths]
-        harmless = all(map(_is_plain, names)) and all(map(is_inside, paths))
+        harmless = all(map(_is_plain_name, names)) and all(map(is_inside, paths))
     except (KeyError, TypeError, AttributeError) as error:
         raise BundleError(f"{path} is not a whole manifest: {error}", "copy it again") from None
     if missing:
@@ -72,7 +74,7 @@ def read_manifest(folder: Path) -> Json:
     return dict(content)
 
 
-def _is_plain(name: str) -> bool:
+def _is_plain_name(name: str) -> bool:
     return is_inside(name) and "/" not in name
 
 
@@ -82,7 +84,7 @@ def is_inside(path: str) -> bool:
     return bool(parts) and not path.startswith(("/", "~")) and ".." not in parts and not set(path) & set("\\\0")
 
 
-def absent(folder: Path, manifest: Json) -> list[str]:
+def find_missing_parts(folder: Path, manifest: Json) -> list[str]:
     """One line for each part that is missing or has another size; reads no part."""
     found = []
     for part in manifest["parts"]:
@@ -94,16 +96,16 @@ def absent(folder: Path, manifest: Json) -> list[str]:
     return found
 
 
-def damaged(folder: Path, records: Sequence[Json], advance: Advance) -> list[str]:
+def find_damaged_files(folder: Path, records: Sequence[Json], advance: Advance) -> list[str]:
     """One line for each of these files (parts, or what lies beside them) whose content is not the manifest's."""
     return [
         f"{record['file']} is damaged: its sha256 is another one"
         for record in records
-        if _sha256(folder / record["file"], advance) != record["sha256"]
+        if _hash_file(folder / record["file"], advance) != record["sha256"]
     ]
 
 
-def _sha256(path: Path, advance: Advance) -> str:
+def _hash_file(path: Path, advance: Advance) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         for chunk in iter(lambda: file.read(CHUNK), b""):
@@ -112,19 +114,23 @@ def _sha256(path: Path, advance: Advance) -> str:
     return digest.hexdigest()
 
 
-class Parts:
+class SplitArchive:
     """The parts, read as the one archive they were cut from."""
 
     def __init__(self, folder: Path, manifest: Json) -> None:
         self.folder, self.records = folder, list(manifest["parts"])
 
-    def spanned(self, start: int, size: int) -> list[Json]:
+    def find_spanned_parts(self, start: int, size: int) -> list[Json]:
         """The parts in which these bytes lie."""
-        return [record for record, first in self._placed() if first < start + size and first + record["size"] > start]
+        return [
+            record
+            for record, first in self._iter_part_offsets()
+            if first < start + size and first + record["size"] > start
+        ]
 
     def read(self, start: int, size: int) -> Iterator[bytes]:
         """The bytes of one file, in pieces; fewer than asked for if the parts end before."""
-        for record, first in self._placed():
+        for record, first in self._iter_part_offsets():
             begin, end = max(start, first), min(start + size, first + record["size"])
             if begin >= end:
                 continue
@@ -135,14 +141,14 @@ class Parts:
                     left -= len(chunk)
                     yield chunk
 
-    def _placed(self) -> Iterator[Any]:
+    def _iter_part_offsets(self) -> Iterator[Any]:
         first = 0
         for record in self.records:
             yield record, first
             first += record["size"]
 
 
-def unpack(parts: Parts, stored: Json, to: Path, advance: Advance) -> None:
+def unpack(parts: SplitArchive, stored: Json, to: Path, advance: Advance) -> None:
     """Write one file of the archive to `to`. Raises, and leaves nothing there, if it is not what was packed."""
     to.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
@@ -154,21 +160,21 @@ def unpack(parts: Parts, stored: Json, to: Path, advance: Advance) -> None:
                 file.write(chunk)
                 advance(len(chunk))
         if digest.hexdigest() != stored["sha256"]:
-            raise _not_what_was_packed(parts, stored)
+            raise _corrupt_file_error(parts, stored)
     except BaseException:
         with contextlib.suppress(OSError):
             to.unlink()
         raise
 
 
-def _not_what_was_packed(parts: Parts, stored: Json) -> BundleError:
-    wrong = damaged(parts.folder, parts.spanned(stored["offset"], stored["size"]), lambda _: None)
+def _corrupt_file_error(parts: SplitArchive, stored: Json) -> BundleError:
+    wrong = find_damaged_files(parts.folder, parts.find_spanned_parts(stored["offset"], stored["size"]), lambda _: None)
     return BundleError(
         f"{stored['path']} is not what was packed: {'; '.join(wrong) or 'the manifest is damaged'}", "copy it again"
     )
 
 
-def facts_of_this_python() -> Json:
+def describe_this_python() -> Json:
     """What a bundle's target is compared with."""
     libc, version = platform.libc_ver()
     return {
@@ -179,7 +185,7 @@ def facts_of_this_python() -> Json:
     }
 
 
-def mismatch(target: Json, here: Json) -> BundleError | None:
+def find_mismatch(target: Json, here: Json) -> BundleError | None:
     """Why a bundle cannot be used by a Python, or None."""
     hint = "make one for this host: bay bundle create --python {python} --platform {platform} --arch {arch} ..."
     for key, what in (("platform", "system"), ("arch", "processor"), ("python", "Python")):
@@ -188,7 +194,7 @@ def mismatch(target: Json, here: Json) -> BundleError | None:
             if key == "python":
                 hint = f"run it with that Python, as in: python{wanted} install.py, or --python PATH"
             return BundleError(f"the bundle is for another {what}: {wanted}, not {there}", hint.format(**here))
-    if _numbers(target.get("glibc", "")) > _numbers(here["glibc"]):
+    if _parse_version(target.get("glibc", "")) > _parse_version(here["glibc"]):
         return BundleError(
             f"the bundle needs glibc {target['glibc']}, and this host has {here['glibc'] or 'another C library'}",
             f"make one for this host: bay bundle create --glibc {here['glibc'] or 'VERSION'} ...",
@@ -196,11 +202,11 @@ def mismatch(target: Json, here: Json) -> BundleError | None:
     return None
 
 
-def _numbers(version: str) -> list[int]:
+def _parse_version(version: str) -> list[int]:
     return [int(part) for part in version.split(".") if part.isdigit()]
 
 
-def fingerprint(manifest: Json) -> str:
+def compute_fingerprint(manifest: Json) -> str:
     """The sha256 of what the manifest says: what two people compare to know that they have the same bundle."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
@@ -219,19 +225,21 @@ _HELP = (
 def main(arguments: list[str]) -> int:
     folder = Path(__file__).absolute().parent
     if arguments[:1] in (["-h"], ["--help"]):
-        print((__doc__ or "").splitlines()[0], *_HELP, f"bay itself goes to {_home() / 'bay'} by default", sep="\n")
+        print(
+            (__doc__ or "").splitlines()[0], *_HELP, f"bay itself goes to {_find_home() / 'bay'} by default", sep="\n"
+        )
         return 0
     try:
-        place, rest = _options(arguments)
+        place, rest = _parse_options(arguments)
         manifest = read_manifest(folder)
-        _say(f"fingerprint {fingerprint(manifest)}")
-        wrong = mismatch(manifest["target"], facts_of_this_python())
+        _log(f"fingerprint {compute_fingerprint(manifest)}")
+        wrong = find_mismatch(manifest["target"], describe_this_python())
         if wrong is not None:
             raise wrong
-        missing = absent(folder, manifest)
+        missing = find_missing_parts(folder, manifest)
         if missing:
             raise BundleError("; ".join(missing), "copy the missing parts into the same folder")
-        bay = _install_bay(folder, manifest, place or _home() / "bay")
+        bay = _install_bay(folder, manifest, place or _find_home() / "bay")
     except BundleError as error:
         print(
             f"install.py: {error.message}",
@@ -245,20 +253,20 @@ def main(arguments: list[str]) -> int:
         return 1
     code = subprocess.run([str(bay), "bundle", "install", str(folder), *rest], check=False).returncode
     if code == 0:
-        _say(f"all is installed; bay is {bay}")
-        _say(f"next: {_next_command(bay, manifest, rest)}")
+        _log(f"all is installed; bay is {bay}")
+        _log(f"next: {_suggest_next_command(bay, manifest, rest)}")
     return code
 
 
-def _next_command(bay: Path, manifest: Json, rest: Sequence[str]) -> str:
+def _suggest_next_command(bay: Path, manifest: Json, rest: Sequence[str]) -> str:
     """What a person most likely wants now: a model served, or else to see what there is."""
     models = [] if "--no-models" in rest else [model["manifest"]["name"] for model in manifest["models"]]
     command = shlex.join([str(bay), *(["serve", models[0]] if models else ["engines", "list"])])
     # Elsewhere than where bay looks by itself, it must be told.
-    return f"ENGINEBAY_HOME={shlex.quote(str(_home()))} {command}" if os.environ.get("ENGINEBAY_HOME") else command
+    return f"ENGINEBAY_HOME={shlex.quote(str(_find_home()))} {command}" if os.environ.get("ENGINEBAY_HOME") else command
 
 
-def _options(arguments: Sequence[str]) -> Any:
+def _parse_options(arguments: Sequence[str]) -> Any:
     """Where bay itself goes, if that is said, and what `bay bundle install` is told: this Python unless another is named."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("--venv", "--python", "--into"):
@@ -276,30 +284,30 @@ def _options(arguments: Sequence[str]) -> Any:
     return Path(given.venv).expanduser().absolute() if given.venv else None, rest
 
 
-def _home() -> Path:
+def _find_home() -> Path:
     given = os.environ.get("ENGINEBAY_HOME")
     data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     return Path(given).expanduser().absolute() if given else Path(data).expanduser().absolute() / "enginebay"
 
 
-def _install_bay(folder: Path, manifest: Json, place: Path) -> Path:
+def _install_bay(folder: Path, manifest: Json, venv: Path) -> Path:
     """An environment with Enginebay in it; made anew unless it is this bundle's own already."""
-    bay, mark, begun = place / "bin" / "bay", place / MARK, place / f".{MARK}.begun"
-    ours = json.dumps({"bundle": fingerprint(manifest)})
+    bay, mark, begun = venv / "bin" / "bay", venv / MARKER_FILE, venv / f".{MARKER_FILE}.begun"
+    ours = json.dumps({"bundle": compute_fingerprint(manifest)})
     if bay.exists() and mark.exists() and mark.read_text(encoding="utf-8") == ours:
-        _say(f"bay is in {place} already")
+        _log(f"bay is in {venv} already")
         return bay
-    if place.exists() and any(place.iterdir()) and not mark.exists() and not begun.exists():
-        raise BundleError(f"{place} is there already, and is not ours", "give another place: --venv DIR")
-    _say(f"installing bay {manifest['bay']['version']} in {place}")
-    scratch = place.with_name(f".{place.name}.wheels")
+    if venv.exists() and any(venv.iterdir()) and not mark.exists() and not begun.exists():
+        raise BundleError(f"{venv} is there already, and is not ours", "give another place: --venv DIR")
+    _log(f"installing bay {manifest['bay']['version']} in {venv}")
+    scratch = venv.with_name(f".{venv.name}.wheels")
     try:
-        wheels = _bay_wheels(folder, manifest, scratch)
-        shutil.rmtree(place, ignore_errors=True)  # a Python environment cannot be renamed, so there is no other way
-        place.mkdir(parents=True)
+        wheels = _unpack_bay_wheels(folder, manifest, scratch)
+        shutil.rmtree(venv, ignore_errors=True)  # a Python environment cannot be renamed, so there is no other way
+        venv.mkdir(parents=True)
         begun.touch()
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
-        _pip_install(place / "bin" / "python", wheels)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+        _pip_install(venv / "bin" / "python", wheels)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     mark.write_text(ours, encoding="utf-8")
@@ -307,13 +315,13 @@ def _install_bay(folder: Path, manifest: Json, place: Path) -> Path:
     return bay
 
 
-def _bay_wheels(folder: Path, manifest: Json, scratch: Path) -> dict[str, Path]:
+def _unpack_bay_wheels(folder: Path, manifest: Json, scratch: Path) -> dict[str, Path]:
     shutil.rmtree(scratch, ignore_errors=True)
     packages = {one["file"]["path"]: one for one in manifest["packages"]}
     wheels: dict[str, Path] = {}
     for path in manifest["bay"]["packages"]:
         name, to = packages[path]["name"], scratch / PurePosixPath(path).name
-        unpack(Parts(folder, manifest), packages[path]["file"], to, lambda _: None)
+        unpack(SplitArchive(folder, manifest), packages[path]["file"], to, lambda _: None)
         wheels[name] = to
     return wheels
 
@@ -328,7 +336,7 @@ def _pip_install(python: Path, wheels: dict[str, Path]) -> None:
     subprocess.run([*pip, *options, *map(str, wheels.values())], env=env, check=True)
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(f"[{time.monotonic() - STARTED:4.0f} s] {text}", file=sys.stderr, flush=True)
 
 

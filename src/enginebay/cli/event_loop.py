@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def run_in_loop(work: Coroutine[Any, Any, T], make: Callable[[], asyncio.AbstractEventLoop] | None = None) -> T:
-    runner = asyncio.Runner(loop_factory=make)
+def run_in_loop(work: Coroutine[Any, Any, T], loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> T:
+    runner = asyncio.Runner(loop_factory=loop_factory)
     try:
-        with _put_off(signal.SIGINT, signal.SIGTERM):
+        with _defer_signals(signal.SIGINT, signal.SIGTERM):
             runner.get_loop()
         return runner.run(work)
     finally:
@@ -23,7 +23,7 @@ def run_in_loop(work: Coroutine[Any, Any, T], make: Callable[[], asyncio.Abstrac
 
 
 @contextmanager
-def _put_off(*numbers: signal.Signals) -> Iterator[None]:
+def _defer_signals(*numbers: signal.Signals) -> Iterator[None]:
     """What comes meanwhile has its effect afterwards."""
     came: list[int] = []
     before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}

@@ -39,8 +39,14 @@ COMMANDS: dict[str, str] = {
     "completion": "Print the shell completion script",
 }
 
+# Which room a command's module is in; the rest are in `commands`.
+_ROOMS = {
+    **dict.fromkeys(("ps", "load", "sleep", "unload", "switch", "switches", "adapters", "logs", "reload", "top"), "admin"),
+    **dict.fromkeys(("experiment", "choose", "results", "report"), "lab"),
+}
+
 # What other tools call it.
-_OTHERS = {
+_ALTERNATIVE_NAMES = {
     "bench": "experiment", "benchmark": "experiment", "generate": "run", "install": "engines install", "list": "models list",
     "ls": "models list", "pull": "models pull", "rm": "models remove", "start": "serve", "stop": "unload",
 }  # fmt: skip
@@ -71,38 +77,38 @@ def main(argv: list[str] | None = None) -> int:
         print(f"bay {__version__}")
         return 0
     if args[0] not in COMMANDS:
-        return _unknown(args[0])
-    return _run(args[0], ["--help" if one == "-h" else one for one in args[1:]])
+        return _report_unknown_command(args[0])
+    return _run_command(args[0], ["--help" if one == "-h" else one for one in args[1:]])
 
 
-def _unknown(name: str) -> int:
+def _report_unknown_command(name: str) -> int:
     from difflib import get_close_matches
 
-    near = [_OTHERS[name]] if name in _OTHERS else get_close_matches(name, COMMANDS, n=1)
+    near = [_ALTERNATIVE_NAMES[name]] if name in _ALTERNATIVE_NAMES else get_close_matches(name, COMMANDS, n=1)
     print(f"bay: there is no command {name!r}", file=sys.stderr)
     print(f"     {f'did you mean `bay {near[0]}`?' if near else '`bay --help` lists them'}", file=sys.stderr)
     return 2
 
 
-def _run(name: str, args: list[str]) -> int:
+def _run_command(name: str, args: list[str]) -> int:
     # Python may swallow a Ctrl-C that comes in the middle of an import; nothing has been started yet, so just leave.
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     import typer
 
-    from enginebay.cli.output import fail
-    from enginebay.cli.stopping import INTERRUPTED, Stopping
+    from enginebay.cli.output.console import print_error
+    from enginebay.cli.termination import EXIT_INTERRUPTED, TerminationHandler
     from enginebay.errors import EnginebayError
 
     # Typer carries its own copy of click in newer versions: its exceptions are reached through the names it exports.
     wrong_usage: Any = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
-    stopping = Stopping()
+    stopping = TerminationHandler()
     try:
-        command = typer.main.get_command(import_module(f"enginebay.cli.{name}").app)
-        stopping.heed()
+        command = typer.main.get_command(import_command(name).app)
+        stopping.install()
         result = command.main(args=args, prog_name=f"bay {name}", standalone_mode=False)
         return stopping.exit_code(result) if isinstance(result, int) else 0
     except EnginebayError as error:
-        return fail(error)
+        return print_error(error)
     except typer.Exit as stop:
         return int(stop.exit_code)
     except wrong_usage as error:
@@ -110,18 +116,23 @@ def _run(name: str, args: list[str]) -> int:
         return 2
     except (KeyboardInterrupt, typer.Abort):
         print(file=sys.stderr)
-        return stopping.exit_code(INTERRUPTED)
+        return stopping.exit_code(EXIT_INTERRUPTED)
     except BrokenPipeError:
         # Whoever read our output has gone; the rest of it has nowhere to go, and that is no error of ours.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return fail(
+        return print_error(
             EnginebayError(f"{where}{error.strerror or error}", "check that the place exists and may be written to")
         )
     finally:
-        stopping.end()
+        stopping.restore()
+
+
+def import_command(name: str) -> Any:
+    """Import the module of a command."""
+    return import_module(f"enginebay.cli.{_ROOMS.get(name, 'commands')}.{name}")
 
 
 def run() -> None:

@@ -1,7 +1,7 @@
 """The engine contract: frozen data and two interfaces, with no third-party imports."""
 
-from enginebay.contract.engine import Engine, HasMeter, Sink, Sleeps, TakesAdapters, TellsStats
-from enginebay.contract.messages import (
+from enginebay.contract.engine_interface import Engine, HasMeter, Sink, SupportsLora, SupportsSleep, SupportsStats
+from enginebay.contract.engine_messages import (
     Delta,
     Done,
     Embedding,
@@ -15,9 +15,7 @@ from enginebay.contract.messages import (
     TokenLogprobs,
     Usage,
 )
-from enginebay.contract.reading import read_sampling
-from enginebay.contract.sampling import NEUTRAL, RANGES, Guided, Sampling, parameters, requested
-from enginebay.contract.spec import (
+from enginebay.contract.engine_spec import (
     Capability,
     CudaOwner,
     EngineSpec,
@@ -32,6 +30,15 @@ from enginebay.contract.spec import (
     refuses,
     translates,
 )
+from enginebay.contract.sampling_parameters import (
+    NEUTRAL,
+    RANGES,
+    Guided,
+    Sampling,
+    collect_requested_parameters,
+    parameters,
+)
+from enginebay.contract.sampling_parser import parse_sampling
 
 __all__ = [
     "NEUTRAL",
@@ -58,18 +65,18 @@ __all__ = [
     "Sampling",
     "Setting",
     "Sink",
-    "Sleeps",
     "Stats",
     "Support",
-    "TakesAdapters",
-    "TellsStats",
+    "SupportsLora",
+    "SupportsSleep",
+    "SupportsStats",
     "Timing",
     "TokenLogprobs",
     "Usage",
+    "collect_requested_parameters",
     "honours",
     "parameters",
-    "read_sampling",
+    "parse_sampling",
     "refuses",
-    "requested",
     "translates",
 ]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from enginebay.contract.messages import GenerateRequest
-from enginebay.contract.sampling import requested
-from enginebay.contract.spec import Capability, Support
+from enginebay.contract.engine_messages import GenerateRequest
+from enginebay.contract.engine_spec import Capability, Support
+from enginebay.contract.sampling_parameters import collect_requested_parameters
 from enginebay.errors import Unsupported
 
 
@@ -18,7 +18,7 @@ def negotiate(
     `refused` is what this version with this model cannot do although the engine in general can.
     """
     translated: dict[str, str] = {}
-    for name in requested(request.sampling, request.lora):
+    for name in collect_requested_parameters(request.sampling, request.lora):
         capability = capabilities.get(name)
         if name in refused:
             raise Unsupported(f"{kind} cannot do {name} here: {refused[name]}", param=name)

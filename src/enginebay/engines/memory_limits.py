@@ -10,7 +10,7 @@ from typing import NamedTuple
 _UNKNOWN_BYTES = 8 * 1024**3
 
 
-class _Files(NamedTuple):
+class _CgroupFiles(NamedTuple):
     """Where one version of control groups keeps its numbers."""
 
     limit: str
@@ -18,17 +18,17 @@ class _Files(NamedTuple):
     reclaimable: str  # the line of memory.stat: file pages that are given up before anything fails
 
 
-_V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_V2 = _Files("memory.max", "memory.current", "inactive_file")
+_V1 = _CgroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = _CgroupFiles("memory.max", "memory.current", "inactive_file")
 
 
-def free_bytes(root: Path = Path("/")) -> int:
+def get_free_bytes(root: Path = Path("/")) -> int:
     """Memory that can be taken without swapping and without being killed; all there is where the system does not tell."""
-    known = [_system_free(root), *_group_rooms(root)]
-    return min((room for room in known if room is not None), default=_physical_bytes())
+    known = [_read_available_bytes(root), *_iter_cgroup_headrooms(root)]
+    return min((room for room in known if room is not None), default=_read_physical_bytes())
 
 
-def room(limit: str, used: str, reclaimable: int) -> int | None:
+def compute_headroom(limit: str, used: str, reclaimable: int) -> int | None:
     """What a group's numbers leave; None when it has no limit. Version 1 writes no limit as a huge number."""
     try:
         return max(0, int(limit) - max(0, int(used) - reclaimable))
@@ -36,45 +36,45 @@ def room(limit: str, used: str, reclaimable: int) -> int | None:
         return None
 
 
-def _group_rooms(root: Path) -> Iterator[int | None]:
+def _iter_cgroup_headrooms(root: Path) -> Iterator[int | None]:
     """One for each group this process is in: its own and those above, since every limit on the way holds."""
     mounted = root / "sys/fs/cgroup"
-    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+    for line in (_read_text(root / "proc/self/cgroup") or "").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")
         if "memory" in controllers.split(","):
-            yield from _rooms_upwards(mounted / "memory", group, _V1)
+            yield from _iter_ancestor_headrooms(mounted / "memory", group, _V1)
         elif number == "0" and not controllers:
-            yield from _rooms_upwards(mounted, group, _V2)
+            yield from _iter_ancestor_headrooms(mounted, group, _V2)
 
 
-def _rooms_upwards(top: Path, group: str, files: _Files) -> Iterator[int | None]:
+def _iter_ancestor_headrooms(top: Path, group: str, files: _CgroupFiles) -> Iterator[int | None]:
     """In a container the path may be the host's, of which only the top is visible here: what is missing is skipped."""
     inner = PurePosixPath("/", group).relative_to("/")
     for folder in (top / inner, *(top / above for above in inner.parents)):
-        limit, used = _text(folder / files.limit), _text(folder / files.used)
+        limit, used = _read_text(folder / files.limit), _read_text(folder / files.used)
         if limit is not None and used is not None:
-            yield room(limit, used, _statistic(folder / "memory.stat", files.reclaimable))
+            yield compute_headroom(limit, used, _read_stat(folder / "memory.stat", files.reclaimable))
 
 
-def _statistic(path: Path, name: str) -> int:
-    pairs = (line.split() for line in (_text(path) or "").splitlines())
+def _read_stat(path: Path, name: str) -> int:
+    pairs = (line.split() for line in (_read_text(path) or "").splitlines())
     return next((int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] == name and pair[1].isdigit()), 0)
 
 
-def _system_free(root: Path) -> int | None:
-    lines = (_text(root / "proc/meminfo") or "").splitlines()
+def _read_available_bytes(root: Path) -> int | None:
+    lines = (_read_text(root / "proc/meminfo") or "").splitlines()
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def _physical_bytes() -> int:
+def _read_physical_bytes() -> int:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (OSError, ValueError):
         return _UNKNOWN_BYTES
 
 
-def _text(path: Path) -> str | None:
+def _read_text(path: Path) -> str | None:
     try:
         return path.read_text(encoding="ascii", errors="replace")
     except OSError:

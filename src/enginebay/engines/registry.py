@@ -16,7 +16,7 @@ from pathlib import Path
 
 from enginebay.contract import EngineSpec
 from enginebay.errors import UnknownEngine
-from enginebay.home import engines_dir
+from enginebay.util.paths import engines_dir
 
 GROUP = "enginebay.engines"
 
@@ -29,43 +29,43 @@ BUILT_IN: dict[str, str] = {
 }
 
 
-def specs() -> dict[str, EngineSpec]:
+def load_specs() -> dict[str, EngineSpec]:
     """Every known engine by kind: built-in ones first, in their own order."""
     found: dict[str, EngineSpec] = {}
-    for one in (*_registered().values(), *stored_specs()):
+    for one in (*_get_registered().values(), *read_stored_specs()):
         found.setdefault(one.kind, one)
     return found
 
 
-def spec(kind: str) -> EngineSpec:
+def get_spec(kind: str) -> EngineSpec:
     """The engine called `kind`, by its name or an alias. Raises `UnknownEngine` naming the nearest."""
-    registered = _registered()
+    registered = _get_registered()
     if kind in registered:  # the common case reads no file
         return registered[kind]
-    known = specs()
+    known = load_specs()
     by_alias = {alias: one for one in known.values() for alias in one.aliases}
     found = known.get(kind) or by_alias.get(kind)
     if found is None:
-        raise unknown(kind, [*known, *by_alias])
+        raise build_unknown_engine_error(kind, [*known, *by_alias])
     return found
 
 
-def kinds() -> list[str]:
-    return list(specs())
+def list_kinds() -> list[str]:
+    return list(load_specs())
 
 
-def built_in_specs() -> list[EngineSpec]:
+def load_built_in_specs() -> list[EngineSpec]:
     """Only the engines that come with this package: what the documentation page is made of."""
-    return [_load(target) for target in BUILT_IN.values()]
+    return [_load_spec(target) for target in BUILT_IN.values()]
 
 
-def unknown(kind: str, known: list[str]) -> UnknownEngine:
+def build_unknown_engine_error(kind: str, known: list[str]) -> UnknownEngine:
     near = get_close_matches(kind, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known engines: {', '.join(known)}"
     return UnknownEngine(f"there is no engine called {kind!r}", hint)
 
 
-def stored_specs(folder: Path | None = None) -> Iterator[EngineSpec]:
+def read_stored_specs(folder: Path | None = None) -> Iterator[EngineSpec]:
     """Specs that probes wrote beside installed environments."""
     base = engines_dir() if folder is None else folder
     for path in sorted(base.glob("[!.]*/spec.json"), reverse=True):
@@ -75,27 +75,27 @@ def stored_specs(folder: Path | None = None) -> Iterator[EngineSpec]:
             continue  # a damaged environment is `bay doctor`'s business; the others must keep working
 
 
-def faults() -> dict[str, str]:
+def list_faulty_entry_points() -> dict[str, str]:
     """Entry points of other packages that could not be used, with the reason."""
-    return _discovered()[1]
+    return _discover()[1]
 
 
-def _registered() -> dict[str, EngineSpec]:
-    return _discovered()[0]
+def _get_registered() -> dict[str, EngineSpec]:
+    return _discover()[0]
 
 
 @cache
-def _discovered() -> tuple[dict[str, EngineSpec], dict[str, str]]:
+def _discover() -> tuple[dict[str, EngineSpec], dict[str, str]]:
     """Built-in engines and those of other packages here; a fault in someone else's stops no other engine."""
     points = {point.name: point.value for point in entry_points(group=GROUP)}
     ours = {name: points[name] if _is_ours(points.get(name, "")) else target for name, target in BUILT_IN.items()}
-    found = {one.kind: one for one in map(_load, ours.values())}
+    found = {one.kind: one for one in map(_load_spec, ours.values())}
     wrong: dict[str, str] = {}
     for name, target in points.items():
         if _is_ours(target):
             continue
         try:
-            theirs = _load(target)
+            theirs = _load_spec(target)
         except Exception as error:  # whatever a foreign module raises while it is imported
             wrong[name] = f"{target}: {type(error).__name__}: {error}"
             continue
@@ -110,7 +110,7 @@ def _is_ours(target: str) -> bool:
     return target.startswith("enginebay.")
 
 
-def _load(target: str) -> EngineSpec:
+def _load_spec(target: str) -> EngineSpec:
     module, _, attribute = target.partition(":")
     loaded = getattr(import_module(module), attribute)
     if not isinstance(loaded, EngineSpec):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from enginebay.contract import Embedding, Facts, FinishReason, GenerateRequest, Load, Probe, Sink
 from enginebay.errors import ContextOverflow, EnginebayError, EngineFailed, Unsupported
-from enginebay.text.incremental import StopScanner
+from enginebay.text.tokenization.detokenizer import StopScanner
 
 Tokens = Iterator[tuple[int, str]]  # a token and its text, which may be empty while a character is incomplete
 
@@ -29,8 +29,8 @@ class SteppingEngine:
 
     def __init__(self, load: Load) -> None:
         self.load = load
-        self._running: dict[int, list[_Choice]] = {}
-        self._changed = threading.Condition()
+        self._running: dict[int, list[_RunningChoice]] = {}
+        self._condition = threading.Condition()
         self._closed = False
 
     def answer(self, request: GenerateRequest, choice: int) -> Tokens:
@@ -55,14 +55,14 @@ class SteppingEngine:
             model=self.load.model,
             context_length=self.context_length,
             max_batch=self.max_batch,
-            memory_bytes=_resident_bytes(),
+            memory_bytes=_read_resident_bytes(),
             versions=probe.versions,
             asked=dict(self.load.settings),
             effective={**self.load.settings, "step_s": self.step_s},
         )
 
     def start(self, sink: Sink) -> None:
-        threading.Thread(target=self._steps, args=(sink,), name="steps", daemon=True).start()
+        threading.Thread(target=self._run_steps, args=(sink,), name="steps", daemon=True).start()
 
     def submit(self, number: int, request: GenerateRequest) -> None:
         prompt = request.token_ids or ()
@@ -73,45 +73,47 @@ class SteppingEngine:
                 "shorten the prompt",
                 param="prompt",
             )
-        choices = [_Choice(number, at, request, self.answer(request, at), room) for at in range(request.sampling.n)]
-        with self._changed:
+        choices = [
+            _RunningChoice(number, at, request, self.answer(request, at), room) for at in range(request.sampling.n)
+        ]
+        with self._condition:
             self._running[number] = choices
-            self._changed.notify()
+            self._condition.notify()
 
     def cancel(self, number: int) -> None:
-        with self._changed:
+        with self._condition:
             self._running.pop(number, None)
 
     def running(self) -> int:
         return len(self._running)
 
     def close(self) -> None:
-        with self._changed:
+        with self._condition:
             self._closed = True
-            self._changed.notify()
+            self._condition.notify()
 
-    def _steps(self, sink: Sink) -> None:
+    def _run_steps(self, sink: Sink) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._running or self._closed)
+            with self._condition:
+                self._condition.wait_for(lambda: self._running or self._closed)
                 if self._closed:
                     return
                 batch = list(self._running.items())[: self.max_batch]
             for number, choices in batch:
-                if not _step(number, choices, sink):
+                if not _step_request(number, choices, sink):
                     self.cancel(number)
             sink.flush()  # all that this step made leaves in one message
             time.sleep(self.step_s)
 
 
-def _resident_bytes() -> int:
+def _read_resident_bytes() -> int:
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0  # not on Linux
 
 
-def _step(number: int, choices: Sequence[_Choice], sink: Sink) -> bool:
+def _step_request(number: int, choices: Sequence[_RunningChoice], sink: Sink) -> bool:
     """One token for each choice of a request. False: the request has ended."""
     try:
         going_on = [choice.step(sink) for choice in choices]
@@ -123,23 +125,23 @@ def _step(number: int, choices: Sequence[_Choice], sink: Sink) -> bool:
     return False
 
 
-class _Choice:
+class _RunningChoice:
     """One choice of one request, as it is being made."""
 
     def __init__(self, number: int, choice: int, request: GenerateRequest, tokens: Tokens, room: int) -> None:
         self.number, self.choice, self.tokens = number, choice, tokens
         self.prompt_tokens = len(request.token_ids or ())
-        self.left = min(room, request.sampling.max_tokens or room)
+        self.tokens_left = min(room, request.sampling.max_tokens or room)
         self.stop_token_ids = request.sampling.stop_token_ids
-        self.stops = StopScanner(request.sampling.stop)
-        self.begun = self.ended = False
+        self.stop_scanner = StopScanner(request.sampling.stop)
+        self.started = self.ended = False
 
     def step(self, sink: Sink) -> bool:
         """Make one token and tell the sink. False: it has ended."""
         if self.ended:
             return False
-        if not self.begun:
-            self.begun = True
+        if not self.started:
+            self.started = True
             if self.choice == 0:
                 sink.accepted(self.number, self.prompt_tokens)
         made = next(self.tokens, None)
@@ -149,15 +151,15 @@ class _Choice:
         if token in self.stop_token_ids:
             sink.token(self.number, "", (token,), self.choice)
             return self._finish(sink, FinishReason.STOP, token)
-        sink.token(self.number, self.stops.feed(text), (token,), self.choice)
-        self.left -= 1
-        if self.stops.matched is not None:
-            return self._finish(sink, FinishReason.STOP, self.stops.matched)
-        return self.left > 0 or self._finish(sink, FinishReason.LENGTH)
+        sink.token(self.number, self.stop_scanner.feed(text), (token,), self.choice)
+        self.tokens_left -= 1
+        if self.stop_scanner.matched is not None:
+            return self._finish(sink, FinishReason.STOP, self.stop_scanner.matched)
+        return self.tokens_left > 0 or self._finish(sink, FinishReason.LENGTH)
 
     def _finish(self, sink: Sink, reason: FinishReason, stop_reason: str | int | None = None) -> bool:
         self.ended = True
-        rest = self.stops.finish()
+        rest = self.stop_scanner.finish()
         if rest:
             sink.token(self.number, rest, (), self.choice)
         sink.finish(self.number, reason, self.choice, stop_reason)

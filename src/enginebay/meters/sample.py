@@ -50,12 +50,12 @@ class Meter(Protocol):
     def close(self) -> None: ...
 
 
-def devices(samples: Iterable[Sample], prefix: str = "") -> list[str]:
+def list_devices(samples: Iterable[Sample], prefix: str = "") -> list[str]:
     """The devices among samples whose name starts so, in order of name."""
     return sorted({sample.device for sample in samples if sample.device.startswith(prefix)})
 
 
-def of_device(samples: Iterable[Sample], device: str) -> list[Sample]:
+def select_device(samples: Iterable[Sample], device: str) -> list[Sample]:
     """One device's samples in order of time, the last one of each moment."""
     at = {sample.time_s: sample for sample in samples if sample.device == device}
     return [at[time_s] for time_s in sorted(at)]

@@ -10,17 +10,17 @@ import importlib.util
 import os
 import sys
 
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-def adopt() -> None:
+def register_package() -> None:
     """Register the package `enginebay` from its own directory, unless this environment has it already."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != here]
     if "enginebay" in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(
-        "enginebay", os.path.join(PACKAGE, "__init__.py"), submodule_search_locations=[PACKAGE]
+        "enginebay", os.path.join(PACKAGE_DIR, "__init__.py"), submodule_search_locations=[PACKAGE_DIR]
     )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -28,14 +28,14 @@ def adopt() -> None:
     spec.loader.exec_module(module)
 
 
-adopt()  # at import, so that processes spawned by an engine, which import this file again, find the package too
+register_package()  # at import, so that processes spawned by an engine, which import this file again, find the package too
 
 if __name__ == "__main__":
     command, arguments = sys.argv[1], sys.argv[2:]
     if command in ("serve", "standby"):
-        from enginebay.worker.main import main
+        from enginebay.worker.engine_side.worker_main import main
     elif command == "probe":
-        from enginebay.worker.probe_main import main
+        from enginebay.worker.engine_side.probe_main import main
     else:
         sys.exit(f"unknown worker command {command!r}")
     sys.exit(main(arguments))

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 LENGTH_BYTES = 4
 
 
-def frame(message: Any) -> bytes:
+def encode_frame(message: Any) -> bytes:
     data: bytes = message.SerializeToString()
     return len(data).to_bytes(LENGTH_BYTES, "little") + data
 
@@ -20,7 +20,7 @@ def read_frames(stream: BinaryIO) -> Iterator[bytes]:
         yield data
 
 
-class Unframer:
+class FrameDecoder:
     """The same for pieces that come at any size."""
 
     __slots__ = ("_rest",)

@@ -10,25 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.fleet.shared import mixed_fleet as mixed_fleet
-from tests.integration.fleet.shared import vllm_fleet as vllm_fleet
-from tests.integration.fleet.site import Site
+from tests.integration.fleet.server_site import ServerSite
+from tests.integration.fleet.shared_fleets import mixed_fleet as mixed_fleet
+from tests.integration.fleet.shared_fleets import vllm_fleet as vllm_fleet
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
+def site() -> Iterator[ServerSite]:
     """After the test, no process, socket or temporary file of the server may be there."""
     folder = Path(tempfile.mkdtemp(prefix="bay", dir="/tmp"))  # short: sockets have short paths
-    found = Site(folder)
+    found = ServerSite(folder)
     for name in ("run", "tmp", "home"):
         (folder / name).mkdir(mode=0o700)
     try:
         yield found
         deadline = time.monotonic() + 30
-        while found.left() and time.monotonic() < deadline:
+        while found.list_leftovers() and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert found.left() == []
+        assert found.list_leftovers() == []
     finally:
-        for process in found.processes():
+        for process in found.list_processes():
             process.kill()
         shutil.rmtree(folder, ignore_errors=True)

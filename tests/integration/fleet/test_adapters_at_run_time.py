@@ -7,59 +7,59 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.adapters import adapter_for
-from tests.integration.fleet.asking import REAL, Fleet
-from tests.integration.fleet.load import Load
+from tests.contract.lora_adapters import make_adapter
+from tests.integration.fleet.background_clients import BackgroundWorkload
+from tests.integration.fleet.fleet_client import REAL, FleetClient
 
 
-async def test_in_the_running_worker(mixed_fleet: Fleet, tmp_path: Path) -> None:
+async def test_in_the_running_worker(mixed_fleet: FleetClient, tmp_path: Path) -> None:
     """Transformers takes adapters in without a new start."""
-    fleet, path = mixed_fleet, adapter_for("transformers", tmp_path)
-    plain = fleet.says("dense", body=REAL)
-    pid = fleet.models()["dense"]["pid"]
+    fleet, path = mixed_fleet, make_adapter("transformers", tmp_path)
+    plain = fleet.ask_text("dense", body=REAL)
+    pid = fleet.list_admin_models()["dense"]["pid"]
     assert fleet.ask("tuned").status_code == 404
-    async with Load(fleet.server.url, ["dense"], streams=1, wholes=1, max_tokens=8) as load:
-        await load.answers_for_all(streams=True)
-        added = await asyncio.to_thread(fleet.order, "adapters", {"model": "dense", "name": "tuned", "path": path})
+    async with BackgroundWorkload(fleet.server.url, ["dense"], streams=1, wholes=1, max_tokens=8) as load:
+        await load.wait_answers_for_all(streams=True)
+        added = await asyncio.to_thread(fleet.post_admin, "adapters", {"model": "dense", "name": "tuned", "path": path})
         assert added["adapters"] == ["tuned"] and added["pid"] == pid
-        assert "tuned" in fleet.listed() and fleet.described("dense")["adapters"] == ["tuned"]
-        assert (await asyncio.to_thread(fleet.says, "tuned", body=REAL)) != plain
-        await asyncio.to_thread(fleet.order, "adapters/remove", {"model": "dense", "name": "tuned"})
-        await load.answers_for_all(streams=True)
+        assert "tuned" in fleet.list_models() and fleet.describe_model("dense")["adapters"] == ["tuned"]
+        assert (await asyncio.to_thread(fleet.ask_text, "tuned", body=REAL)) != plain
+        await asyncio.to_thread(fleet.post_admin, "adapters/remove", {"model": "dense", "name": "tuned"})
+        await load.wait_answers_for_all(streams=True)
     _unharmed(load)
-    assert fleet.ask("tuned").status_code == 404 and "tuned" not in fleet.listed()
-    assert fleet.says("dense", body=REAL) == plain
-    assert fleet.models()["dense"]["pid"] == pid
+    assert fleet.ask("tuned").status_code == 404 and "tuned" not in fleet.list_models()
+    assert fleet.ask_text("dense", body=REAL) == plain
+    assert fleet.list_admin_models()["dense"]["pid"] == pid
 
 
-async def test_in_a_worker_that_takes_over(mixed_fleet: Fleet, tmp_path: Path) -> None:
+async def test_in_a_worker_that_takes_over(mixed_fleet: FleetClient, tmp_path: Path) -> None:
     """llama.cpp reads adapters with the model only: a new worker comes, and nobody notices."""
-    fleet, path = mixed_fleet, adapter_for("llamacpp", tmp_path)
-    plain = fleet.says("small", body=REAL)
-    pid = fleet.models()["small"]["pid"]
-    async with Load(fleet.server.url, ["small"], streams=2, wholes=2, max_tokens=16) as load:
-        await load.answers_for_all(streams=True)
-        added = await asyncio.to_thread(fleet.order, "adapters", {"model": "small", "name": "tiny", "path": path})
+    fleet, path = mixed_fleet, make_adapter("llamacpp", tmp_path)
+    plain = fleet.ask_text("small", body=REAL)
+    pid = fleet.list_admin_models()["small"]["pid"]
+    async with BackgroundWorkload(fleet.server.url, ["small"], streams=2, wholes=2, max_tokens=16) as load:
+        await load.wait_answers_for_all(streams=True)
+        added = await asyncio.to_thread(fleet.post_admin, "adapters", {"model": "small", "name": "tiny", "path": path})
         assert added["adapters"] == ["tiny"] and added["pid"] != pid
-        assert (await asyncio.to_thread(fleet.says, "tiny", body=REAL)) != plain
-        await load.answers_for_all(streams=True)
-        removed = await asyncio.to_thread(fleet.order, "adapters/remove", {"model": "small", "name": "tiny"})
+        assert (await asyncio.to_thread(fleet.ask_text, "tiny", body=REAL)) != plain
+        await load.wait_answers_for_all(streams=True)
+        removed = await asyncio.to_thread(fleet.post_admin, "adapters/remove", {"model": "small", "name": "tiny"})
         assert removed["adapters"] == [] and removed["pid"] not in (pid, added["pid"])
-        await load.answers_for_all(streams=True)
+        await load.wait_answers_for_all(streams=True)
     _unharmed(load)
     assert fleet.ask("tiny").status_code == 404
-    assert fleet.says("small", body=REAL) == plain
+    assert fleet.ask_text("small", body=REAL) == plain
 
 
-def _unharmed(load: Load) -> None:
+def _unharmed(load: BackgroundWorkload) -> None:
     assert load.streamed.whole + load.unstreamed.whole == load.asked == load.ended > 0
 
 
 @pytest.mark.parametrize("model", ["small", "dense"])
-def test_an_adapter_that_is_none_changes_nothing(mixed_fleet: Fleet, model: str, tmp_path: Path) -> None:
-    said = mixed_fleet.says(model, body=REAL)
+def test_an_adapter_that_is_none_changes_nothing(mixed_fleet: FleetClient, model: str, tmp_path: Path) -> None:
+    said = mixed_fleet.ask_text(model, body=REAL)
     (tmp_path / "none").write_text("no adapter")
-    refused = mixed_fleet.try_order("adapters", {"model": model, "name": "none", "path": str(tmp_path / "none")})
+    refused = mixed_fleet.try_post_admin("adapters", {"model": model, "name": "none", "path": str(tmp_path / "none")})
     assert refused.status_code in (400, 503), refused.text
-    assert "none" not in mixed_fleet.listed() and mixed_fleet.models()[model]["adapters"] == []
-    assert mixed_fleet.says(model, body=REAL) == said
+    assert "none" not in mixed_fleet.list_models() and mixed_fleet.list_admin_models()[model]["adapters"] == []
+    assert mixed_fleet.ask_text(model, body=REAL) == said

@@ -16,19 +16,27 @@ import httpx2 as httpx
 import pytest
 import yaml
 
-from enginebay.server.keys import create_key, revoke_key
-from tests.integration.fleet.asking import REAL, Fleet, alive, environ_of, fake, fleet_of, home_with
-from tests.integration.fleet.load import Load
-from tests.integration.fleet.shared import SMALL
-from tests.integration.fleet.site import until
-from tests.integration.server.asking import bearer
-from tests.integration.server.serving import serving
+from enginebay.server.auth.api_keys import create_key, revoke_key
+from tests.integration.fleet.background_clients import BackgroundWorkload
+from tests.integration.fleet.fleet_client import (
+    REAL,
+    FleetClient,
+    build_environ,
+    fake_model,
+    is_alive,
+    make_home,
+    run_fleet,
+)
+from tests.integration.fleet.server_site import wait_until
+from tests.integration.fleet.shared_fleets import SMALL
+from tests.integration.server.bay_process import run_server
+from tests.integration.server.fake_requests import build_bearer
 
 NOTHING: dict[str, Any] = {"added": [], "removed": [], "changed": [], "keys": 0}
 OTHER_LLAMACPP = "2026.9.11063"  # an older one than that which is installed with the tests
 
 
-class Configured(Fleet):
+class Configured(FleetClient):
     """A server whose configuration file can be written anew."""
 
     file: Path
@@ -40,9 +48,9 @@ class Configured(Fleet):
 
     def hang_up(self) -> None:
         """Until the server has said what became of it."""
-        before = len(self.log(event="configuration taken in"))
+        before = len(self.read_log(event="configuration taken in"))
         os.kill(self.server.process.pid, signal.SIGHUP)
-        until(lambda: len(self.log(event="configuration taken in")) > before, 60, "the new configuration")
+        wait_until(lambda: len(self.read_log(event="configuration taken in")) > before, 60, "the new configuration")
 
 
 def _config(models: dict[str, Any], **blocks: Any) -> str:
@@ -55,11 +63,13 @@ def configured(folder: Path, models: dict[str, Any], home: Path | None = None, *
     file = folder / "enginebay.yaml"
     file.write_text(_config(models, **blocks))
     environ = {"ENGINEBAY_HOME": str(home)} if home else None
-    with serving(options=["--config", str(file)], environ=environ) as server:
+    with run_server(options=["--config", str(file)], environ=environ) as server:
         fleet = Configured(server)
         fleet.file = file
         yield fleet
-        assert "unexpected error" not in server.words() and "the fleet failed" not in server.words(), server.words()
+        assert "unexpected error" not in server.read_log() and "the fleet failed" not in server.read_log(), (
+            server.read_log()
+        )
 
 
 @pytest.fixture
@@ -72,10 +82,10 @@ def changing(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Configu
 
 
 def _toy(context_length: int, **settings: Any) -> dict[str, Any]:
-    return fake(load="start", step_s=0.002, context_length=context_length, **settings)
+    return fake_model(load="start", step_s=0.002, context_length=context_length, **settings)
 
 
-def _unharmed(load: Load) -> None:
+def _unharmed(load: BackgroundWorkload) -> None:
     """How many there were is for the test to wait for, by `answers_for_all`: on a busy machine they are few."""
     assert (load.streamed.refused, load.unstreamed.refused, load.streamed.told, load.lost) == ({}, {}, {}, [])
     assert load.streamed.whole + load.unstreamed.whole == load.asked == load.ended > 0
@@ -86,24 +96,24 @@ def _unharmed(load: Load) -> None:
 
 @pytest.mark.parametrize(("changing", "by"), [(1, "signal"), (1, "order"), (2, "signal")], indirect=["changing"])
 async def test_a_configuration_is_taken_in_under_load(changing: Configured, by: str) -> None:
-    old = changing.models()["toy"]["pid"]
-    async with Load(changing.server.url, ["toy"]) as load:
-        await load.answers_for_all(streams=True)
-        changing.write({"toy": _toy(1024), "fresh": fake(script="I am new")})
+    old = changing.list_admin_models()["toy"]["pid"]
+    async with BackgroundWorkload(changing.server.url, ["toy"]) as load:
+        await load.wait_answers_for_all(streams=True)
+        changing.write({"toy": _toy(1024), "fresh": fake_model(script="I am new")})
         if by == "signal":
             await asyncio.to_thread(changing.hang_up)
         else:
-            told = await asyncio.to_thread(changing.order, "reload")
+            told = await asyncio.to_thread(changing.post_admin, "reload")
             assert told == {"added": ["fresh"], "removed": ["gone"], "changed": ["toy"], "keys": 0}
-        await load.answers_for_all(2, streams=True)
-        assert changing.described("toy")["context_length"] == 1024
-        assert changing.described("toy")["settings"]["context_length"] == {"effective": 1024, "asked": 1024}
-        assert (await asyncio.to_thread(changing.says, "fresh", max_tokens=8)) == "I am new"
+        await load.wait_answers_for_all(2, streams=True)
+        assert changing.describe_model("toy")["context_length"] == 1024
+        assert changing.describe_model("toy")["settings"]["context_length"] == {"effective": 1024, "asked": 1024}
+        assert (await asyncio.to_thread(changing.ask_text, "fresh", max_tokens=8)) == "I am new"
         for _ in range(changing.workers * 3):  # each on a connection of its own
             assert changing.ask("gone").status_code == 404
-        assert sorted(changing.listed()) == ["fresh", "toy"]
+        assert sorted(changing.list_models()) == ["fresh", "toy"]
     _unharmed(load)
-    until(lambda: not alive(old), 30, "the end of the old worker")
+    wait_until(lambda: not is_alive(old), 30, "the end of the old worker")
 
 
 @pytest.mark.parametrize("changing", [1, 2], indirect=True)
@@ -113,108 +123,111 @@ def test_metrics_forget_the_queue_of_a_model_that_was_removed(changing: Configur
         return [one for one in lines if one.startswith("enginebay_requests_") and one.endswith(" 0") and "gone" in one]
 
     assert changing.ask("gone").status_code == 200
-    until(lambda: len(told()) == 2, 20, "running and waiting, both at 0")
+    wait_until(lambda: len(told()) == 2, 20, "running and waiting, both at 0")
     changing.write({"toy": _toy(512)})
-    assert changing.order("reload")["removed"] == ["gone"]
-    until(lambda: told() == [], 20, "their end")
+    assert changing.post_admin("reload")["removed"] == ["gone"]
+    wait_until(lambda: told() == [], 20, "their end")
 
 
 async def test_many_changes_under_load(changing: Configured) -> None:
-    async with Load(changing.server.url, ["toy"]) as load:
+    async with BackgroundWorkload(changing.server.url, ["toy"]) as load:
         for context_length in (600, 700, 800, 900):
             changing.write({"toy": _toy(context_length)})
-            await asyncio.to_thread(changing.order, "reload")
-            assert changing.described("toy")["context_length"] == context_length
-            await load.answers_for_all(streams=True)
-        assert (await asyncio.to_thread(changing.order, "reload")) == NOTHING
+            await asyncio.to_thread(changing.post_admin, "reload")
+            assert changing.describe_model("toy")["context_length"] == context_length
+            await load.wait_answers_for_all(streams=True)
+        assert (await asyncio.to_thread(changing.post_admin, "reload")) == NOTHING
     _unharmed(load)
-    assert len(changing.models()) == 1
+    assert len(changing.list_admin_models()) == 1
 
 
 async def test_nothing_of_a_broken_configuration_is_taken_in(changing: Configured) -> None:
-    pid = changing.models()["toy"]["pid"]
-    async with Load(changing.server.url, ["toy", "gone"]) as load:
-        await load.answers_for_all()
+    pid = changing.list_admin_models()["toy"]["pid"]
+    async with BackgroundWorkload(changing.server.url, ["toy", "gone"]) as load:
+        await load.wait_answers_for_all()
         changing.write({"toy": _toy(1024) | {"pinned": "perhaps"}})
-        refused = await asyncio.to_thread(changing.try_order, "reload")
+        refused = await asyncio.to_thread(changing.try_post_admin, "reload")
         assert refused.status_code == 400
         assert "models.toy.pinned" in refused.json()["error"]["message"] and refused.json()["error"]["message"]
         os.kill(changing.server.process.pid, signal.SIGHUP)
         await asyncio.to_thread(_until_told, changing)
-        await load.answers_for_all()
+        await load.wait_answers_for_all()
     _unharmed(load)
-    assert changing.models()["toy"]["pid"] == pid and changing.described("toy")["context_length"] == 512
+    assert changing.list_admin_models()["toy"]["pid"] == pid and changing.describe_model("toy")["context_length"] == 512
 
 
 def _until_told(fleet: Configured) -> None:
     """By the order and by the signal, in the same words."""
-    until(lambda: len(fleet.log(event="the configuration stays as it was")) == 2, 20, "the errors in the log")
-    ordered, signalled = fleet.log(event="the configuration stays as it was")
+    wait_until(lambda: len(fleet.read_log(event="the configuration stays as it was")) == 2, 20, "the errors in the log")
+    ordered, signalled = fleet.read_log(event="the configuration stays as it was")
     assert "models.toy.pinned" in ordered["error"] and ordered["level"] == signalled["level"] == "error"
     assert ordered["error"] == signalled["error"]
 
 
 async def test_settings_that_do_not_load_leave_all_as_it_was(changing: Configured) -> None:
     """Also those that would: all or nothing."""
-    pids = {name: one["pid"] for name, one in changing.models().items()}
-    async with Load(changing.server.url, ["toy", "gone"]) as load:
-        await load.answers_for_all()
-        changing.write({"toy": _toy(1024), "gone": _toy(1024, fail_load="error"), "fresh": fake()})
-        refused = await asyncio.to_thread(changing.try_order, "reload")
+    pids = {name: one["pid"] for name, one in changing.list_admin_models().items()}
+    async with BackgroundWorkload(changing.server.url, ["toy", "gone"]) as load:
+        await load.wait_answers_for_all()
+        changing.write({"toy": _toy(1024), "gone": _toy(1024, fail_load="error"), "fresh": fake_model()})
+        refused = await asyncio.to_thread(changing.try_post_admin, "reload")
         assert refused.status_code == 503 and "was told to fail" in refused.json()["error"]["message"]
-        await load.answers_for_all()
+        await load.wait_answers_for_all()
     _unharmed(load)
-    assert {name: one["pid"] for name, one in changing.models().items()} == pids
-    assert changing.described("toy")["context_length"] == 512
-    changing.write({"toy": _toy(1024), "gone": _toy(1024), "fresh": fake()})
-    assert sorted(changing.order("reload")["changed"]) == ["gone", "toy"]  # put right, it is taken in
+    assert {name: one["pid"] for name, one in changing.list_admin_models().items()} == pids
+    assert changing.describe_model("toy")["context_length"] == 512
+    changing.write({"toy": _toy(1024), "gone": _toy(1024), "fresh": fake_model()})
+    assert sorted(changing.post_admin("reload")["changed"]) == ["gone", "toy"]  # put right, it is taken in
 
 
 async def test_a_changed_model_that_loads_and_never_answers(tmp_path: Path) -> None:
     """It leaves all as it was, and keeps no later change waiting."""
     fleet = {"hang_s": 10}
     with configured(tmp_path, {"toy": _toy(512)}, tmp_path, fleet=fleet) as changing:
-        pid = changing.models()["toy"]["pid"]
-        async with Load(changing.server.url, ["toy"]) as load:
-            await load.answers_for_all()
+        pid = changing.list_admin_models()["toy"]["pid"]
+        async with BackgroundWorkload(changing.server.url, ["toy"]) as load:
+            await load.wait_answers_for_all()
             changing.write({"toy": _toy(1024, prefill_s=3000)}, fleet=fleet)
-            refused = await asyncio.to_thread(changing.try_order, "reload")
+            refused = await asyncio.to_thread(changing.try_post_admin, "reload")
             assert refused.status_code == 503 and "no answer within 10 s" in refused.json()["error"]["message"]
             changing.write({"toy": _toy(1024, prefill_s=3000)}, fleet={"hang_s": 3})  # what is written now counts
-            refused = await asyncio.to_thread(changing.try_order, "reload")
+            refused = await asyncio.to_thread(changing.try_post_admin, "reload")
             assert "no answer within 3 s" in refused.json()["error"]["message"]
-            await load.answers_for_all()
+            await load.wait_answers_for_all()
         _unharmed(load)
-        assert changing.models()["toy"]["pid"] == pid and changing.described("toy")["context_length"] == 512
+        assert (
+            changing.list_admin_models()["toy"]["pid"] == pid
+            and changing.describe_model("toy")["context_length"] == 512
+        )
         changing.write({"toy": _toy(1024)}, fleet=fleet)
-        assert changing.order("reload")["changed"] == ["toy"]
+        assert changing.post_admin("reload")["changed"] == ["toy"]
 
 
 def test_what_only_a_new_start_can_change(changing: Configured) -> None:
     changing.write({"toy": _toy(1024)}, server={"port": 1})
     # The port was given on the command line, which goes before the file.
-    assert changing.order("reload")["changed"] == ["toy"]
+    assert changing.post_admin("reload")["changed"] == ["toy"]
     changing.write({"toy": _toy(2048)}, server={"workers": 2})
-    refused = changing.try_order("reload")
+    refused = changing.try_post_admin("reload")
     assert refused.status_code == 400 and "server.workers" in refused.json()["error"]["message"]
-    assert changing.described("toy")["context_length"] == 1024
+    assert changing.describe_model("toy")["context_length"] == 1024
 
 
 def test_a_cold_model_on_another_engine_is_told_as_such(tmp_path: Path) -> None:
     with configured(tmp_path, {"toy": _toy(512)}) as fleet:
-        before = fleet.models()["toy"]
-        fleet.order("unload", {"model": "toy"})
+        before = fleet.list_admin_models()["toy"]
+        fleet.post_admin("unload", {"model": "toy"})
         fleet.write({"toy": {**SMALL["llamacpp"], "load": "use"}})
-        assert fleet.order("reload")["changed"] == ["toy"]
-        after = fleet.models()["toy"]
+        assert fleet.post_admin("reload")["changed"] == ["toy"]
+        after = fleet.list_admin_models()["toy"]
         assert (after["engine"], after["state"], after["last_switch"]) == ("llamacpp", "cold", None)
         assert before["last_switch"] is not None and after["version"] != before["version"]
         assert fleet.ask("toy").status_code == 200
 
         def engines() -> list[str]:
-            return [line["engine"] for line in fleet.log() if line.get("endpoint") == "chat"]
+            return [line["engine"] for line in fleet.read_log() if line.get("endpoint") == "chat"]
 
-        until(lambda: engines() == ["llamacpp"], 20, "the line of the request")
+        wait_until(lambda: engines() == ["llamacpp"], 20, "the line of the request")
         told = httpx.get(f"{fleet.server.url}/metrics", timeout=60).text
         counted = [one for one in told.splitlines() if one.startswith("enginebay_requests_")]
         assert any("total" in one and 'engine="llamacpp"' in one for one in counted), counted
@@ -222,12 +235,12 @@ def test_a_cold_model_on_another_engine_is_told_as_such(tmp_path: Path) -> None:
 
 
 def test_a_change_of_limits_and_defaults_without_a_new_worker(changing: Configured) -> None:
-    pid = changing.models()["toy"]["pid"]
+    pid = changing.list_admin_models()["toy"]["pid"]
     changing.write({"toy": _toy(512), "gone": _toy(512)}, server={"limits": {"messages": 1}})
-    assert changing.order("reload") == NOTHING
+    assert changing.post_admin("reload") == NOTHING
     refused = changing.ask("toy", messages=[{"role": "user", "content": "hi"}] * 2)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "messages"
-    assert changing.models()["toy"]["pid"] == pid
+    assert changing.list_admin_models()["toy"]["pid"] == pid
 
 
 def test_a_revoked_key_is_refused_after_a_reload(tmp_path: Path) -> None:
@@ -235,11 +248,11 @@ def test_a_revoked_key_is_refused_after_a_reload(tmp_path: Path) -> None:
     good = create_key(keys, "good", admin=True)[0]
     bad = create_key(keys, "bad")[0]
     with configured(tmp_path, {"toy": _toy(512)}, tmp_path) as fleet:
-        fleet.headers = bearer(good)
-        assert fleet.ask("toy", bearer(bad)).status_code == 200
+        fleet.headers = build_bearer(good)
+        assert fleet.ask("toy", build_bearer(bad)).status_code == 200
         revoke_key(keys, "bad")
-        assert fleet.order("reload") == {**NOTHING, "keys": 1}
-        assert fleet.ask("toy", bearer(bad)).status_code == 401
+        assert fleet.post_admin("reload") == {**NOTHING, "keys": 1}
+        assert fleet.ask("toy", build_bearer(bad)).status_code == 401
         assert fleet.ask("toy").status_code == 200
 
 
@@ -248,18 +261,18 @@ async def test_llamacpp_is_changed_under_load(tmp_path: Path) -> None:
         return {**SMALL["llamacpp"], "llamacpp": {"context_length": context_length, "max_batch": 8}}
 
     with configured(tmp_path, {"small": small(512)}) as fleet:
-        said = fleet.says("small", body=REAL)
-        async with Load(fleet.server.url, ["small"], streams=2, wholes=2, max_tokens=16) as load:
-            await load.answers_for_all(streams=True)
+        said = fleet.ask_text("small", body=REAL)
+        async with BackgroundWorkload(fleet.server.url, ["small"], streams=2, wholes=2, max_tokens=16) as load:
+            await load.wait_answers_for_all(streams=True)
             fleet.write({"small": small(1024)})
             await asyncio.to_thread(fleet.hang_up)
-            await load.answers_for_all(2, streams=True)
+            await load.wait_answers_for_all(2, streams=True)
             fleet.write({"small": small(1024) | {"llamacpp": {"context_length": 1024, "max_batch": 0}}})
-            assert (await asyncio.to_thread(fleet.try_order, "reload")).status_code == 400
-            await load.answers_for_all(streams=True)
+            assert (await asyncio.to_thread(fleet.try_post_admin, "reload")).status_code == 400
+            await load.wait_answers_for_all(streams=True)
         _unharmed(load)
-        assert fleet.described("small")["context_length"] == 1024
-        assert fleet.says("small", body=REAL) == said
+        assert fleet.describe_model("small")["context_length"] == 1024
+        assert fleet.ask_text("small", body=REAL) == said
 
 
 # An engine's version
@@ -268,33 +281,33 @@ async def test_llamacpp_is_changed_under_load(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def two_versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with another llamacpp than the one that is installed beside `bay`."""
-    home = home_with(tmp_path_factory.mktemp("home"), "models")
+    home = make_home(tmp_path_factory.mktemp("home"), "models")
     subprocess.run(
         [sys.executable, "-m", "enginebay.cli.main", "engines", "install", f"llamacpp=={OTHER_LLAMACPP}"],
-        check=True, capture_output=True, timeout=300, env=environ_of(home),
+        check=True, capture_output=True, timeout=300, env=build_environ(home),
     )  # fmt: skip
     return home
 
 
 async def test_an_engine_is_upgraded_under_load(two_versions: Path, tmp_path: Path) -> None:
     with configured(tmp_path, {"small": SMALL["llamacpp"]}, two_versions) as fleet:
-        beside = fleet.models()["small"]["version"]
+        beside = fleet.list_admin_models()["small"]["version"]
         assert beside != OTHER_LLAMACPP
-        async with Load(fleet.server.url, ["small"], streams=2, wholes=2, max_tokens=16) as load:
+        async with BackgroundWorkload(fleet.server.url, ["small"], streams=2, wholes=2, max_tokens=16) as load:
             for version in (OTHER_LLAMACPP, beside):
-                await load.answers_for_all(streams=True)
-                told = await asyncio.to_thread(fleet.order, "engines/upgrade", {"engine": f"llamacpp=={version}"})
+                await load.wait_answers_for_all(streams=True)
+                told = await asyncio.to_thread(fleet.post_admin, "engines/upgrade", {"engine": f"llamacpp=={version}"})
                 assert told == {"engine": "llamacpp", "version": version, "models": ["small"]}
                 answer = await asyncio.to_thread(fleet.ask, "small", body=REAL)
                 assert answer.headers["x-enginebay-engine"] == f"llamacpp {version}"
-                reloaded = await asyncio.to_thread(fleet.order, "reload")
+                reloaded = await asyncio.to_thread(fleet.post_admin, "reload")
                 assert reloaded["changed"] == [], "what was upgraded stays so"
-                await load.answers_for_all(streams=True)
+                await load.wait_answers_for_all(streams=True)
         _unharmed(load)
-        assert fleet.models()["small"]["version"] == beside == fleet.described("small")["version"]
-        unknown = fleet.try_order("engines/upgrade", {"engine": "llamacpp==1.2.3"})
+        assert fleet.list_admin_models()["small"]["version"] == beside == fleet.describe_model("small")["version"]
+        unknown = fleet.try_post_admin("engines/upgrade", {"engine": "llamacpp==1.2.3"})
         assert unknown.status_code >= 400 and "bay engines install llamacpp==1.2.3" in unknown.text
-        assert fleet.says("small", body=REAL)
+        assert fleet.ask_text("small", body=REAL)
 
 
 # The awake model
@@ -302,24 +315,24 @@ async def test_an_engine_is_upgraded_under_load(two_versions: Path, tmp_path: Pa
 
 async def test_models_are_switched_under_load(tmp_path: Path) -> None:
     """Clients ask for both all the time, while there is room for one, and an administrator switches besides."""
-    models = {name: fake(step_s=0.002) for name in ("one", "two")}
-    with fleet_of(models, tmp_path, max_awake=1, min_residency_s=0.2) as fleet:
-        async with Load(fleet.server.url, ["one", "two"], streams=4, wholes=4) as load:
-            await load.answers_for_all(3, streams=True)
+    models = {name: fake_model(step_s=0.002) for name in ("one", "two")}
+    with run_fleet(models, tmp_path, max_awake=1, min_residency_s=0.2) as fleet:
+        async with BackgroundWorkload(fleet.server.url, ["one", "two"], streams=4, wholes=4) as load:
+            await load.wait_answers_for_all(3, streams=True)
             for order in ({"from": "one", "to": "two"}, {"from": "two", "to": "one"}):
-                answer = await asyncio.to_thread(fleet.try_order, "switch", order)
+                answer = await asyncio.to_thread(fleet.try_post_admin, "switch", order)
                 assert answer.status_code in (200, 503)  # one that is moving already cannot be told to
-            await load.answers_for_all(streams=True)
-            while len(fleet.switches()) < 4:
-                await load.answers_for_all(streams=True)
+            await load.wait_answers_for_all(streams=True)
+            while len(fleet.list_switches()) < 4:
+                await load.wait_answers_for_all(streams=True)
         _unharmed(load)
-        assert {one["from"] for one in fleet.switches()[2:]} == {"asleep"}
+        assert {one["from"] for one in fleet.list_switches()[2:]} == {"asleep"}
 
 
 async def test_llamacpp_models_are_switched_under_load() -> None:
     models = {name: {**SMALL["llamacpp"], "load": "use"} for name in ("one", "two")}
-    with fleet_of(models, max_awake=1, min_residency_s=0.2) as fleet:
-        async with Load(fleet.server.url, ["one", "two"], streams=2, wholes=2, max_tokens=8) as load:
-            while len(fleet.switches()) < 4:
-                await load.answers_for_all(streams=True)
+    with run_fleet(models, max_awake=1, min_residency_s=0.2) as fleet:
+        async with BackgroundWorkload(fleet.server.url, ["one", "two"], streams=2, wholes=2, max_tokens=8) as load:
+            while len(fleet.list_switches()) < 4:
+                await load.wait_answers_for_all(streams=True)
         _unharmed(load)

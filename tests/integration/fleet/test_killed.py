@@ -11,9 +11,17 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.integration.fleet.load import Load
-from tests.integration.fleet.site import Site, another_worker, children_of, deaths, until, worker_of, workers_of
-from tests.integration.server.serving import Server, serving
+from tests.integration.fleet.background_clients import BackgroundWorkload
+from tests.integration.fleet.server_site import (
+    ServerSite,
+    find_children,
+    find_worker,
+    find_workers,
+    read_worker_deaths,
+    wait_another_worker,
+    wait_until,
+)
+from tests.integration.server.bay_process import BayProcess, run_server
 
 MB = 1 << 20
 # Restarted at once and for ever: here a death is no sign of anything.
@@ -46,91 +54,93 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.engine)
-async def test_workers_killed_under_load(case: Case, site: Site) -> None:
+async def test_workers_killed_under_load(case: Case, site: ServerSite) -> None:
     environ = site.alone if case.engine == "fake" else site.environ
-    with serving(config=case.config(), environ=environ) as server:
+    with run_server(config=case.config(), environ=environ) as server:
         rss = []
         count = case.clients
-        async with Load(server.url, ["toy"], streams=count, wholes=count, max_tokens=case.max_tokens) as load:
-            await load.answers_for_all(streams=True)
+        async with BackgroundWorkload(
+            server.url, ["toy"], streams=count, wholes=count, max_tokens=case.max_tokens
+        ) as load:
+            await load.wait_answers_for_all(streams=True)
             for number in range(case.kills):
                 await _kill_worker(server, load, in_a_stream=number % 2 == 0)
                 rss.append(psutil.Process(server.process.pid).memory_info().rss)
-            await load.answers_for_all(streams=True)
+            await load.wait_answers_for_all(streams=True)
         assert server.process.poll() is None
         assert load.ended == load.asked and not load.lost
         assert load.unstreamed.refused == {}, "none of these had sent anything: the next worker answers them"
         assert load.streamed.refused == {}
         assert set(load.streamed.told) <= {"engine_unavailable"}
         assert load.streamed.told.total() > 0, "the kills hit no stream: the test shows nothing"
-        assert len(deaths(server)) == case.kills
+        assert len(read_worker_deaths(server)) == case.kills
         settled = len(rss) // 5
         assert max(rss[settled:]) < rss[settled] + 20 * MB
 
 
-async def _kill_worker(server: Server, load: Load, in_a_stream: bool) -> None:
+async def _kill_worker(server: BayProcess, load: BackgroundWorkload, in_a_stream: bool) -> None:
     """In the middle of an answer or at any moment, once it works: a request meets one death at most."""
-    await load.answers_for_all()
+    await load.wait_answers_for_all()
     if in_a_stream:
-        await load.mid_stream()
+        await load.wait_mid_stream()
     else:
         await asyncio.sleep(random.uniform(0, 0.1))
-    killed = worker_of(server)
+    killed = find_worker(server)
     killed.kill()
-    await another_worker(server, {killed.pid})
+    await wait_another_worker(server, {killed.pid})
 
 
-async def test_two_models_of_which_one_is_killed_again_and_again(site: Site) -> None:
+async def test_two_models_of_which_one_is_killed_again_and_again(site: ServerSite) -> None:
     """The other one's clients notice nothing."""
     fake = {"engine": "fake", "fake": {"step_s": 0.002}}
     config: dict[str, object] = {"models": {"good": fake, "bad": fake}, "fleet": PATIENT}
-    with serving(config=config, environ=site.alone) as server:
-        bad = worker_of(server, "bad")
-        async with Load(server.url, ["good"]) as good, Load(server.url, ["bad"]) as load:
+    with run_server(config=config, environ=site.alone) as server:
+        bad = find_worker(server, "bad")
+        async with BackgroundWorkload(server.url, ["good"]) as good, BackgroundWorkload(server.url, ["bad"]) as load:
             for _ in range(5):
-                await load.answers_for_all()
-                known = {one.pid for one in workers_of(server)}
+                await load.wait_answers_for_all()
+                known = {one.pid for one in find_workers(server)}
                 bad.kill()
-                bad = await another_worker(server, known)
+                bad = await wait_another_worker(server, known)
         assert good.ended == good.streamed.whole + good.unstreamed.whole == good.asked
         assert not load.lost and not load.unstreamed.refused
-        assert [line for line in deaths(server) if "model=bad" not in line] == []
+        assert [line for line in read_worker_deaths(server) if "model=bad" not in line] == []
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_the_server_itself_is_killed_under_load(workers: int, site: Site) -> None:
+async def test_the_server_itself_is_killed_under_load(workers: int, site: ServerSite) -> None:
     """Its clients lose their connections, or are told. All that it started ends: workers, guards, spare ones, server processes."""
     config: dict[str, object] = {
         "models": {name: {"engine": "fake", "fake": {"step_s": 0.01}} for name in ("one", "two")},
         "fleet": {"standby": ["fake"]},
         "server": {"workers": workers},
     }
-    with serving(config=config, environ=site.alone, exit_code=-signal.SIGKILL) as server:
-        until(lambda: len(site.directories()) == 3, 20, "a spare worker")
-        async with Load(server.url, ["one", "two"], max_tokens=300, pause_s=0.1) as load:
-            await load.mid_stream()
+    with run_server(config=config, environ=site.alone, exit_code=-signal.SIGKILL) as server:
+        wait_until(lambda: len(site.list_directories()) == 3, 20, "a spare worker")
+        async with BackgroundWorkload(server.url, ["one", "two"], max_tokens=300, pause_s=0.1) as load:
+            await load.wait_mid_stream()
             server.process.kill()
             server.process.wait()
             load.stop()
-        until(lambda: not site.left(), 30, "the end of all processes and sockets")
+        wait_until(lambda: not site.list_leftovers(), 30, "the end of all processes and sockets")
         assert load.ended == load.asked > load.streamed.whole + load.unstreamed.whole
 
 
-async def test_a_server_process_is_killed_under_load(site: Site) -> None:
+async def test_a_server_process_is_killed_under_load(site: ServerSite) -> None:
     """Those that it was answering lose their connections, for nobody is there to tell them; the others notice nothing."""
     config: dict[str, object] = {
         "models": {"toy": {"engine": "fake", "fake": {"step_s": 0.005}}},
         "server": {"workers": 2},
     }
-    with serving(config=config, environ=site.alone) as server:
-        worker = worker_of(server).pid
-        async with Load(server.url, ["toy"], streams=8, wholes=8) as load:
+    with run_server(config=config, environ=site.alone) as server:
+        worker = find_worker(server).pid
+        async with BackgroundWorkload(server.url, ["toy"], streams=8, wholes=8) as load:
             for _ in range(5):
-                await load.answers_for_all(streams=True)
-                victim = random.choice(children_of(server, "enginebay.server.children"))
+                await load.wait_answers_for_all(streams=True)
+                victim = random.choice(find_children(server, "enginebay.server.supervisor.child_server"))
                 victim.kill()
                 await asyncio.sleep(1)  # by then there is another
-        assert worker_of(server).pid == worker and deaths(server) == []
+        assert find_worker(server).pid == worker and read_worker_deaths(server) == []
         assert load.ended == load.asked
         assert 0 < len(load.lost) <= 5 * 16
         assert not load.unstreamed.refused and not load.streamed.refused and not load.streamed.told

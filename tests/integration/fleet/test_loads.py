@@ -12,12 +12,12 @@ import psutil
 import pytest
 import yaml
 
-from enginebay.server.keys import create_key
-from tests.integration.fleet.load import Load
-from tests.integration.fleet.site import Site, deaths, until, workers_of
-from tests.integration.server.asking import ask, bearer
-from tests.integration.server.raw_http import is_error
-from tests.integration.server.serving import Server, serving
+from enginebay.server.auth.api_keys import create_key
+from tests.integration.fleet.background_clients import BackgroundWorkload
+from tests.integration.fleet.server_site import ServerSite, find_workers, read_worker_deaths, wait_until
+from tests.integration.server.bay_process import BayProcess, run_server
+from tests.integration.server.fake_requests import ask, build_bearer
+from tests.integration.server.raw_http import assert_error
 
 GB = 1 << 30
 QUICK = {"backoff_s": 0.05, "backoff_max_s": 0.1}
@@ -33,29 +33,32 @@ def _config(fleet: dict[str, Any] | None = None, **models: dict[str, Any]) -> di
     ("how", "cause"),
     [("hang", "failed_load"), ("error", "failed_load"), ("crash", "failed_load"), ("out_of_memory", "out_of_memory")],
 )
-async def test_a_load_that_never_succeeds(how: str, cause: str, site: Site) -> None:
+async def test_a_load_that_never_succeeds(how: str, cause: str, site: ServerSite) -> None:
     """Those who ask for it are told; the others do not notice."""
     fleet, models = {"restarts": 1000}, {"toy": {}, "bad": {"fake": {"fail_load": how}}}
     file = site.home / "enginebay.yaml"
     file.write_text(yaml.safe_dump(_config(fleet, **models)))
-    with serving(options=["--config", str(file)], environ=site.alone) as server:
+    with run_server(options=["--config", str(file)], environ=site.alone) as server:
         if how == "hang":
             assert ask(server).status == 200  # a load that succeeds may take as long as it likes
             file.write_text(yaml.safe_dump(_config({**fleet, "load_timeout_s": 2}, **models)))
             httpx.post(f"{server.url}/admin/reload", timeout=60).raise_for_status()
-        async with Load(server.url, ["toy"]) as good, Load(server.url, ["bad"], pause_s=0.05) as bad:
+        async with (
+            BackgroundWorkload(server.url, ["toy"]) as good,
+            BackgroundWorkload(server.url, ["bad"], pause_s=0.05) as bad,
+        ):
             while bad.ended < 24 or not (bad.streamed.refused and bad.unstreamed.refused):
-                await bad.ending()
+                await bad.wait_for_end()
         assert good.streamed.whole + good.unstreamed.whole == good.asked
         assert bad.ended == bad.asked and not bad.lost
         assert set(bad.streamed.refused) == set(bad.unstreamed.refused) == {(503, "engine_unavailable")}
         assert bad.slowest_s < 30
-        assert deaths(server) and all(f"cause={cause}" in line for line in deaths(server))
-        [worker] = workers_of(server)  # of the good one
+        assert read_worker_deaths(server) and all(f"cause={cause}" in line for line in read_worker_deaths(server))
+        [worker] = find_workers(server)  # of the good one
         assert worker.is_running()
 
 
-def test_a_load_that_never_succeeds_at_the_start(site: Site) -> None:
+def test_a_load_that_never_succeeds_at_the_start(site: ServerSite) -> None:
     """The server then does not start, and says why."""
     command = [sys.executable, "-m", "enginebay.cli.main", "serve", "toy", "--engine", "fake", "--port", "0"]
     environ = {**psutil.Process().environ(), **site.alone}
@@ -66,70 +69,73 @@ def test_a_load_that_never_succeeds_at_the_start(site: Site) -> None:
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-def test_a_load_that_runs_out_of_memory(allowed: bool, site: Site) -> None:
+def test_a_load_that_runs_out_of_memory(allowed: bool, site: ServerSite) -> None:
     """With smaller settings, once, where the configuration allows it."""
     fake = {"context_length": 4096, "oom_above": 2048}
     config = _config(toy={"smaller_on_out_of_memory": allowed, "fake": fake})
-    with serving(config=config, environ=site.alone) as server:
+    with run_server(config=config, environ=site.alone) as server:
         answer = ask(server)
         if allowed:
-            assert answer.status == 200 and "loading with smaller settings" in server.words()
-            is_error(ask(server, max_tokens=3000), 400)  # the context is what it says
+            assert answer.status == 200 and "loading with smaller settings" in server.read_log()
+            assert_error(ask(server, max_tokens=3000), 400)  # the context is what it says
         else:
-            assert is_error(answer, 503)["code"] == "engine_unavailable"
-            assert "loading with smaller settings" not in server.words()
+            assert assert_error(answer, 503)["code"] == "engine_unavailable"
+            assert "loading with smaller settings" not in server.read_log()
 
 
-async def test_two_models_of_which_one_fits(site: Site) -> None:
+async def test_two_models_of_which_one_fits(site: ServerSite) -> None:
     """They take turns, and all requests are answered. A process for the next turn may wait beside it, without a model."""
     fleet = {"memory_bytes": 3 * GB, "min_residency_s": 0.2, "sleep": "off"}
     model = {"memory_bytes": 2 * GB, "fake": {"step_s": 0.002}}
-    with serving(config=_config(fleet, one=model, two=model), environ=site.alone) as server:
-        async with Load(server.url, ["one", "two"]) as load:
+    with run_server(config=_config(fleet, one=model, two=model), environ=site.alone) as server:
+        async with BackgroundWorkload(server.url, ["one", "two"]) as load:
             for _ in range(5):
-                await load.answers_for_all(streams=True)
-                assert len(site.loads()) <= 1
+                await load.wait_answers_for_all(streams=True)
+                assert len(site.list_loads()) <= 1
         assert load.streamed.whole + load.unstreamed.whole == load.asked
-        assert deaths(server) == []
+        assert read_worker_deaths(server) == []
 
 
-async def test_a_model_that_never_fits(site: Site) -> None:
+async def test_a_model_that_never_fits(site: ServerSite) -> None:
     config = _config({"memory_bytes": GB}, toy={"memory_bytes": 1 << 20}, huge={"memory_bytes": 2 * GB})
-    with serving(config=config, environ=site.alone) as server:
+    with run_server(config=config, environ=site.alone) as server:
         began = time.monotonic()
         refused = ask(server, model="huge")
-        assert is_error(refused, 503)["code"] == "overloaded" and int(refused.headers["retry-after"]) > 0
+        assert assert_error(refused, 503)["code"] == "overloaded" and int(refused.headers["retry-after"]) > 0
         assert time.monotonic() - began < 30  # it would wait for 300
-        async with Load(server.url, ["toy"]) as good, Load(server.url, ["huge"], pause_s=0.05) as huge:
-            await good.answers_for_all(3, streams=True)
+        async with (
+            BackgroundWorkload(server.url, ["toy"]) as good,
+            BackgroundWorkload(server.url, ["huge"], pause_s=0.05) as huge,
+        ):
+            await good.wait_answers_for_all(3, streams=True)
         assert good.streamed.whole + good.unstreamed.whole == good.asked
         assert huge.unstreamed.refused.total() + huge.streamed.refused.total() == huge.asked
         assert huge.slowest_s < 30
 
 
-def test_a_worker_that_never_stays_alive(site: Site) -> None:
+def test_a_worker_that_never_stays_alive(site: ServerSite) -> None:
     """After so many deaths requests are refused at once, until an administrator or the end of the window says otherwise."""
     keys = site.home / "keys.yaml"
     plain, admin = create_key(keys, "plain")[0], create_key(keys, "admin", admin=True)[0]
     config = _config({"restarts": 2, "restart_window_s": 20}, toy={"fake": {"crash_after_tokens": 20}})
-    with serving(config=config, environ=site.alone) as server:
-        assert ask(server, bearer(plain), max_tokens=4).status == 200
-        is_error(ask(server, bearer(plain), max_tokens=100), 503)
-        until(lambda: len(deaths(server)) >= 3, 20, "word of them")
-        assert len(deaths(server)) == 3 and "crash_loop=true" in deaths(server)[-1].lower()
+    with run_server(config=config, environ=site.alone) as server:
+        assert ask(server, build_bearer(plain), max_tokens=4).status == 200
+        assert_error(ask(server, build_bearer(plain), max_tokens=100), 503)
+        wait_until(lambda: len(read_worker_deaths(server)) >= 3, 20, "word of them")
+        assert len(read_worker_deaths(server)) == 3 and "crash_loop=true" in read_worker_deaths(server)[-1].lower()
         _refused_at_once(server, plain, 3)
-        loaded = httpx.post(f"{server.url}/admin/load", json={"model": "toy"}, headers=bearer(admin), timeout=30)
+        loaded = httpx.post(f"{server.url}/admin/load", json={"model": "toy"}, headers=build_bearer(admin), timeout=30)
         assert loaded.status_code == 200
-        assert ask(server, bearer(plain), max_tokens=4).status == 200
-        is_error(ask(server, bearer(plain), max_tokens=100), 503)  # again, and this time nobody sees to it
-        until(lambda: len(deaths(server)) >= 6, 20, "word of them")
+        assert ask(server, build_bearer(plain), max_tokens=4).status == 200
+        assert_error(ask(server, build_bearer(plain), max_tokens=100), 503)  # again, and this time nobody sees to it
+        wait_until(lambda: len(read_worker_deaths(server)) >= 6, 20, "word of them")
         _refused_at_once(server, plain, 6)
-        until(lambda: ask(server, bearer(plain), max_tokens=4).status == 200, 60, "the end of the window")
+        wait_until(lambda: ask(server, build_bearer(plain), max_tokens=4).status == 200, 60, "the end of the window")
 
 
-def _refused_at_once(server: Server, key: str, known: int) -> None:
+def _refused_at_once(server: BayProcess, key: str, known: int) -> None:
     """Nothing is tried for them, nor do they wait for the end of the window of 20 s."""
     began = time.monotonic()
     for stream in (False, True, False):
-        assert is_error(ask(server, bearer(key), stream=stream), 503)["code"] == "engine_unavailable"
-    assert len(deaths(server)) == known and time.monotonic() - began < 15
+        assert assert_error(ask(server, build_bearer(key), stream=stream), 503)["code"] == "engine_unavailable"
+    assert len(read_worker_deaths(server)) == known and time.monotonic() - began < 15

@@ -8,53 +8,55 @@ from pathlib import Path
 
 import psutil
 
-from tests.integration.fleet.asking import Fleet, fake, fleet_of
-from tests.integration.fleet.site import until
-from tests.integration.server.serving import serving
+from tests.integration.fleet.fleet_client import FleetClient, fake_model, run_fleet
+from tests.integration.fleet.server_site import wait_until
+from tests.integration.server.bay_process import run_server
 
 
-def _put_to_sleep(fleet: Fleet) -> int:
+def _put_to_sleep(fleet: FleetClient) -> int:
     """One sleeps, the other is awake; gives back the sleeper's process."""
-    fleet.says("one")
-    fleet.says("two")
-    until(lambda: fleet.states() == {"one": "asleep", "two": "awake"}, 30, "one of them asleep")
-    return int(fleet.models()["one"]["pid"])
+    fleet.ask_text("one")
+    fleet.ask_text("two")
+    wait_until(lambda: fleet.read_states() == {"one": "asleep", "two": "awake"}, 30, "one of them asleep")
+    return int(fleet.list_admin_models()["one"]["pid"])
 
 
 def test_one_that_does_not_wake_is_loaded_anew(tmp_path: Path) -> None:
-    models = {"one": fake(wake_fails=True), "two": fake()}
-    with fleet_of(models, tmp_path, max_awake=1, min_residency_s=0) as fleet:
+    models = {"one": fake_model(wake_fails=True), "two": fake_model()}
+    with run_fleet(models, tmp_path, max_awake=1, min_residency_s=0) as fleet:
         sleeper = _put_to_sleep(fleet)
-        assert fleet.says("one")
-        assert fleet.models()["one"]["pid"] != sleeper and not psutil.pid_exists(sleeper)
-        assert fleet.switches()[-1]["from"] == "cold"
+        assert fleet.ask_text("one")
+        assert fleet.list_admin_models()["one"]["pid"] != sleeper and not psutil.pid_exists(sleeper)
+        assert fleet.list_switches()[-1]["from"] == "cold"
 
 
 def test_a_request_that_wakes_its_model_has_waited_once_and_is_no_retry(tmp_path: Path) -> None:
-    with fleet_of({"one": fake(), "two": fake()}, tmp_path, max_awake=1, min_residency_s=0) as fleet:
+    with run_fleet({"one": fake_model(), "two": fake_model()}, tmp_path, max_awake=1, min_residency_s=0) as fleet:
         _put_to_sleep(fleet)
-        assert fleet.says("one")
-        until(lambda: fleet.metric("enginebay_requests_total", model="one", endpoint="chat") == 2, 20, "both counted")
-        assert fleet.metric("enginebay_queue_time_seconds_count", model="one") == 2
-        assert fleet.metric("enginebay_retries_total", model="one") == 0
+        assert fleet.ask_text("one")
+        wait_until(
+            lambda: fleet.read_metric("enginebay_requests_total", model="one", endpoint="chat") == 2, 20, "both counted"
+        )
+        assert fleet.read_metric("enginebay_queue_time_seconds_count", model="one") == 2
+        assert fleet.read_metric("enginebay_retries_total", model="one") == 0
 
 
 def test_the_death_of_a_sleeper_moves_nobody(tmp_path: Path) -> None:
-    with fleet_of({"one": fake(), "two": fake()}, tmp_path, max_awake=1, min_residency_s=0) as fleet:
+    with run_fleet({"one": fake_model(), "two": fake_model()}, tmp_path, max_awake=1, min_residency_s=0) as fleet:
         os.kill(_put_to_sleep(fleet), signal.SIGKILL)
-        until(lambda: fleet.states()["one"] == "cold", 30, "the sleeper's death")
-        before = len(fleet.switches())
-        assert fleet.says("two") and fleet.states() == {"one": "cold", "two": "awake"}
-        assert len(fleet.switches()) == before
-        assert fleet.says("one")
+        wait_until(lambda: fleet.read_states()["one"] == "cold", 30, "the sleeper's death")
+        before = len(fleet.list_switches())
+        assert fleet.ask_text("two") and fleet.read_states() == {"one": "cold", "two": "awake"}
+        assert len(fleet.list_switches()) == before
+        assert fleet.ask_text("one")
 
 
 def test_keys_of_the_fleet_are_taken_in_by_a_reload(tmp_path: Path) -> None:
     config = tmp_path / "fleet.yaml"
     config.write_text("fleet: {memory_bytes: 1000000000, queue: 0}\nmodels: {one: {engine: fake}}\n")
-    with serving(options=("--config", str(config)), environ={"ENGINEBAY_HOME": str(tmp_path)}) as server:
-        fleet = Fleet(server)  # a queue of none is for clients: it starts all the same
-        assert fleet.order("ps")["memory_bytes"]["ram"] == 1_000_000_000
+    with run_server(options=("--config", str(config)), environ={"ENGINEBAY_HOME": str(tmp_path)}) as server:
+        fleet = FleetClient(server)  # a queue of none is for clients: it starts all the same
+        assert fleet.post_admin("ps")["memory_bytes"]["ram"] == 1_000_000_000
         config.write_text("fleet: {memory_bytes: 2000000000}\nmodels: {one: {engine: fake}}\n")
-        fleet.order("reload")
-        until(lambda: fleet.order("ps")["memory_bytes"]["ram"] == 2_000_000_000, 30, "the new limit")
+        fleet.post_admin("reload")
+        wait_until(lambda: fleet.post_admin("ps")["memory_bytes"]["ram"] == 2_000_000_000, 30, "the new limit")

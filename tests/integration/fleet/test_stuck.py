@@ -12,65 +12,74 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.fleet.load import Load
-from tests.integration.fleet.site import Site, another_worker, deaths, until, worker_of, workers_of
-from tests.integration.server.asking import ask
-from tests.integration.server.raw_http import is_error
-from tests.integration.server.serving import serving
+from tests.integration.fleet.background_clients import BackgroundWorkload
+from tests.integration.fleet.server_site import (
+    ServerSite,
+    find_worker,
+    find_workers,
+    read_worker_deaths,
+    wait_another_worker,
+    wait_until,
+)
+from tests.integration.server.bay_process import run_server
+from tests.integration.server.fake_requests import ask
+from tests.integration.server.raw_http import assert_error
 
 MODELS = {"toy": {"engine": "fake", "fake": {"step_s": 0.004}}}
 
 
-async def test_a_worker_that_is_stopped_counts_as_hung(site: Site) -> None:
+async def test_a_worker_that_is_stopped_counts_as_hung(site: ServerSite) -> None:
     """Killed and replaced. Those that had not read anything yet are answered by the next one."""
     config: dict[str, object] = {"models": MODELS, "fleet": {"hang_s": 2}}
-    with serving(config=config, environ=site.alone) as server:
-        async with Load(server.url, ["toy"]) as load:
-            await load.answers_for_all(streams=True)
-            well = lambda: len(workers_of(server)) == 1 and _answers(server.port)  # noqa: E731
-            await asyncio.to_thread(until, well, 60, "a worker that is well")
-            stopped = worker_of(server)
+    with run_server(config=config, environ=site.alone) as server:
+        async with BackgroundWorkload(server.url, ["toy"]) as load:
+            await load.wait_answers_for_all(streams=True)
+            well = lambda: len(find_workers(server)) == 1 and _answers(server.port)  # noqa: E731
+            await asyncio.to_thread(wait_until, well, 60, "a worker that is well")
+            stopped = find_worker(server)
             stopped.suspend()
-            await another_worker(server, {stopped.pid})
-            await load.answers_for_all(streams=True)
+            await wait_another_worker(server, {stopped.pid})
+            await load.wait_answers_for_all(streams=True)
         assert not stopped.is_running()
-        assert deaths(server) and all("cause=hang" in line for line in deaths(server))  # more, on a machine that stalls
+        assert read_worker_deaths(server) and all(
+            "cause=hang" in line for line in read_worker_deaths(server)
+        )  # more, on a machine that stalls
         assert load.ended == load.asked and not load.lost
         assert not load.unstreamed.refused and not load.streamed.refused
         assert 1.9 < load.slowest_s < 60
 
 
-async def test_an_engine_that_stops_stepping_counts_as_hung(site: Site) -> None:
+async def test_an_engine_that_stops_stepping_counts_as_hung(site: ServerSite) -> None:
     """Its process is well and answers questions: only its steps tell."""
     config: dict[str, object] = {
         "models": {"toy": {"engine": "fake", "fake": {"hang_after_tokens": 5}}},
         "fleet": {"hang_s": 1, "restarts": 2, "backoff_s": 0.05},
     }
-    with serving(config=config, environ=site.alone) as server:
-        error = is_error(ask(server, max_tokens=100), 503)  # on each worker that it meets, until there is none
+    with run_server(config=config, environ=site.alone) as server:
+        error = assert_error(ask(server, max_tokens=100), 503)  # on each worker that it meets, until there is none
         assert error["code"] == "engine_unavailable"
-        until(lambda: len(deaths(server)) >= 3, 20, "word of them")
-        assert len(deaths(server)) == 3 and all("cause=hang" in line for line in deaths(server))
+        wait_until(lambda: len(read_worker_deaths(server)) >= 3, 20, "word of them")
+        assert len(read_worker_deaths(server)) == 3 and all("cause=hang" in line for line in read_worker_deaths(server))
 
 
 @pytest.mark.parametrize("gone", ["s", "t", "st"])
-def test_sockets_that_were_removed(gone: str, site: Site) -> None:
+def test_sockets_that_were_removed(gone: str, site: ServerSite) -> None:
     """By somebody who tidies up. A server process that comes new cannot reach the worker: it is replaced."""
     config: dict[str, object] = {"models": MODELS, "server": {"workers": 2}}
-    with serving(config=config, environ=site.alone) as server:
-        worker = worker_of(server)
-        [directory] = site.directories()
+    with run_server(config=config, environ=site.alone) as server:
+        worker = find_worker(server)
+        [directory] = site.list_directories()
         for name in gone:
             (directory / name).unlink()
         assert ask(server).status == 200  # sessions that are open stay so
         children = psutil.Process(server.process.pid).children()
         for child in children:
-            if "enginebay.server.children" in " ".join(child.cmdline()):
+            if "enginebay.server.supervisor.child_server" in " ".join(child.cmdline()):
                 child.kill()
-        until(lambda: _answers(server.port), 20, "an answer from a new server process")
+        wait_until(lambda: _answers(server.port), 20, "an answer from a new server process")
         assert ask(server).status == 200
         if "t" in gone:
-            assert not worker.is_running() and "cause=stopped" in deaths(server)[0]
+            assert not worker.is_running() and "cause=stopped" in read_worker_deaths(server)[0]
 
 
 def _answers(port: int) -> bool:
@@ -82,23 +91,23 @@ def _answers(port: int) -> bool:
         return False
 
 
-async def test_a_disk_without_room_for_logs(site: Site) -> None:
+async def test_a_disk_without_room_for_logs(site: ServerSite) -> None:
     """Neither the log of a worker nor what was measured is worth an answer."""
     logs, log = site.home / "logs", site.home / "logs" / "fake-toy.log"
     logs.mkdir()
     log.symlink_to("/dev/full")
     (site.home / "fleet").write_text("in the way of measured.json")
     config: dict[str, object] = {"models": MODELS}
-    with serving(config=config, environ=site.alone) as server:
-        async with Load(server.url, ["toy"]) as load:
-            await load.answers_for_all(streams=True)
-            worker_of(server).kill()
-            await load.answers_for_all(2, streams=True)
+    with run_server(config=config, environ=site.alone) as server:
+        async with BackgroundWorkload(server.url, ["toy"]) as load:
+            await load.wait_answers_for_all(streams=True)
+            find_worker(server).kill()
+            await load.wait_answers_for_all(2, streams=True)
         assert not load.lost and not load.unstreamed.refused
 
 
 @pytest.fixture
-def tiny(site: Site) -> Iterator[Path]:
+def tiny(site: ServerSite) -> Iterator[Path]:
     """The directory of sockets, on a file system with room for next to nothing."""
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=64,mode=700", "tmpfs", str(site.runtime)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
@@ -106,25 +115,25 @@ def tiny(site: Site) -> Iterator[Path]:
     try:
         yield site.runtime
         deadline = time.monotonic() + 30  # before it goes: nothing may be left there but what we put there
-        while (left := site.directories()) and time.monotonic() < deadline:
+        while (left := site.list_directories()) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert left == []
     finally:
         subprocess.run(["umount", "--lazy", str(site.runtime)], check=True)
 
 
-async def test_a_disk_without_room_for_sockets(site: Site, tiny: Path) -> None:
+async def test_a_disk_without_room_for_sockets(site: ServerSite, tiny: Path) -> None:
     """No worker can be started: requests are told so at once. They are answered when there is room again."""
     models = {"toy": {"engine": "fake", "load": "use"}}
     config: dict[str, object] = {"models": models, "fleet": {"backoff_s": 0.1, "backoff_max_s": 0.2, "restarts": 1000}}
-    with serving(config=config, environ=site.alone) as server:
+    with run_server(config=config, environ=site.alone) as server:
         _fill(tiny / "filling")
-        async with Load(server.url, ["toy"], pause_s=0.02) as load:
+        async with BackgroundWorkload(server.url, ["toy"], pause_s=0.02) as load:
             while load.ended < 50:
-                await load.ending()
+                await load.wait_for_end()
             assert load.streamed.whole == load.unstreamed.whole == 0 and load.slowest_s < 30
             (tiny / "filling").unlink()
-            await load.answers_for_all(streams=True)
+            await load.wait_answers_for_all(streams=True)
         assert load.ended == load.asked and not load.lost
         assert set(load.unstreamed.refused) == set(load.streamed.refused) == {(503, "engine_unavailable")}
 

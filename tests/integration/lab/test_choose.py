@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from enginebay.fleet import models
+from enginebay import models
 from tests.integration.lab.conftest import Lab
 
 # One request after the other, 0.6 s each: hardly more than 1.7 requests/s.
@@ -26,7 +26,7 @@ def result(done: subprocess.CompletedProcess[str]) -> Any:
 
 @pytest.fixture(scope="module")
 def model() -> str:
-    return str(models.ensure("smollm2").path)
+    return str(models.ensure_model("smollm2").path)
 
 
 def test_the_faster_engine_is_found_written_and_gone_by(lab: Lab, model: str, tmp_path: Path) -> None:

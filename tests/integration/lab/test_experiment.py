@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from enginebay.lab.client.ceiling import known_server
+from enginebay.lab.loadgen.calibration import run_calibration_server
 from tests.integration.lab.conftest import Lab
-from tests.integration.server.serving import serving
+from tests.integration.server.bay_process import run_server
 
 Write = Callable[..., str]
 
@@ -113,7 +113,7 @@ def test_a_dry_run_runs_nothing_and_says_what_is_left_out(lab: Lab, write: Write
 
 
 def test_a_server_that_already_runs(lab: Lab, write: Write) -> None:
-    with known_server(ttft_s=0.02, itl_s=0.005) as url:
+    with run_calibration_server(ttft_s=0.02, itl_s=0.005) as url:
         done = lab("experiment", "--url", url, "--model", "known", "--tokenizer", "bytes", "--profile",
                    "closed:concurrency=4,requests=40", "--set", "parity=false", "--json")  # fmt: skip
         result(done)
@@ -125,12 +125,12 @@ def test_a_server_that_already_runs(lab: Lab, write: Write) -> None:
 def test_a_server_of_ours_that_already_runs_tells_its_meters_and_its_queue(lab: Lab, tmp_path: Path) -> None:
     config: dict[str, object] = {"models": {"toy": {"engine": "fake", "fake": {"step_s": 0.004, "max_batch": 1}}}}
     config["server"] = {"limits": {"running": 1}}
-    with serving(config=config, environ={"ENGINEBAY_HOME": str(tmp_path / "served")}) as server:
+    with run_server(config=config, environ={"ENGINEBAY_HOME": str(tmp_path / "served")}) as server:
         done = lab("experiment", "--url", server.url, "--tokenizer", "bytes", "--profile",
                    "closed:concurrency=4,requests=40", "--set", "max_input_tokens=16", "--set", "max_output_tokens=8",
                    "--set", "parity=false", "--json")  # fmt: skip
         result(done)
-        held = server.resident_bytes()
+        held = server.read_resident_bytes()
     manifest = result(lab("results", "show", "latest", "--json"))
     measures = manifest["measures"]
     assert manifest["server"]["ours"] and measures["answered"] == 40
@@ -166,7 +166,7 @@ def others(url: str, clients: int) -> Iterator[None]:
 @pytest.mark.parametrize("clients", [0, 4])
 def test_requests_of_others_at_the_same_server_are_noticed(lab: Lab, tmp_path: Path, clients: int) -> None:
     config: dict[str, object] = {"models": {"toy": {"engine": "fake", "fake": {"step_s": 0.01}}}}
-    with serving(config=config, environ={"ENGINEBAY_HOME": str(tmp_path / "served")}) as server:
+    with run_server(config=config, environ={"ENGINEBAY_HOME": str(tmp_path / "served")}) as server:
         with others(server.url, clients):
             done = lab("experiment", "--url", server.url, "--tokenizer", "bytes", "--profile",
                        "closed:concurrency=4,requests=40", "--set", "max_input_tokens=16", "--set",

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from enginebay.lab.runs.reader import list_runs
+from enginebay.lab.store.run_reader import list_runs
 from tests.integration.lab.conftest import BAY, QUICK, Lab
 
 KILLS = 20

@@ -19,7 +19,7 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}|unix:|\b\d{1,3}(?:\.\d{1,3}){3}\b")
 
 
 @dataclass(frozen=True)
-class Answer:
+class RawResponse:
     status: int
     headers: dict[str, str]
     body: bytes
@@ -30,7 +30,7 @@ class Answer:
         return found
 
 
-def request(
+def build_request(
     method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None, version: str = "1.1"
 ) -> bytes:
     """The bytes of a proper request."""
@@ -63,42 +63,42 @@ def read_to_end(sock: socket.socket) -> bytes:
         parts.append(data)
 
 
-def read_answer(sock: socket.socket, rest: bytes = b"") -> tuple[Answer, bytes]:
+def read_response(sock: socket.socket, rest: bytes = b"") -> tuple[RawResponse, bytes]:
     """One answer from a connection that stays open, and what came after it."""
     while b"\r\n\r\n" not in rest:
-        rest = _more(sock, rest)
+        rest = _receive_more(sock, rest)
     head, _, rest = rest.partition(b"\r\n\r\n")
-    status, headers = _head(head)
+    status, headers = _parse_head(head)
     if headers.get("transfer-encoding") == "chunked":
-        body, rest = _dechunked(sock, rest)
-        return Answer(status, headers, body), rest
+        body, rest = _read_chunks(sock, rest)
+        return RawResponse(status, headers, body), rest
     length = int(headers.get("content-length", 0))
     while len(rest) < length:
-        rest = _more(sock, rest)
-    return Answer(status, headers, rest[:length]), rest[length:]
+        rest = _receive_more(sock, rest)
+    return RawResponse(status, headers, rest[:length]), rest[length:]
 
 
-def _more(sock: socket.socket, rest: bytes) -> bytes:
+def _receive_more(sock: socket.socket, rest: bytes) -> bytes:
     data = sock.recv(65536)
     assert data, f"the connection ended after {rest[-300:]!r}"
     return rest + data
 
 
-def _dechunked(sock: socket.socket, rest: bytes) -> tuple[bytes, bytes]:
+def _read_chunks(sock: socket.socket, rest: bytes) -> tuple[bytes, bytes]:
     body = b""
     while True:
         while b"\r\n" not in rest:
-            rest = _more(sock, rest)
+            rest = _receive_more(sock, rest)
         size_text, _, rest = rest.partition(b"\r\n")
         size = int(size_text, 16)
         while len(rest) < size + 2:
-            rest = _more(sock, rest)
+            rest = _receive_more(sock, rest)
         body, rest = body + rest[:size], rest[size + 2 :]
         if size == 0:
             return body, rest
 
 
-def _head(head: bytes) -> tuple[int, dict[str, str]]:
+def _parse_head(head: bytes) -> tuple[int, dict[str, str]]:
     first, *lines = head.decode("latin-1").split("\r\n")
     assert first.startswith("HTTP/1.1 "), first
     headers = {}
@@ -108,27 +108,27 @@ def _head(head: bytes) -> tuple[int, dict[str, str]]:
     return int(first.split()[1]), headers
 
 
-def answers_in(data: bytes) -> list[Answer]:
+def parse_responses(data: bytes) -> list[RawResponse]:
     """Every answer of a connection that has ended, each with a content-length."""
     found = []
     while data:
         head, separator, data = data.partition(b"\r\n\r\n")
         assert separator, head
-        status, headers = _head(head)
+        status, headers = _parse_head(head)
         length = int(headers.get("content-length", 0))
-        found.append(Answer(status, headers, data[:length]))
+        found.append(RawResponse(status, headers, data[:length]))
         data = data[length:]
     return found
 
 
-def send(port: int, data: bytes, timeout_s: float = 20) -> list[Answer]:
+def send(port: int, data: bytes, timeout_s: float = 20) -> list[RawResponse]:
     """Send these bytes and read until the server closes the connection, which it must do by itself."""
     with connect(port, timeout_s) as sock:
         sock.sendall(data)
-        return answers_in(read_to_end(sock))
+        return parse_responses(read_to_end(sock))
 
 
-def tells_nothing(said: str, asked: str = "") -> None:
+def assert_no_leak(said: str, asked: str = "") -> None:
     """No path of this host, no address, no stack trace; what the client itself has sent may come back."""
     assert "Traceback" not in said and 'File "' not in said, said
     for place in _HOST_PLACES:
@@ -139,20 +139,20 @@ def tells_nothing(said: str, asked: str = "") -> None:
         assert address in asked, said
 
 
-def is_error(answer: Answer, status: int, param: str | None = None, asked: str = "") -> dict[str, Any]:
+def assert_error(answer: RawResponse, status: int, param: str | None = None, asked: str = "") -> dict[str, Any]:
     """An answer in OpenAI's form of errors, with this status, about this parameter."""
     assert answer.status == status, (answer.status, answer.body[:500])
     assert answer.headers["content-type"] == "application/json"
     error = answer.error
     assert set(error) == {"message", "type", "param", "code"} and error["message"]
     assert len(answer.body) < 4000, len(answer.body)
-    tells_nothing(answer.body.decode(), asked)
+    assert_no_leak(answer.body.decode(), asked)
     if param is not None:
         assert error["param"] == param, error
     return error
 
 
-def until(happens: Any, patience_s: float = 10.0, what: str = "it") -> None:
+def wait_until(happens: Any, patience_s: float = 10.0, what: str = "it") -> None:
     deadline = time.monotonic() + patience_s
     while not happens():
         assert time.monotonic() < deadline, f"{what} did not happen"

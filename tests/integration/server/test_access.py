@@ -13,11 +13,18 @@ import httpx2 as httpx
 import psutil
 import pytest
 
-from enginebay.server.keys import create_key
-from tests.integration.server.asking import ask, bearer, config_of
-from tests.integration.server.battered import CHAT, COMPLETIONS
-from tests.integration.server.raw_http import Answer, connect, is_error, read_answer, request, until
-from tests.integration.server.serving import Server, command_of, serving
+from enginebay.server.auth.api_keys import create_key
+from tests.integration.server.abused_server import CHAT, COMPLETIONS
+from tests.integration.server.bay_process import BayProcess, read_command, run_server
+from tests.integration.server.fake_requests import ask, build_bearer, build_config
+from tests.integration.server.raw_http import (
+    RawResponse,
+    assert_error,
+    build_request,
+    connect,
+    read_response,
+    wait_until,
+)
 
 # Keys and rates
 
@@ -28,7 +35,7 @@ class Keys:
     from_variable = "a-key-from-the-environment"
     admin_from_variable = "an-admin-key-from-the-environment"
 
-    def __init__(self, server: Server, file: Path, texts: dict[str, str]) -> None:
+    def __init__(self, server: BayProcess, file: Path, texts: dict[str, str]) -> None:
         self.server, self.file, self.texts = server, file, texts
 
 
@@ -46,15 +53,15 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keys]:
     entries[-1] = entries[-1].replace("- inference\n", "")  # the last one may manage, but not ask
     file.write_text("- id:".join(entries))
     environ = {"ENGINEBAY_API_KEY": Keys.from_variable, "ENGINEBAY_ADMIN_KEY": Keys.admin_from_variable}
-    with serving(config=config_of(), options=["--keys-file", str(file)], environ=environ) as server:
+    with run_server(config=build_config(), options=["--keys-file", str(file)], environ=environ) as server:
         yield Keys(server, file, texts)
 
 
-def listing(server: Server, headers: dict[str, str]) -> Answer:
+def listing(server: BayProcess, headers: dict[str, str]) -> RawResponse:
     """Asked byte by byte: a client library refuses to send some of these headers."""
     with connect(server.port) as sock:
-        sock.sendall(request("GET", "/v1/models", headers=headers))
-        return read_answer(sock)[0]
+        sock.sendall(build_request("GET", "/v1/models", headers=headers))
+        return read_response(sock)[0]
 
 
 def test_without_the_right_key_nothing_is_answered(keys: Keys) -> None:
@@ -64,20 +71,20 @@ def test_without_the_right_key_nothing_is_answered(keys: Keys) -> None:
         {"authorization": ""},
         {"authorization": "Bearer"},
         {"authorization": "Bearer "},
-        bearer("wrong"),
-        bearer(known + "x"),
-        bearer(known[:-1]),
-        bearer(known.upper()),
+        build_bearer("wrong"),
+        build_bearer(known + "x"),
+        build_bearer(known[:-1]),
+        build_bearer(known.upper()),
         {"authorization": known},
         {"authorization": f"Basic {known}"},
-        bearer("x" * 20_000),
-        bearer("\u00ff"),
+        build_bearer("x" * 20_000),
+        build_bearer("\u00ff"),
     ):
         answer = listing(keys.server, headers)
-        error = is_error(answer, 401)
+        error = assert_error(answer, 401)
         assert error["code"] == "invalid_api_key" and answer.headers["www-authenticate"] == "Bearer"
     for path in (COMPLETIONS, "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize"):
-        is_error(ask(keys.server, path=path), 401)
+        assert_error(ask(keys.server, path=path), 401)
     for path in ("/v1/models", "/v1/models/toy", "/metrics"):
         assert httpx.get(keys.server.url + path, timeout=60).status_code == 401
     for path in ("/health/live", "/health/ready", "/docs", "/openapi.json"):
@@ -85,56 +92,56 @@ def test_without_the_right_key_nothing_is_answered(keys: Keys) -> None:
 
 
 def test_two_keys_in_one_request_are_none(keys: Keys) -> None:
-    twice = request("GET", "/v1/models", headers=bearer(keys.texts["plain"])).replace(
+    twice = build_request("GET", "/v1/models", headers=build_bearer(keys.texts["plain"])).replace(
         b"\r\n\r\n", f"\r\nauthorization: Bearer {keys.texts['plain']}\r\n\r\n".encode()
     )
     with connect(keys.server.port) as sock:
         sock.sendall(twice)
-        is_error(read_answer(sock)[0], 401)
+        assert_error(read_response(sock)[0], 401)
 
 
 def test_the_right_key_is_enough_wherever_it_comes_from(keys: Keys) -> None:
     for key in (keys.texts["plain"], keys.texts["admin"], Keys.from_variable, Keys.admin_from_variable):
-        assert ask(keys.server, bearer(key)).status == 200
+        assert ask(keys.server, build_bearer(key)).status == 200
     assert listing(keys.server, {"authorization": f"bearer   {keys.texts['plain']} "}).status == 200
     assert keys.server.openai(keys.texts["plain"]).models.retrieve("toy").id == "toy"
 
 
 def test_a_key_without_the_scope_is_refused(keys: Keys) -> None:
-    error = is_error(ask(keys.server, bearer(keys.texts["manager"])), 403)
+    error = assert_error(ask(keys.server, build_bearer(keys.texts["manager"])), 403)
     assert error["code"] == "insufficient_scope" and "inference" in error["message"]
 
 
 def test_the_file_and_the_log_hold_no_key(keys: Keys) -> None:
-    ask(keys.server, bearer(keys.texts["plain"]))
+    ask(keys.server, build_bearer(keys.texts["plain"]))
     for text in keys.texts.values():
         secret = text.split("-", 2)[2]  # the random part, which may have dashes of its own
-        assert secret not in keys.file.read_text() and secret not in keys.server.words()
+        assert secret not in keys.file.read_text() and secret not in keys.server.read_log()
     assert keys.file.read_text().count("hash: sha256:") == len(keys.texts)
 
 
 def test_requests_per_minute(keys: Keys) -> None:
-    few = bearer(keys.texts["few"])
+    few = build_bearer(keys.texts["few"])
     answers = [ask(keys.server, few) for _ in range(3)]
     assert [answer.status for answer in answers] == [200] * 3
     assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["2", "1", "0"]
     assert answers[0].headers["x-ratelimit-limit-requests"] == "3"
     refused = ask(keys.server, few)
-    error = is_error(refused, 429)
+    error = assert_error(refused, 429)
     assert error["type"] == "rate_limit_error" and error["code"] == "rate_limit_exceeded"
     assert 1 <= int(refused.headers["retry-after"]) <= 20
     assert refused.headers["x-ratelimit-remaining-requests"] == "0" and "x-ratelimit-reset-requests" in refused.headers
-    assert ask(keys.server, bearer(keys.texts["plain"])).status == 200
+    assert ask(keys.server, build_bearer(keys.texts["plain"])).status == 200
     assert httpx.get(f"{keys.server.url}/v1/models", headers=few, timeout=60).status_code == 200  # costs nothing
 
 
 def test_tokens_per_minute(keys: Keys) -> None:
     """What an answer used is known afterwards only: the one that goes over is answered, the next has to wait."""
-    short = bearer(keys.texts["short"])
+    short = build_bearer(keys.texts["short"])
     answer = ask(keys.server, short, max_tokens=100)
     assert answer.status == 200 and answer.headers["x-ratelimit-limit-tokens"] == "60"
     refused = ask(keys.server, short)
-    is_error(refused, 429)
+    assert_error(refused, 429)
     assert refused.headers["x-ratelimit-remaining-tokens"] == "0"
     assert int(refused.headers["retry-after"]) >= 40  # over a hundred used, one per second comes back
 
@@ -156,13 +163,13 @@ def test_beyond_this_host_it_needs_a_key(host: str, tmp_path: Path) -> None:
 
 
 def test_beyond_this_host_with_a_key_or_by_explicit_wish() -> None:
-    with serving(config=config_of(), options=["--host", "0.0.0.0", "--allow-without-key"]) as server:
+    with run_server(config=build_config(), options=["--host", "0.0.0.0", "--allow-without-key"]) as server:
         assert ask(server).status == 200
         assert ask(server, {"host": "models.example.org"}).status == 200
     key = {"ENGINEBAY_API_KEY": "a-key-from-the-environment"}
-    with serving(config=config_of(), options=["--host", "0.0.0.0"], environ=key) as server:
+    with run_server(config=build_config(), options=["--host", "0.0.0.0"], environ=key) as server:
         assert ask(server).status == 401
-        assert ask(server, {**bearer(key["ENGINEBAY_API_KEY"]), "host": "models.example.org"}).status == 200
+        assert ask(server, {**build_bearer(key["ENGINEBAY_API_KEY"]), "host": "models.example.org"}).status == 200
 
 
 def test_a_port_in_use() -> None:
@@ -176,7 +183,7 @@ def test_a_port_in_use() -> None:
 
 def _loading(pid: int) -> list[psutil.Process]:
     found = psutil.Process(pid).children()
-    return [one for one in found if "worker/bootstrap.py serve " in " ".join(command_of(one))]
+    return [one for one in found if "worker/bootstrap.py serve " in " ".join(read_command(one))]
 
 
 def test_a_port_that_another_took_while_the_model_was_loaded() -> None:
@@ -187,7 +194,7 @@ def test_a_port_that_another_took_while_the_model_was_loaded() -> None:
         command = [sys.executable, "-m", "enginebay.cli.main", "serve", "--engine", "fake", "--port", port]
         late = subprocess.Popen([*command, "--set", "load_s=2"], stderr=subprocess.PIPE, text=True)
         try:
-            until(lambda: _loading(late.pid), 60, "the load")
+            wait_until(lambda: _loading(late.pid), 60, "the load")
             [worker] = _loading(late.pid)
             worker.suspend()
             taken.listen()
@@ -202,21 +209,21 @@ def test_a_port_that_another_took_while_the_model_was_loaded() -> None:
 
 
 @pytest.fixture(scope="module")
-def keyless() -> Iterator[Server]:
-    with serving(config=config_of(cors_origins=["https://app.example.org"])) as server:
+def keyless() -> Iterator[BayProcess]:
+    with run_server(config=build_config(cors_origins=["https://app.example.org"])) as server:
         yield server
 
 
 @pytest.mark.parametrize(
     "origin", ["https://evil.example", "null", "http://localhost.evil.example", "https://app.example.org.evil"]
 )
-def test_pages_of_other_sites_may_not_ask(keyless: Server, origin: str) -> None:
+def test_pages_of_other_sites_may_not_ask(keyless: BayProcess, origin: str) -> None:
     answer = ask(keyless, {"origin": origin})
-    is_error(answer, 403)
+    assert_error(answer, 403)
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_pages_of_allowed_sites_may_ask(keyless: Server) -> None:
+def test_pages_of_allowed_sites_may_ask(keyless: BayProcess) -> None:
     origin = {"origin": "https://app.example.org"}
     answer = ask(keyless, origin)
     assert answer.status == 200
@@ -232,25 +239,25 @@ def test_pages_of_allowed_sites_may_ask(keyless: Server) -> None:
 
 
 @pytest.mark.parametrize(("origin", "told"), [("https://app.example.org", True), ("https://evil.example", False)])
-def test_an_allowed_page_may_read_why_its_body_was_refused(keyless: Server, origin: str, told: bool) -> None:
+def test_an_allowed_page_may_read_why_its_body_was_refused(keyless: BayProcess, origin: str, told: bool) -> None:
     with connect(keyless.port) as sock:
-        sock.sendall(request("POST", CHAT, headers={"origin": origin, "content-length": str(10**12)}))
-        answer, _ = read_answer(sock)
+        sock.sendall(build_request("POST", CHAT, headers={"origin": origin, "content-length": str(10**12)}))
+        answer, _ = read_response(sock)
     assert answer.status == 413
     assert answer.headers.get("access-control-allow-origin") == (origin if told else None)
 
 
-def test_the_servers_own_page_may_ask(keyless: Server) -> None:
+def test_the_servers_own_page_may_ask(keyless: BayProcess) -> None:
     assert ask(keyless, {"origin": keyless.url}).status == 200
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "10.0.0.1", "[2001:db8::1]:80"]
 )
-def test_a_name_that_was_made_to_point_here_is_refused(keyless: Server, host: str) -> None:
-    is_error(ask(keyless, {"host": host}), 403, asked=host)
+def test_a_name_that_was_made_to_point_here_is_refused(keyless: BayProcess, host: str) -> None:
+    assert_error(ask(keyless, {"host": host}), 403, asked=host)
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1", "[::1]:8000", "toy.localhost"])
-def test_names_of_this_host_are_fine(keyless: Server, host: str) -> None:
+def test_names_of_this_host_are_fine(keyless: BayProcess, host: str) -> None:
     assert ask(keyless, {"host": host}).status == 200

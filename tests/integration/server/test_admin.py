@@ -16,10 +16,10 @@ import psutil
 import pytest
 import yaml
 
-from enginebay.server.keys import create_key
-from tests.integration.server.asking import ask, bearer
-from tests.integration.server.raw_http import connect, request, until
-from tests.integration.server.serving import Server, serving
+from enginebay.server.auth.api_keys import create_key
+from tests.integration.server.bay_process import BayProcess, run_server
+from tests.integration.server.fake_requests import ask, build_bearer
+from tests.integration.server.raw_http import build_request, connect, wait_until
 
 SLOW_S = 2.5
 
@@ -27,13 +27,13 @@ SLOW_S = 2.5
 class Managed:
     """A server with room for one model: `first`, loaded at the start, and `second`, which takes long; and its keys."""
 
-    def __init__(self, server: Server, keys: dict[str, str], home: Path) -> None:
+    def __init__(self, server: BayProcess, keys: dict[str, str], home: Path) -> None:
         self.server, self.keys, self.home = server, keys, home
 
     def order(self, place: str, body: Any = None, key: str = "admin", **query: Any) -> httpx.Response:
         method = "GET" if place in ("ps", "switches", "logs", "meters") else "POST"
         url = f"{self.server.url}/admin/{place}"
-        return httpx.request(method, url, json=body, params=query, headers=bearer(self.keys[key]), timeout=60)
+        return httpx.request(method, url, json=body, params=query, headers=build_bearer(self.keys[key]), timeout=60)
 
     def models(self) -> dict[str, Any]:
         return {model["name"]: model for model in self.order("ps").json()["models"]}
@@ -60,7 +60,7 @@ def managed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         "fleet": {"max_awake": 1, "min_residency_s": 0, "sleep": "off"},
         "server": {"workers": request.param},
     }
-    with serving(config=config, environ={"ENGINEBAY_HOME": str(home)}) as server:
+    with run_server(config=config, environ={"ENGINEBAY_HOME": str(home)}) as server:
         yield Managed(server, keys, home)
 
 
@@ -82,7 +82,7 @@ def test_a_model_is_loaded_and_unloaded(managed: Managed) -> None:
     assert switch["from"] == "cold" and switch["phases"]["load"] >= SLOW_S
     assert switch["phases"][switch["slowest"]["phase"]] == max(switch["phases"].values())
     assert managed.models()["first"]["state"] == "cold"  # there is room for one
-    assert ask(managed.server, bearer(managed.keys["plain"]), model="second").status == 200
+    assert ask(managed.server, build_bearer(managed.keys["plain"]), model="second").status == 200
     unloaded = managed.order("unload", {"model": "second"}).json()
     assert (unloaded["state"], unloaded["pid"]) == ("cold", None)
     assert not psutil.pid_exists(loaded.json()["pid"])
@@ -115,16 +115,16 @@ def test_an_order_goes_on_when_its_giver_has_gone(managed: Managed) -> None:
     managed.order("load", {"model": "first"})
     with connect(managed.server.port) as sock:
         body = json.dumps({"model": "second"}).encode()
-        sock.sendall(request("POST", "/admin/load", body, bearer(managed.keys["admin"])))
-        until(lambda: managed.models()["second"]["state"] != "cold", 30, "the load")
-    until(lambda: managed.models()["second"]["state"] == "awake", 30, "the end of the load")
+        sock.sendall(build_request("POST", "/admin/load", body, build_bearer(managed.keys["admin"])))
+        wait_until(lambda: managed.models()["second"]["state"] != "cold", 30, "the load")
+    wait_until(lambda: managed.models()["second"]["state"] == "awake", 30, "the end of the load")
 
 
 def test_why_a_model_does_not_load_is_told_to_administrators_alone(managed: Managed) -> None:
     told = managed.order("load", {"model": "broken"})
     assert told.status_code == 503 and "was told to fail" in told.json()["error"]["message"]
     assert "load" in managed.models()["broken"]["last_failure"]
-    asked = ask(managed.server, bearer(managed.keys["plain"]), model="broken")
+    asked = ask(managed.server, build_bearer(managed.keys["plain"]), model="broken")
     assert asked.status == 503 and "was told to fail" not in asked.error["message"]
 
 
@@ -152,7 +152,7 @@ def test_meters_read_the_server_and_its_workers(managed: Managed) -> None:
 
 
 def test_an_adapter_comes_and_goes(managed: Managed, tmp_path: Path) -> None:
-    plain = bearer(managed.keys["plain"])
+    plain = build_bearer(managed.keys["plain"])
     managed.order("load", {"model": "first"})
     adapter = {"model": "first", "name": "tiny"}
     assert ask(managed.server, plain, model="tiny").status == 404
@@ -219,7 +219,7 @@ def test_a_changed_configuration_is_taken_in_or_nothing_of_it(tmp_path: Path) ->
     config: dict[str, Any] = {"models": {"toy": {"engine": "fake"}}}
     file.write_text(yaml.safe_dump(config))
     environ = {"ENGINEBAY_HOME": str(tmp_path)}
-    with serving(options=["--config", str(file)], environ=environ) as server:
+    with run_server(options=["--config", str(file)], environ=environ) as server:
 
         def reload() -> httpx.Response:
             return httpx.post(f"{server.url}/admin/reload", timeout=60)
@@ -237,4 +237,4 @@ def test_a_changed_configuration_is_taken_in_or_nothing_of_it(tmp_path: Path) ->
         file.write_text(yaml.safe_dump(config))
         assert reload().status_code == 200
         assert reload().status_code == 401  # from now on there is a key
-        assert httpx.get(f"{server.url}/admin/ps", headers=bearer(key), timeout=60).status_code == 200
+        assert httpx.get(f"{server.url}/admin/ps", headers=build_bearer(key), timeout=60).status_code == 200

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.server.battered import (
+from tests.integration.server.abused_server import (
     BODY,
     BODY_BYTES,
     CHAT,
@@ -22,19 +22,19 @@ from tests.integration.server.battered import (
     GOOD,
     HELLO,
     MB,
-    Battered,
+    AbusedServer,
     stream_request,
 )
 from tests.integration.server.raw_http import (
-    Answer,
-    answers_in,
+    RawResponse,
+    assert_error,
+    build_request,
     connect,
-    is_error,
-    read_answer,
+    parse_responses,
+    read_response,
     read_to_end,
-    request,
     send,
-    until,
+    wait_until,
 )
 
 # Too big
@@ -50,55 +50,55 @@ def send_all(sock: socket.socket, data: bytes) -> None:
         assert time.monotonic() - began > 4.5, "the server did not read what was still being sent"
 
 
-def test_a_body_of_100_mb(battered: Battered) -> None:
+def test_a_body_of_100_mb(battered: AbusedServer) -> None:
     """The client sends all of it before it looks for an answer, and still gets to read one."""
-    head = request("POST", CHAT, None, {"content-type": "application/json", "content-length": str(100 * MB)})
+    head = build_request("POST", CHAT, None, {"content-type": "application/json", "content-length": str(100 * MB)})
     with connect(battered.port) as sock:
         sock.sendall(head)
         send_all(sock, b" " * MB)
-        [answer] = answers_in(read_to_end(sock))
-    error = is_error(answer, 413)
+        [answer] = parse_responses(read_to_end(sock))
+    error = assert_error(answer, 413)
     assert str(BODY_BYTES) in error["message"] and answer.headers["connection"] == "close"
 
 
-def test_a_body_of_100_mb_by_a_client_library(battered: Battered) -> None:
+def test_a_body_of_100_mb_by_a_client_library(battered: AbusedServer) -> None:
     found = battered.client.post(CHAT, content=b" " * (100 * MB))
-    is_error(Answer(found.status_code, dict(found.headers), found.content), 413)
+    assert_error(RawResponse(found.status_code, dict(found.headers), found.content), 413)
 
 
-def test_100_mb_in_chunks(battered: Battered) -> None:
+def test_100_mb_in_chunks(battered: AbusedServer) -> None:
     with connect(battered.port) as sock:
-        sock.sendall(request("POST", CHAT, None, {"transfer-encoding": "chunked"}))
+        sock.sendall(build_request("POST", CHAT, None, {"transfer-encoding": "chunked"}))
         send_all(sock, b"%x\r\n%b\r\n" % (MB, b" " * MB))
-        [answer] = answers_in(read_to_end(sock))
-    is_error(answer, 413)
+        [answer] = parse_responses(read_to_end(sock))
+    assert_error(answer, 413)
 
 
-def test_a_length_beyond_all_numbers(battered: Battered) -> None:
+def test_a_length_beyond_all_numbers(battered: AbusedServer) -> None:
     for length in ("9" * 15, "9" * 40, "9" * 5000, "-1", "1e3", "+5", "0x10", "5 5", ""):
-        [answer] = send(battered.port, request("POST", CHAT, b"", {"content-length": length}))
-        is_error(answer, answer.status)
+        [answer] = send(battered.port, build_request("POST", CHAT, b"", {"content-length": length}))
+        assert_error(answer, answer.status)
         assert answer.status in (400, 413)
 
 
-def test_a_million_entries_of_logit_bias(battered: Battered) -> None:
+def test_a_million_entries_of_logit_bias(battered: AbusedServer) -> None:
     body = {"model": "toy", "messages": HELLO, "logit_bias": {str(number): 1 for number in range(10**6)}}
-    is_error(battered.post(CHAT, json.dumps(body).encode()), 413)
+    assert_error(battered.post(CHAT, json.dumps(body).encode()), 413)
 
 
 @pytest.mark.parametrize("wrap", [gzip.compress, zlib.compress])
-def test_a_bomb(battered: Battered, wrap: Any) -> None:
+def test_a_bomb(battered: AbusedServer, wrap: Any) -> None:
     encoding = "gzip" if wrap is gzip.compress else "deflate"
     for size in (100 * MB, BODY_BYTES + 1):
         packed = wrap(b" " * size)
         assert len(packed) < MB
         answer = battered.post(CHAT, packed, {"content-encoding": encoding})
-        is_error(answer, 413)
+        assert_error(answer, 413)
     twice = wrap(wrap(b" " * 100 * MB))
     assert battered.post(CHAT, twice, {"content-encoding": encoding}).status == 400
 
 
-def test_packed_bodies(battered: Battered) -> None:
+def test_packed_bodies(battered: AbusedServer) -> None:
     whole = gzip.compress(BODY)
     assert battered.post(CHAT, whole, {"content-encoding": "gzip"}).status == 200
     assert battered.post(CHAT, zlib.compress(BODY), {"content-encoding": "deflate"}).status == 200
@@ -114,35 +114,35 @@ def test_packed_bodies(battered: Battered) -> None:
         b"\x1f\x8b",
         whole[:30] + b"\0\0" + whole[32:],
     ):
-        is_error(battered.post(CHAT, bad, {"content-encoding": "gzip"}), 400)
+        assert_error(battered.post(CHAT, bad, {"content-encoding": "gzip"}), 400)
     for encoding in ("br", "zstd", "gzip, gzip", "x" * 5000):
-        is_error(battered.post(CHAT, whole, {"content-encoding": encoding}), 415, asked=encoding)
+        assert_error(battered.post(CHAT, whole, {"content-encoding": encoding}), 415, asked=encoding)
 
 
 @pytest.mark.parametrize("pieces", [1, 50])
-def test_headers_over_the_limit(battered: Battered, pieces: int) -> None:
+def test_headers_over_the_limit(battered: AbusedServer, pieces: int) -> None:
     """In one piece or in many, one long header or many short ones, as part of the first request or of a later one."""
     long = {"x-long": "x" * 60_000}
     many = {f"x-{number}": "x" * 50 for number in range(1000)}
     for headers in (long, many):
-        data = request("POST", CHAT, BODY, headers)
-        for before in (b"", request("GET", "/health/live")):
+        data = build_request("POST", CHAT, BODY, headers)
+        for before in (b"", build_request("GET", "/health/live")):
             with connect(battered.port) as sock:
                 if before:
                     sock.sendall(before)
-                    assert read_answer(sock)[0].status == 200
+                    assert read_response(sock)[0].status == 200
                 for start in range(0, len(data), len(data) // pieces + 1):
                     sock.sendall(data[start : start + len(data) // pieces + 1])
-                [answer] = answers_in(read_to_end(sock))
-            is_error(answer, 431)
+                [answer] = parse_responses(read_to_end(sock))
+            assert_error(answer, 431)
 
 
-def test_a_request_line_of_64_kib(battered: Battered) -> None:
-    [answer] = send(battered.port, request("GET", "/" + "x" * (64 << 10)))
-    is_error(answer, 431)
+def test_a_request_line_of_64_kib(battered: AbusedServer) -> None:
+    [answer] = send(battered.port, build_request("GET", "/" + "x" * (64 << 10)))
+    assert_error(answer, 431)
 
 
-def test_headers_without_end(battered: Battered) -> None:
+def test_headers_without_end(battered: AbusedServer) -> None:
     """Also behind a request that is being answered, where nobody waits for them."""
     for before in (b"", stream_request(2000)):
         with connect(battered.port) as sock:
@@ -157,14 +157,14 @@ def test_headers_without_end(battered: Battered) -> None:
         assert data.startswith(b"HTTP/1.1 200" if before else b"HTTP/1.1 431")
 
 
-def test_headers_at_the_limit_are_taken(battered: Battered) -> None:
+def test_headers_at_the_limit_are_taken(battered: AbusedServer) -> None:
     assert battered.post(CHAT, BODY, {"x-long": "x" * 31_000}).status == 200
 
 
 # Too slow
 
 
-def slow(battered: Battered, data: bytes, pace_s: float) -> tuple[bytes, float]:
+def slow(battered: AbusedServer, data: bytes, pace_s: float) -> tuple[bytes, float]:
     """Send one byte at a time until the server has had enough."""
     began = time.monotonic()
     with connect(battered.port) as sock:
@@ -182,40 +182,40 @@ def slow(battered: Battered, data: bytes, pace_s: float) -> tuple[bytes, float]:
     raise AssertionError("the server took it all")
 
 
-def test_slow_senders_are_told_and_do_not_hold_up_others(battered: Battered) -> None:
+def test_slow_senders_are_told_and_do_not_hold_up_others(battered: AbusedServer) -> None:
     assert any(_answers_beside_slow_senders(battered) for _ in range(3)), "the others had to wait for them"
 
 
-def _answers_beside_slow_senders(battered: Battered) -> int:
+def _answers_beside_slow_senders(battered: AbusedServer) -> int:
     """How many others were answered before the first slow sender was; on a machine that stalls, perhaps none."""
     head, _, _ = GOOD.partition(b"\r\n\r\n")
     found = 0
     with ThreadPoolExecutor(24) as threads:
         headers = [threads.submit(slow, battered, GOOD, 0.1) for _ in range(10)]
         bodies = [threads.submit(slow_body, battered, head) for _ in range(10)]
-        until(lambda: battered.gauge("enginebay_connections") > 20 or headers[0].done(), 30, "all of them")
+        wait_until(lambda: battered.read_gauge("enginebay_connections") > 20 or headers[0].done(), 30, "all of them")
         while not all(one.done() for one in (*headers, *bodies)):
-            battered.answers()
+            battered.assert_answers()
             found += not any(one.done() for one in (*headers, *bodies))
         for one in headers:
             data, took_s = one.result()
-            is_error(answers_in(data)[0], 408)
+            assert_error(parse_responses(data)[0], 408)
             assert 3.9 < took_s < 30
         for one in bodies:
             data, took_s = one.result()
-            is_error(answers_in(data)[0], 408)
+            assert_error(parse_responses(data)[0], 408)
             assert 5.9 < took_s < 30
     return found
 
 
-def slow_body(battered: Battered, head: bytes) -> tuple[bytes, float]:
+def slow_body(battered: AbusedServer, head: bytes) -> tuple[bytes, float]:
     began = time.monotonic()
     with connect(battered.port) as sock:
         sock.sendall(head + b"\r\n\r\n{")
         return read_to_end(sock), time.monotonic() - began
 
 
-def test_a_connection_that_says_nothing_is_closed(battered: Battered) -> None:
+def test_a_connection_that_says_nothing_is_closed(battered: AbusedServer) -> None:
     began = time.monotonic()
     with connect(battered.port) as sock:
         assert read_to_end(sock) == b""
@@ -246,14 +246,14 @@ def test_a_connection_that_says_nothing_is_closed(battered: Battered) -> None:
         b"GET /\x7f\x80 HTTP/1.1\r\nhost: localhost\r\n\r\n",
     ],
 )
-def test_garbage(battered: Battered, data: bytes) -> None:
+def test_garbage(battered: AbusedServer, data: bytes) -> None:
     with connect(battered.port) as sock:
         sock.sendall(data)
         sock.shutdown(socket.SHUT_WR)
-        answers = answers_in(read_to_end(sock))
+        answers = parse_responses(read_to_end(sock))
     assert len(answers) <= 1
     for answer in answers:
-        is_error(answer, 400)
+        assert_error(answer, 400)
 
 
 @pytest.mark.parametrize(
@@ -271,38 +271,38 @@ def test_garbage(battered: Battered, data: bytes) -> None:
         "content-length : 4",
     ],
 )
-def test_no_second_request_is_smuggled_in(battered: Battered, headers: str) -> None:
+def test_no_second_request_is_smuggled_in(battered: AbusedServer, headers: str) -> None:
     """Where two readers could differ about where a body ends, there is one answer, a refusal, and then nothing."""
     inner = b"0\r\n\r\nGET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
     data = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n\r\n".encode() + inner
     [answer] = send(battered.port, data)
-    is_error(answer, 400)
+    assert_error(answer, 400)
 
 
 @pytest.mark.parametrize(
     "chunk", [b"-1\r\n", b"zz\r\n", b"ffffffffffffffffff\r\n", b"4\r\nabcdef\r\n", b"4;" + b"x" * 100_000]
 )
-def test_chunks_that_are_none(battered: Battered, chunk: bytes) -> None:
-    data = request("POST", CHAT, None, {"transfer-encoding": "chunked"}) + chunk
+def test_chunks_that_are_none(battered: AbusedServer, chunk: bytes) -> None:
+    data = build_request("POST", CHAT, None, {"transfer-encoding": "chunked"}) + chunk
     with connect(battered.port) as sock:
         sock.sendall(data)
-        [answer] = answers_in(read_to_end(sock))
-    is_error(answer, answer.status)
+        [answer] = parse_responses(read_to_end(sock))
+    assert_error(answer, answer.status)
     assert answer.status in (400, 408, 413)
 
 
-def test_trailers_change_nothing(battered: Battered) -> None:
-    head = request("POST", CHAT, None, {"transfer-encoding": "chunked"})
+def test_trailers_change_nothing(battered: AbusedServer) -> None:
+    head = build_request("POST", CHAT, None, {"transfer-encoding": "chunked"})
     chunks = b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY)
     with connect(battered.port) as sock:
         sock.sendall(head + chunks + b"content-encoding: gzip\r\nx-request-id: later\r\nhost: evil.example\r\n\r\n")
-        answer, _ = read_answer(sock)
+        answer, _ = read_response(sock)
     assert answer.status == 200 and answer.headers["x-request-id"] != "later"
     with connect(battered.port) as sock:
         sock.sendall(head + chunks)
         send_all(sock, b"x-long: " + b"x" * MB)
-        [answer] = answers_in(read_to_end(sock))
-    is_error(answer, 413)
+        [answer] = parse_responses(read_to_end(sock))
+    assert_error(answer, 413)
 
 
 @pytest.mark.parametrize(
@@ -320,11 +320,11 @@ def test_trailers_change_nothing(battered: Battered) -> None:
         ("OPTIONS", CHAT, "POST"),
     ],
 )
-def test_wrong_methods(battered: Battered, method: str, path: str, allow: str) -> None:
-    [answer] = send(battered.port, request(method, path, headers={"connection": "close"}))[:1]
+def test_wrong_methods(battered: AbusedServer, method: str, path: str, allow: str) -> None:
+    [answer] = send(battered.port, build_request(method, path, headers={"connection": "close"}))[:1]
     assert answer.status == 405 and answer.headers["allow"] == allow
     if method != "HEAD":
-        is_error(answer, 405, asked=path)
+        assert_error(answer, 405, asked=path)
 
 
 @pytest.mark.parametrize(
@@ -332,25 +332,25 @@ def test_wrong_methods(battered: Battered, method: str, path: str, allow: str) -
     ["/nothing", "/v1", "/v1/", "//", "/v1/chat/completions/", "/V1/models", "/../../etc/passwd", "/%2e%2e/etc/passwd",
      "/v1/models/", "/etc/passwd", "*", "http://localhost/v1/models", "/docs/../metrics", "/v1/chat//completions"],
 )  # fmt: skip
-def test_unknown_paths(battered: Battered, path: str) -> None:
-    [answer] = send(battered.port, request("GET", path, headers={"connection": "close"}))
-    assert is_error(answer, 404, asked=path)["code"] == "unknown_url"
+def test_unknown_paths(battered: AbusedServer, path: str) -> None:
+    [answer] = send(battered.port, build_request("GET", path, headers={"connection": "close"}))
+    assert assert_error(answer, 404, asked=path)["code"] == "unknown_url"
 
 
 # Cut off
 
 
-def test_half_closed_connections(battered: Battered) -> None:
+def test_half_closed_connections(battered: AbusedServer) -> None:
     """A client that has closed its side is taken for gone, at any point of a request."""
     for data in (b"", b"GET", GOOD[:40], GOOD[:-10], GOOD, stream_request(4000)):
         with connect(battered.port) as sock:
             sock.sendall(data)
             sock.shutdown(socket.SHUT_WR)
             read_to_end(sock)
-    battered.until_idle()
+    battered.wait_idle()
 
 
-def test_a_thousand_disconnects_mid_stream(battered: Battered) -> None:
+def test_a_thousand_disconnects_mid_stream(battered: AbusedServer) -> None:
     data = stream_request(4000)
     streamed = threading.Semaphore(0)
 
@@ -365,16 +365,16 @@ def test_a_thousand_disconnects_mid_stream(battered: Battered) -> None:
     before = _gone(battered)
     with ThreadPoolExecutor(50) as threads:
         list(threads.map(leave, range(1000)))
-    battered.until_idle()
+    battered.wait_idle()
     assert _gone(battered) - before > 900  # a machine that stalls may have some answered in full
-    until(lambda: battered.gauge("enginebay_connections") <= 3, 30, "the end of all connections")
+    wait_until(lambda: battered.read_gauge("enginebay_connections") <= 3, 30, "the end of all connections")
 
 
-def _gone(battered: Battered) -> float:
+def _gone(battered: AbusedServer) -> float:
     """Requests whose client went away."""
     lines = battered.client.get("/metrics").text.splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if "requests_total{" in line and 'status="499"' in line)
 
 
-def test_the_server_is_as_before(battered: Battered) -> None:
-    battered.is_as_before()
+def test_the_server_is_as_before(battered: AbusedServer) -> None:
+    battered.assert_as_before()

@@ -9,17 +9,17 @@ from urllib.parse import unquote
 import msgspec
 import pytest
 
-from enginebay.contract.sampling import RANGES
-from enginebay.server.wire.bodies import ChatBody, CompletionBody, ResponsesBody
-from tests.integration.server.battered import (
+from enginebay.contract.sampling_parameters import RANGES
+from enginebay.server.api.openai.schemas import ChatBody, CompletionBody, ResponsesBody
+from tests.integration.server.abused_server import (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
     HELLO,
     RESPONSES,
-    Battered,
+    AbusedServer,
 )
-from tests.integration.server.raw_http import connect, is_error, read_answer, request
+from tests.integration.server.raw_http import assert_error, build_request, connect, read_response
 
 BODIES: dict[str, tuple[type, dict[str, Any]]] = {
     CHAT: (ChatBody, {"model": "toy", "messages": HELLO, "max_tokens": 4}),
@@ -65,7 +65,7 @@ def test_the_ranges_of_the_contract_are_those_of_the_bodies() -> None:
 
 
 @pytest.mark.parametrize(("path", "field"), NUMBERS)
-def test_numbers_out_of_range(battered: Battered, path: str, field: str) -> None:
+def test_numbers_out_of_range(battered: AbusedServer, path: str, field: str) -> None:
     low, high, whole = numbers_of(path)[field]
     extra = {"logprobs": True} if field == "top_logprobs" and path == CHAT else {}
     step = 1 if whole else 0.001
@@ -73,9 +73,9 @@ def test_numbers_out_of_range(battered: Battered, path: str, field: str) -> None
                if value is not None]  # fmt: skip
     outside += [-HUGE] + ([HUGE] if high is not None else []) + ([0.5] if whole else [])
     for value in outside:
-        battered.refused(path, body_of(path, **extra, **{field: value}), field)
+        battered.assert_refused(path, body_of(path, **extra, **{field: value}), field)
     for literal in (*NOT_FOR_NUMBERS, "1e309", "-1e309", "1" * 5000, "1e" + "9" * 1000):
-        battered.refused(path, with_literal(path, field, literal), field)
+        battered.assert_refused(path, with_literal(path, field, literal), field)
     for literal in NOT_JSON:
         assert battered.post(path, with_literal(path, field, literal)).status == 400
 
@@ -83,11 +83,11 @@ def test_numbers_out_of_range(battered: Battered, path: str, field: str) -> None
 @pytest.mark.parametrize("value", [10**6, 0, -1, "1", 17, 1.5, True, [1], HUGE])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("field", ["n", "best_of"])
-def test_n(battered: Battered, path: str, field: str, value: Any) -> None:
-    battered.refused(path, body_of(path, **{field: value}), field)
+def test_n(battered: AbusedServer, path: str, field: str, value: Any) -> None:
+    battered.assert_refused(path, body_of(path, **{field: value}), field)
 
 
-def test_null_is_unset(battered: Battered) -> None:
+def test_null_is_unset(battered: AbusedServer) -> None:
     for path in BODIES:
         names = [name for name in numbers_of(path) if name not in BODIES[path][1]]
         assert battered.post(path, body_of(path, **dict.fromkeys(names))).status == 200
@@ -142,8 +142,8 @@ def test_null_is_unset(battered: Battered) -> None:
         (EMBEDDINGS, {"model": "toy", "input": "hi", "encoding_format": "hex"}, "encoding_format"),
     ],
 )
-def test_prompts_that_are_none(battered: Battered, path: str, fields: dict[str, Any], param: str) -> None:
-    battered.refused(path, {**BODIES[path][1], **fields} if path in BODIES else fields, param)
+def test_prompts_that_are_none(battered: AbusedServer, path: str, fields: dict[str, Any], param: str) -> None:
+    battered.assert_refused(path, {**BODIES[path][1], **fields} if path in BODIES else fields, param)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -196,19 +196,19 @@ def test_prompts_that_are_none(battered: Battered, path: str, fields: dict[str, 
         ({"model": None}, "model"),
     ],
 )
-def test_fields_of_both(battered: Battered, path: str, fields: dict[str, Any], param: str) -> None:
-    battered.refused(path, body_of(path, **fields), param)
+def test_fields_of_both(battered: AbusedServer, path: str, fields: dict[str, Any], param: str) -> None:
+    battered.assert_refused(path, body_of(path, **fields), param)
 
 
-def test_a_template_of_the_client_is_not_run(battered: Battered) -> None:
-    error = battered.refused(CHAT, body_of(CHAT, chat_template="{{ 7 * 7 }}"), "chat_template")
+def test_a_template_of_the_client_is_not_run(battered: AbusedServer) -> None:
+    error = battered.assert_refused(CHAT, body_of(CHAT, chat_template="{{ 7 * 7 }}"), "chat_template")
     assert error["code"] == "unsupported_parameter"
     for name in ("messages", "tools", "self", "request", "add_generation_prompt"):
-        battered.refused(CHAT, body_of(CHAT, chat_template_kwargs={name: 1}), "chat_template_kwargs")
+        battered.assert_refused(CHAT, body_of(CHAT, chat_template_kwargs={name: 1}), "chat_template_kwargs")
 
 
 @pytest.mark.parametrize("body", [b"[" * 10_000, b'{"a":' * 10_000, b"[" * 10_000 + b"]" * 10_000])
-def test_deep_json(battered: Battered, body: bytes) -> None:
+def test_deep_json(battered: AbusedServer, body: bytes) -> None:
     assert battered.post(CHAT, body).status == 400
     text = json.dumps(body_of(CHAT, metadata="HERE")).encode()
     inner = b"[" * 10_000 + b"]" * 10_000
@@ -220,13 +220,13 @@ def test_deep_json(battered: Battered, body: bytes) -> None:
     [b"", b"null", b"7", b'"text"', b"[]", b"{", b"x{}", b"\xff\xfe", b"{'model': 'toy'}", b"\xef\xbb\xbf{}", b"\x00"],
 )
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS, "/tokenize", "/detokenize"])
-def test_bodies_that_are_no_object(battered: Battered, path: str, body: bytes) -> None:
-    battered.refused(path, body, None)
+def test_bodies_that_are_no_object(battered: AbusedServer, path: str, body: bytes) -> None:
+    battered.assert_refused(path, body, None)
 
 
 @pytest.mark.parametrize("literal", [rb'"\ud800"', rb'"a\udfffb"', b'"\xed\xa0\x80"', b'"\xff"', b'"\xc3"'])
 @pytest.mark.parametrize("place", ["prompt", "model", "stop", "tool", "content", "key", "user"])
-def test_lone_surrogates_and_bytes_that_are_no_text(battered: Battered, place: str, literal: bytes) -> None:
+def test_lone_surrogates_and_bytes_that_are_no_text(battered: AbusedServer, place: str, literal: bytes) -> None:
     body: dict[str, Any] = {
         "prompt": body_of(COMPLETIONS, prompt="HERE"),
         "model": body_of(CHAT, model="HERE"),
@@ -242,20 +242,20 @@ def test_lone_surrogates_and_bytes_that_are_no_text(battered: Battered, place: s
     json.loads(answer.body)  # is itself proper JSON
 
 
-def test_nul_is_a_character_like_any_other(battered: Battered) -> None:
+def test_nul_is_a_character_like_any_other(battered: AbusedServer) -> None:
     assert battered.post(COMPLETIONS, body_of(COMPLETIONS, prompt="a\x00b", echo=True)).status == 200
     assert battered.post(CHAT, body_of(CHAT, messages=[{"role": "user", "content": "\x00"}])).status == 200
     assert battered.post(CHAT, body_of(CHAT, stop=["\x00"], user="\x00")).status == 200
-    battered.refused(CHAT, body_of(CHAT, model="to\x00y"), "model", 404)
-    battered.refused(CHAT, body_of(CHAT, tools=[{"type": "function", "function": {"name": "\x00"}}]), "tools")
+    battered.assert_refused(CHAT, body_of(CHAT, model="to\x00y"), "model", 404)
+    battered.assert_refused(CHAT, body_of(CHAT, tools=[{"type": "function", "function": {"name": "\x00"}}]), "tools")
 
 
 @pytest.mark.parametrize(
     "name", ["../toy", "../../etc/passwd", "toy/../toy", "toy\x00", "", "x" * 10**6, "/etc/passwd"]
 )
-def test_models_that_are_not_there(battered: Battered, name: str) -> None:
+def test_models_that_are_not_there(battered: AbusedServer, name: str) -> None:
     for path in (CHAT, COMPLETIONS):
-        assert battered.refused(path, body_of(path, model=name), "model", 404)["code"] == "model_not_found"
+        assert battered.assert_refused(path, body_of(path, model=name), "model", 404)["code"] == "model_not_found"
 
 
 @pytest.mark.parametrize(
@@ -274,15 +274,15 @@ def test_models_that_are_not_there(battered: Battered, name: str) -> None:
         "toy?x",
     ],
 )
-def test_models_asked_by_path(battered: Battered, name: str) -> None:
+def test_models_asked_by_path(battered: AbusedServer, name: str) -> None:
     with connect(battered.port) as sock:  # a client library would tidy the path up first
-        sock.sendall(request("GET", f"/v1/models/{name}"))
-        answer, _ = read_answer(sock)
+        sock.sendall(build_request("GET", f"/v1/models/{name}"))
+        answer, _ = read_response(sock)
     if name == "toy?x":
         assert answer.status == 200
     else:
-        is_error(answer, 404, asked=unquote(name))
+        assert_error(answer, 404, asked=unquote(name))
 
 
-def test_the_server_is_as_before(battered: Battered) -> None:
-    battered.is_as_before()
+def test_the_server_is_as_before(battered: AbusedServer) -> None:
+    battered.assert_as_before()

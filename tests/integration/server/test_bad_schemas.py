@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.server.battered import CHAT, HELLO, Battered
+from tests.integration.server.abused_server import CHAT, HELLO, AbusedServer
 
 HUGE = 10**400
 
@@ -27,7 +27,7 @@ def nested(depth: int) -> str:
 
 
 @pytest.mark.parametrize("field", ["guided_json", "response_format", "metadata"])
-def test_a_schema_a_thousand_deep(battered: Battered, field: str) -> None:
+def test_a_schema_a_thousand_deep(battered: AbusedServer, field: str) -> None:
     for depth in (490, 1000, 5000):  # around Python's own limit, and far beyond it
         assert battered.post(CHAT, with_literal(field, nested(depth))).status == 400
     tools = '[{"type":"function","function":{"name":"f","parameters":%s}}]'
@@ -64,7 +64,9 @@ RECURSIVE = {
     ],
 )
 @pytest.mark.parametrize("field", ["response_format", "guided_json", "tools"])
-def test_schemas_that_must_not_reach_an_engine(battered: Battered, schema: dict[str, Any] | str, field: str) -> None:
+def test_schemas_that_must_not_reach_an_engine(
+    battered: AbusedServer, schema: dict[str, Any] | str, field: str
+) -> None:
     text = schema if isinstance(schema, str) else json.dumps(schema)
     fields: dict[str, Any] = {"guided_json": {"HERE": 0}}
     if field == "response_format":
@@ -75,12 +77,12 @@ def test_schemas_that_must_not_reach_an_engine(battered: Battered, schema: dict[
     param = "tools[0].function.parameters" if field == "tools" else field
     body = json.dumps(body_of(**fields)).replace('{"HERE": 0}', text).encode()
     began = time.monotonic()
-    error = battered.refused(CHAT, body, param)
+    error = battered.assert_refused(CHAT, body, param)
     assert error["code"] in ("invalid_value", "unsupported_parameter")
     assert time.monotonic() - began < 20
 
 
-def test_ordinary_recursion_is_no_failure(battered: Battered) -> None:
+def test_ordinary_recursion_is_no_failure(battered: AbusedServer) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {**RECURSIVE}}}]
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": RECURSIVE}}
     for fields in ({"response_format": form}, {"tools": tools}, {"tools": tools, "tool_choice": "required"}):
@@ -107,9 +109,9 @@ def test_ordinary_recursion_is_no_failure(battered: Battered) -> None:
         ("[a-z]+", "unsupported_parameter"),  # harmless, but this engine takes no regex at all
     ],
 )
-def test_catastrophic_regexes(battered: Battered, regex: str, code: str) -> None:
+def test_catastrophic_regexes(battered: AbusedServer, regex: str, code: str) -> None:
     began = time.monotonic()
-    error = battered.refused(CHAT, body_of(guided_regex=regex), "guided_regex")
+    error = battered.assert_refused(CHAT, body_of(guided_regex=regex), "guided_regex")
     assert error["code"] == code
     assert time.monotonic() - began < 20
 
@@ -149,17 +151,17 @@ def function(**fields: Any) -> dict[str, Any]:
         ([function(name=f"f{number}") for number in range(200)], "tools"),
     ],
 )
-def test_malformed_tools(battered: Battered, tools: Any, param: str) -> None:
-    battered.refused(CHAT, body_of(tools=tools), param)
+def test_malformed_tools(battered: AbusedServer, tools: Any, param: str) -> None:
+    battered.assert_refused(CHAT, body_of(tools=tools), param)
 
 
 @pytest.mark.parametrize(
     "choice", ["sometimes", "required", "", {"type": "function"}, {"type": "function", "function": {"name": "g"}}, {}]
 )
-def test_malformed_tool_choices(battered: Battered, choice: Any) -> None:
+def test_malformed_tool_choices(battered: AbusedServer, choice: Any) -> None:
     tools = None if choice == "required" else [function()]
-    battered.refused(CHAT, body_of(tools=tools, tool_choice=choice), "tool_choice")
+    battered.assert_refused(CHAT, body_of(tools=tools, tool_choice=choice), "tool_choice")
 
 
-def test_the_server_is_as_before(battered: Battered) -> None:
-    battered.is_as_before()
+def test_the_server_is_as_before(battered: AbusedServer) -> None:
+    battered.assert_as_before()

@@ -11,10 +11,10 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from tests.integration.server.asking import config_of
-from tests.integration.server.battered import CHAT, COMPLETIONS, HELLO, RESPONSES, Battered
-from tests.integration.server.raw_http import until
-from tests.integration.server.serving import serving
+from tests.integration.server.abused_server import CHAT, COMPLETIONS, HELLO, RESPONSES, AbusedServer
+from tests.integration.server.bay_process import run_server
+from tests.integration.server.fake_requests import build_config
+from tests.integration.server.raw_http import wait_until
 
 IDLE_W, BUSY_W = 80.0, 380.0
 TOKEN_S = 0.002
@@ -28,34 +28,34 @@ CLASSES = {"reads": (120, 6), "writes": (8, 24)}  # tokens in, tokens out
 
 
 @pytest.fixture(scope="module")
-def metered() -> Iterator[Battered]:
+def metered() -> Iterator[AbusedServer]:
     fake = {"idle_w": IDLE_W, "busy_w": BUSY_W, "token_s": TOKEN_S, "max_batch": BATCH, "script": "x" * 64}
-    with serving(config=config_of(fake)) as server, httpx.Client(base_url=server.url, timeout=60) as client:
-        found = Battered(server, client)
+    with run_server(config=build_config(fake)) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        found = AbusedServer(server, client)
         first = used(found, CHAT)
         assert "energy_j" not in first and first["energy_absent"]  # nobody had asked, so nothing is known
-        until(lambda: time.sleep(2) or "energy_j" in used(found, CHAT), 60, "a known idle power")
+        wait_until(lambda: time.sleep(2) or "energy_j" in used(found, CHAT), 60, "a known idle power")
         yield found
 
 
 @pytest.fixture(scope="module")
-def without() -> Iterator[Battered]:
-    with serving(config=config_of()) as server, httpx.Client(base_url=server.url, timeout=60) as client:
-        yield Battered(server, client)
+def without() -> Iterator[AbusedServer]:
+    with run_server(config=build_config()) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        yield AbusedServer(server, client)
 
 
-def asked(server: Battered, path: str, **fields: Any) -> dict[str, Any]:
+def asked(server: AbusedServer, path: str, **fields: Any) -> dict[str, Any]:
     """The usage of a whole answer."""
     answer = server.post(path, {"model": "toy", **BODIES[path], **fields})
     assert answer.status == 200, answer.body
     return dict(json.loads(answer.body)["usage"])
 
 
-def used(server: Battered, path: str, **fields: Any) -> dict[str, Any]:
+def used(server: AbusedServer, path: str, **fields: Any) -> dict[str, Any]:
     return dict(asked(server, path, include_energy=True, **fields)["enginebay"])
 
 
-def streamed(server: Battered, path: str, **fields: Any) -> list[Any]:
+def streamed(server: AbusedServer, path: str, **fields: Any) -> list[Any]:
     """The usage of every event of a stream; False where an event says nothing of it."""
     answer = server.post(path, {"model": "toy", **BODIES[path], "stream": True, **fields})
     assert answer.status == 200, answer.body
@@ -64,7 +64,7 @@ def streamed(server: Battered, path: str, **fields: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("path", list(BODIES))
-def test_a_whole_answer_says_what_it_used(metered: Battered, path: str) -> None:
+def test_a_whole_answer_says_what_it_used(metered: AbusedServer, path: str) -> None:
     started = time.monotonic()
     found = used(metered, path)
     assert set(found) == {"energy_j", "energy_idle_w"}
@@ -75,17 +75,17 @@ def test_a_whole_answer_says_what_it_used(metered: Battered, path: str) -> None:
 
 @pytest.mark.parametrize("path", list(BODIES))
 @pytest.mark.parametrize("fields", [{"include_energy": True}, {"stream_options": {"include_energy": True}}])
-def test_a_stream_says_it_with_the_last_usage(metered: Battered, path: str, fields: dict[str, Any]) -> None:
+def test_a_stream_says_it_with_the_last_usage(metered: AbusedServer, path: str, fields: dict[str, Any]) -> None:
     *before, last = streamed(metered, path, **fields)
     assert last["enginebay"]["energy_j"] > 0 and not any(before)
 
 
-def test_times_and_joules_together(metered: Battered) -> None:
+def test_times_and_joules_together(metered: AbusedServer) -> None:
     last = streamed(metered, CHAT, stream_options={"include_energy": True, "include_timing": True})[-1]
     assert set(last["enginebay"]) == {"queue_s", "ttft_s", "total_s", "energy_j", "energy_idle_w"}
 
 
-def test_several_prompts_are_one_sum(metered: Battered) -> None:
+def test_several_prompts_are_one_sum(metered: AbusedServer) -> None:
     started = time.monotonic()
     many = used(metered, COMPLETIONS, prompt=["x" * 200] * 4, max_tokens=4)["energy_j"]
     least_s = 4 * 204 * TOKEN_S
@@ -93,23 +93,25 @@ def test_several_prompts_are_one_sum(metered: Battered) -> None:
 
 
 @pytest.mark.parametrize("path", list(BODIES))
-def test_it_is_told_to_nobody_else(metered: Battered, path: str) -> None:
+def test_it_is_told_to_nobody_else(metered: AbusedServer, path: str) -> None:
     assert "enginebay" not in asked(metered, path)
     assert "enginebay" not in asked(metered, path, include_energy=False)
 
 
-def test_in_stream_options_it_is_for_streams(metered: Battered) -> None:
+def test_in_stream_options_it_is_for_streams(metered: AbusedServer) -> None:
     for path, body in BODIES.items():
-        metered.refused(path, {"model": "toy", **body, "stream_options": {"include_energy": True}}, "stream_options")
+        metered.assert_refused(
+            path, {"model": "toy", **body, "stream_options": {"include_energy": True}}, "stream_options"
+        )
 
 
 @pytest.mark.parametrize("path", list(BODIES))
-def test_without_a_meter_the_reason_is_told(without: Battered, path: str) -> None:
+def test_without_a_meter_the_reason_is_told(without: AbusedServer, path: str) -> None:
     found = used(without, path)
     assert set(found) == {"energy_absent"} and len(found["energy_absent"]) > 10
 
 
-def load(server: Battered, kinds: Sequence[str]) -> dict[str, float]:
+def load(server: AbusedServer, kinds: Sequence[str]) -> dict[str, float]:
     """Joules per token of each class. A machine that stalls lets those at work then pay for it: the best of a few tries."""
     tries: list[tuple[float, dict[str, float]]] = []
     while len(tries) < 3 and not (tries and tries[-1][0] < 1.1):
@@ -117,7 +119,7 @@ def load(server: Battered, kinds: Sequence[str]) -> dict[str, float]:
     return min(tries, key=lambda one: one[0])[1]
 
 
-def load_once(server: Battered, kinds: Sequence[str]) -> tuple[float, dict[str, float]]:
+def load_once(server: AbusedServer, kinds: Sequence[str]) -> tuple[float, dict[str, float]]:
     """With as many in flight whatever they are; and how many times longer than it had to the engine worked."""
 
     def one(kind: str) -> tuple[str, int, float]:
@@ -141,7 +143,7 @@ def load_once(server: Battered, kinds: Sequence[str]) -> tuple[float, dict[str, 
     return worked_s / least_s, {kind: joules[kind] / tokens[kind] for kind in joules}
 
 
-def test_a_class_of_requests_costs_the_same_in_a_mix_as_alone(metered: Battered) -> None:
+def test_a_class_of_requests_costs_the_same_in_a_mix_as_alone(metered: AbusedServer) -> None:
     """Long prompts with short answers, and the other way round."""
     alone = load(metered, ["reads"] * 24) | load(metered, ["writes"] * 48)
     mixed = load(metered, ["reads", "writes"] * 20)

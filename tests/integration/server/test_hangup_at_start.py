@@ -13,8 +13,8 @@ import psutil
 import pytest
 import yaml
 
-from tests.integration.server.raw_http import until
-from tests.integration.server.serving import command_of
+from tests.integration.server.bay_process import read_command
+from tests.integration.server.raw_http import wait_until
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -35,23 +35,23 @@ def test_a_hangup_while_models_load_is_carried_out_afterwards(processes: int, tm
 
         def loads() -> bool:
             found = psutil.Process(process.pid).children()
-            worker[:] = [one for one in found if "bootstrap" in " ".join(command_of(one))]
+            worker[:] = [one for one in found if "bootstrap" in " ".join(read_command(one))]
             return bool(worker)
 
-        until(loads, 30, "a load")
+        wait_until(loads, 30, "a load")
         worker[0].suspend()
         models("first", "second")
         os.kill(process.pid, signal.SIGHUP)
         worker[0].resume()
-        until(lambda: "serving at " in log.read_text() or process.poll() is not None, 30, "serving")
+        wait_until(lambda: "serving at " in log.read_text() or process.poll() is not None, 30, "serving")
         assert process.poll() is None, log.read_text()
         url = log.read_text().partition("serving at ")[2].split()[0]
 
         def listed() -> set[str]:
             return {one["id"] for one in httpx.get(f"{url}/v1/models", timeout=60).json()["data"]}
 
-        until(lambda: listed() == {"first", "second"}, 20, "the reload")
-        until(lambda: "configuration taken in" in log.read_text(), 20, "word of it")
+        wait_until(lambda: listed() == {"first", "second"}, 20, "the reload")
+        wait_until(lambda: "configuration taken in" in log.read_text(), 20, "word of it")
         assert log.read_text().count("configuration taken in") == 1
     finally:
         process.terminate()

@@ -10,14 +10,14 @@ import httpx2 as httpx
 import pytest
 import yaml
 
-from enginebay.server.keys import create_key, revoke_key
-from tests.integration.server.asking import ask, bearer, config_of
-from tests.integration.server.raw_http import is_error, until
-from tests.integration.server.serving import Server, serving
+from enginebay.server.auth.api_keys import create_key, revoke_key
+from tests.integration.server.bay_process import BayProcess, run_server
+from tests.integration.server.fake_requests import ask, build_bearer, build_config
+from tests.integration.server.raw_http import assert_error, wait_until
 
 
-def reload(server: Server, key: str) -> httpx.Response:
-    return httpx.post(f"http://127.0.0.1:{server.port}/admin/reload", headers=bearer(key), timeout=60)
+def reload(server: BayProcess, key: str) -> httpx.Response:
+    return httpx.post(f"http://127.0.0.1:{server.port}/admin/reload", headers=build_bearer(key), timeout=60)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -25,35 +25,35 @@ def test_without_its_last_key_nobody_gets_in(processes: int, tmp_path: Path) -> 
     file = tmp_path / "keys.yaml"
     leaked, _ = create_key(file, "only", admin=True)
     options = ["--host", "0.0.0.0", "--keys-file", str(file), "--workers", str(processes)]
-    with serving(config=config_of(), options=options) as server:
-        assert ask(server, bearer(leaked)).status == 200
+    with run_server(config=build_config(), options=options) as server:
+        assert ask(server, build_bearer(leaked)).status == 200
         revoke_key(file, "only")
         refused = reload(server, leaked)
         assert refused.status_code == 400 and "every request is refused" in refused.json()["error"]["message"]
         way_out = f"kill -HUP {server.process.pid}"
         assert way_out in refused.json()["error"]["message"]
-        until(lambda: way_out in server.words(), 20, "the same in the log")
+        wait_until(lambda: way_out in server.read_log(), 20, "the same in the log")
         for _ in range(4):  # whichever process answers
-            for headers in ({"host": "localhost"}, {}, bearer(leaked)):
-                told = is_error(ask(server, headers), 401)["message"]
+            for headers in ({"host": "localhost"}, {}, build_bearer(leaked)):
+                told = assert_error(ask(server, headers), 401)["message"]
                 assert "no API key is left" in told and way_out not in told
         assert reload(server, leaked).status_code == 401
         second, _ = create_key(file, "second")
         os.kill(server.process.pid, signal.SIGHUP)
-        until(lambda: ask(server, bearer(second)).status == 200, 20)
-        assert ask(server, bearer(leaked)).status == 401
+        wait_until(lambda: ask(server, build_bearer(second)).status == 200, 20)
+        assert ask(server, build_bearer(leaked)).status == 401
 
 
 def test_a_revoked_key_is_refused_after_a_reload_that_failed(tmp_path: Path) -> None:
     keys, file = tmp_path / "keys.yaml", tmp_path / "config.yaml"
     leaked, kept = create_key(keys, "leaked")[0], create_key(keys, "kept")[0]
-    good = yaml.safe_dump(config_of())
+    good = yaml.safe_dump(build_config())
     file.write_text(good)
     options = ["--host", "0.0.0.0", "--keys-file", str(keys), "--config", str(file)]
-    with serving(options=options) as server:
-        assert ask(server, bearer(leaked)).status == 200
+    with run_server(options=options) as server:
+        assert ask(server, build_bearer(leaked)).status == 200
         revoke_key(keys, "leaked")
         file.write_text(f"{good}bad: 1\n")
         os.kill(server.process.pid, signal.SIGHUP)
-        until(lambda: "the keys were taken in, but the configuration stays as it was" in server.words(), 20)
-        assert ask(server, bearer(leaked)).status == 401 and ask(server, bearer(kept)).status == 200
+        wait_until(lambda: "the keys were taken in, but the configuration stays as it was" in server.read_log(), 20)
+        assert ask(server, build_bearer(leaked)).status == 401 and ask(server, build_bearer(kept)).status == 200

@@ -8,10 +8,10 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from enginebay.server.keys import create_key
-from tests.integration.server.asking import bearer, config_of
-from tests.integration.server.raw_http import until
-from tests.integration.server.serving import serving
+from enginebay.server.auth.api_keys import create_key
+from tests.integration.server.bay_process import run_server
+from tests.integration.server.fake_requests import build_bearer, build_config
+from tests.integration.server.raw_http import wait_until
 
 SLOW: dict[str, object] = {"step_s": 0.01, "script": "word " * 500}
 
@@ -26,14 +26,14 @@ def tokens(url: str, headers: dict[str, str], model: str) -> float:
 def test_hanging_up_is_not_a_way_around_a_rate(model: str, fields: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     few, _ = create_key(file, "few", tokens_per_minute=50)
-    with serving(config=config_of(SLOW)) as remote:
-        config = config_of(SLOW)
+    with run_server(config=build_config(SLOW)) as remote:
+        config = build_config(SLOW)
         address = {"url": f"{remote.url}/v1", "model": "toy"}
         config["models"]["far"] = {"engine": "openai", "may_leave_host": True, "openai": address}
-        with serving(config=config, options=["--keys-file", str(file)]) as server:
+        with run_server(config=config, options=["--keys-file", str(file)]) as server:
             asked = {"model": model, "prompt": "word " * 20, "max_tokens": 2000, **fields}
-            with httpx.Client(timeout=60, headers=bearer(few)) as client:
+            with httpx.Client(timeout=60, headers=build_bearer(few)) as client:
                 with pytest.raises(httpx.TimeoutException):
                     client.post(f"{server.url}/v1/completions", json=asked, timeout=8.0)  # the answer takes 20 s
-                until(lambda: tokens(server.url, bearer(few), model) >= 50, 20, "the count")
+                wait_until(lambda: tokens(server.url, build_bearer(few), model) >= 50, 20, "the count")
                 assert client.post(f"{server.url}/v1/completions", json=asked).status_code == 429

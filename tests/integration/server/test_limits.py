@@ -14,27 +14,34 @@ import httpx2 as httpx
 import psutil
 import pytest
 
-from tests.integration.server.asking import BODY, ask, config_of
-from tests.integration.server.battered import CHAT, EMBEDDINGS, HELLO, Battered
-from tests.integration.server.raw_http import connect, is_error, read_answer, read_to_end, request, until
-from tests.integration.server.serving import serving
+from tests.integration.server.abused_server import CHAT, EMBEDDINGS, HELLO, AbusedServer
+from tests.integration.server.bay_process import run_server
+from tests.integration.server.fake_requests import BODY, ask, build_config
+from tests.integration.server.raw_http import (
+    assert_error,
+    build_request,
+    connect,
+    read_response,
+    read_to_end,
+    wait_until,
+)
 
 # The queue, caps and timeouts
 
 
 @pytest.fixture(scope="module")
-def tight() -> Iterator[Battered]:
+def tight() -> Iterator[AbusedServer]:
     limits = {
         "running": 1, "queue": 1, "n": 2, "max_tokens": 2000, "connections": 20, "stop": 2, "logit_bias": 3,
         "prompts": 2, "messages": 2, "tools": 1, "body_bytes": 32 << 20,
     }  # fmt: skip
-    config = config_of({"step_s": 0.01}, limits)
-    with serving(config=config) as server, httpx.Client(base_url=server.url, timeout=60) as client:
-        yield Battered(server, client)
+    config = build_config({"step_s": 0.01}, limits)
+    with run_server(config=config) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        yield AbusedServer(server, client)
 
 
 @pytest.fixture(scope="module")
-def hasty() -> Iterator[Battered]:
+def hasty() -> Iterator[AbusedServer]:
     limits: dict[str, object] = {
         "running": 1,
         "queue_timeout_s": 1.0,
@@ -42,76 +49,76 @@ def hasty() -> Iterator[Battered]:
         "stream_buffer_bytes": 64 << 10,
     }
     with (
-        serving(config=config_of({"step_s": 0.005}, limits)) as server,
+        run_server(config=build_config({"step_s": 0.005}, limits)) as server,
         httpx.Client(base_url=server.url, timeout=60) as client,
     ):
-        yield Battered(server, client)
+        yield AbusedServer(server, client)
 
 
 @contextmanager
-def busy(server: Battered) -> Iterator[socket.socket]:
+def busy(server: AbusedServer) -> Iterator[socket.socket]:
     """Its only place is taken by a stream that would go on for ten seconds or more, but ends with the block."""
     with connect(server.port) as sock:
-        sock.sendall(request("POST", CHAT, json.dumps({**BODY, "max_tokens": 2000, "stream": True}).encode()))
+        sock.sendall(build_request("POST", CHAT, json.dumps({**BODY, "max_tokens": 2000, "stream": True}).encode()))
         assert sock.recv(4096).startswith(b"HTTP/1.1 200")
         yield sock
 
 
-def test_a_queue_with_an_end(tight: Battered) -> None:
+def test_a_queue_with_an_end(tight: AbusedServer) -> None:
     with ThreadPoolExecutor(1) as threads:
         with busy(tight):
             waiting = threads.submit(ask, tight.server, max_tokens=4)
-            until(lambda: tight.gauge("enginebay_requests_waiting") == 1)
+            wait_until(lambda: tight.read_gauge("enginebay_requests_waiting") == 1)
             assert tight.client.get("/health/ready").status_code == 503
             refused = ask(tight.server)
-            error = is_error(refused, 503)
+            error = assert_error(refused, 503)
             assert error["code"] == "overloaded" and int(refused.headers["retry-after"]) >= 1
         assert waiting.result().status == 200
     assert ask(tight.server).status == 200
 
 
-def test_a_wait_that_is_too_long(hasty: Battered) -> None:
+def test_a_wait_that_is_too_long(hasty: AbusedServer) -> None:
     with busy(hasty) as sock:
         began = time.monotonic()
         refused = ask(hasty.server)
         assert time.monotonic() - began > 0.9
-        assert "waited 1 s" in is_error(refused, 503)["message"] and "retry-after" in refused.headers
+        assert "waited 1 s" in assert_error(refused, 503)["message"] and "retry-after" in refused.headers
         assert sock.recv(4096)  # it goes on
-    hasty.until_idle()
+    hasty.wait_idle()
 
 
-def test_leaving_the_queue_gives_the_place_to_another(tight: Battered) -> None:
+def test_leaving_the_queue_gives_the_place_to_another(tight: AbusedServer) -> None:
     with busy(tight):
         for path, body in ((CHAT, BODY), (EMBEDDINGS, {"model": "toy", "input": "hi"})) * 3:
             with connect(tight.port) as sock:
-                sock.sendall(request("POST", path, json.dumps(body).encode()))
-                until(lambda: tight.gauge("enginebay_requests_waiting") == 1)
-            until(lambda: tight.gauge("enginebay_requests_waiting") == 0)
-    tight.until_idle()
+                sock.sendall(build_request("POST", path, json.dumps(body).encode()))
+                wait_until(lambda: tight.read_gauge("enginebay_requests_waiting") == 1)
+            wait_until(lambda: tight.read_gauge("enginebay_requests_waiting") == 0)
+    tight.wait_idle()
     assert ask(tight.server).status == 200
 
 
 @pytest.fixture(scope="module")
-def brief() -> Iterator[Battered]:
-    config = config_of({"step_s": 0.01}, {"request_timeout_s": 2.0})
-    with serving(config=config) as server, httpx.Client(base_url=server.url, timeout=60) as client:
-        yield Battered(server, client)
+def brief() -> Iterator[AbusedServer]:
+    config = build_config({"step_s": 0.01}, {"request_timeout_s": 2.0})
+    with run_server(config=config) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        yield AbusedServer(server, client)
 
 
-def test_an_answer_that_takes_too_long(brief: Battered) -> None:
+def test_an_answer_that_takes_too_long(brief: AbusedServer) -> None:
     began = time.monotonic()
-    error = is_error(ask(brief.server, max_tokens=3000), 504)
+    error = assert_error(ask(brief.server, max_tokens=3000), 504)
     assert error["code"] == "timeout" and 1.9 < time.monotonic() - began < 15  # it would take 30
-    brief.until_idle()
+    brief.wait_idle()
 
 
-def test_a_stream_that_takes_too_long_says_so(brief: Battered) -> None:
+def test_a_stream_that_takes_too_long_says_so(brief: AbusedServer) -> None:
     answer = ask(brief.server, max_tokens=3000, stream=True)
     assert answer.status == 200
     events = [line.removeprefix("data: ") for line in answer.body.decode().split("\n\n") if line]
     assert json.loads(events[-1])["error"]["code"] == "timeout" and "[DONE]" not in events
     assert 2 < len(events) < 1500
-    brief.until_idle()
+    brief.wait_idle()
 
 
 @pytest.mark.parametrize(
@@ -128,14 +135,14 @@ def test_a_stream_that_takes_too_long_says_so(brief: Battered) -> None:
         ({"tools": [{"type": "function", "function": {"name": name}} for name in "ab"]}, "tools"),
     ],
 )
-def test_caps_of_the_configuration(tight: Battered, fields: dict[str, Any], param: str) -> None:
-    is_error(ask(tight.server, **fields), 400, param)
+def test_caps_of_the_configuration(tight: AbusedServer, fields: dict[str, Any], param: str) -> None:
+    assert_error(ask(tight.server, **fields), 400, param)
 
 
 def test_what_is_not_asked_for_is_capped_too() -> None:
     config: dict[str, Any] = {"server": {"limits": {"max_tokens": 10}}, "models": {"toy": {"engine": "fake"}}}
     endless = {"model": "toy", "ignore_eos": True}
-    with serving(config=config) as server:
+    with run_server(config=config) as server:
         chat = httpx.post(f"{server.url}/v1/chat/completions", json={**endless, "messages": HELLO}, timeout=60).json()
         text = httpx.post(f"{server.url}/v1/completions", json={**endless, "prompt": "hi"}, timeout=60).json()
         response = httpx.post(f"{server.url}/v1/responses", json={"model": "toy", "input": "hi"}, timeout=60).json()
@@ -149,47 +156,47 @@ def test_what_is_not_asked_for_is_capped_too() -> None:
     assert over.status_code == 400 and over.json()["error"]["param"] == "max_completion_tokens"
 
 
-def test_prompts_times_choices_are_capped(tight: Battered) -> None:
+def test_prompts_times_choices_are_capped(tight: AbusedServer) -> None:
     answer = tight.client.post("/v1/completions", json={"model": BODY["model"], "prompt": ["a", "b"], "n": 2})
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "n"
 
 
-def test_an_idle_connection_is_closed(hasty: Battered) -> None:
+def test_an_idle_connection_is_closed(hasty: AbusedServer) -> None:
     with connect(hasty.port) as sock:
         began = time.monotonic()
-        sock.sendall(request("GET", "/health/live"))
-        assert read_answer(sock)[0].status == 200
+        sock.sendall(build_request("GET", "/health/live"))
+        assert read_response(sock)[0].status == 200
         assert read_to_end(sock) == b""
     assert 0.4 < time.monotonic() - began < 20
 
 
-def test_connections_have_a_bound(tight: Battered) -> None:
+def test_connections_have_a_bound(tight: AbusedServer) -> None:
     """Those over it wait, and get their turn when another one goes."""
     clients = [connect(tight.port) for _ in range(30)]
     try:
-        clients[-1].sendall(request("GET", "/health/live"))
+        clients[-1].sendall(build_request("GET", "/health/live"))
         clients[-1].settimeout(1)
         with pytest.raises(TimeoutError):
             clients[-1].recv(1)
         clients[-1].settimeout(30)
         for client in clients[:25]:
             client.close()
-        assert read_answer(clients[-1])[0].status == 200
+        assert read_response(clients[-1])[0].status == 200
     finally:
         for client in clients:
             client.close()
 
 
 def test_time_in_which_the_server_stood_still_is_not_held_against_a_client() -> None:
-    with serving(config=config_of(limits={"keep_alive_s": 4})) as server, connect(server.port) as sock:
-        sock.sendall(request("GET", "/health/live"))
-        assert read_answer(sock)[0].status == 200
+    with run_server(config=build_config(limits={"keep_alive_s": 4})) as server, connect(server.port) as sock:
+        sock.sendall(build_request("GET", "/health/live"))
+        assert read_response(sock)[0].status == 200
         process = psutil.Process(server.process.pid)
         process.suspend()
-        sock.sendall(request("GET", "/health/live"))  # in time, but nobody is there to read it
+        sock.sendall(build_request("GET", "/health/live"))  # in time, but nobody is there to read it
         time.sleep(5)
         process.resume()
-        assert read_answer(sock)[0].status == 200
+        assert read_response(sock)[0].status == 200
 
 
 # Clients that do not read
@@ -199,62 +206,62 @@ BEGUN = "enginebay_time_to_first_token_seconds_count"
 
 
 @pytest.fixture(scope="module")
-def fast() -> Iterator[Battered]:
+def fast() -> Iterator[AbusedServer]:
     limits = {"stream_buffer_bytes": 64 << 10, "stall_timeout_s": 1.0}
-    config = config_of({"context_length": 10_000_000}, limits)
-    with serving(config=config) as server, httpx.Client(base_url=server.url, timeout=60) as client:
-        yield Battered(server, client)
+    config = build_config({"context_length": 10_000_000}, limits)
+    with run_server(config=config) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        yield AbusedServer(server, client)
 
 
-def test_a_client_that_does_not_read_holds_neither_engine_nor_memory(fast: Battered) -> None:
+def test_a_client_that_does_not_read_holds_neither_engine_nor_memory(fast: AbusedServer) -> None:
     for _ in range(20):
-        fast.answers()
-    before = fast.server.resident_bytes()
+        fast.assert_answers()
+    before = fast.server.read_resident_bytes()
     body = {**BODY, "max_tokens": 5_000_000, "stream": True, "logprobs": True, "top_logprobs": 5}
-    data = request("POST", CHAT, json.dumps(body).encode())
+    data = build_request("POST", CHAT, json.dumps(body).encode())
     clients = [connect(fast.port, receive_bytes=4096) for _ in range(50)]
     try:
-        begun = fast.gauge(BEGUN)
+        begun = fast.read_gauge(BEGUN)
         for client in clients:
             client.sendall(data)
         most = 0
-        until(lambda: fast.gauge(BEGUN) > begun, 30, "their answers")
+        wait_until(lambda: fast.read_gauge(BEGUN) > begun, 30, "their answers")
         began = time.monotonic()
-        while fast.gauge("enginebay_requests_running") or fast.gauge("enginebay_engine_running"):
-            most = max(most, fast.server.resident_bytes())
+        while fast.read_gauge("enginebay_requests_running") or fast.read_gauge("enginebay_engine_running"):
+            most = max(most, fast.server.read_resident_bytes())
             assert time.monotonic() - began < 40, "somebody who does not read is still being answered"
             time.sleep(0.1)
         # 64 KiB here, 64 KiB in the transport and what one step brings, for each of them
         assert most - before < 50 * (512 << 10), (most - before) >> 20
-        until(lambda: fast.gauge("enginebay_connections") <= 2, 30, "the end of their connections")
+        wait_until(lambda: fast.read_gauge("enginebay_connections") <= 2, 30, "the end of their connections")
     finally:
         for client in clients:
             client.close()
-    fast.answers()
+    fast.assert_answers()
 
 
-def test_answers_that_are_asked_for_and_not_read(fast: Battered) -> None:
+def test_answers_that_are_asked_for_and_not_read(fast: AbusedServer) -> None:
     """One who asks on and on without reading is not read any further, and cut off in the end."""
-    before = fast.server.resident_bytes()
-    asked = request("GET", "/openapi.json") * 100
+    before = fast.server.read_resident_bytes()
+    asked = build_request("GET", "/openapi.json") * 100
     with connect(fast.port, receive_bytes=4096) as sock:
         sock.settimeout(0.5)
         sent = 0
         with pytest.raises(OSError):
             while sent < 50_000_000:
                 sent += sock.send(asked)
-        most = fast.server.resident_bytes()
+        most = fast.server.read_resident_bytes()
     assert most - before < 20 << 20, (most - before) >> 20
-    until(lambda: fast.gauge("enginebay_connections") <= 2, 30, "the end of the connection")
+    wait_until(lambda: fast.read_gauge("enginebay_connections") <= 2, 30, "the end of the connection")
 
 
-def test_a_slow_reader_who_keeps_up_gets_everything(hasty: Battered) -> None:
+def test_a_slow_reader_who_keeps_up_gets_everything(hasty: AbusedServer) -> None:
     body = {**BODY, "max_tokens": 300, "stream": True}
     with connect(hasty.port, receive_bytes=4096) as sock:
-        sock.sendall(request("POST", CHAT, json.dumps(body).encode()))
+        sock.sendall(build_request("POST", CHAT, json.dumps(body).encode()))
         parts = []
         for _ in range(40):
             parts.append(sock.recv(1024))
             time.sleep(0.01)
-        answer, _ = read_answer(sock, b"".join(parts))
+        answer, _ = read_response(sock, b"".join(parts))
     assert answer.body.count(b"data: ") == 1 + 300 + 1 + 1 and answer.body.endswith(b"data: [DONE]\n\n")

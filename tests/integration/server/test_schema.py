@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
-from tests.integration.server.serving import Server, serving
+from tests.integration.server.bay_process import BayProcess, run_server
 
 ROOT = Path(__file__).parents[3]
 RANDOM_PER_OPERATION = 60
@@ -33,7 +33,7 @@ UNCONDITIONAL_ORDERS = ("ps", "switches", "reload", "load", "unload")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BayProcess]:
     """Answers are short, so that there is time for many."""
     adapter = tmp_path_factory.mktemp("adapter")
     text = {"engine": "fake", "loras": {"tiny": str(adapter)}, "fake": {"context_length": 512}}
@@ -42,11 +42,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "models": {"text": text, "vectors": {"engine": "fake", "task": "embed"}},
         "server": {"log_format": "json"},
     }
-    with serving(config=config) as running:
+    with run_server(config=config) as running:
         yield running
 
 
-def test_answers_are_as_the_document_says(server: Server, tmp_path: Path) -> None:
+def test_answers_are_as_the_document_says(server: BayProcess, tmp_path: Path) -> None:
     run = subprocess.run(
         [
             sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--no-color",
@@ -68,7 +68,7 @@ def test_answers_are_as_the_document_says(server: Server, tmp_path: Path) -> Non
     assert httpx.get(f"{server.url}/health/ready", timeout=60).status_code == 200
 
 
-def answered(server: Server) -> Counter[tuple[str, int]]:
+def answered(server: BayProcess) -> Counter[tuple[str, int]]:
     """How often each endpoint has answered with each status, by the server's log."""
-    lines = [json.loads(line) for line in server.words().splitlines() if line.startswith("{")]
+    lines = [json.loads(line) for line in server.read_log().splitlines() if line.startswith("{")]
     return Counter((line["endpoint"], line["status"]) for line in lines if "endpoint" in line)

@@ -15,7 +15,7 @@ import pytest
 from openai import APIError, BadRequestError, NotFoundError
 from pydantic import BaseModel, Field
 
-from tests.integration.server.conftest import Served
+from tests.integration.server.conftest import ServedEngine
 
 HELLO: list[Any] = [{"role": "user", "content": "Say hello."}]
 
@@ -40,7 +40,7 @@ WEATHER: Any = {
 }
 
 
-def test_chat(served: Served) -> None:
+def test_chat(served: ServedEngine) -> None:
     answer = served.server.openai().chat.completions.create(
         model="text", messages=HELLO, max_tokens=12, temperature=0, extra_body={"ignore_eos": True}
     )
@@ -53,7 +53,7 @@ def test_chat(served: Served) -> None:
     assert answer.usage.prompt_tokens == tokens["count"]
 
 
-def test_stream_is_the_whole_answer_in_pieces(served: Served) -> None:
+def test_stream_is_the_whole_answer_in_pieces(served: ServedEngine) -> None:
     client = served.server.openai()
     asked: dict[str, Any] = {"model": "text", "messages": HELLO, "max_tokens": 16, "temperature": 0}
     whole = client.chat.completions.create(**asked, extra_body={"ignore_eos": True})
@@ -73,7 +73,7 @@ def test_stream_is_the_whole_answer_in_pieces(served: Served) -> None:
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_every_token_is_an_event(served: Served) -> None:
+def test_every_token_is_an_event(served: ServedEngine) -> None:
     body = {"model": "text", "messages": HELLO, "max_tokens": 20, "temperature": 0, "ignore_eos": True, "stream": True}
     answer = httpx.post(f"{served.server.url}/v1/chat/completions", json=body, timeout=120)
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
@@ -82,7 +82,7 @@ def test_every_token_is_an_event(served: Served) -> None:
     assert answer.text.endswith("data: [DONE]\n\n")
 
 
-def test_several_choices_and_seed(served: Served) -> None:
+def test_several_choices_and_seed(served: ServedEngine) -> None:
     client = served.server.openai()
     answer = client.chat.completions.create(
         model="text", messages=HELLO, n=3, max_tokens=8, temperature=1.0, seed=7, extra_body={"ignore_eos": True}
@@ -92,7 +92,7 @@ def test_several_choices_and_seed(served: Served) -> None:
     assert answer.usage is not None and answer.usage.completion_tokens == 24
 
 
-def test_several_choices_streamed(served: Served) -> None:
+def test_several_choices_streamed(served: ServedEngine) -> None:
     texts = ["", ""]
     finishes: dict[int, str] = {}
     for chunk in served.server.openai().chat.completions.create(
@@ -105,7 +105,7 @@ def test_several_choices_streamed(served: Served) -> None:
     assert all(texts) and finishes == {0: "length", 1: "length"}
 
 
-def test_stop(served: Served) -> None:
+def test_stop(served: ServedEngine) -> None:
     client = served.server.openai()
     free = client.completions.create(model="text", prompt=served.certain, max_tokens=16, temperature=0)
     word = free.choices[0].text[3:6]
@@ -114,7 +114,7 @@ def test_stop(served: Served) -> None:
     assert free.choices[0].text.startswith(cut.choices[0].text) and word not in cut.choices[0].text
 
 
-def test_logprobs(served: Served) -> None:
+def test_logprobs(served: ServedEngine) -> None:
     answer = served.server.openai().chat.completions.create(
         model="text", messages=HELLO, max_tokens=5, temperature=0, logprobs=True, top_logprobs=3,
         extra_body={"ignore_eos": True},
@@ -129,7 +129,7 @@ def test_logprobs(served: Served) -> None:
         assert one.top_logprobs[0].logprob >= one.top_logprobs[1].logprob
 
 
-def test_logprobs_of_a_stream(served: Served) -> None:
+def test_logprobs_of_a_stream(served: ServedEngine) -> None:
     chunks = served.server.openai().chat.completions.create(
         model="text", messages=HELLO, max_tokens=5, temperature=0, logprobs=True, top_logprobs=1, stream=True,
         extra_body={"ignore_eos": True},
@@ -144,7 +144,7 @@ def test_logprobs_of_a_stream(served: Served) -> None:
     assert len(found) == 5
 
 
-def test_completions(served: Served) -> None:
+def test_completions(served: ServedEngine) -> None:
     client = served.server.openai()
     answer = client.completions.create(
         model="text", prompt=["one two", "three four"], max_tokens=4, temperature=0, extra_body={"ignore_eos": True}
@@ -163,7 +163,7 @@ def test_completions(served: Served) -> None:
     assert logprobs.text_offset is not None and logprobs.text_offset[0] == 0
 
 
-def test_completions_by_token_ids(served: Served) -> None:
+def test_completions_by_token_ids(served: ServedEngine) -> None:
     url = served.server.url
     ids = httpx.post(f"{url}/tokenize", json={"model": "text", "prompt": served.certain}, timeout=60).json()["tokens"]
     client = served.server.openai()
@@ -174,7 +174,7 @@ def test_completions_by_token_ids(served: Served) -> None:
     assert served.certain in back
 
 
-def test_logit_bias(served: Served) -> None:
+def test_logit_bias(served: ServedEngine) -> None:
     client = served.server.openai()
     token = httpx.post(
         f"{served.server.url}/tokenize",
@@ -187,7 +187,7 @@ def test_logit_bias(served: Served) -> None:
     assert answer.choices[0].message.content == "zzzz"
 
 
-def test_parse_with_a_schema(served: Served) -> None:
+def test_parse_with_a_schema(served: ServedEngine) -> None:
     answer = served.server.openai().chat.completions.parse(
         model="text",
         messages=[{"role": "user", "content": "Describe Ann, who is 30."}],
@@ -199,7 +199,7 @@ def test_parse_with_a_schema(served: Served) -> None:
     assert isinstance(person, Person) and isinstance(person.age, int)
 
 
-def test_a_tool_that_must_be_called(served: Served) -> None:
+def test_a_tool_that_must_be_called(served: ServedEngine) -> None:
     answer = served.server.openai().chat.completions.create(
         model="text", messages=HELLO, tools=[WEATHER], tool_choice="required", parallel_tool_calls=False, max_tokens=150
     )
@@ -209,7 +209,7 @@ def test_a_tool_that_must_be_called(served: Served) -> None:
     assert answer.choices[0].finish_reason == "tool_calls"
 
 
-def test_a_named_tool_streamed(served: Served) -> None:
+def test_a_named_tool_streamed(served: ServedEngine) -> None:
     name, arguments, finish = "", "", None
     for chunk in served.server.openai().chat.completions.create(
         model="text", messages=HELLO, tools=[WEATHER], stream=True, max_tokens=150,
@@ -225,7 +225,7 @@ def test_a_named_tool_streamed(served: Served) -> None:
     assert finish == "tool_calls"
 
 
-def test_embeddings(served: Served) -> None:
+def test_embeddings(served: ServedEngine) -> None:
     client = served.server.openai()
     texts = ["a small cat", "a little kitten", "the stock market"]
     found = client.embeddings.create(model="vectors", input=texts, encoding_format="float")
@@ -240,7 +240,7 @@ def test_embeddings(served: Served) -> None:
     assert sum(value * value for value in short.data[0].embedding) == pytest.approx(1.0, rel=1e-3)
 
 
-def test_models(served: Served) -> None:
+def test_models(served: ServedEngine) -> None:
     client = served.server.openai()
     listed = {model.id for model in client.models.list()}
     assert listed == {"text", "tiny", "vectors"}
@@ -253,7 +253,7 @@ def test_models(served: Served) -> None:
         client.models.retrieve("nothing")
 
 
-def test_an_adapter_is_a_model(served: Served) -> None:
+def test_an_adapter_is_a_model(served: ServedEngine) -> None:
     client = served.server.openai()
     asked: Any = {"prompt": served.long, "max_tokens": 12, "temperature": 0}
     plain = client.completions.create(model="text", **asked)
@@ -261,7 +261,7 @@ def test_an_adapter_is_a_model(served: Served) -> None:
     assert adapted.model == "tiny" and adapted.choices[0].text != plain.choices[0].text
 
 
-def test_headers_say_who_answered_and_what_was_translated(served: Served) -> None:
+def test_headers_say_who_answered_and_what_was_translated(served: ServedEngine) -> None:
     raw = served.server.openai().chat.completions.with_raw_response.create(
         model="text", messages=HELLO, max_tokens=2, extra_headers={"x-request-id": "mine-1"},
         extra_body={"best_of": 2},
@@ -271,7 +271,7 @@ def test_headers_say_who_answered_and_what_was_translated(served: Served) -> Non
     assert raw.headers["x-request-id"] == "mine-1"
 
 
-def test_a_prompt_too_long_is_an_error_with_both_numbers(served: Served) -> None:
+def test_a_prompt_too_long_is_an_error_with_both_numbers(served: ServedEngine) -> None:
     client = served.server.openai()
     context = client.models.retrieve("text").model_dump()["enginebay"]["context_length"]
     with pytest.raises(BadRequestError) as caught:
@@ -285,7 +285,7 @@ def test_a_prompt_too_long_is_an_error_with_both_numbers(served: Served) -> None
     assert cut.parse().usage.prompt_tokens == 50  # type: ignore[union-attr]
 
 
-def test_what_the_engine_cannot_do_is_named(served: Served) -> None:
+def test_what_the_engine_cannot_do_is_named(served: ServedEngine) -> None:
     client = served.server.openai()
     capabilities = client.models.retrieve("text").model_dump()["enginebay"]["capabilities"]
     values: dict[str, Any] = {
@@ -301,7 +301,7 @@ def test_what_the_engine_cannot_do_is_named(served: Served) -> None:
         assert caught.value.param == name
 
 
-def test_an_answer_by_a_schema_or_a_call_instead(served: Served) -> None:
+def test_an_answer_by_a_schema_or_a_call_instead(served: ServedEngine) -> None:
     schema = {"type": "object", "properties": {"told": {"enum": ["yes", "no"]}}, "required": ["told"]}
     asked: Any = {"type": "json_schema", "json_schema": {"name": "told", "schema": schema}}
     [choice] = (
@@ -319,7 +319,7 @@ def test_an_answer_by_a_schema_or_a_call_instead(served: Served) -> None:
         assert json.loads(choice.message.content or "")["told"] in ("yes", "no")
 
 
-def test_guided_output(served: Served) -> None:
+def test_guided_output(served: ServedEngine) -> None:
     client = served.server.openai()
     answer = client.chat.completions.create(
         model="text", messages=HELLO, max_tokens=40, extra_body={"guided_choice": ["zebra", "quagga"]}
@@ -332,7 +332,7 @@ def test_guided_output(served: Served) -> None:
         assert isinstance(json.loads(anything.choices[0].message.content or ""), dict)
 
 
-def test_responses(served: Served) -> None:
+def test_responses(served: ServedEngine) -> None:
     client = served.server.openai()
     whole = client.responses.create(
         model="text", input="Say hello.", instructions="Be brief.", max_output_tokens=16, temperature=0
@@ -358,7 +358,7 @@ def test_responses(served: Served) -> None:
     assert isinstance(parsed.output_parsed, Person)
 
 
-async def test_many_at_once(served: Served) -> None:
+async def test_many_at_once(served: ServedEngine) -> None:
     async with served.server.async_openai() as client:
 
         async def one(number: int) -> str:
@@ -372,7 +372,7 @@ async def test_many_at_once(served: Served) -> None:
         assert all(await asyncio.gather(*(one(number) for number in range(16))))
 
 
-async def test_leaving_a_stream_frees_the_engine(served: Served) -> None:
+async def test_leaving_a_stream_frees_the_engine(served: ServedEngine) -> None:
     async with served.server.async_openai() as client:
         stream = await client.chat.completions.create(
             model="text", messages=HELLO, max_tokens=400, stream=True, extra_body={"ignore_eos": True}
@@ -384,7 +384,7 @@ async def test_leaving_a_stream_frees_the_engine(served: Served) -> None:
         await _until_idle(served)
 
 
-async def _until_idle(served: Served) -> None:
+async def _until_idle(served: ServedEngine) -> None:
     deadline = time.monotonic() + 30
     async with httpx.AsyncClient(timeout=60) as client:
         while time.monotonic() < deadline:
@@ -396,7 +396,7 @@ async def _until_idle(served: Served) -> None:
     raise AssertionError(f"still running: {running}")
 
 
-def test_an_error_is_an_exception_of_the_sdk(served: Served) -> None:
+def test_an_error_is_an_exception_of_the_sdk(served: ServedEngine) -> None:
     client = served.server.openai()
     with pytest.raises(NotFoundError) as missing:
         client.chat.completions.create(model="nothing", messages=HELLO)

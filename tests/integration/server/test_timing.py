@@ -11,10 +11,10 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from tests.integration.server.asking import config_of
-from tests.integration.server.battered import CHAT, COMPLETIONS, HELLO, Battered
-from tests.integration.server.raw_http import until
-from tests.integration.server.serving import serving
+from tests.integration.server.abused_server import CHAT, COMPLETIONS, HELLO, AbusedServer
+from tests.integration.server.bay_process import run_server
+from tests.integration.server.fake_requests import build_config
+from tests.integration.server.raw_http import wait_until
 
 PREFILL_S, STEP_S = 0.1, 0.01
 BODIES: dict[str, dict[str, Any]] = {
@@ -24,14 +24,14 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def slow() -> Iterator[Battered]:
+def slow() -> Iterator[AbusedServer]:
     """A model that computes one request at a time."""
-    config = config_of({"step_s": STEP_S, "prefill_s": PREFILL_S}, {"running": 1, "queue": 8})
-    with serving(config=config) as server, httpx.Client(base_url=server.url, timeout=60) as client:
-        yield Battered(server, client)
+    config = build_config({"step_s": STEP_S, "prefill_s": PREFILL_S}, {"running": 1, "queue": 8})
+    with run_server(config=config) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        yield AbusedServer(server, client)
 
 
-def usages(server: Battered, path: str, tokens: int, **options: Any) -> list[Any]:
+def usages(server: AbusedServer, path: str, tokens: int, **options: Any) -> list[Any]:
     """The usage of every event of a stream; False where an event says nothing of it."""
     body = {
         **BODIES[path], "model": "toy", "max_tokens": tokens, "ignore_eos": True, "stream": True,
@@ -44,7 +44,7 @@ def usages(server: Battered, path: str, tokens: int, **options: Any) -> list[Any
 
 
 @pytest.mark.parametrize("path", list(BODIES))
-def test_the_last_usage_says_how_long_it_took(slow: Battered, path: str) -> None:
+def test_the_last_usage_says_how_long_it_took(slow: AbusedServer, path: str) -> None:
     *before, last = usages(slow, path, 10, include_usage=True, include_timing=True)
     times = last["enginebay"]
     assert set(times) == {"queue_s", "ttft_s", "total_s"} and last["completion_tokens"] == 10
@@ -53,36 +53,38 @@ def test_the_last_usage_says_how_long_it_took(slow: Battered, path: str) -> None
 
 
 @pytest.mark.parametrize("path", list(BODIES))
-def test_it_is_told_to_nobody_else(slow: Battered, path: str) -> None:
+def test_it_is_told_to_nobody_else(slow: AbusedServer, path: str) -> None:
     assert "enginebay" not in usages(slow, path, 2, include_usage=True)[-1]
     assert set(usages(slow, path, 2)) == {False}
     assert set(usages(slow, path, 2, include_timing=False)) == {False}
     assert "enginebay" in usages(slow, path, 2, include_timing=True)[-1]  # times come with the counts
 
 
-def test_waiting_for_another_request_is_in_the_queue_time_alone(slow: Battered) -> None:
+def test_waiting_for_another_request_is_in_the_queue_time_alone(slow: AbusedServer) -> None:
     least_s = 0.0
     while not least_s:  # on a machine that stalls, the first may be over before the second comes
         least_s, most_s, times = _behind_another(slow)
     assert least_s <= times["queue_s"] and times["queue_s"] + times["total_s"] <= most_s
 
 
-def _behind_another(slow: Battered) -> tuple[float, float, dict[str, float]]:
+def _behind_another(slow: AbusedServer) -> tuple[float, float, dict[str, float]]:
     """How long it was seen to wait, how long it took in all, and what it was told."""
     seen: list[tuple[float, float]] = []
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(usages, slow, CHAT, 60, include_timing=True)
-        until(lambda: slow.gauge("enginebay_requests_running") == 1 or first.done())
+        wait_until(lambda: slow.read_gauge("enginebay_requests_running") == 1 or first.done())
         began = time.monotonic()
         second = threads.submit(usages, slow, CHAT, 2, include_timing=True)
         while not second.done():
             asked = time.monotonic()
-            if slow.gauge("enginebay_requests_waiting"):
+            if slow.read_gauge("enginebay_requests_waiting"):
                 seen.append((asked, time.monotonic()))
     times = second.result()[-1]["enginebay"]
     return (seen[-1][0] - seen[0][1] if len(seen) > 1 else 0.0), time.monotonic() - began, times
 
 
 @pytest.mark.parametrize("path", list(BODIES))
-def test_of_streams_only(slow: Battered, path: str) -> None:
-    slow.refused(path, {"model": "toy", **BODIES[path], "stream_options": {"include_timing": True}}, "stream_options")
+def test_of_streams_only(slow: AbusedServer, path: str) -> None:
+    slow.assert_refused(
+        path, {"model": "toy", **BODIES[path], "stream_options": {"include_timing": True}}, "stream_options"
+    )

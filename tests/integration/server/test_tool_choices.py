@@ -9,9 +9,16 @@ import httpx2 as httpx
 import pytest
 from openai import BadRequestError, OpenAI
 
-from enginebay.text.tools import FORMATS
-from tests.integration.server.serving import Server
-from tests.integration.server.tool_recordings import RECORDINGS, TOOLS, Heard, asked, streamed, whole
+from enginebay.text.tool_calls import TOOL_CALL_FORMATS
+from tests.integration.server.bay_process import BayProcess
+from tests.integration.server.tool_recordings import (
+    RECORDINGS,
+    TOOLS,
+    ReceivedAnswer,
+    build_chat_body,
+    collect_choice,
+    collect_stream,
+)
 from tests.integration.server.tool_recordings import client as client
 from tests.integration.server.tool_recordings import server as server
 
@@ -19,22 +26,22 @@ from tests.integration.server.tool_recordings import server as server
 @pytest.mark.parametrize("name", ["hermes-single", "json-single", "llama3-tagged", "mistral-single", "qwen-single"])
 @pytest.mark.parametrize("more", [{"tool_choice": "none"}, {"tools": None}, {"tools": None, "tool_choice": "auto"}])
 def test_without_tools_the_answer_is_text(client: OpenAI, name: str, more: dict[str, Any]) -> None:
-    given = {key: value for key, value in {**asked(name), **more}.items() if value is not None}
-    expected = Heard(RECORDINGS[name]["output"], finish="stop")
-    assert whole(client.chat.completions.create(**given).choices[0]) == expected
-    [heard], _ = streamed(client.chat.completions.create(**given, stream=True))
+    given = {key: value for key, value in {**build_chat_body(name), **more}.items() if value is not None}
+    expected = ReceivedAnswer(RECORDINGS[name]["output"], finish="stop")
+    assert collect_choice(client.chat.completions.create(**given).choices[0]) == expected
+    [heard], _ = collect_stream(client.chat.completions.create(**given, stream=True))
     assert heard == expected
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("model", FORMATS)
+@pytest.mark.parametrize("model", TOOL_CALL_FORMATS)
 def test_a_tool_that_must_be_called(client: OpenAI, model: str, stream: bool) -> None:
     """Held to a schema, every model writes the same, whatever its own format is."""
     given: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": "Go on."}], "tools": TOOLS}
     named = {"type": "function", "function": {"name": "get_time"}}
     for choice, name in (("required", "get_weather"), (named, "get_time")):
         answer = client.chat.completions.create(**given, tool_choice=choice, stream=stream)
-        heard = streamed(answer)[0][0] if stream else whole(answer.choices[0])
+        heard = collect_stream(answer)[0][0] if stream else collect_choice(answer.choices[0])
         assert [call[0] for call in heard.calls] == [name]
         arguments = json.loads(heard.calls[0][1])
         assert isinstance(arguments["city"], str) if name == "get_weather" else arguments == {}
@@ -48,7 +55,7 @@ def test_only_some_tools_are_allowed(client: OpenAI, stream: bool) -> None:
     choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
     given: dict[str, Any] = {"model": "hermes", "messages": [{"role": "user", "content": "Go on."}], "tools": TOOLS}
     answer = client.chat.completions.create(**given, tool_choice=choice, stream=stream)
-    heard = streamed(answer)[0][0] if stream else whole(answer.choices[0])
+    heard = collect_stream(answer)[0][0] if stream else collect_choice(answer.choices[0])
     assert heard.calls == [("get_time", "{}")] and heard.finish == "tool_calls"
 
 
@@ -89,16 +96,16 @@ FORMAT = {
 def test_an_answer_by_a_schema_or_a_call_instead(client: OpenAI, name: str | None, stream: bool) -> None:
     """As agents with a type for their last answer ask. Whatever a model's own format is, both are plain JSON then."""
     free = {"messages": [{"role": "user", "content": "Go on."}], "tools": TOOLS}
-    given = {**(asked(name) if name else free), "model": "hermes", "response_format": FORMAT}
+    given = {**(build_chat_body(name) if name else free), "model": "hermes", "response_format": FORMAT}
     answer = client.chat.completions.create(**given, stream=stream)
-    heard = streamed(answer)[0][0] if stream else whole(answer.choices[0])
+    heard = collect_stream(answer)[0][0] if stream else collect_choice(answer.choices[0])
     if name:
         heard.expect(name)
     else:
         assert json.loads(heard.text).keys() == {"sum"} and heard.calls == []
 
 
-def test_a_refusal_of_the_engine_names_the_field_of_the_request(server: Server) -> None:
+def test_a_refusal_of_the_engine_names_the_field_of_the_request(server: BayProcess) -> None:
     """It knows of one kind of constraint on the output, whoever asks for it."""
     endless = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
     form, tool = {"name": "list", "schema": endless}, {"name": "f", "parameters": endless}
@@ -123,12 +130,12 @@ def test_a_refusal_of_the_engine_names_the_field_of_the_request(server: Server) 
             assert "finite size" in answer.json()["error"]["message"] and answer.json()["error"]["param"] == param
 
 
-def test_an_answer_by_a_schema_where_a_tool_must_be_called(server: Server, client: OpenAI) -> None:
+def test_an_answer_by_a_schema_where_a_tool_must_be_called(server: BayProcess, client: OpenAI) -> None:
     """The schema is for text, and there is none."""
     given: dict[str, Any] = {"model": "hermes", "messages": [{"role": "user", "content": "Go on."}], "tools": TOOLS}
     raw = client.chat.completions.with_raw_response.create(**given, tool_choice="required", response_format=FORMAT)
     assert "response_format" in raw.headers["x-enginebay-translated"]
-    assert [call[0] for call in whole(raw.parse().choices[0]).calls] == ["get_weather"]
+    assert [call[0] for call in collect_choice(raw.parse().choices[0]).calls] == ["get_weather"]
     flat = [{"type": "function", **tool["function"]} for tool in TOOLS]
     text = {"format": {"type": "json_schema", **FORMAT["json_schema"]}}  # type: ignore[dict-item]
     named: Any = {"type": "function", "name": "get_time"}
@@ -153,16 +160,18 @@ def test_messages_are_counted_as_they_were_sent(client: OpenAI) -> None:
         client.chat.completions.create(model="hermes", messages=[{"role": "user"}], tools=TOOLS)  # type: ignore[typeddict-item]
 
 
-def test_parallel_calls_can_be_refused_where_calls_are_forced(server: Server, client: OpenAI) -> None:
+def test_parallel_calls_can_be_refused_where_calls_are_forced(server: BayProcess, client: OpenAI) -> None:
     given: dict[str, Any] = {"model": "hermes", "messages": [{"role": "user", "content": "Go on."}], "tools": TOOLS}
     answer = client.chat.completions.with_raw_response.create(
         **given, tool_choice="required", parallel_tool_calls=False
     )
     assert "parallel_tool_calls" not in answer.headers.get("x-enginebay-translated", "")
-    assert len(whole(answer.parse().choices[0]).calls) == 1
-    free = client.chat.completions.with_raw_response.create(**asked("hermes-parallel"), parallel_tool_calls=False)
+    assert len(collect_choice(answer.parse().choices[0]).calls) == 1
+    free = client.chat.completions.with_raw_response.create(
+        **build_chat_body("hermes-parallel"), parallel_tool_calls=False
+    )
     assert "parallel_tool_calls" in free.headers["x-enginebay-translated"], "what is not enforced is said"
-    whole(free.parse().choices[0]).expect("hermes-parallel")
+    collect_choice(free.parse().choices[0]).expect("hermes-parallel")
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_time"}}])

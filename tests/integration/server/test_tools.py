@@ -8,19 +8,19 @@ import httpx2 as httpx
 import pytest
 from openai import OpenAI
 
-from enginebay.text.tools import FORMATS
-from tests.integration.server.serving import Server
+from enginebay.text.tool_calls import TOOL_CALL_FORMATS
+from tests.integration.server.bay_process import BayProcess
 from tests.integration.server.tool_recordings import (
     RECORDINGS,
     TOOLS,
-    Heard,
-    asked,
-    asked_response,
+    ReceivedAnswer,
+    build_chat_body,
+    build_response_body,
     check_counts,
+    collect_choice,
+    collect_stream,
     each,
     prompt,
-    streamed,
-    whole,
 )
 from tests.integration.server.tool_recordings import client as client
 from tests.integration.server.tool_recordings import server as server
@@ -30,17 +30,19 @@ from tests.integration.server.tool_recordings import server as server
 
 @each
 def test_chat(client: OpenAI, name: str) -> None:
-    answer = client.chat.completions.create(**asked(name))
+    answer = client.chat.completions.create(**build_chat_body(name))
     [choice] = answer.choices
-    whole(choice).expect(name)
+    collect_choice(choice).expect(name)
     assert answer.usage is not None
     check_counts(name, answer.usage.prompt_tokens, answer.usage.completion_tokens)
 
 
 @each
 def test_chat_streamed(client: OpenAI, name: str) -> None:
-    chunks = client.chat.completions.create(**asked(name), stream=True, stream_options={"include_usage": True})
-    [heard], usage = streamed(chunks)
+    chunks = client.chat.completions.create(
+        **build_chat_body(name), stream=True, stream_options={"include_usage": True}
+    )
+    [heard], usage = collect_stream(chunks)
     heard.expect(name)
     check_counts(name, usage.prompt_tokens, usage.completion_tokens)
 
@@ -48,10 +50,10 @@ def test_chat_streamed(client: OpenAI, name: str) -> None:
 @each
 def test_the_helper_of_the_sdk_reads_the_stream(client: OpenAI, name: str) -> None:
     """It puts the deltas together by its own rules, and fails where they do not fit."""
-    with client.chat.completions.stream(**asked(name)) as stream:
+    with client.chat.completions.stream(**build_chat_body(name)) as stream:
         kinds = {event.type for event in stream}
         [choice] = stream.get_final_completion().choices
-    whole(choice).expect(name)
+    collect_choice(choice).expect(name)
     assert ("tool_calls.function.arguments.delta" in kinds) == bool(RECORDINGS[name]["expect"]["calls"])
 
 
@@ -61,7 +63,7 @@ def test_the_helper_of_the_sdk_reads_the_stream(client: OpenAI, name: str) -> No
 def test_arguments_are_streamed_while_they_are_made(client: OpenAI, name: str) -> None:
     deltas = [
         call
-        for chunk in client.chat.completions.create(**asked(name), stream=True)
+        for chunk in client.chat.completions.create(**build_chat_body(name), stream=True)
         for choice in chunk.choices
         for call in choice.delta.tool_calls or ()
     ]
@@ -71,10 +73,12 @@ def test_arguments_are_streamed_while_they_are_made(client: OpenAI, name: str) -
 
 @pytest.mark.parametrize("name", ["hermes-text-around", "json-parallel", "llama3-no-call", "qwen-parallel"])
 def test_several_choices(client: OpenAI, name: str) -> None:
-    answer = client.chat.completions.create(**asked(name), n=2)
-    apart = [whole(choice) for choice in answer.choices]
-    chunks = client.chat.completions.create(**asked(name), n=2, stream=True, stream_options={"include_usage": True})
-    together, usage = streamed(chunks, choices=2)
+    answer = client.chat.completions.create(**build_chat_body(name), n=2)
+    apart = [collect_choice(choice) for choice in answer.choices]
+    chunks = client.chat.completions.create(
+        **build_chat_body(name), n=2, stream=True, stream_options={"include_usage": True}
+    )
+    together, usage = collect_stream(chunks, choices=2)
     for heard in (*apart, *together):
         heard.expect(name)
     ids = [one for heard in (*apart, *together) for one in heard.ids]
@@ -83,8 +87,8 @@ def test_several_choices(client: OpenAI, name: str) -> None:
 
 
 def test_ids_are_unique_in_all_answers(client: OpenAI) -> None:
-    answers = [client.chat.completions.create(**asked("hermes-parallel")) for _ in range(20)]
-    ids = [one for answer in answers for one in whole(answer.choices[0]).ids]
+    answers = [client.chat.completions.create(**build_chat_body("hermes-parallel")) for _ in range(20)]
+    ids = [one for answer in answers for one in collect_choice(answer.choices[0]).ids]
     assert len(ids) == 60 and len(set(ids)) == 60
 
 
@@ -95,8 +99,8 @@ def test_an_answer_that_ends_inside_a_call(client: OpenAI, name: str) -> None:
     first = RECORDINGS[name]["expect"]["calls"][0]
     value = "Paris" if "Paris" in output else "say"
     most = len(output[: output.index(value) + 3].encode())
-    cut = whole(client.chat.completions.create(**asked(name), max_tokens=most).choices[0])
-    [heard], _ = streamed(client.chat.completions.create(**asked(name), max_tokens=most, stream=True))
+    cut = collect_choice(client.chat.completions.create(**build_chat_body(name), max_tokens=most).choices[0])
+    [heard], _ = collect_stream(client.chat.completions.create(**build_chat_body(name), max_tokens=most, stream=True))
     for one in (cut, heard):
         [(called, arguments)] = one.calls
         assert called == first["name"] and arguments and arguments != first["arguments"]
@@ -107,21 +111,21 @@ def test_an_answer_that_ends_inside_a_call(client: OpenAI, name: str) -> None:
 @pytest.mark.parametrize("name", ["hermes-single", "json-single", "llama3-single", "mistral-single", "qwen-single"])
 def test_a_conversation_with_results_of_tools(client: OpenAI, name: str) -> None:
     """The SDK's own message goes back as it came, then the results; the model sees both and goes on."""
-    first = asked(name)
+    first = build_chat_body(name)
     called = client.chat.completions.create(**first).choices[0].message
     [call] = called.tool_calls or []
     result = {"role": "tool", "tool_call_id": call.id, "content": f"18 degrees {prompt('hermes-no-call')}"}
     # The result decides what comes next: the first key in the prompt is the first question's no more.
     history = [{"role": "user", "content": "What is it like there?"}, called, result]
     answer = client.chat.completions.create(**{**first, "model": "hermes", "messages": history})
-    whole(answer.choices[0]).expect("hermes-no-call")
+    collect_choice(answer.choices[0]).expect("hermes-no-call")
     assert answer.usage is not None
     seen = ["What is it like there?", called.content or "", str(result["content"])]
     assert answer.usage.prompt_tokens == len("\n".join(seen))
 
 
-def test_a_model_says_which_format_it_writes(server: Server) -> None:
-    for name in FORMATS:
+def test_a_model_says_which_format_it_writes(server: BayProcess) -> None:
+    for name in TOOL_CALL_FORMATS:
         described = httpx.get(f"{server.url}/v1/models/{name}", timeout=60).json()
         assert described["enginebay"]["tool_format"] == name
 
@@ -129,11 +133,11 @@ def test_a_model_says_which_format_it_writes(server: Server) -> None:
 # Responses
 
 
-def read_response(response: Any) -> Heard:
+def read_response(response: Any) -> ReceivedAnswer:
     items = [item for item in response.output if item.type == "function_call"]
     assert all(item.status == "completed" for item in response.output)
     assert response.status == "completed"
-    return Heard(
+    return ReceivedAnswer(
         response.output_text,
         [(item.name, item.arguments) for item in items],
         [item.call_id for item in items],
@@ -143,7 +147,7 @@ def read_response(response: Any) -> Heard:
 
 @each
 def test_response(client: OpenAI, name: str) -> None:
-    response = client.responses.create(**asked_response(name))
+    response = client.responses.create(**build_response_body(name))
     read_response(response).expect(name)
     assert response.usage is not None
     check_counts(name, response.usage.input_tokens, response.usage.output_tokens)
@@ -151,10 +155,10 @@ def test_response(client: OpenAI, name: str) -> None:
 
 @each
 def test_response_streamed(client: OpenAI, name: str) -> None:
-    heard = Heard()
+    heard = ReceivedAnswer()
     open_item: Any = None
     numbers = []
-    for event in client.responses.create(**asked_response(name), stream=True):
+    for event in client.responses.create(**build_response_body(name), stream=True):
         numbers.append(event.sequence_number)
         if event.type == "response.output_item.added":
             assert open_item is None, "one item after the other"
@@ -199,7 +203,7 @@ def test_a_response_with_a_tool_that_must_be_called(client: OpenAI, stream: bool
 
 def test_a_response_that_ends_inside_a_call(client: OpenAI) -> None:
     for stream in (False, True):
-        given = asked_response("hermes-single", max_output_tokens=60)
+        given = build_response_body("hermes-single", max_output_tokens=60)
         if stream:
             response: Any = list(client.responses.create(**given, stream=True))[-1].response
         else:
@@ -210,11 +214,11 @@ def test_a_response_that_ends_inside_a_call(client: OpenAI) -> None:
 
 
 def test_a_conversation_of_responses_with_results_of_tools(client: OpenAI) -> None:
-    first = client.responses.create(**asked_response("mistral-parallel"))
+    first = client.responses.create(**build_response_body("mistral-parallel"))
     calls = [item for item in first.output if item.type == "function_call"]
     results = [{"type": "function_call_output", "call_id": one.call_id, "output": "18 degrees"} for one in calls]
     question = {"role": "user", "content": f"And now {prompt('mistral-no-call')}?"}
-    given = asked_response("mistral-parallel")
+    given = build_response_body("mistral-parallel")
     second = client.responses.create(
         **{**given, "input": [*(one.model_dump() for one in first.output), *results, question]}
     )

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import httpx2 as httpx
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.integration.server.serving import serving
+from tests.integration.server.bay_process import run_server
 
 
 def test_a_request_is_sent_as_a_span_of_the_callers_trace() -> None:
@@ -31,7 +31,7 @@ def test_a_request_is_sent_as_a_span_of_the_callers_trace() -> None:
         "OTEL_BSP_SCHEDULE_DELAY": "100",
     }
     trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-    with serving("toy", engine="fake", environ=environ) as server:
+    with run_server("toy", engine="fake", environ=environ) as server:
         httpx.post(
             f"{server.url}/v1/chat/completions",
             json={"model": "toy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "ignore_eos": True},

@@ -13,23 +13,23 @@ import httpx2 as httpx
 import psutil
 import pytest
 
-from enginebay.server.keys import create_key
-from tests.integration.fleet.site import children_of
-from tests.integration.server.asking import BODY, bearer, config_of
-from tests.integration.server.battered import CHAT
-from tests.integration.server.raw_http import connect, read_answer, request, until
-from tests.integration.server.serving import Server, serving
+from enginebay.server.auth.api_keys import create_key
+from tests.integration.fleet.server_site import find_children
+from tests.integration.server.abused_server import CHAT
+from tests.integration.server.bay_process import BayProcess, run_server
+from tests.integration.server.fake_requests import BODY, build_bearer, build_config
+from tests.integration.server.raw_http import build_request, connect, read_response, wait_until
 
 ALLOWED = 40
 
 
 class Shared:
-    def __init__(self, server: Server, keys: dict[str, str]) -> None:
+    def __init__(self, server: BayProcess, keys: dict[str, str]) -> None:
         self.server, self.keys = server, keys
-        self.headers = bearer(keys["plain"])
+        self.headers = build_bearer(keys["plain"])
 
     def children(self) -> list[psutil.Process]:
-        return children_of(self.server, "enginebay.server.children")
+        return find_children(self.server, "enginebay.server.supervisor.child_server")
 
     def metrics(self) -> dict[str, float]:
         """Every sample; those of one name that differ in labels are added up under the bare name as well."""
@@ -49,8 +49,8 @@ class Shared:
     def ask(self, key: str) -> int:
         """On a connection of its own, so that either process may get it."""
         with connect(self.server.port) as sock:
-            sock.sendall(request("POST", CHAT, json.dumps(BODY).encode(), bearer(self.keys[key])))
-            return read_answer(sock)[0].status
+            sock.sendall(build_request("POST", CHAT, json.dumps(BODY).encode(), build_bearer(self.keys[key])))
+            return read_response(sock)[0].status
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     file = tmp_path_factory.mktemp("keys") / "keys.yaml"
     keys = {"plain": create_key(file, "plain")[0], "few": create_key(file, "few", requests_per_minute=ALLOWED)[0]}
     keys["short"] = create_key(file, "short", tokens_per_minute=60)[0]
-    with serving(config=config_of({"step_s": 0.002}, workers=2), options=["--keys-file", str(file)]) as server:
+    with run_server(config=build_config({"step_s": 0.002}, workers=2), options=["--keys-file", str(file)]) as server:
         yield Shared(server, keys)
 
 
@@ -68,7 +68,7 @@ def test_both_answer_and_their_metrics_are_one(shared: Shared) -> None:
     assert len(busy_s) == 2
     with ThreadPoolExecutor(16) as threads:
         assert set(threads.map(shared.ask, ["plain"] * asked)) == {200}
-    until(lambda: shared.asked() - before == asked, 30, "the count of all")  # whichever process is asked for it
+    wait_until(lambda: shared.asked() - before == asked, 30, "the count of all")  # whichever process is asked for it
     assert all(sum(one.cpu_times()[:2]) > busy_s[one.pid] for one in shared.children())
     found = shared.metrics()
     assert found["enginebay_completion_tokens_total"] >= asked * 4
@@ -86,8 +86,8 @@ def test_connections_that_stay_are_divided(shared: Shared) -> None:
         fresh = [connect(shared.server.port) for _ in range(40)]
         clients.extend(fresh)
         for client in fresh:
-            client.sendall(request("GET", "/health/live"))
-            assert read_answer(client)[0].status == 200
+            client.sendall(build_request("GET", "/health/live"))
+            assert read_response(client)[0].status == 200
         held = [
             len([found for found in one.net_connections("inet") if found.status == psutil.CONN_ESTABLISHED])
             for one in shared.children()
@@ -110,15 +110,17 @@ def test_a_rate_is_shared(shared: Shared) -> None:
     refilled = int((time.monotonic() - began) * ALLOWED / 60)
     assert ALLOWED <= found.count(200) <= ALLOWED + refilled
     assert found.count(200) + found.count(429) == len(found)
-    until(lambda: shared.metrics()["enginebay_rate_limited_total"] == found.count(429), 30, "the count of refusals")
+    wait_until(
+        lambda: shared.metrics()["enginebay_rate_limited_total"] == found.count(429), 30, "the count of refusals"
+    )
 
 
 def test_tokens_are_charged_wherever_they_were_made(shared: Shared) -> None:
     assert shared.ask("short") == 200
     body = {**BODY, "max_tokens": 100}
-    answer = httpx.post(shared.server.url + CHAT, json=body, headers=bearer(shared.keys["short"]), timeout=30)
+    answer = httpx.post(shared.server.url + CHAT, json=body, headers=build_bearer(shared.keys["short"]), timeout=30)
     assert answer.status_code == 200
-    until(lambda: shared.ask("short") == 429, 30, "the charge")
+    wait_until(lambda: shared.ask("short") == 429, 30, "the charge")
     assert {shared.ask("short") for _ in range(10)} == {429}
 
 
@@ -127,14 +129,14 @@ def test_one_that_dies_is_replaced(shared: Shared) -> None:
     first.kill()
     answered = [shared.ask("plain") for _ in range(20)]  # the other one goes on meanwhile
     assert set(answered) == {200}
-    until(lambda: len(shared.children()) == 2 and first not in shared.children(), 30, "a new process")
+    wait_until(lambda: len(shared.children()) == 2 and first not in shared.children(), 30, "a new process")
     second.kill()  # so that only the new one is left
     assert shared.ask("plain") == 200
-    until(lambda: len(shared.children()) == 2 and second not in shared.children(), 30, "another new process")
+    wait_until(lambda: len(shared.children()) == 2 and second not in shared.children(), 30, "another new process")
     both = shared.children()
     for one in both:
         one.kill()
-    until(lambda: len(shared.children()) == 2 and not set(both) & set(shared.children()), 30, "two new processes")
+    wait_until(lambda: len(shared.children()) == 2 and not set(both) & set(shared.children()), 30, "two new processes")
     with ThreadPoolExecutor(8) as threads:
         assert set(threads.map(shared.ask, ["plain"] * 50)) == {200}
     assert httpx.get(f"{shared.server.url}/health/ready", timeout=60).status_code == 200
@@ -143,7 +145,7 @@ def test_one_that_dies_is_replaced(shared: Shared) -> None:
 def test_limits_are_divided() -> None:
     """One engine, one bound on what it holds at once, however many processes ask it."""
     limits: dict[str, object] = {"running": 4, "queue": 100}
-    with serving(config=config_of({"step_s": 0.01}, limits, workers=2)) as server:
+    with run_server(config=build_config({"step_s": 0.01}, limits, workers=2)) as server:
 
         def ask(_: int) -> int:
             return httpx.post(server.url + CHAT, json={**BODY, "max_tokens": 30}, timeout=30).status_code
@@ -160,7 +162,7 @@ def test_limits_are_divided() -> None:
 
 
 def test_metrics_do_not_wait_for_a_process_that_stands_still() -> None:
-    with serving(config=config_of(workers=2)) as server:
+    with run_server(config=build_config(workers=2)) as server:
         shared = Shared(server, {"plain": "any"})
         for _ in range(8):
             assert httpx.post(server.url + CHAT, json=BODY, timeout=60).status_code == 200
@@ -174,24 +176,24 @@ def test_metrics_do_not_wait_for_a_process_that_stands_still() -> None:
 
 
 def test_a_process_that_stands_still_is_replaced() -> None:
-    config = {**config_of(workers=2), "fleet": {"hang_s": 10}}
-    with serving(config=config) as server:
+    config = {**build_config(workers=2), "fleet": {"hang_s": 10}}
+    with run_server(config=config) as server:
         shared = Shared(server, {"plain": "any"})
         for stopped in shared.children():  # one after the other, so that no old one is left
             stopped.suspend()
-            until(lambda stopped=stopped: not stopped.is_running(), 60, "its end")
-            until(lambda: len(shared.children()) == 2, 60, "a new process")
-            lines = [line for line in server.words().splitlines() if "a server process stood still" in line]
+            wait_until(lambda stopped=stopped: not stopped.is_running(), 60, "its end")
+            wait_until(lambda: len(shared.children()) == 2, 60, "a new process")
+            lines = [line for line in server.read_log().splitlines() if "a server process stood still" in line]
             assert f"pid={stopped.pid}" in lines[-1].split()
             with ThreadPoolExecutor(8) as threads:
                 assert set(threads.map(shared.ask, ["plain"] * 16)) == {200}
 
 
 def test_the_log_of_all_is_one(tmp_path: Path) -> None:
-    with serving(config=config_of(workers=2, log_level="info"), options=["--log-format", "json"]) as server:
+    with run_server(config=build_config(workers=2, log_level="info"), options=["--log-format", "json"]) as server:
         for number in range(20):
             headers = {"x-request-id": f"mine-{number}"}
             assert httpx.post(server.url + CHAT, json=BODY, headers=headers, timeout=60).status_code == 200
-        until(lambda: server.words().count("mine-") == 20, 30, "all lines")
-        lines = [json.loads(line) for line in server.words().splitlines() if line.startswith("{")]
+        wait_until(lambda: server.read_log().count("mine-") == 20, 30, "all lines")
+        lines = [json.loads(line) for line in server.read_log().splitlines() if line.startswith("{")]
         assert {line["request_id"] for line in lines if "request_id" in line} >= {f"mine-{n}" for n in range(20)}

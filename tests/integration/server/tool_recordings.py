@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from enginebay.text.tools import FORMATS
-from tests.integration.server.serving import Server, serving
+from enginebay.text.tool_calls import TOOL_CALL_FORMATS
+from tests.integration.server.bay_process import BayProcess, run_server
 
 FOLDER = Path(__file__).parents[2] / "recordings" / "tools"
 RECORDINGS: dict[str, Any] = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(FOLDER.glob("*.json"))}
@@ -25,20 +25,20 @@ TOOLS = RECORDINGS["hermes-parallel"]["tools"]  # get_weather and get_time
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server() -> Iterator[BayProcess]:
     scripts = {prompt(name): recording["output"] for name, recording in RECORDINGS.items()}
     models = {
         name: {"engine": "fake", "tool_format": name, "fake": {"script_by_prompt": scripts}}
-        for name in FORMATS
+        for name in TOOL_CALL_FORMATS
         if name != "json"  # which is what a model without a chat template gets without being asked
     }
     models["json"] = {"engine": "fake", "fake": {"script_by_prompt": scripts}}
-    with serving(config={"models": models}) as running:
+    with run_server(config={"models": models}) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> OpenAI:
+def client(server: BayProcess) -> OpenAI:
     return server.openai()
 
 
@@ -46,20 +46,20 @@ def prompt(name: str) -> str:
     return f"<<{name}>>"
 
 
-def asked(name: str, **more: Any) -> dict[str, Any]:
+def build_chat_body(name: str, **more: Any) -> dict[str, Any]:
     recording = RECORDINGS[name]
     messages = [{"role": "user", "content": f"Go on with {prompt(name)}"}]
     return {"model": recording["format"], "messages": messages, "tools": recording["tools"], **more}
 
 
-def asked_response(name: str, **more: Any) -> dict[str, Any]:
+def build_response_body(name: str, **more: Any) -> dict[str, Any]:
     recording = RECORDINGS[name]
     tools = [{"type": "function", **tool["function"]} for tool in recording["tools"]]
     return {"model": recording["format"], "input": f"Go on with {prompt(name)}", "tools": tools, **more}
 
 
 @dataclass
-class Heard:
+class ReceivedAnswer:
     """What a client has of one answer when it is over."""
 
     text: str = ""
@@ -75,11 +75,11 @@ class Heard:
         assert len(set(self.ids)) == len(self.calls)
 
 
-def whole(choice: Any) -> Heard:
+def collect_choice(choice: Any) -> ReceivedAnswer:
     calls = choice.message.tool_calls or []
     assert all(call.type == "function" for call in calls)
     assert choice.message.content is not None or calls
-    return Heard(
+    return ReceivedAnswer(
         choice.message.content or "",
         [(call.function.name, call.function.arguments) for call in calls],
         [call.id for call in calls],
@@ -87,9 +87,9 @@ def whole(choice: Any) -> Heard:
     )
 
 
-def streamed(chunks: Any, choices: int = 1) -> tuple[list[Heard], Any]:
+def collect_stream(chunks: Any, choices: int = 1) -> tuple[list[ReceivedAnswer], Any]:
     """The choices of a stream, each delta checked on the way, and the usage at its end."""
-    heard = [Heard() for _ in range(choices)]
+    heard = [ReceivedAnswer() for _ in range(choices)]
     usage = None
     for chunk in chunks:
         assert usage is None, "nothing follows the usage"
@@ -104,7 +104,7 @@ def streamed(chunks: Any, choices: int = 1) -> tuple[list[Heard], Any]:
     return heard, usage
 
 
-def add_delta(heard: Heard, call: Any) -> None:
+def add_delta(heard: ReceivedAnswer, call: Any) -> None:
     if call.index == len(heard.calls):
         assert call.id and call.type == "function" and call.function.name
         heard.ids.append(call.id)

@@ -10,29 +10,37 @@ from typing import Any
 import pytest
 
 from bench.gpu import compare
-from bench.gpu.compare import Work, blocks, carry_out, enough_time, missing, server_key, with_own_prompts
-from bench.gpu.compare_table import table
-from enginebay.lab.client.ceiling import Ceiling
-from enginebay.lab.points import Point, steps
-from enginebay.lab.references import References
-from enginebay.lab.runs.study import Study
-from tests.unit.lab.runs.made import INVALID, write_cycles, write_run
+from bench.gpu.compare import (
+    StudyWork,
+    assign_own_seeds,
+    has_time_for,
+    list_missing_servers,
+    order_blocks,
+    run_blocks,
+    server_key,
+)
+from bench.gpu.compare_table import build_table
+from enginebay.lab.loadgen.calibration import ClientCeiling
+from enginebay.lab.store.study_plan import Study
+from enginebay.lab.study.parity_reference import ParityReferences
+from enginebay.lab.study.study_point import StudyPoint, schedule_steps
+from tests.unit.lab.store.run_files import INVALID, write_cycles, write_run
 
 
-def point(engine: str, streams: int, **given: object) -> Point:
+def point(engine: str, streams: int, **given: object) -> StudyPoint:
     profile = {"kind": "closed", "concurrency": streams}
     known = {"serve": {engine: {}}, "seed": 1, **given}
-    return Point(f"{engine} c{streams}", engine, "m", {"kind": "synthetic"}, profile, **known)  # type: ignore[arg-type]
+    return StudyPoint(f"{engine} c{streams}", engine, "m", {"kind": "synthetic"}, profile, **known)  # type: ignore[arg-type]
 
 
-def work(name: str, loads: tuple[int, ...], cycles: int = 2) -> Work:
+def work(name: str, loads: tuple[int, ...], cycles: int = 2) -> StudyWork:
     points = [point(engine, streams) for engine in ("a", "b") for streams in loads]
-    study = Study(name, "", tuple(steps([one.label for one in points], cycles)))
-    return Work(study, points, References(points, {}))
+    study = Study(name, "", tuple(schedule_steps([one.label for one in points], cycles)))
+    return StudyWork(study, points, ParityReferences(points, {}))
 
 
 def test_one_load_after_the_other_in_all_its_cycles_every_second_backwards() -> None:
-    order = blocks([work("s", (64, 1))])
+    order = order_blocks([work("s", (64, 1))])
     assert [[(step.label, step.cycle) for step in block.steps] for block in order] == [
         [("a c64", 1), ("b c64", 1), ("b c64", 2), ("a c64", 2)],
         [("a c1", 1), ("b c1", 1), ("b c1", 2), ("a c1", 2)],
@@ -40,17 +48,17 @@ def test_one_load_after_the_other_in_all_its_cycles_every_second_backwards() -> 
 
 
 def test_the_first_load_of_every_study_goes_before_the_second_of_any() -> None:
-    order = blocks([work("s", (256, 1)), work("t", (64,))])
+    order = order_blocks([work("s", (256, 1)), work("t", (64,))])
     assert [(block.work.study.id, block.steps[0].label) for block in order] == [
         ("s", "a c256"), ("t", "a c64"), ("s", "a c1"),
     ]  # fmt: skip
 
 
 def test_a_load_has_the_same_prompts_on_all_engines_and_no_other_load_has_them() -> None:
-    found = with_own_prompts([point("a", 64), point("a", 1), point("b", 64), point("b", 1)])
+    found = assign_own_seeds([point("a", 64), point("a", 1), point("b", 64), point("b", 1)])
     assert found[0].seed == found[2].seed and found[1].seed == found[3].seed
     cycles = range(1, 10)
-    first, second = ({one.seeds(cycle)["requests"] for cycle in cycles} for one in found[:2])
+    first, second = ({one.derive_seeds(cycle)["requests"] for cycle in cycles} for one in found[:2])
     assert not first & second
 
 
@@ -64,13 +72,13 @@ def test_loads_share_a_server_and_settings_do_not() -> None:
     [(26, {}, False), (28, {}, True), (18, {0: 17, 1: 10}, False), (18, {0: 16, 1: 10}, True), (12, {1: 10}, True), (10, {1: 10}, False)],
 )  # fmt: skip
 def test_a_run_is_begun_only_when_it_can_end(left_s: float, took_s: dict[int, float], fits: bool) -> None:
-    assert enough_time(left_s, took_s, 0) is fits
+    assert has_time_for(left_s, took_s, 0) is fits
 
 
 def test_a_planned_server_that_is_not_up_is_named_once() -> None:
     planned = [point("a", 64), point("a", 1), point("b", 64), point("b", 1)]
-    assert missing(planned, {server_key(planned[0])}) == ["b (m)"]
-    assert missing(planned, {server_key(one) for one in planned}) == []
+    assert list_missing_servers(planned, {server_key(planned[0])}) == ["b (m)"]
+    assert list_missing_servers(planned, {server_key(one) for one in planned}) == []
 
 
 def test_what_no_longer_fits_is_left_out_and_a_faster_engine_goes_on(
@@ -80,7 +88,7 @@ def test_what_no_longer_fits_is_left_out_and_a_faster_engine_goes_on(
     clock, made, all_of_it = [0.0], list[str](), work("s", (64,), cycles=4)
     runs = iter(write_cycles(tmp_path, "a", [1.0] * 8))
 
-    def conducted(bench: Any, asked: Point, step: Any, *others: Any) -> Path:
+    def conducted(bench: Any, asked: StudyPoint, step: Any, *others: Any) -> Path:
         clock[0] += {"a": 30.0, "b": 10.0}[asked.engine]
         made.append(f"{step.cycle} {asked.engine}")
         return Path()
@@ -92,7 +100,7 @@ def test_what_no_longer_fits_is_left_out_and_a_faster_engine_goes_on(
     }.items():
         monkeypatch.setattr(compare, name, instead)
     servers = SimpleNamespace(up={server_key(one): object() for one in all_of_it.points})
-    whole = carry_out(blocks([all_of_it]), servers, tmp_path, Ceiling(1e6, 1e6, 1), 100.0)  # type: ignore[arg-type]
+    whole = run_blocks(order_blocks([all_of_it]), servers, tmp_path, ClientCeiling(1e6, 1e6, 1), 100.0)  # type: ignore[arg-type]
     assert made == ["1 a", "1 b", "2 b", "2 a", "3 b"] and not whole
     assert "no time was left for 3 of 8 runs: a c64 (m), cycle 3; b c64 (m), cycle 4; a c64" in capsys.readouterr().out
 
@@ -105,7 +113,7 @@ def cells(lines: list[str]) -> list[dict[str, str]]:
 
 def test_the_table_has_means_with_intervals_and_ratios_against_the_first_engine(tmp_path: Path) -> None:
     runs = [*write_cycles(tmp_path, "a", [1000.0, 2000.0]), *write_cycles(tmp_path, "b", [1100.0, 2200.0])]
-    first, second = cells(table(runs))
+    first, second = cells(build_table(runs))
     assert (first["model"], first["runs counted"], first["verdict"]) == ("tiny", "2 of 2", "valid")
     assert first["output tok/s"].startswith("1,500 [-4,853, 7,853]")  # Student's t with 1 degree: 12.706 * 500
     assert first["median TTFT, ms"].startswith("0.75 [")
@@ -122,7 +130,7 @@ def test_the_table_compares_only_what_had_the_same_load_and_says_why_runs_do_not
         write_run(tmp_path, "late", "a", {"output_tokens_per_s": 99.0}, INVALID, study=study),
         *write_cycles(tmp_path, "b", [20.0], profile={"kind": "closed", "concurrency": 8}),
     ]
-    first, other = cells(table(runs))
+    first, other = cells(build_table(runs))
     assert (first["runs counted"], first["output tok/s"]) == ("1 of 2", "10")
     assert first["verdict"] == "valid: send_lag (1)"
     assert other["tok/s / first"] == ""  # another load: it is itself the first
@@ -136,4 +144,4 @@ def test_the_table_tells_how_alike_the_answers_are(tmp_path: Path) -> None:
         *write_cycles(tmp_path, "a", [10.0], parity=kept(7, 8)),
         *write_cycles(tmp_path, "b", [10.0], parity=kept(7, 9)),
     ]
-    assert cells(table(runs))[1]["parity with first"].endswith("50% identical")
+    assert cells(build_table(runs))[1]["parity with first"].endswith("50% identical")

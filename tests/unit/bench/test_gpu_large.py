@@ -10,31 +10,31 @@ from typing import Any
 
 import pytest
 
-from bench.gpu.large import Journal, Objective, Study
-from enginebay.lab.choosing import Try
+from bench.gpu.large_model.large_model_study import Journal, LargeModelStudy, LatencyObjective
+from enginebay.lab.search.rate_bisection import Trial
 
-_WANTED = Objective("ttft", 128, 25.0, 10.0, 5.0)
+_WANTED = LatencyObjective("ttft", 128, 25.0, 10.0, 5.0)
 _OPTIONS = SimpleNamespace(streams=8, waves=2, pairs=5, step=25.0, skip=10.0, no_sleep=True)
 
 
-class Climbs(Study):
+class Climbs(LargeModelStudy):
     """Keeps every rate up to one, or up to another the second time."""
 
     def __init__(self, journal: Journal, *most: float) -> None:
         super().__init__(None, journal, lambda: None, _OPTIONS)  # type: ignore[arg-type]
         self.most, self.asked = list(most), list[Sequence[float]]()
 
-    def _climb(self, wanted: Objective, rates: Sequence[float]) -> list[Try]:
+    def _climb(self, wanted: LatencyObjective, rates: Sequence[float]) -> list[Trial]:
         self.asked.append(list(rates))
         if not self.most:
             return []
         most = self.most.pop(0)
-        return [Try(rate, rate <= most) for rate in rates]
+        return [Trial(rate, rate <= most) for rate in rates]
 
 
 def _found(study: Climbs, journal: Journal, rates: Sequence[float]) -> dict[str, Any] | None:
     study._search(_WANTED, rates)
-    return next(iter(journal.of("found")), None)
+    return next(iter(journal.find("found")), None)
 
 
 @pytest.mark.parametrize(

@@ -4,44 +4,44 @@ from __future__ import annotations
 
 import pytest
 
-from bench.gpu.memory_trend import kinds, ours, trend
+from bench.gpu.memory_trend import classify_processes, compute_growth, identify_own_processes
 
 GIB = 2**30
 
 
 def test_growth_is_a_share_of_the_mean_over_all_of_the_time() -> None:
-    assert trend([(60.0, 100.0), (160.0, 100.0), (360.0, 100.0)]) == 0.0
-    assert trend([(0.0, 90.0), (10.0, 100.0), (20.0, 110.0)]) == pytest.approx(0.2)
-    assert trend([(0.0, 110.0), (20.0, 90.0)]) == pytest.approx(-0.2)
+    assert compute_growth([(60.0, 100.0), (160.0, 100.0), (360.0, 100.0)]) == 0.0
+    assert compute_growth([(0.0, 90.0), (10.0, 100.0), (20.0, 110.0)]) == pytest.approx(0.2)
+    assert compute_growth([(0.0, 110.0), (20.0, 90.0)]) == pytest.approx(-0.2)
 
 
 def test_noise_is_no_growth_and_a_slow_leak_in_it_is() -> None:
     noise = [(5.0 * number, 1000.0 + (7 if number % 2 else -7)) for number in range(60)]
-    assert abs(trend(noise)) < 0.002
+    assert abs(compute_growth(noise)) < 0.002
     leak = [(time, value + 0.1 * time) for time, value in noise]
-    assert trend(leak) == pytest.approx(0.0291, abs=0.002)
+    assert compute_growth(leak) == pytest.approx(0.0291, abs=0.002)
 
 
 def test_a_trend_needs_two_moments() -> None:
     for points in ([], [(1.0, 5.0)], [(1.0, 5.0), (1.0, 6.0)]):
         with pytest.raises(ValueError, match="two moments"):
-            trend(points)
+            compute_growth(points)
 
 
 def test_processes_are_told_apart_by_name_and_by_who_is_above_them() -> None:
     worker = b"python /src/enginebay/worker/bootstrap.py serve"
     parents = {10: 1, 11: 10, 20: 10, 21: 20, 22: 20, 23: 21}
     told = {10: b"bay serve", 11: b"bay serve", 20: worker, 21: b"VLLM::EngineCor", 22: b"python tracker", 23: b"x"}
-    assert kinds(parents, told) == {
+    assert classify_processes(parents, told) == {
         10: "server", 11: "server", 20: "worker", 21: "engine", 22: "worker", 23: "engine",
     }  # fmt: skip
-    assert kinds(parents, {**told, 21: worker})[21] == "engine"  # forked, and not renamed
-    assert kinds(parents, {**told, 11: b"Engine"})[11] == "server"  # what is no worker has no engine
+    assert classify_processes(parents, {**told, 21: worker})[21] == "engine"  # forked, and not renamed
+    assert classify_processes(parents, {**told, 11: b"Engine"})[11] == "server"  # what is no worker has no engine
 
 
 def test_the_drivers_processes_are_ours_by_number_or_by_being_the_only_new_large_one() -> None:
     held = {5: 40 * GIB, 7: 37 * GIB, 9: GIB}
-    assert ours({5}, held, {7, 8}, 20 * GIB)[0] == {7}
-    assert ours({5}, held, {100}, 20 * GIB)[0] == {7}
-    assert ours(set(), held, {100}, 20 * GIB)[0] == set()  # two might be
-    assert ours({5}, {}, {100}, 20 * GIB)[0] == set()
+    assert identify_own_processes({5}, held, {7, 8}, 20 * GIB)[0] == {7}
+    assert identify_own_processes({5}, held, {100}, 20 * GIB)[0] == {7}
+    assert identify_own_processes(set(), held, {100}, 20 * GIB)[0] == set()  # two might be
+    assert identify_own_processes({5}, {}, {100}, 20 * GIB)[0] == set()

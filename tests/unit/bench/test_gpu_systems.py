@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu.systems import Offline
-from bench.gpu.turns import OfflineInTurns, TurnFailed
-from enginebay.lab.requests import Request
+from bench.gpu.large_model.turn_taking import SleepableOffline, TurnFailed
+from bench.gpu.systems_under_test import OfflineVllm
+from enginebay.lab.workload.request_records import Request
 
 _ANSWERS_ONCE = """
 import sys
@@ -23,17 +23,17 @@ sys.exit("no memory is left")
 """
 
 
-class _Dies(Offline):
-    def command(self) -> Sequence[str]:
+class _Dies(OfflineVllm):
+    def build_command(self) -> Sequence[str]:
         return [sys.executable, "-c", _ANSWERS_ONCE]
 
 
-class _DiesInTurns(_Dies, OfflineInTurns):
+class _DiesInTurns(_Dies, SleepableOffline):
     pass
 
 
 @pytest.fixture(params=[(_Dies, SystemExit), (_DiesInTurns, TurnFailed)], ids=["alone", "in turns"])
-def dying(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Offline, type[BaseException]]]:
+def dying(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[OfflineVllm, type[BaseException]]]:
     kind, failure = request.param
     system = kind("offline", tmp_path, {}, tmp_path)
     system.wait()
@@ -42,7 +42,7 @@ def dying(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Offl
 
 
 def test_one_that_dies_is_told_with_its_last_words_however_often_it_is_asked(
-    dying: tuple[Offline, type[BaseException]],
+    dying: tuple[OfflineVllm, type[BaseException]],
 ) -> None:
     system, failure = dying
     asked = [Request((1, 2), 2, 4)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.gpu.table import rows
+from bench.gpu.throughput_table import build_rows
 
 
 def _run(system: str, load: str, cycle: int, speed: float, **more: Any) -> dict[str, Any]:
@@ -13,7 +13,7 @@ def _run(system: str, load: str, cycle: int, speed: float, **more: Any) -> dict[
 
 def _found(runs: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     """Load, figure, system and mean of each line."""
-    return [(row[:12].strip(), row[12:32].strip(), row[32:58].strip(), row[58:70].strip()) for row in rows(runs)]
+    return [(row[:12].strip(), row[12:32].strip(), row[32:58].strip(), row[58:70].strip()) for row in build_rows(runs)]
 
 
 def test_figures_have_their_units_and_their_order_whoever_comes_first() -> None:
@@ -44,6 +44,6 @@ def test_warming_up_is_in_no_table_and_loads_are_kept_apart() -> None:
 def test_ours_is_compared_by_pairs_of_cycles() -> None:
     runs = [_run("ours", "c", cycle, 2.0 * speed) for cycle, speed in enumerate((10.0, 11.0))]
     runs += [_run("theirs", "c", cycle, speed) for cycle, speed in enumerate((10.0, 11.0, 500.0))]
-    ours, theirs = rows(runs)
+    ours, theirs = build_rows(runs)
     assert "ours / it" not in ours
     assert "n=3   ours / it 2.000 [" in theirs and theirs.endswith("of 2 pairs")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bench.gpu.large_summary import LIMIT_S, summary
-from bench.gpu.systems import System
-from bench.gpu.turns import OfflineInTurns, OursInTurns, TurnFailed, Turns
+from bench.gpu.large_model.large_model_summary import LIMIT_S, summarize
+from bench.gpu.large_model.turn_taking import SleepableBay, SleepableOffline, TurnFailed, TurnTaker
+from bench.gpu.systems_under_test import SystemUnderTest
 
 
 class _Machine:
@@ -31,9 +31,9 @@ class _Double:
     def __init__(self, name: str, machine: _Machine, fails: str = "") -> None:
         self.name, self._machine, self._fails = name, machine, fails
 
-    def wait(self) -> None:
+    def wait_ready(self) -> None:
         self._moved("start")
-        if isinstance(self, OfflineInTurns):  # ours takes nothing until it is ordered to
+        if isinstance(self, SleepableOffline):  # ours takes nothing until it is ordered to
             self._machine.awake.add(self.name)
 
     def sleep(self) -> Mapping[str, Any]:
@@ -57,22 +57,22 @@ class _Double:
         assert len(self._machine.awake - {self.name}) == 0 or what in ("sleep", "stop")
 
 
-class _Offline(_Double, OfflineInTurns):
+class _Offline(_Double, SleepableOffline):
     pass
 
 
-class _Ours(_Double, OursInTurns):
+class _Ours(_Double, SleepableBay):
     pass
 
 
-def _turns(machine: _Machine, offline_fails: str = "", sleeping: bool = True) -> tuple[Turns, list[str]]:
+def _turns(machine: _Machine, offline_fails: str = "", sleeping: bool = True) -> tuple[TurnTaker, list[str]]:
     events: list[str] = []
-    makers: dict[str, Callable[[], System]] = {
+    makers: dict[str, Callable[[], SystemUnderTest]] = {
         "offline": lambda: _Offline("offline", machine, offline_fails),
         "ours": lambda: _Ours("ours", machine),
     }
     note = lambda event, **fields: events.append(f"{fields['system']} {event}")  # noqa: E731
-    return Turns(makers, machine.used_bytes, 50, sleeping, note), events
+    return TurnTaker(makers, machine.used_bytes, 50, sleeping, note), events
 
 
 def test_one_sleeps_before_the_other_comes() -> None:
@@ -90,7 +90,7 @@ def test_one_sleeps_before_the_other_comes() -> None:
 def test_one_that_was_prepared_is_the_one_that_is_used() -> None:
     machine = _Machine()
     turns, _ = _turns(machine)
-    made: list[System] = []
+    made: list[SystemUnderTest] = []
     make = turns._makers["ours"]
     turns._makers = {**turns._makers, "ours": lambda: made.append(make()) or made[-1]}  # type: ignore[func-returns-value]
     turns.prepare("ours")
@@ -134,11 +134,11 @@ def test_the_summary_pairs_runs_by_cycle_and_says_what_is_missing() -> None:
         {"event": "alone", "output": 32, "seconds": 0.9},
         {"event": "left out", "what": "pairs from 3 of 5 on", "needed_s": 60, "left_s": 20},
     ]  # fmt: skip
-    told = "\n".join(summary(lines))
+    told = "\n".join(summarize(lines))
     assert "ours / offline: 0.971 [" in told and "pairs: 2" in told
     assert "3,400 output tok/s on one GPU, n=2, 2.27 times the 1,500 wanted of one GPU" in told
     assert "eight of them, if each gave as much: 27,200" in told
-    assert "1.70 times the 2,000 wanted of one GPU" in "\n".join(summary(lines, wanted=2000.0))
+    assert "1.70 times the 2,000 wanted of one GPU" in "\n".join(summarize(lines, wanted=2000.0))
     assert f"P95 ttft under {LIMIT_S * 1e3:.0f} ms, 128 tokens out: 25 requests/s" in told
     assert "0.200 GPU J per output token" in told
     assert (

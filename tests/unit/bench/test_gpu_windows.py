@@ -6,13 +6,20 @@ from collections.abc import Sequence
 
 import pytest
 
-from bench.gpu.windows import Window, between, climb, in_flight_by_thirds, judge, mean_in_flight
-from enginebay.lab.requests import Record
+from bench.gpu.rate_windows import (
+    RateWindow,
+    interpolate_rates,
+    judge_window,
+    mean_in_flight,
+    mean_in_flight_by_thirds,
+    plan_climb,
+)
+from enginebay.lab.workload.request_records import Record
 
 
-def _sent(count: int, rate: float, judged_from: int = 0) -> tuple[list[float], Window]:
+def _sent(count: int, rate: float, judged_from: int = 0) -> tuple[list[float], RateWindow]:
     times = [number / rate for number in range(count)]
-    return times, Window(rate, frozenset(range(judged_from, count)), judged_from / rate, count / rate)
+    return times, RateWindow(rate, frozenset(range(judged_from, count)), judged_from / rate, count / rate)
 
 
 def _records(times: Sequence[float], first_s: float, whole_s: float, growth: float = 0.0) -> list[Record]:
@@ -24,7 +31,7 @@ def _records(times: Sequence[float], first_s: float, whole_s: float, growth: flo
 
 
 def test_a_climb_goes_from_rate_to_rate_without_a_pause() -> None:
-    times, windows = climb([10.0, 20.0], step_s=15.0, skip_s=5.0, seed=3)
+    times, windows = plan_climb([10.0, 20.0], step_s=15.0, skip_s=5.0, seed=3)
     assert times == sorted(times)
     assert [(one.rate, one.from_s, one.to_s) for one in windows] == [(10.0, 10.0, 20.0), (20.0, 25.0, 35.0)]
     assert len(times) == 20 * 10 + 15 * 20
@@ -33,20 +40,20 @@ def test_a_climb_goes_from_rate_to_rate_without_a_pause() -> None:
 
 
 def test_a_step_lasts_until_a_p95_can_be_told() -> None:
-    _, (slow,) = climb([2.0], step_s=10.0, skip_s=2.0, seed=3)
+    _, (slow,) = plan_climb([2.0], step_s=10.0, skip_s=2.0, seed=3)
     assert slow.to_s - slow.from_s == pytest.approx(72 / 2.0) and len(slow.judged) == 72
 
 
 def test_no_two_steps_have_the_same_arrivals() -> None:
-    times, windows = climb([10.0] * 3, step_s=15.0, skip_s=5.0, seed=3)
-    others, _ = climb([10.0] * 3, step_s=15.0, skip_s=5.0, seed=103)
+    times, windows = plan_climb([10.0] * 3, step_s=15.0, skip_s=5.0, seed=3)
+    others, _ = plan_climb([10.0] * 3, step_s=15.0, skip_s=5.0, seed=103)
     gaps = [[round(times[index] - one.from_s, 6) for index in sorted(one.judged)] for one in windows]
     assert gaps[0] != gaps[1] != gaps[2] != gaps[0] and times != others
 
 
 def test_rates_between_two() -> None:
-    assert between(10.0, 40.0, 1) == [10.0, 20.0]
-    assert between(12.2, 27.5, 3) == [12.2, 14.9, 18.3, 22.4]
+    assert interpolate_rates(10.0, 40.0, 1) == [10.0, 20.0]
+    assert interpolate_rates(12.2, 27.5, 3) == [12.2, 14.9, 18.3, 22.4]
 
 
 def test_the_slowest_of_a_few_decides() -> None:
@@ -54,8 +61,8 @@ def test_the_slowest_of_a_few_decides() -> None:
     records = _records(times, 0.1, 0.5)
     for index in range(94, 100):
         records[index] = Record(index=index, intended_s=9.0, sent_s=9.0, first_s=10.0, end_s=10.5)
-    assert not judge(sent, records, "ttft", 0.8).met
-    assert judge(sent, records[:95], "ttft", 0.8).met
+    assert not judge_window(sent, records, "ttft", 0.8).met
+    assert judge_window(sent, records[:95], "ttft", 0.8).met
 
 
 def test_a_request_counts_from_when_it_should_have_been_sent() -> None:
@@ -64,22 +71,22 @@ def test_a_request_counts_from_when_it_should_have_been_sent() -> None:
         Record(index=number, intended_s=at, sent_s=at + 1, first_s=at + 1.1, end_s=at + 1.2)
         for number, at in enumerate(times)
     ]
-    found = judge(sent, late, "ttft", 0.8)
+    found = judge_window(sent, late, "ttft", 0.8)
     assert found.p95_s == pytest.approx(1.1) and not found.met
 
 
 def test_the_whole_answer_and_the_first_token_are_judged_apart() -> None:
     times, sent = _sent(50, 10.0)
     records = _records(times, 0.1, 0.9)
-    assert judge(sent, records, "ttft", 0.8).met
-    assert not judge(sent, records, "e2e", 0.8).met
+    assert judge_window(sent, records, "ttft", 0.8).met
+    assert not judge_window(sent, records, "e2e", 0.8).met
 
 
 def test_what_failed_took_for_ever() -> None:
     times, sent = _sent(20, 10.0)
     records = _records(times, 0.1, 0.2)
     records[3:6] = [Record(index=n, intended_s=0.3, sent_s=0.3, end_s=0.4, error="status") for n in range(3, 6)]
-    found = judge(sent, records, "ttft", 0.8)
+    found = judge_window(sent, records, "ttft", 0.8)
     assert found.failed == 3 and not found.met
 
 
@@ -89,15 +96,15 @@ def test_what_was_sent_before_is_not_judged() -> None:
         Record(index=number, intended_s=at, sent_s=at, first_s=at + (5.0 if number < 20 else 0.1), end_s=at + 6.0)
         for number, at in enumerate(times)
     ]
-    assert judge(sent, slow, "ttft", 0.8).p95_s == pytest.approx(0.1)
+    assert judge_window(sent, slow, "ttft", 0.8).p95_s == pytest.approx(0.1)
 
 
 def test_a_server_that_falls_behind_does_not_keep_it() -> None:
     times, sent = _sent(400, 20.0)
-    assert judge(sent, _records(times, 0.1, 15.0), "ttft", 0.8).grows  # it fills up from nothing, by far
-    settled = Window(20.0, sent.judged, 8.0, 20.0)
-    assert judge(settled, _records(times, 0.1, 5.0), "ttft", 0.8).met
-    behind = judge(settled, _records(times, 0.1, 5.0, growth=0.03), "ttft", 0.8)
+    assert judge_window(sent, _records(times, 0.1, 15.0), "ttft", 0.8).grows  # it fills up from nothing, by far
+    settled = RateWindow(20.0, sent.judged, 8.0, 20.0)
+    assert judge_window(settled, _records(times, 0.1, 5.0), "ttft", 0.8).met
+    behind = judge_window(settled, _records(times, 0.1, 5.0, growth=0.03), "ttft", 0.8)
     assert behind.grows and not behind.met and behind.p95_s < 0.8
 
 
@@ -124,15 +131,15 @@ def _served_in_steps(times: Sequence[float]) -> list[Record]:
 def test_a_climb_finds_what_a_server_gets_through() -> None:
     """Near its capacity it takes long to settle, and what is in flight scatters a lot: neither is falling behind."""
     for seed in (0, 1000, 2000):
-        times, windows = climb([14.0, 18.0, 22.0, 26.0, 30.0, 34.0], 60.0, 35.0, seed)
+        times, windows = plan_climb([14.0, 18.0, 22.0, 26.0, 30.0, 34.0], 60.0, 35.0, seed)
         records = _served_in_steps(times)
-        met = [judge(one, records, "ttft", 0.8).met for one in windows]
+        met = [judge_window(one, records, "ttft", 0.8).met for one in windows]
         assert met[:4] == [True] * 4 and not met[-1], (seed, met)
 
 
 def test_a_window_in_which_nothing_is_judged_proves_nothing() -> None:
-    sent = Window(1.0, frozenset(), 0.5, 1.0)
-    assert not judge(sent, _records([0.0], 0.1, 0.2), "ttft", 0.8).met
+    sent = RateWindow(1.0, frozenset(), 0.5, 1.0)
+    assert not judge_window(sent, _records([0.0], 0.1, 0.2), "ttft", 0.8).met
 
 
 def test_in_flight_is_a_mean_over_time() -> None:
@@ -147,7 +154,7 @@ def test_in_flight_is_a_mean_over_time() -> None:
 
 def test_what_is_in_flight_by_thirds_of_the_time() -> None:
     times, _ = _sent(90, 10.0)
-    settled = in_flight_by_thirds(_records(times, 0.1, 1.0), 0.0, 9.0)
+    settled = mean_in_flight_by_thirds(_records(times, 0.1, 1.0), 0.0, 9.0)
     assert settled == pytest.approx((8.5, 10.0, 10.0))  # 10 a second for a second each; at first there are none
-    growing = in_flight_by_thirds(_records(times, 0.1, 1.0, growth=0.05), 0.0, 9.0)
+    growing = mean_in_flight_by_thirds(_records(times, 0.1, 1.0, growth=0.05), 0.0, 9.0)
     assert growing[0] < growing[1] < growing[2]

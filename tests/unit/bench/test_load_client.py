@@ -8,10 +8,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.server.bars import verdict
-from bench.server.client import Client, Load, Result, _Connection, chat, merged, percentile
-from bench.server.responses import check_stream, check_whole, read_head, split_chunks, whole_body
-from bench.server.upstream import reply, split_request, streamed, whole
+from bench.server.http_responses import check_stream, check_whole, parse_body, parse_head, split_chunks
+from bench.server.loadgen import (
+    HttpWorkload,
+    LoadClient,
+    LoadResult,
+    _LoadConnection,
+    build_chat_body,
+    merge_results,
+    percentile,
+)
+from bench.server.mock_upstream import build_stream_writes, build_whole_response, choose_reply, split_request
+from bench.server.thresholds import judge_interval
 
 _TOKENS = 5
 
@@ -40,29 +48,29 @@ class _Cut:
 
 
 @pytest.fixture
-def connection() -> Iterator[_Connection]:
+def connection() -> Iterator[_LoadConnection]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        found = _Connection(listener.getsockname())
+        found = _LoadConnection(listener.getsockname())
         yield found
         found.socket.close()
 
 
 @pytest.mark.parametrize("burst", [1, 3])
-def test_a_stream_cut_at_any_byte_is_counted_exactly(connection: _Connection, burst: int) -> None:
-    raw = b"".join(streamed(_TOKENS, burst))
+def test_a_stream_cut_at_any_byte_is_counted_exactly(connection: _LoadConnection, burst: int) -> None:
+    raw = b"".join(build_stream_writes(_TOKENS, burst))
     for cut in range(1, len(raw)):
         connection.send(b"x")
-        assert connection.take(raw[:cut], True) is None, cut
-        found = connection.take(raw[cut:], True)
+        assert connection.receive(raw[:cut], True) is None, cut
+        found = connection.receive(raw[cut:], True)
         assert found is not None, cut
         assert check_stream(200, found[0], _TOKENS) == (_TOKENS, None)
         assert connection.ttft > 0
 
 
-def test_a_stream_that_comes_byte_by_byte_is_counted_exactly(connection: _Connection) -> None:
-    raw = b"".join(streamed(2))
+def test_a_stream_that_comes_byte_by_byte_is_counted_exactly(connection: _LoadConnection) -> None:
+    raw = b"".join(build_stream_writes(2))
     connection.send(b"x")
-    found = [connection.take(raw[place : place + 1], True) for place in range(len(raw))]
+    found = [connection.receive(raw[place : place + 1], True) for place in range(len(raw))]
     assert [one is not None for one in found] == [False] * (len(raw) - 1) + [True]
 
 
@@ -78,10 +86,10 @@ def test_a_marker_split_by_a_chunk_is_still_one_event() -> None:
 
 def test_how_many_tokens_share_a_chunk_is_seen() -> None:
     for burst, content_chunks in ((1, 6), (3, 2), (16, 1)):
-        raw = b"".join(streamed(6, burst))
-        head = read_head(raw)
+        raw = b"".join(build_stream_writes(6, burst))
+        head = parse_head(raw)
         assert head is not None
-        found = whole_body(raw, head)
+        found = parse_body(raw, head)
         assert found is not None
         assert found[1] == content_chunks + 3  # role, finish, [DONE]
 
@@ -117,33 +125,37 @@ def test_a_wrong_answer_is_lost() -> None:
         assert check_whole(status, body, 8)[1] is not None
 
 
-def _load(url: str, requests: int) -> Load:
-    return Load(url, [chat("m", 8, False)], connections=1, requests=requests, tokens=8, patience_s=30)
+def _load(url: str, requests: int) -> HttpWorkload:
+    return HttpWorkload(
+        url, [build_chat_body("m", 8, False)], connections=1, requests=requests, tokens=8, patience_s=30
+    )
 
 
 def test_a_connection_closed_in_the_middle_of_an_answer_is_lost() -> None:
-    server = _Cut([[whole(8)[:-5]]])
+    server = _Cut([[build_whole_response(8)[:-5]]])
     try:
         # The server waits for a second request that never comes: it is the patience that ends it.
-        result = Client(Load(server.url, [chat("m", 8, False)], 1, requests=1, tokens=8, patience_s=0.2)).run()
+        result = LoadClient(
+            HttpWorkload(server.url, [build_chat_body("m", 8, False)], 1, requests=1, tokens=8, patience_s=0.2)
+        ).run()
     finally:
         server.close()
     assert (result.requests, result.lost) == (0, 1)
 
 
 def test_a_kept_connection_that_is_closed_between_requests_is_opened_again() -> None:
-    server = _Cut([[whole(8)], [whole(8)]])
+    server = _Cut([[build_whole_response(8)], [build_whole_response(8)]])
     try:
-        result = Client(_load(server.url, 2)).run()
+        result = LoadClient(_load(server.url, 2)).run()
     finally:
         server.close()
     assert (result.requests, result.lost, result.reconnects) == (2, 0, 1)
 
 
 def test_what_the_upstream_answers_is_what_was_asked() -> None:
-    assert reply(b"POST /v1/chat/completions HTTP/1.1", b'{"max_tokens": 3}') == whole(3)
+    assert choose_reply(b"POST /v1/chat/completions HTTP/1.1", b'{"max_tokens": 3}') == build_whole_response(3)
     asked = b'{"max_tokens":4,"stream": true,"messages":"in bursts of 2"}'
-    assert reply(b"POST /v1/chat/completions HTTP/1.1", asked) == streamed(4, 2)
+    assert choose_reply(b"POST /v1/chat/completions HTTP/1.1", asked) == build_stream_writes(4, 2)
 
 
 def test_the_upstream_reads_requests_that_come_in_chunks() -> None:
@@ -153,7 +165,7 @@ def test_the_upstream_reads_requests_that_come_in_chunks() -> None:
 
 
 def test_results_of_processes_side_by_side_add_up() -> None:
-    both = merged([Result(2.0, 4, 8, lost=1, latencies_s=[1.0]), Result(4.0, 4, 8, latencies_s=[3.0])])
+    both = merge_results([LoadResult(2.0, 4, 8, lost=1, latencies_s=[1.0]), LoadResult(4.0, 4, 8, latencies_s=[3.0])])
     assert (both.requests_per_s, both.tokens_per_s, both.lost) == (2.0, 4.0, 1)
     assert percentile(both.latencies_s, 95) == 3.0
 
@@ -167,5 +179,5 @@ def test_results_of_processes_side_by_side_add_up() -> None:
     ],
 )
 def test_an_interval_that_spans_the_bar_says_nothing(low: float, high: float, more: str, less: str) -> None:
-    assert verdict(low, high, 1.0, wants_more=True) == more
-    assert verdict(low, high, 1.0, wants_more=False) == less
+    assert judge_interval(low, high, 1.0, wants_more=True) == more
+    assert judge_interval(low, high, 1.0, wants_more=False) == less

@@ -9,18 +9,26 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from enginebay.bundle import standalone, wheels
-from enginebay.bundle.archive import Archive
-from enginebay.bundle.manifest import Bay, Engine, Manifest, Model, Package, Part
-from enginebay.bundle.standalone import MANIFEST, facts_of_this_python
-from enginebay.fleet.models import Store
-from tests.unit.fleet.models.tiny_models import write_gguf
+from enginebay.bundle import standalone
+from enginebay.bundle.bundle_manifest import (
+    ArchivePart,
+    BundledBay,
+    BundledEngine,
+    BundledModel,
+    BundledPackage,
+    BundleManifest,
+)
+from enginebay.bundle.creation import wheels
+from enginebay.bundle.creation.archive import BundleArchive
+from enginebay.bundle.standalone import MANIFEST_FILE, describe_this_python
+from enginebay.models import ModelStore
+from tests.unit.models.tiny_models import write_gguf
 
 
-def nothing(*_: object) -> None: ...
+def ignore_progress(*_: object) -> None: ...
 
 
-def tiny_wheel(
+def make_tiny_wheel(
     into: Path, name: str, version: str = "1.0", requires: Sequence[str] = (), tag: str = "py3-none-any", **files: str
 ) -> Path:
     """A wheel with one module, and whatever files are given."""
@@ -34,55 +42,58 @@ def tiny_wheel(
         **{path.replace("__", "/"): text.encode() for path, text in files.items()},
     }
     made = into / f"{name}-{version}-{tag}.whl"
-    wheels.make(made, info, content)
+    wheels.write_wheel(made, info, content)
     return made
 
 
-def stored_model(folder: Path, name: str = "tiny") -> Store:
+def make_stored_model(folder: Path, name: str = "tiny") -> ModelStore:
     """A store with one model in it."""
-    store = Store(folder / "store")
+    store = ModelStore(folder / "store")
     store.pull(str(write_gguf(folder / f"{name}.gguf")), name)
     return store
 
 
-def small_bundle(
+def make_small_bundle(
     out: Path,
     made: Sequence[Path] = (),
-    store: Store | None = None,
+    store: ModelStore | None = None,
     engine: Mapping[str, Any] | None = None,
     target: Mapping[str, str] | None = None,
     split: int | None = 1000,
-) -> Manifest:
+) -> BundleManifest:
     """A bundle of these wheels and the store's models, in parts of a kilobyte."""
     out.mkdir(parents=True, exist_ok=True)
-    archive = Archive(out, split)
+    archive = BundleArchive(out, split)
     packages = []
     for wheel in made:
-        name, version = wheels.name_and_version(wheel)
-        packages.append(Package(name, version, archive.add(f"wheels/{wheel.name}", wheel, nothing)))
+        name, version = wheels.read_name_and_version(wheel)
+        packages.append(BundledPackage(name, version, archive.add(f"wheels/{wheel.name}", wheel, ignore_progress)))
     models = []
-    for model in store.models() if store else ():
-        manifest = store.manifest(model.name) if store else None
+    for model in store.list_models() if store else ():
+        manifest = store.read_manifest(model.name) if store else None
         assert manifest is not None
         files = [
-            archive.add(f"models/{model.name}/{one.path}", model.folder / one.path, nothing) for one in manifest.files
+            archive.add(f"models/{model.name}/{one.path}", model.folder / one.path, ignore_progress)
+            for one in manifest.files
         ]
-        models.append(Model(asdict(manifest), tuple(files)))
+        models.append(BundledModel(asdict(manifest), tuple(files)))
     bootstrap = out / "install.py"
     bootstrap.write_bytes(Path(standalone.__file__).read_bytes())
     paths = tuple(one.file.path for one in packages)
-    engines = (Engine(**{**_FAKE, "packages": paths, **engine}),) if engine is not None else ()
-    content = Manifest(
+    engines = (BundledEngine(**{**_FAKE, "packages": paths, **engine}),) if engine is not None else ()
+    content = BundleManifest(
         created="2026-11-15T12:00:00+00:00",
-        target={**facts_of_this_python(), "glibc": "", **(target or {})},
-        bay=Bay("0.1.0", (), ()),
+        target={**describe_this_python(), "glibc": "", **(target or {})},
+        bay=BundledBay("0.1.0", (), ()),
         engines=engines,
         packages=tuple(packages),
         models=tuple(models),
         parts=archive.close(),
-        bootstrap=Part("install.py", bootstrap.stat().st_size, hashlib.sha256(bootstrap.read_bytes()).hexdigest()),
+        bootstrap=ArchivePart(
+            "install.py", bootstrap.stat().st_size, hashlib.sha256(bootstrap.read_bytes()).hexdigest()
+        ),
     )
-    (out / MANIFEST).write_text(json.dumps(content.to_json()), encoding="utf-8")
+    (out / MANIFEST_FILE).write_text(json.dumps(content.to_json()), encoding="utf-8")
     return content
 
 
@@ -98,13 +109,13 @@ _FAKE: dict[str, Any] = {
 }
 
 
-def rewrite(folder: Path, **changes: Any) -> None:
+def rewrite_manifest(folder: Path, **changes: Any) -> None:
     """Change what the manifest says."""
-    path = folder / MANIFEST
+    path = folder / MANIFEST_FILE
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def flip(path: Path, at: int = 100) -> None:
+def flip_byte(path: Path, at: int = 100) -> None:
     """Damage one byte."""
     content = bytearray(path.read_bytes())
     content[at] ^= 0xFF

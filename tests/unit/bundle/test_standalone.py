@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from enginebay.bundle import standalone
-from enginebay.bundle.standalone import BundleError, _options
-from tests.unit.bundle.small_bundle import small_bundle, stored_model
+from enginebay.bundle.standalone import BundleError, _parse_options
+from tests.unit.bundle.small_bundle import make_small_bundle, make_stored_model
 
 HERE = ["--python", sys.executable]
 
@@ -29,13 +29,13 @@ HERE = ["--python", sys.executable]
     ],
 )
 def test_options_are_seen_in_both_forms(given: list[str], place: str | None, rest: list[str]) -> None:
-    assert _options(given) == (Path(place) if place else None, rest)
+    assert _parse_options(given) == (Path(place) if place else None, rest)
 
 
 @pytest.mark.parametrize("given", [["--venv"], ["--venv="], ["--venv", "--no-models"], ["--python"]])
 def test_an_option_without_its_value_is_refused(given: list[str]) -> None:
     with pytest.raises(BundleError, match=given[0].rstrip("=")) as caught:
-        _options(given)
+        _parse_options(given)
     assert "\n" not in caught.value.message and caught.value.hint
 
 
@@ -56,7 +56,7 @@ def test_it_ends_with_where_bay_is_and_what_to_run(
     said: str | None,
 ) -> None:
     folder, bay = tmp_path / "bundle", tmp_path / "my bay" / "bin" / "bay"
-    small_bundle(folder, store=stored_model(tmp_path))
+    make_small_bundle(folder, store=make_stored_model(tmp_path))
     bay.parent.mkdir(parents=True)
     bay.write_text(f"#!/bin/sh\nexit {code}\n")
     bay.chmod(0o755)
@@ -74,7 +74,7 @@ def test_it_ends_with_where_bay_is_and_what_to_run(
 
 def test_a_home_that_is_not_the_usual_one_is_in_what_to_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ENGINEBAY_HOME", str(tmp_path))
-    said = standalone._next_command(Path("/b/bay"), {"models": []}, [])
+    said = standalone._suggest_next_command(Path("/b/bay"), {"models": []}, [])
     assert said == f"ENGINEBAY_HOME={tmp_path} /b/bay engines list"
 
 

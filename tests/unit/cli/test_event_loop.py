@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import pytest
 
 from enginebay.cli.event_loop import run_in_loop
-from enginebay.cli.stopping import Stopping, Terminated
+from enginebay.cli.termination import Terminated, TerminationHandler
 
 
 @pytest.fixture(autouse=True)
 def _heeded() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    Stopping().heed()
+    TerminationHandler().install()
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

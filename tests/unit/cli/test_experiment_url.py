@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from enginebay.cli.main import main
-from enginebay.lab import studies
-from enginebay.lab.client import ceiling
-from enginebay.lab.runs.reader import Run
-from tests.unit.lab.pages import serving
-from tests.unit.lab.runs.made import write_run
+from enginebay.lab.loadgen import calibration
+from enginebay.lab.store.run_reader import Run
+from enginebay.lab.study import run_study
+from tests.unit.lab.page_servers import serve_pages
+from tests.unit.lab.store.run_files import write_run
 
 LISTED = {"/v1/models": {"data": [{"id": "alpha"}, {"id": "beta"}]}}
 LOAD = ("--profile", "poisson:rate=20,requests=20")
@@ -30,12 +30,12 @@ def outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plans: list[Any]) -
     """Says which runs a study has; without a word, none. Nothing is measured."""
     given: list[Run] = []
 
-    def carry_out(bench: Any, study: Any, *_: Any) -> studies.Outcome:
+    def carry_out(bench: Any, study: Any, *_: Any) -> run_study.StudyOutcome:
         plans.append(study)
-        return studies.Outcome(study.id, given, {})
+        return run_study.StudyOutcome(study.id, given, {})
 
-    monkeypatch.setattr(studies, "carry_out", carry_out)
-    monkeypatch.setattr(ceiling, "calibrate", lambda: ceiling.Ceiling(1.0, 1.0, 1))
+    monkeypatch.setattr(run_study, "run_study", carry_out)
+    monkeypatch.setattr(calibration, "calibrate", lambda: calibration.ClientCeiling(1.0, 1.0, 1))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ENGINEBAY_HOME", str(tmp_path / "home"))
     return given.extend
@@ -50,7 +50,7 @@ def experiment(url: str, *more: str) -> int:
 def test_a_model_that_the_server_lacks_is_refused_before_a_study_is_written_down(
     plans: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
-    with serving(LISTED) as url:
+    with serve_pages(LISTED) as url:
         assert experiment(url, "-m", "nope", "--tokenizer", "bytes", *more) == 2
     said = capsys.readouterr().err
     assert "has no model 'nope'" in said and "name one of: alpha, beta" in said and "measuring" not in said
@@ -60,7 +60,7 @@ def test_a_model_that_the_server_lacks_is_refused_before_a_study_is_written_down
 @pytest.mark.usefixtures("outcome")
 @pytest.mark.parametrize("pages", [{}, LISTED])
 def test_a_model_that_is_listed_or_a_server_without_a_list_is_measured(plans: list[Any], pages: dict[str, Any]) -> None:
-    with serving(pages) as url:
+    with serve_pages(pages) as url:
         assert experiment(url, "-m", "alpha", "--tokenizer", "bytes") == 0
     assert len(plans) == 1
 
@@ -70,7 +70,7 @@ def test_a_model_that_is_listed_or_a_server_without_a_list_is_measured(plans: li
 def test_without_a_tokenizer_the_flag_is_named_before_anything_is_measured(
     plans: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
-    with serving(LISTED) as url:
+    with serve_pages(LISTED) as url:
         assert experiment(url, "-m", "alpha", *more) == 2
     said = capsys.readouterr().err
     assert "need the model's tokenizer" in said and "--tokenizer MODEL_OR_PATH" in said and "measuring" not in said
@@ -81,12 +81,14 @@ def test_without_a_tokenizer_the_flag_is_named_before_anything_is_measured(
 def test_a_bay_server_whose_tokens_are_bytes_needs_no_tokenizer(
     plans: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("enginebay.cli.experiment._stored_tokenizer", lambda model: "the/model")  # not what it reads
+    monkeypatch.setattr(
+        "enginebay.cli.lab.experiment._find_stored_tokenizer", lambda model: "the/model"
+    )  # not what it reads
     card = {"id": "alpha", "enginebay": {"engine": "fake"}}
-    with serving({**LISTED, "/v1/models/alpha": card}) as url:
+    with serve_pages({**LISTED, "/v1/models/alpha": card}) as url:
         assert experiment(url, "-m", "alpha") == 0
         assert plans[-1].points[0]["tokenizer"] == "bytes"
-    with serving({**LISTED, "/v1/models/alpha": {"id": "alpha", "enginebay": {"engine": "unheard-of"}}}) as url:
+    with serve_pages({**LISTED, "/v1/models/alpha": {"id": "alpha", "enginebay": {"engine": "unheard-of"}}}) as url:
         assert experiment(url, "-m", "alpha") == 0
         assert plans[-1].points[0]["tokenizer"] == "the/model"
 
@@ -100,7 +102,7 @@ def test_a_study_without_a_single_answer_fails(
     code: int,
 ) -> None:
     outcome([write_run(tmp_path / "made", f"r{n}", measures={"answered": one}) for n, one in enumerate(answered)])
-    with serving({}) as url:
+    with serve_pages({}) as url:
         assert experiment(url, "-m", "alpha", "--tokenizer", "bytes") == code
     assert ("bay: no request of the study was answered" in capsys.readouterr().err) is bool(code)
 
@@ -110,6 +112,6 @@ def test_a_page_is_offered_only_of_runs(
     outcome: Callable[[list[Run]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int
 ) -> None:
     outcome([write_run(tmp_path / "made", f"r{number}") for number in range(count)])
-    with serving({}) as url:
+    with serve_pages({}) as url:
         assert experiment(url, "-m", "alpha", "--tokenizer", "bytes") == 0
     assert ("makes a page of them" in capsys.readouterr().err) is bool(count)

@@ -3,13 +3,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import fields
-from importlib import import_module
 
 import pytest
 import typer
 
-from enginebay.cli.main import COMMANDS, main
-from enginebay.cli.sampling_options import _OPTIONS, collect
+from enginebay.cli.main import COMMANDS, import_command, main
+from enginebay.cli.options.sampling_options import _OPTIONS, collect_sampling
 from enginebay.contract import Guided, Sampling
 from enginebay.errors import UsageError
 
@@ -25,7 +24,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_is_there_and_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert isinstance(import_module(f"enginebay.cli.{name}").app, typer.Typer)
+    assert isinstance(import_command(name).app, typer.Typer)
     assert main([name, "--help"]) == 0
     assert "Usage" in capsys.readouterr().out
 
@@ -62,11 +61,11 @@ def test_every_sampling_parameter_has_a_flag() -> None:
 
 def test_flags_become_sampling() -> None:
     nothing = dict.fromkeys((name for name, _, _ in _OPTIONS), None)
-    assert collect({**nothing, "stop": []}) == {}
-    assert collect({**nothing, "logit_bias": '{"5": -1}', "choice": ["a", "b"]}) == {
+    assert collect_sampling({**nothing, "stop": []}) == {}
+    assert collect_sampling({**nothing, "logit_bias": '{"5": -1}', "choice": ["a", "b"]}) == {
         "logit_bias": {5: -1.0},
         "guided": Guided(choice=("a", "b")),
     }
     for wrong in ({"logit_bias": "{"}, {"logit_bias": "[1]"}, {"json_schema": "{"}, {"grammar": "@/no/such/file"}):
         with pytest.raises(UsageError):
-            collect({**nothing, **wrong})
+            collect_sampling({**nothing, **wrong})

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from enginebay.config.load import load_config
-from enginebay.config.model import Config
+from enginebay.config.loader import load_config
+from enginebay.config.resolved_config import Config
 from enginebay.contract import EngineSpec, Retired, Runtime, Setting, honours, parameters, refuses
 
 Load = Callable[..., Config]

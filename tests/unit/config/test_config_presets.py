@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from enginebay.config.load import assess, load_config
-from enginebay.config.model import Config
-from enginebay.config.presets import PRESETS, find_preset
-from enginebay.config.show import to_yaml
+from enginebay.config.config_dump import to_yaml
+from enginebay.config.loader import load_config, validate_config
+from enginebay.config.preset_registry import PRESETS, find_preset
+from enginebay.config.resolved_config import Config
 from enginebay.errors import ConfigError
 
 # As the table of presets in the backends guide has them.
@@ -131,6 +131,6 @@ def test_an_unknown_preset_is_named_with_the_nearest(with_preset: Any) -> None:
 
 
 def test_a_preset_for_an_engine_that_is_not_there_is_a_problem(specs: Any) -> None:
-    found = assess(preset="vllm-throughput", environ={"ENGINEBAY_CONFIG": ""}, specs=specs)
+    found = validate_config(preset="vllm-throughput", environ={"ENGINEBAY_CONFIG": ""}, specs=specs)
     assert all(str(problem).startswith("preset vllm-throughput: ") for problem in found.problems)
     assert len(found.problems) == 2

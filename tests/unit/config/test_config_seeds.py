@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from enginebay.config.load import load_config
-from enginebay.config.model import Config
-from enginebay.config.presets import PRESETS
+from enginebay.config.loader import load_config
+from enginebay.config.preset_registry import PRESETS
+from enginebay.config.resolved_config import Config
 from enginebay.errors import ConfigError
 
 SEEDS = Path(__file__).parent / "seeds"
@@ -149,7 +149,7 @@ def test_the_guides_experiment_keys(kind: str) -> None:
     assert ("no_repeat_ngram_size" in sampling) == (kind == "pytorch")
     assert (config.experiment.num_input_prompts, config.experiment.num_cycles) == (100, 3)
     assert config.experiment.traffic_simulation.target_qps == 2.0
-    assert config.experiment.sending == {"kind": "poisson", "rate": 2.0}
+    assert config.experiment.effective_profile == {"kind": "poisson", "rate": 2.0}
 
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if not name.startswith("llamacpp-")])

@@ -11,10 +11,10 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from enginebay.cli.main import main
-from enginebay.config.load import load_config
-from enginebay.config.schema import json_schema
-from enginebay.config.show import to_json, to_yaml
-from enginebay.engines.registry import specs as installed
+from enginebay.config.config_dump import to_json, to_yaml
+from enginebay.config.config_schema import build_json_schema
+from enginebay.config.loader import load_config
+from enginebay.engines.registry import load_specs as installed
 
 EXAMPLE = Path(__file__).parents[3] / "config.example.yaml"
 SEEDS = sorted((Path(__file__).parent / "seeds").glob("*.yaml"))
@@ -75,7 +75,7 @@ def test_json_has_values_origins_and_warnings(load: Any) -> None:
 
 @pytest.mark.parametrize("path", [EXAMPLE, *SEEDS], ids=lambda path: path.stem)
 def test_the_schema_accepts_what_the_loader_accepts(path: Path) -> None:
-    schema = json_schema(installed())
+    schema = build_json_schema(installed())
     Draft202012Validator.check_schema(schema)
     as_json = json.loads(json.dumps(yaml.safe_load(path.read_text(encoding="utf-8"))))
     assert [error.message for error in Draft202012Validator(schema).iter_errors(as_json)] == []
@@ -101,7 +101,7 @@ def test_the_schema_refuses_what_the_loader_refuses(wrong: dict[str, Any], tmp_p
     path = tmp_path / "wrong.yaml"
     path.write_text(yaml.safe_dump(wrong))
     assert main(["config", "validate", str(path)]) == 2
-    assert not Draft202012Validator(json_schema(installed())).is_valid(wrong)
+    assert not Draft202012Validator(build_json_schema(installed())).is_valid(wrong)
 
 
 # --- the commands

@@ -14,7 +14,7 @@ def test_every_kind_is_its_own_and_survives_a_process_border() -> None:
 
 def test_the_tree_in_the_docstring_is_the_tree() -> None:
     assert errors.__doc__ is not None
-    for one in errors.BY_KIND.values():
+    for one in errors.ERRORS_BY_KIND.values():
         assert one.__name__ in errors.__doc__
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from enginebay.contract import EngineSpec, Probe, Runtime, Setting, Support, honours, parameters, refuses
 from enginebay.engines import registry
-from enginebay.engines.effective import effective
+from enginebay.engines.effective_spec import apply_probe
 from enginebay.errors import UnknownEngine
 
 
@@ -34,29 +34,29 @@ def made_up(kind: str = "other", **changes: object) -> EngineSpec:
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("ENGINEBAY_HOME", str(tmp_path))
-    registry._discovered.cache_clear()
+    registry._discover.cache_clear()
     yield
-    registry._discovered.cache_clear()
+    registry._discover.cache_clear()
 
 
 def test_all_built_in_engines_are_there_and_declare_every_request_parameter() -> None:
-    assert list(registry.specs())[:4] == ["llamacpp", "transformers", "vllm", "fake"]
-    for spec in registry.built_in_specs():
+    assert list(registry.load_specs())[:4] == ["llamacpp", "transformers", "vllm", "fake"]
+    for spec in registry.load_built_in_specs():
         assert set(spec.request) == set(parameters()), spec.kind
 
 
 def test_specs_survive_the_way_through_json() -> None:
-    for spec in registry.built_in_specs():
+    for spec in registry.load_built_in_specs():
         assert EngineSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
 def test_an_alias_means_the_engine() -> None:
-    assert registry.spec("pytorch").kind == "transformers"
+    assert registry.get_spec("pytorch").kind == "transformers"
 
 
 def test_an_unknown_engine_names_the_nearest() -> None:
     with pytest.raises(UnknownEngine) as caught:
-        registry.spec("vlm")
+        registry.get_spec("vlm")
     assert "'vlm'" in caught.value.message
     assert "vllm" in caught.value.hint
 
@@ -65,15 +65,15 @@ def test_specs_stored_beside_environments_are_known(tmp_path: Path) -> None:
     folder = tmp_path / "engines" / "other-1.0"
     folder.mkdir(parents=True)
     (folder / "spec.json").write_text(json.dumps(made_up().to_json()))
-    assert registry.spec("other").summary == "an engine for a test"
+    assert registry.get_spec("other").summary == "an engine for a test"
 
 
 def test_a_damaged_stored_spec_stops_no_other_engine(tmp_path: Path) -> None:
     folder = tmp_path / "engines" / "other-1.0"
     folder.mkdir(parents=True)
     (folder / "spec.json").write_text("{")
-    assert "other" not in registry.specs()
-    assert "vllm" in registry.specs()
+    assert "other" not in registry.load_specs()
+    assert "vllm" in registry.load_specs()
 
 
 def _with_entry_point(monkeypatch: pytest.MonkeyPatch, name: str, spec: object) -> None:
@@ -86,20 +86,20 @@ def _with_entry_point(monkeypatch: pytest.MonkeyPatch, name: str, spec: object) 
 
 def test_an_entry_point_of_another_package_registers_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     _with_entry_point(monkeypatch, "theirs", made_up("theirs"))
-    assert registry.spec("theirs").kind == "theirs"
-    assert registry.faults() == {}
+    assert registry.get_spec("theirs").kind == "theirs"
+    assert registry.list_faulty_entry_points() == {}
 
 
 def test_an_entry_point_that_is_no_spec_is_a_fault_and_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     _with_entry_point(monkeypatch, "theirs", "not a spec")
-    assert "theirs" not in registry.specs()
-    assert "not an EngineSpec" in registry.faults()["theirs"]
+    assert "theirs" not in registry.load_specs()
+    assert "not an EngineSpec" in registry.list_faulty_entry_points()["theirs"]
 
 
 def test_nobody_can_take_the_name_of_a_built_in_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     _with_entry_point(monkeypatch, "vllm", made_up("vllm"))
-    assert registry.spec("vllm").summary != "an engine for a test"
-    assert "taken" in registry.faults()["vllm"]
+    assert registry.get_spec("vllm").summary != "an engine for a test"
+    assert "taken" in registry.list_faulty_entry_points()["vllm"]
 
 
 def test_a_setting_the_installed_version_does_not_have_is_refused() -> None:
@@ -108,19 +108,19 @@ def test_a_setting_the_installed_version_does_not_have_is_refused() -> None:
         "gone": Setting("int", "", native="gone_in_library"),
         "ours": Setting("int", ""),
     }
-    found = effective(made_up(settings=settings), Probe("2.0", settings=("kept",)))
+    found = apply_probe(made_up(settings=settings), Probe("2.0", settings=("kept",)))
     assert found.settings["kept"].capability.support is Support.HONOURS
     assert found.settings["ours"].capability.support is Support.HONOURS
     assert found.settings["gone"].capability == refuses("not in other 2.0")
 
 
 def test_a_request_parameter_the_probe_refuses_is_refused() -> None:
-    found = effective(made_up(), Probe("2.0", refused={"min_p": "not before 3.0"}))
+    found = apply_probe(made_up(), Probe("2.0", refused={"min_p": "not before 3.0"}))
     assert found.request["min_p"] == refuses("not before 3.0")
     assert found.request["top_p"].support is Support.HONOURS
 
 
 def test_without_a_probe_the_declaration_stands() -> None:
     spec = made_up(settings={"one": Setting("int", "", native="one")})
-    assert effective(spec, None) is spec
-    assert effective(spec, Probe("1.0", settings=None)).settings == spec.settings
+    assert apply_probe(spec, None) is spec
+    assert apply_probe(spec, Probe("1.0", settings=None)).settings == spec.settings

@@ -12,15 +12,15 @@ from typing import Any, cast
 
 import pytest
 
-from enginebay.config.fleet import FleetConfig
-from enginebay.config.model import ModelConfig
+from enginebay.config.resolved_config import ModelConfig
+from enginebay.config.sections.fleet_section import FleetConfig
 from enginebay.errors import Overloaded, WorkerDied
 from enginebay.fleet.fleet import Fleet
-from enginebay.fleet.host import read_host
-from enginebay.fleet.measured import Measured
-from enginebay.fleet.place import Place
-from enginebay.fleet.residency import Depth
-from enginebay.fleet.variants import Variant
+from enginebay.fleet.lifecycle.replica import Replica
+from enginebay.fleet.memory.memory_observed import ObservedResources
+from enginebay.fleet.routing.variants import Variant
+from enginebay.fleet.scheduling.planner import ReplicaState
+from enginebay.util.hardware import read_host
 
 
 class Worker:
@@ -51,7 +51,7 @@ class Worker:
         self.returncode = -9
         return self.returncode
 
-    def last_words(self) -> str:
+    def read_log_tail(self) -> str:
         return ""
 
     async def kill(self) -> None: ...
@@ -63,14 +63,14 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.events: list[str] = []
         self.fleet = Fleet(
-            [], FleetConfig(max_wait_s=60.0), read_host(), Measured(folder / "measured.json"), self._event
+            [], FleetConfig(max_wait_s=60.0), read_host(), ObservedResources(folder / "measured.json"), self._event
         )
         self.worker = Worker()
-        self.place = Place(Variant("toy", "toy", "fake", None), "key", {"ram": 1}, None)
+        self.place = Replica(Variant("toy", "toy", "fake", None), "key", {"ram": 1}, None)
         self.place.worker = cast("Any", self.worker)
-        self.place.depth = Depth.AWAKE
-        self.place.answered_at = self.place.awake_since = time.monotonic()
-        self.fleet.places["toy"] = self.place
+        self.place.state = ReplicaState.AWAKE
+        self.place.last_heard_at = self.place.awake_since = time.monotonic()
+        self.fleet.replicas["toy"] = self.place
 
     def _event(self, what: str, **_: Any) -> None:
         self.events.append(what)
@@ -84,36 +84,36 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 
 
 async def test_who_waits_at_a_door_that_does_not_open_is_refused_in_time(site: Site) -> None:
-    site.place.closed, site.worker.refusals = True, 1000
+    site.place.draining, site.worker.refusals = True, 1000
     with pytest.raises(Overloaded, match="as long as it may"):
-        await asyncio.wait_for(site.fleet.want("toy", 1.5), 30)
+        await asyncio.wait_for(site.fleet.acquire("toy", 1.5), 30)
     assert "a model could not be opened again" in site.events
 
 
 async def test_who_waits_at_a_door_that_opens_the_second_time_is_let_in(site: Site) -> None:
-    site.place.closed, site.worker.refusals = True, 1
-    found = await asyncio.wait_for(site.fleet.want("toy", 30), 30)
+    site.place.draining, site.worker.refusals = True, 1
+    found = await asyncio.wait_for(site.fleet.acquire("toy", 30), 30)
     assert found is cast("Any", site.worker.resident) and site.worker.is_open
     assert site.events.count("a model could not be opened again") == 1
 
 
 async def test_the_setting_for_how_many_may_wait_is_named(site: Site) -> None:
-    site.place.closed = True
+    site.place.draining = True
     site.fleet.config = replace(site.fleet.config, queue=0)
     with pytest.raises(Overloaded) as refused:
-        await asyncio.wait_for(site.fleet.want("toy", 30), 30)
+        await asyncio.wait_for(site.fleet.acquire("toy", 30), 30)
     assert refused.value.hint.endswith("fleet.queue")
 
 
 @pytest.mark.parametrize("in_the_middle", [True, False])
 async def test_a_death_is_seen_even_if_it_comes_while_the_model_moves(site: Site, in_the_middle: bool) -> None:
     """What was asked of it last was answered, so whoever moved it has noticed nothing."""
-    site.fleet._start(site.fleet._attend(site.place, cast("Any", site.worker)))
-    site.place.moving = in_the_middle
+    site.fleet._spawn(site.fleet._await_worker_exit(site.place, cast("Any", site.worker)))
+    site.place.in_transition = in_the_middle
     site.worker.ended.set()
     await asyncio.sleep(0.2)
     assert (site.place.worker is None) is not in_the_middle
-    site.place.moving = False
+    site.place.in_transition = False
     async with asyncio.timeout(30):
         while "worker died" not in site.events:
             await asyncio.sleep(0.01)
@@ -121,22 +121,24 @@ async def test_a_death_is_seen_even_if_it_comes_while_the_model_moves(site: Site
 
 
 async def test_whoever_moves_it_may_see_to_its_death(site: Site) -> None:
-    site.fleet._start(site.fleet._attend(site.place, cast("Any", site.worker)))
-    site.place.moving = True
+    site.fleet._spawn(site.fleet._await_worker_exit(site.place, cast("Any", site.worker)))
+    site.place.in_transition = True
     site.worker.ended.set()
     await asyncio.sleep(0.1)
-    site.place.vacate()
+    site.place.detach_worker()
     await asyncio.sleep(0.2)
     assert "worker died" not in site.events
 
 
 async def test_who_cannot_be_loaded_is_told_without_a_wait(site: Site) -> None:
     """Those in trouble until their next try, and those for which there can never be room."""
-    site.fleet.places["small"] = small = Place(Variant("small", "small", "fake", None), "key", {"ram": 1}, None)
+    site.fleet.replicas["small"] = small = Replica(Variant("small", "small", "fake", None), "key", {"ram": 1}, None)
     said = ModelConfig("huge", memory_bytes=2**60)  # a mere prediction might be wrong
-    site.fleet.places["huge"] = Place(Variant("huge", "huge", "fake", None, settings=said), "key", {"ram": 2**60}, None)
-    assert {name: error.kind for name, error in site.fleet.troubles().items()} == {"huge": "overloaded"}
-    small.trouble, small.not_before = WorkerDied("it was ended"), time.monotonic() + 60
-    assert site.fleet.troubles()["small"] is small.trouble
-    small.not_before = 0.0
-    assert set(site.fleet.troubles()) == {"huge"} and small.trouble is not None, "looking changes nothing"
+    site.fleet.replicas["huge"] = Replica(
+        Variant("huge", "huge", "fake", None, settings=said), "key", {"ram": 2**60}, None
+    )
+    assert {name: error.kind for name, error in site.fleet.list_failures().items()} == {"huge": "overloaded"}
+    small.load_error, small.retry_at = WorkerDied("it was ended"), time.monotonic() + 60
+    assert site.fleet.list_failures()["small"] is small.load_error
+    small.retry_at = 0.0
+    assert set(site.fleet.list_failures()) == {"huge"} and small.load_error is not None, "looking changes nothing"

@@ -13,7 +13,7 @@ F32 = 0
 _BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]
 
 
-def byte_alphabet() -> list[str]:
+def list_byte_alphabet() -> list[str]:
     """The 256 characters that byte-level BPE writes for the 256 bytes, in byte order."""
     spare = iter(range(256, 512))
     return [chr(byte) if byte in _BYTES else chr(next(spare)) for byte in range(256)]
@@ -22,21 +22,27 @@ def byte_alphabet() -> list[str]:
 Tensors = Mapping[str, tuple[Sequence[int], bytes]]
 
 
-def gguf_bytes(metadata: Mapping[str, Any], tensors: Tensors, kind: int = F32) -> bytes:
+def build_gguf(metadata: Mapping[str, Any], tensors: Tensors, kind: int = F32) -> bytes:
     """A GGUF file, version 3. Tensors are shape (fastest dimension first) and data."""
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
-    head += b"".join(_text(key) + _typed(value) for key, value in metadata.items())
+    head += b"".join(_encode_text(key) + _encode_typed(value) for key, value in metadata.items())
     body = b""
     for name, (shape, data) in tensors.items():
-        head += _text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, len(body))
-        body += _padded(data)
-    return _padded(head) + body
+        head += _encode_text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, len(body))
+        body += _pad(data)
+    return _pad(head) + body
 
 
-def tiny_vocabulary() -> dict[str, Any]:
+def build_tiny_vocabulary() -> dict[str, Any]:
     """Byte-level BPE of 256 bytes, a few merges and three control tokens."""
     merges = ["h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "l d", "Ġwor ld", "Ċ Ċ", "Ġ Ġ"]
-    tokens = ["<|end|>", "<|im_start|>", "<|im_end|>", *byte_alphabet(), *(merge.replace(" ", "") for merge in merges)]
+    tokens = [
+        "<|end|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        *list_byte_alphabet(),
+        *(merge.replace(" ", "") for merge in merges),
+    ]
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
@@ -53,7 +59,7 @@ def tiny_vocabulary() -> dict[str, Any]:
     }
 
 
-def tiny_llama(vocabulary: Mapping[str, Any] | None = None, width: int = 32, **metadata: Any) -> bytes:
+def build_tiny_llama(vocabulary: Mapping[str, Any] | None = None, width: int = 32, **metadata: Any) -> bytes:
     """A Llama of one block with random weights; `metadata` adds to or replaces what the file says."""
     said = {
         "general.architecture": "llama",
@@ -67,7 +73,7 @@ def tiny_llama(vocabulary: Mapping[str, Any] | None = None, width: int = 32, **m
         "llama.attention.head_count_kv": 2,
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
         "llama.rope.dimension_count": width // 2,
-        **(tiny_vocabulary() if vocabulary is None else vocabulary),
+        **(build_tiny_vocabulary() if vocabulary is None else vocabulary),
         **metadata,
     }
     shapes: dict[str, tuple[int, ...]] = {
@@ -78,15 +84,15 @@ def tiny_llama(vocabulary: Mapping[str, Any] | None = None, width: int = 32, **m
         **{f"blk.0.ffn_{name}.weight": (width, width * 2) for name in ("gate", "up")},
         "blk.0.ffn_down.weight": (width * 2, width),
     }
-    return gguf_bytes(said, {name: (shape, _weights(shape)) for name, shape in shapes.items()})
+    return build_gguf(said, {name: (shape, _draw_weights(shape)) for name, shape in shapes.items()})
 
 
 def write_tiny_llama(path: Path, **metadata: Any) -> Path:
-    path.write_bytes(tiny_llama(**metadata))
+    path.write_bytes(build_tiny_llama(**metadata))
     return path
 
 
-def _weights(shape: Sequence[int]) -> bytes:
+def _draw_weights(shape: Sequence[int]) -> bytes:
     count = 1
     for dimension in shape:
         count *= dimension
@@ -95,21 +101,21 @@ def _weights(shape: Sequence[int]) -> bytes:
     return struct.pack(f"<{count}f", *values)
 
 
-def _padded(data: bytes) -> bytes:
+def _pad(data: bytes) -> bytes:
     return data + b"\0" * (-len(data) % ALIGNMENT)
 
 
-def _text(value: str) -> bytes:
+def _encode_text(value: str) -> bytes:
     raw = value.encode()
     return struct.pack("<Q", len(raw)) + raw
 
 
-def _typed(value: Any) -> bytes:
-    kind, data = _value(value)
+def _encode_typed(value: Any) -> bytes:
+    kind, data = _encode_value(value)
     return struct.pack("<I", kind) + data
 
 
-def _value(value: Any) -> tuple[int, bytes]:
+def _encode_value(value: Any) -> tuple[int, bytes]:
     if isinstance(value, bool):
         return 7, struct.pack("<?", value)
     if isinstance(value, int):
@@ -117,8 +123,8 @@ def _value(value: Any) -> tuple[int, bytes]:
     if isinstance(value, float):
         return 6, struct.pack("<f", value)
     if isinstance(value, str):
-        return 8, _text(value)
+        return 8, _encode_text(value)
     if all(isinstance(item, int) for item in value):
         return 9, struct.pack(f"<IQ{len(value)}i", 5, len(value), *value)
-    kind = _value(value[0])[0]
-    return 9, struct.pack("<IQ", kind, len(value)) + b"".join(_value(item)[1] for item in value)
+    kind = _encode_value(value[0])[0]
+    return 9, struct.pack("<IQ", kind, len(value)) + b"".join(_encode_value(item)[1] for item in value)

@@ -16,39 +16,39 @@ from typing import Any
 
 from enginebay import __version__
 from enginebay.contract import Embedding, Facts, FinishReason, GenerateRequest, Load, Probe, Sink, Stats, TokenLogprobs
-from enginebay.engines.fake.babble import EOS, Sampler
-from enginebay.engines.fake.counter import Counter
-from enginebay.engines.fake.instances import instance
+from enginebay.engines.fake.energy_meter import FakeEnergyMeter
+from enginebay.engines.fake.schema_instance import build_instance
 from enginebay.engines.fake.spec import SPEC
+from enginebay.engines.fake.toy_model import EOS, ToySampler
 from enginebay.errors import ContextOverflow, EngineFailed, InvalidRequest, LoadFailed, OutOfMemory
 from enginebay.meters.sample import Meter
-from enginebay.text.incremental import StopScanner
+from enginebay.text.tokenization.detokenizer import StopScanner
 
-Piece = tuple[str, tuple[int, ...]]  # text and token ids of one event
+ScriptPiece = tuple[str, tuple[int, ...]]  # text and token ids of one event
 
 
 @lru_cache(maxsize=1024)
-def script_pieces(text: str) -> tuple[Piece, ...]:
+def split_script(text: str) -> tuple[ScriptPiece, ...]:
     """A script as events: one byte, one token; a character's text comes with its last byte."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     return tuple((decoder.decode(bytes((byte,))), (byte,)) for byte in text.encode())
 
 
-class _Sequence:
+class _FakeSequence:
     """One choice of one request, as it is being made."""
 
     __slots__ = (
         "_decoder",
-        "_pieces",
         "_sampler",
-        "_stops",
+        "_script_pieces",
+        "_stop_scanner",
         "choice",
         "ended",
-        "made",
-        "most",
+        "generated",
+        "max_tokens",
         "number",
         "prompt_tokens",
-        "ready",
+        "ready_at",
         "sampling",
     )
 
@@ -56,51 +56,51 @@ class _Sequence:
         self, number: int, choice: int, request: GenerateRequest, script: str | None, room: int, ready: float
     ) -> None:
         sampling = request.sampling
-        self.number, self.choice, self.sampling, self.ready = number, choice, sampling, ready
-        self.most = min(room, sampling.max_tokens or room)
-        self.made = 0
+        self.number, self.choice, self.sampling, self.ready_at = number, choice, sampling, ready
+        self.max_tokens = min(room, sampling.max_tokens or room)
+        self.generated = 0
         self.prompt_tokens = len(request.token_ids or ()) if choice == 0 else 0  # computed once for all choices
         self.ended = False
-        self._pieces: Iterator[Piece] | None = None
-        self._sampler: Sampler | None = None
+        self._script_pieces: Iterator[ScriptPiece] | None = None
+        self._sampler: ToySampler | None = None
         if script is not None:
-            self._pieces = iter(script_pieces(script))
+            self._script_pieces = iter(split_script(script))
         else:
-            self._sampler = Sampler(request.token_ids or (), sampling, choice, request.lora or "")
+            self._sampler = ToySampler(request.token_ids or (), sampling, choice, request.lora or "")
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._stops = StopScanner(sampling.stop) if sampling.stop else None
+        self._stop_scanner = StopScanner(sampling.stop) if sampling.stop else None
 
     def step(self, sink: Sink) -> None:
         """Make one token and tell the sink."""
-        token, text, logprobs = self._next()
+        token, text, logprobs = self._next_token()
         if token == EOS:
             return self._finish(sink, FinishReason.STOP, None)
-        self.made += 1
-        if token in self.sampling.stop_token_ids and self.made > self.sampling.value("min_tokens"):
+        self.generated += 1
+        if token in self.sampling.stop_token_ids and self.generated > self.sampling.value("min_tokens"):
             sink.token(self.number, "", (token,), self.choice, logprobs)
             return self._finish(sink, FinishReason.STOP, token)
-        if self._stops is not None:
-            text = self._stops.feed(text)
-            if self._stops.matched is not None:
+        if self._stop_scanner is not None:
+            text = self._stop_scanner.feed(text)
+            if self._stop_scanner.matched is not None:
                 sink.token(self.number, text, (token,), self.choice, logprobs)
-                return self._finish(sink, FinishReason.STOP, self._stops.matched)
+                return self._finish(sink, FinishReason.STOP, self._stop_scanner.matched)
         sink.token(self.number, text, (token,), self.choice, logprobs)
-        if self.made >= self.most:
+        if self.generated >= self.max_tokens:
             self._finish(sink, FinishReason.LENGTH, None)
         return None
 
-    def _next(self) -> tuple[int, str, Sequence[TokenLogprobs]]:
-        if self._pieces is not None:
-            text, ids = next(self._pieces, ("", (EOS,)))
+    def _next_token(self) -> tuple[int, str, Sequence[TokenLogprobs]]:
+        if self._script_pieces is not None:
+            text, ids = next(self._script_pieces, ("", (EOS,)))
             return ids[0], text, ()
         assert self._sampler is not None
-        token, logprobs = self._sampler.next()
+        token, logprobs = self._sampler.sample_next()
         text = "" if token == EOS else self._decoder.decode(bytes((token,)))
         return token, text, () if logprobs is None else (logprobs,)
 
     def _finish(self, sink: Sink, reason: FinishReason, stop_reason: str | int | None) -> None:
         self.ended = True
-        rest = self._stops.finish() if self._stops is not None else ""
+        rest = self._stop_scanner.finish() if self._stop_scanner is not None else ""
         if rest:
             sink.token(self.number, rest, (), self.choice)
         sink.finish(self.number, reason, self.choice, stop_reason)
@@ -113,15 +113,15 @@ class FakeEngine:
         defaults = {name: setting.default for name, setting in SPEC.settings.items()}
         self._settings: dict[str, Any] = {**defaults, **load.settings}
         self._load = load
-        self._sequences: list[_Sequence] = []
-        self._arrived: list[_Sequence] = []
+        self._sequences: list[_FakeSequence] = []
+        self._queued: list[_FakeSequence] = []
         self._cancelled: set[int] = set()
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._closed = False
         self._tokens = 0
         self._steps = 0
         idle_w, busy_w = self._settings["idle_w"], self._settings["busy_w"]
-        self._counter = None if idle_w is None else Counter(idle_w, busy_w)
+        self._meter = None if idle_w is None else FakeEnergyMeter(idle_w, busy_w)
         self._loras = set(load.loras)
         time.sleep(self._settings["load_s"])
         self._fail_load(self._settings["fail_load"])
@@ -148,7 +148,7 @@ class FakeEngine:
         return Probe(version=__version__)
 
     def start(self, sink: Sink) -> None:
-        threading.Thread(target=self._run, args=(sink,), name="steps", daemon=True).start()
+        threading.Thread(target=self._run_steps, args=(sink,), name="steps", daemon=True).start()
 
     def facts(self) -> Facts:
         return Facts(
@@ -164,7 +164,7 @@ class FakeEngine:
         )
 
     def meter(self) -> Meter | None:
-        return self._counter
+        return self._meter
 
     def sleep(self, level: int) -> None:
         if level not in (1, 2):
@@ -195,17 +195,17 @@ class FakeEngine:
                 "shorten the prompt",
                 param="prompt",
             )
-        script = self._script(prompt)
+        script = self._find_script(prompt)
         guided = request.sampling.guided
         if script is None and guided is not None and guided.json is not None:
-            script = json.dumps(instance(json.loads(guided.json)))
+            script = json.dumps(build_instance(json.loads(guided.json)))
         ready = time.perf_counter() + self._settings["prefill_s"]
-        with self._changed:
+        with self._condition:
             for choice in range(request.sampling.n):
-                self._arrived.append(_Sequence(number, choice, request, script, room, ready))
-            self._changed.notify()
+                self._queued.append(_FakeSequence(number, choice, request, script, room, ready))
+            self._condition.notify()
 
-    def _script(self, prompt: Sequence[int]) -> str | None:
+    def _find_script(self, prompt: Sequence[int]) -> str | None:
         text = bytes(token for token in prompt if token < EOS).decode(errors="replace")
         for piece, script in (self._settings["script_by_prompt"] or {}).items():
             if piece in text:
@@ -214,40 +214,40 @@ class FakeEngine:
         return None if script is None else str(script)
 
     def cancel(self, number: int) -> None:
-        with self._changed:
-            self._arrived = [one for one in self._arrived if one.number != number]
+        with self._condition:
+            self._queued = [one for one in self._queued if one.number != number]
             self._cancelled.add(number)
 
     def embed(self, inputs: Sequence[Sequence[int]]) -> Embedding:
-        return Embedding(tuple(_vector(ids) for ids in inputs), sum(map(len, inputs)))
+        return Embedding(tuple(_hash_to_vector(ids) for ids in inputs), sum(map(len, inputs)))
 
     def tokenize(self, text: str, add_special: bool) -> list[int]:
         return list(text.encode())
 
     def running(self) -> int:
-        with self._changed:
-            return len({one.number for one in (*self._sequences, *self._arrived)} - self._cancelled)
+        with self._condition:
+            return len({one.number for one in (*self._sequences, *self._queued)} - self._cancelled)
 
     def stats(self) -> Stats:
         """It has no KV cache, so nothing of it is in use."""
-        with self._changed:
+        with self._condition:
             computed = {one.number for one in self._sequences[: self._settings["max_batch"]]}
-            held = {one.number for one in (*self._sequences, *self._arrived)} - self._cancelled
+            held = {one.number for one in (*self._sequences, *self._queued)} - self._cancelled
             return Stats(self._steps, 0.0, len(held - computed))
 
     def close(self) -> None:
-        with self._changed:
+        with self._condition:
             self._closed = True
-            self._changed.notify()
+            self._condition.notify()
 
-    def _run(self, sink: Sink) -> None:
+    def _run_steps(self, sink: Sink) -> None:
         step_s, most = self._settings["step_s"], self._settings["max_batch"]
         while self._admit():
             batch = self._sequences if len(self._sequences) <= most else self._sequences[:most]
             self._step(batch, sink)
             self._steps += 1
             if any(one.ended for one in batch):  # before an end is told: who knows of it must not find it running
-                with self._changed:
+                with self._condition:
                     self._sequences = [one for one in self._sequences if not one.ended]
             sink.flush()
             if step_s:
@@ -255,30 +255,30 @@ class FakeEngine:
 
     def _admit(self) -> bool:
         """Take in what has arrived and drop what was cancelled; wait when there is nothing to do. False: closed."""
-        with self._changed:
+        with self._condition:
             while not self._closed:
-                self._sequences += self._arrived
-                self._arrived = []
+                self._sequences += self._queued
+                self._queued = []
                 if self._cancelled:
                     self._sequences = [one for one in self._sequences if one.number not in self._cancelled]
                     self._cancelled.clear()
-                if self._counter is not None:
-                    self._counter.work(bool(self._sequences))
+                if self._meter is not None:
+                    self._meter.set_busy(bool(self._sequences))
                 if self._sequences:
                     return True
-                self._changed.wait()
+                self._condition.wait()
         return False
 
-    def _step(self, batch: Sequence[_Sequence], sink: Sink) -> None:
+    def _step(self, batch: Sequence[_FakeSequence], sink: Sink) -> None:
         waiting = self._settings["prefill_s"] > 0
         if self._settings["token_s"]:
-            time.sleep(self._settings["token_s"] * sum(1 if one.made else 1 + one.prompt_tokens for one in batch))
+            time.sleep(self._settings["token_s"] * sum(1 if one.generated else 1 + one.prompt_tokens for one in batch))
         fail_after = self._settings["fail_after_tokens"]
         for one in batch:
-            if waiting and one.ready > time.perf_counter():
+            if waiting and one.ready_at > time.perf_counter():
                 continue
             one.step(sink)
-            if fail_after is not None and one.made >= fail_after and not one.ended:
+            if fail_after is not None and one.generated >= fail_after and not one.ended:
                 one.ended = True
                 sink.error(one.number, EngineFailed("the fake engine failed on this request, as it was told"))
         self._tokens += len(batch)
@@ -293,7 +293,7 @@ class FakeEngine:
             time.sleep(3600)
 
 
-def _vector(ids: Sequence[int]) -> tuple[float, ...]:
+def _hash_to_vector(ids: Sequence[int]) -> tuple[float, ...]:
     """A unit vector of eight numbers that only depends on the tokens."""
     digest = hashlib.sha256(bytes(token % 256 for token in ids)).digest()
     values = [byte - 127.5 for byte in digest[:8]]

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.contract import Embedding, Facts, GenerateRequest, Load, Probe, Sink, Stats
-from enginebay.engines.llamacpp.body import BodyMaker
-from enginebay.engines.llamacpp.calls import Call, Held, Queue, group_sizes
-from enginebay.engines.llamacpp.driver import Driver, error_of, overflow
-from enginebay.engines.llamacpp.library import Library, host, import_library
-from enginebay.engines.llamacpp.model_file import read_model
-from enginebay.engines.llamacpp.output import Output
-from enginebay.engines.llamacpp.pieces import Pieces
-from enginebay.engines.llamacpp.plan import make_plan
+from enginebay.engines.llamacpp.call_queue import ActiveRequest, CallQueue, LibraryCall, split_choices
+from enginebay.engines.llamacpp.choice_output import ChoiceOutput
+from enginebay.engines.llamacpp.completion_driver import LlamaDriver, make_context_overflow, to_error
+from enginebay.engines.llamacpp.gguf_model import read_gguf_model
+from enginebay.engines.llamacpp.library import LlamaServer, detect_host, import_library
+from enginebay.engines.llamacpp.load_plan import plan_load
+from enginebay.engines.llamacpp.request_body import LlamaBodyBuilder
+from enginebay.engines.llamacpp.token_pieces import TokenPieces
 from enginebay.errors import EnginebayError, EngineFailed, Unsupported
 
-_CLOSE_S = 10.0
+_CLOSE_TIMEOUT_S = 10.0
 
 
 class LlamaCppEngine:
@@ -29,14 +29,14 @@ class LlamaCppEngine:
     def __init__(self, load: Load) -> None:
         self._load = load
         self._path = Path(load.path)
-        file = read_model(self._path)
+        file = read_gguf_model(self._path)
         library = import_library(bool(load.settings.get("busy_wait")))
-        self._plan = make_plan(load, file, host(library))
-        self._library = Library(library, self._path, self._plan, load.loras)
-        self._versions = _versions(library)
-        self._loras = {name: place for place, name in enumerate(load.loras)}
-        self._queue = Queue(self._plan.max_batch, self._plan.cache_tokens)
-        self._held: dict[int, Held] = {}
+        self._plan = plan_load(load, file, detect_host(library))
+        self._server = LlamaServer(library, self._path, self._plan, load.loras)
+        self._versions = _list_versions(library)
+        self._adapter_ids = {name: place for place, name in enumerate(load.loras)}
+        self._queue = CallQueue(self._plan.max_batch, self._plan.cache_tokens)
+        self._active: dict[int, ActiveRequest] = {}
         self._threads: set[threading.Thread] = set()
         self._lock = threading.Lock()
 
@@ -46,9 +46,9 @@ class LlamaCppEngine:
         params = library.CommonParams()
         return Probe(
             version=library.__version__,
-            versions=_versions(library),
+            versions=_list_versions(library),
             settings=tuple(name for name in dir(params) if not name.startswith("_")),
-            devices=tuple(sorted({_device_kind(one) for one in library.get_device_info()})),
+            devices=tuple(sorted({_parse_device_kind(one) for one in library.get_device_info()})),
             notes=(library.get_system_info().strip(" |"),),
         )
 
@@ -59,7 +59,7 @@ class LlamaCppEngine:
 
     def start(self, sink: Sink) -> None:
         self._sink = sink
-        self._driver = Driver(self._library, sink, bool(self._load.settings.get("prompt_cache", True)))
+        self._driver = LlamaDriver(self._server, sink, bool(self._load.settings.get("prompt_cache", True)))
 
     def facts(self) -> Facts:
         return Facts(
@@ -68,66 +68,70 @@ class LlamaCppEngine:
             model=self._load.model,
             context_length=self._plan.context_length,
             max_batch=self._plan.max_batch,
-            memory_bytes=_resident_bytes(),
+            memory_bytes=_read_resident_bytes(),
             versions=self._versions,
             asked=dict(self._load.settings),
             effective=dict(self._plan.effective),
             warnings=self._plan.warnings,
-            refused={} if self._embeds else {"embeddings": "the model is loaded to generate; load it with task: embed"},
+            refused={}
+            if self._is_embedding
+            else {"embeddings": "the model is loaded to generate; load it with task: embed"},
         )
 
     @property
-    def _embeds(self) -> bool:
+    def _is_embedding(self) -> bool:
         return self._load.task == "embed"
 
     @cached_property
-    def _pieces(self) -> Pieces:
-        return Pieces.of_file(read_model(self._path))
+    def _token_pieces(self) -> TokenPieces:
+        return TokenPieces.from_gguf(read_gguf_model(self._path))
 
     def submit(self, number: int, request: GenerateRequest) -> None:
-        if self._embeds:
+        if self._is_embedding:
             raise Unsupported(
                 "this model is loaded for embeddings", "ask it for embeddings, or set task: generate if it can"
             )
-        calls = self._calls(number, request)
+        calls = self._build_calls(number, request)
         with self._lock:
-            self._held[number] = calls[0].held
+            self._active[number] = calls[0].request
             for call in calls:
                 self._queue.put(call)
-            self._start_what_fits()
+            self._start_admitted()
 
-    def _calls(self, number: int, request: GenerateRequest) -> list[Call]:
+    def _build_calls(self, number: int, request: GenerateRequest) -> list[LibraryCall]:
         """The request's calls of the library. Raises when the prompt does not fit or a parameter is wrong."""
         prompt, context = len(request.token_ids or ()), self._plan.context_length
         if prompt + 1 > context:
-            raise overflow(prompt, context)
+            raise make_context_overflow(prompt, context)
         sampling = request.sampling
         limit = min(sampling.max_tokens or context, context - prompt)
-        held = Held(number, BodyMaker(request, context, self._loras), request.lora)
-        outputs = [Output(choice, sampling, limit, self._unreported) for choice in range(sampling.n)]
+        held = ActiveRequest(number, LlamaBodyBuilder(request, context, self._adapter_ids), request.lora)
+        outputs = [ChoiceOutput(choice, sampling, limit, self._find_unreported) for choice in range(sampling.n)]
         # A choice that ends by a stop token, or goes on after min_tokens, must be ended or continued on its own.
         together = not sampling.stop_token_ids and not sampling.min_tokens
         need = prompt + limit
         most = min(self._plan.max_batch, self._plan.cache_tokens // need)
-        calls: list[Call] = []
-        for size in group_sizes(sampling.n, together, most):
-            calls.append(Call(held, outputs[:size], size * need, prompt))
+        calls: list[LibraryCall] = []
+        for size in split_choices(sampling.n, together, most):
+            calls.append(LibraryCall(held, outputs[:size], size * need, prompt))
             del outputs[:size]
         held.calls_left = len(calls)
         return calls
 
-    def _unreported(self, text: str, token_id: int, missing: int) -> list[int]:
-        return self._pieces.unreported(text, token_id, missing)
+    def _find_unreported(self, text: str, token_id: int, missing: int) -> list[int]:
+        return self._token_pieces.find_unreported(text, token_id, missing)
 
-    def _start_what_fits(self) -> None:
+    def _start_admitted(self) -> None:
         """With the lock held."""
-        for call in self._queue.startable():
-            thread = threading.Thread(target=self._run, args=(call,), name=f"call-{call.held.number}", daemon=True)
+        for call in self._queue.admit():
+            thread = threading.Thread(
+                target=self._run_call, args=(call,), name=f"call-{call.request.number}", daemon=True
+            )
             self._threads.add(thread)
             thread.start()
 
-    def _run(self, call: Call) -> None:
-        held = call.held
+    def _run_call(self, call: LibraryCall) -> None:
+        held = call.request
         problem: EnginebayError | None = None
         try:
             if not held.cancelled:
@@ -139,14 +143,14 @@ class LlamaCppEngine:
         with self._lock:
             held.calls_left -= 1
             if problem is not None or not held.calls_left:
-                self._held.pop(held.number, None)
+                self._active.pop(held.number, None)
             if problem is not None:
-                self._queue.drop(held)
+                self._queue.drop_waiting(held)
             failed = problem if not held.cancelled else None
             held.cancelled |= problem is not None  # ends the request's other calls
-            self._queue.give_back(call)
+            self._queue.release(call)
             self._threads.discard(threading.current_thread())
-            self._start_what_fits()
+            self._start_admitted()
         if failed is not None:
             self._sink.error(held.number, failed)
             self._sink.flush()
@@ -154,54 +158,54 @@ class LlamaCppEngine:
     def cancel(self, number: int) -> None:
         """What waits is forgotten; what runs ends at its next chunk, which comes with every step."""
         with self._lock:
-            held = self._held.pop(number, None)
+            held = self._active.pop(number, None)
             if held is not None:
                 held.cancelled = True
-                self._queue.drop(held)
-                self._start_what_fits()
+                self._queue.drop_waiting(held)
+                self._start_admitted()
 
     def embed(self, inputs: Sequence[Sequence[int]]) -> Embedding:
-        if not self._embeds:
+        if not self._is_embedding:
             raise Unsupported("this model is loaded for generation", "load it with task: embed", param="embeddings")
         for one in inputs:
             if len(one) > self._plan.context_length:
-                raise overflow(len(one), self._plan.context_length)
-        answer = self._library.embed({"input": [list(one) for one in inputs]})
+                raise make_context_overflow(len(one), self._plan.context_length)
+        answer = self._server.embed({"input": [list(one) for one in inputs]})
         if "data" not in answer:
-            raise error_of(answer)
+            raise to_error(answer)
         rows = sorted(answer["data"], key=lambda row: int(row["index"]))
         return Embedding(tuple(tuple(row["embedding"]) for row in rows), int(answer["usage"]["prompt_tokens"]))
 
     def tokenize(self, text: str, add_special: bool) -> list[int]:
         body = {"content": text, "add_special": add_special, "parse_special": True}
-        return list(self._library.ask("POST", "/tokenize", body)["tokens"])
+        return list(self._server.call_route("POST", "/tokenize", body)["tokens"])
 
     def running(self) -> int:
-        return len(self._held)
+        return len(self._active)
 
     def stats(self) -> Stats:
         """Steps by the library's count; it keeps that of the cache to itself, so the cache's is ours."""
-        steps = self._library.metrics().get("n_decode_total")
+        steps = self._server.read_metrics().get("n_decode_total")
         with self._lock:
-            cached = self._queue.cached_tokens(self._plan.shared_cache)
-            waiting = self._queue.requests_waiting()
-        used = None if self._embeds else min(1.0, cached / self._plan.cache_tokens)
+            cached = self._queue.count_cached_tokens(self._plan.has_shared_cache)
+            waiting = self._queue.count_waiting_requests()
+        used = None if self._is_embedding else min(1.0, cached / self._plan.cache_tokens)
         return Stats(None if steps is None else int(steps), used, waiting)
 
     def metrics(self) -> dict[str, float]:
         """The library's own counters."""
-        return self._library.metrics()
+        return self._server.read_metrics()
 
     def close(self) -> None:
-        for number in list(self._held):
+        for number in list(self._active):
             self.cancel(number)
         for thread in list(self._threads):
-            thread.join(_CLOSE_S)
+            thread.join(_CLOSE_TIMEOUT_S)
         if not self._threads:  # else the process ends with the library still busy, which is safe; waiting for it is not
-            self._library.close()
+            self._server.close()
 
 
-def _versions(library: Any) -> dict[str, str]:
+def _list_versions(library: Any) -> dict[str, str]:
     found: str = library.__version__  # importlib.metadata takes longer to import than the library
     build = library.BUILD_INFO
     return {
@@ -211,12 +215,12 @@ def _versions(library: Any) -> dict[str, str]:
     }
 
 
-def _device_kind(device: dict[str, Any]) -> str:
+def _parse_device_kind(device: dict[str, Any]) -> str:
     """cpu, cuda, metal, vulkan: the device's name without its number."""
     return str(device["name"]).rstrip("0123456789").lower()
 
 
-def _resident_bytes() -> int:
+def _read_resident_bytes() -> int:
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, IndexError, ValueError):

@@ -20,25 +20,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from enginebay.engines.llamacpp.last_words import LastWords, memory_ran_out
-from enginebay.engines.llamacpp.model_file import read_model
-from enginebay.engines.llamacpp.plan import Choice, Host, Plan
-from enginebay.engines.memory_limits import free_bytes
+from enginebay.engines.llamacpp.gguf_model import read_gguf_model
+from enginebay.engines.llamacpp.load_plan import EnumMember, LlamaHost, LlamaLoadPlan
+from enginebay.engines.llamacpp.stderr_tail import StderrTail, is_out_of_memory
+from enginebay.engines.memory_limits import get_free_bytes
 from enginebay.errors import ConfigError, EngineFailed, EngineMissing, LoadFailed, OutOfMemory, UnknownArchitecture
 
 _WORKER_DIR = "ENGINEBAY_WORKER_DIR"
 _PREFIX, _SOCKET = "bay-llamacpp-", "s.sock"
-_LONGEST_SOCKET_PATH = 99  # the system's limit is 108 bytes, 104 on macOS
+_MAX_SOCKET_PATH = 99  # the system's limit is 108 bytes, 104 on macOS
 # 6 us and more, by processor: `make bench-spinning`. A thread that spins may keep away the one it waits for.
-_SPINS = "3000"
-_SPLIT = "tensor_split"
-_WARNINGS = 2  # the library's log level: at 3 it writes several lines for each request
+_SPIN_COUNT = "3000"
+_TENSOR_SPLIT = "tensor_split"
+_LOG_LEVEL_WARNING = 2  # the library's log level: at 3 it writes several lines for each request
 
 
 def import_library(busy_wait: bool = False) -> Any:
     """xllamacpp, imported so that its threads do not spin for long on a core that others need."""
     if not busy_wait:
-        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     try:
         import xllamacpp
     except ImportError as problem:
@@ -46,32 +46,32 @@ def import_library(busy_wait: bool = False) -> Any:
     return xllamacpp
 
 
-def host(library: Any) -> Host:
+def detect_host(library: Any) -> LlamaHost:
     """Cores this process may use, and free memory of the GPUs that the library can use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     gpus = [one for one in library.get_device_info() if "GPU" in one["type"].name]
-    return Host(cores, free_bytes(), sum(int(one["memory_free"]) for one in gpus))
+    return LlamaHost(cores, get_free_bytes(), sum(int(one["memory_free"]) for one in gpus))
 
 
-class Library:
+class LlamaServer:
     """One loaded model."""
 
-    def __init__(self, library: Any, path: Path, plan: Plan, loras: Mapping[str, str]) -> None:
+    def __init__(self, library: Any, path: Path, plan: LlamaLoadPlan, loras: Mapping[str, str]) -> None:
         self._key = secrets.token_hex(16)
-        self._directory = _private_directory()
+        self._directory = _make_private_directory()
         self._socket = str(self._directory / _SOCKET)
-        words = LastWords()
+        words = StderrTail()
         try:
-            params = self._params(library, path, plan, loras)
-            self._server: Any = _with_our_signal_handlers(lambda: library.Server(params))
+            params = self._build_params(library, path, plan, loras)
+            self._server: Any = _preserve_signal_handlers(lambda: library.Server(params))
         except RuntimeError as problem:
             self._remove_socket()
-            raise _load_failure(path, loras, problem, words.text()) from None
+            raise _make_load_error(path, loras, problem, words.read()) from None
         except BaseException:
             self._remove_socket()
             raise
 
-    def _params(self, library: Any, path: Path, plan: Plan, loras: Mapping[str, str]) -> Any:
+    def _build_params(self, library: Any, path: Path, plan: LlamaLoadPlan, loras: Mapping[str, str]) -> Any:
         params = library.CommonParams()
         params.model.path = str(path)
         if hasattr(params, "hostnames"):
@@ -82,30 +82,30 @@ class Library:
         params.n_threads_http = 1
         params.ui = False
         params.endpoint_metrics = True
-        params.verbosity = _WARNINGS
+        params.verbosity = _LOG_LEVEL_WARNING
         for name, value in plan.attributes.items():
             set_attribute(library, params, name, value)
         params.lora_adapters = [library.CommonAdapterLoraInfo(str(one), 1.0) for one in loras.values()]
         return params
 
-    def complete(self, body: Mapping[str, Any], callback: Any) -> None:
+    def stream_completion(self, body: Mapping[str, Any], callback: Any) -> None:
         """Blocks until the request has ended. `callback` gets each chunk here, and cancels by returning True."""
         self._server.handle_completions(dict(body), callback)
 
-    def complete_at_once(self, body: Mapping[str, Any]) -> Any:
+    def run_completion(self, body: Mapping[str, Any]) -> Any:
         return self._server.handle_completions({**body, "stream": False})
 
     def embed(self, body: Mapping[str, Any]) -> Any:
         return self._server.handle_embeddings(dict(body))
 
-    def metrics(self) -> dict[str, float]:
+    def read_metrics(self) -> dict[str, float]:
         """The library's own counters, such as `n_decode_total` and `n_busy_slots_per_decode`."""
         text = self._server.handle_metrics()
         lines = (text.decode() if isinstance(text, bytes) else text).splitlines()
         pairs = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
         return {name.partition(":")[2]: float(value) for name, _, value in pairs}
 
-    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    def call_route(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """A question to the server's own HTTP routes."""
         connection = _UnixConnection(self._socket)
         try:
@@ -150,8 +150,8 @@ def set_attribute(library: Any, params: Any, name: str, value: Any) -> None:
         for parent in parents:
             target = getattr(target, parent)
         present = getattr(target, last)
-        value = _resolved(library, value)
-        if last == _SPLIT:  # has a place for every device there could be
+        value = _resolve_enums(library, value)
+        if last == _TENSOR_SPLIT:  # has a place for every device there could be
             value = [float(one) for one in value] + [0.0] * (len(present) - len(value))
         setattr(target, last, value)
     except (AttributeError, AssertionError, TypeError, ValueError) as problem:
@@ -162,27 +162,27 @@ def set_attribute(library: Any, params: Any, name: str, value: Any) -> None:
         ) from None
 
 
-def _resolved(library: Any, value: Any) -> Any:
-    if isinstance(value, Choice):
+def _resolve_enums(library: Any, value: Any) -> Any:
+    if isinstance(value, EnumMember):
         return getattr(getattr(library, value.enum), value.member)
     if isinstance(value, list):
-        return [_resolved(library, one) for one in value]
+        return [_resolve_enums(library, one) for one in value]
     return value
 
 
-def _private_directory() -> Path:
+def _make_private_directory() -> Path:
     """A new directory that only this user can enter, with a path short enough for a socket.
 
     In the worker's own directory where there is one: that is removed even when the worker is killed.
     """
     for parent in (os.environ.get(_WORKER_DIR), tempfile.gettempdir()):
-        if parent and len(os.fsencode(parent)) <= _LONGEST_SOCKET_PATH - len(f"/{_PREFIX}12345678/{_SOCKET}"):
+        if parent and len(os.fsencode(parent)) <= _MAX_SOCKET_PATH - len(f"/{_PREFIX}12345678/{_SOCKET}"):
             with contextlib.suppress(OSError):  # the directory may be gone, or not ours to write
                 return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
 
 
-def _with_our_signal_handlers(make: Any) -> Any:
+def _preserve_signal_handlers(make: Any) -> Any:
     """Some builds of the server install handlers of their own for SIGINT and SIGTERM: put ours back."""
     ours = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -194,13 +194,13 @@ def _with_our_signal_handlers(make: Any) -> Any:
                     signal.signal(number, handler)
 
 
-def _load_failure(path: Path, loras: Mapping[str, str], problem: Exception, said: str) -> Exception:
+def _make_load_error(path: Path, loras: Mapping[str, str], problem: Exception, log_text: str) -> Exception:
     """Why the library refused. It only says that it did, so the files and its log are looked at here."""
     for file in (path, *map(Path, loras.values())):
-        read_model(file)
-    if memory_ran_out(said):
+        read_gguf_model(file)
+    if is_out_of_memory(log_text):
         return OutOfMemory(f"not enough memory to load {path}", "lower context_length, max_batch or kv_cache_tokens")
-    if "unknown model architecture" in said.lower():
+    if "unknown model architecture" in log_text.lower():
         return UnknownArchitecture(f"llama.cpp does not know the architecture of {path}", "use another engine")
     adapters = f" with the adapters {', '.join(loras)}" if loras else ""
     return LoadFailed(

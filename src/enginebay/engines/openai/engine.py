@@ -11,20 +11,20 @@ from dataclasses import dataclass
 
 from enginebay import __version__
 from enginebay.contract import Embedding, Facts, GenerateRequest, Load, Probe, Sink, Stats
-from enginebay.engines.openai.asking import Client
-from enginebay.engines.openai.body import BodyMaker
-from enginebay.engines.openai.catalogue import Listed, look_up
-from enginebay.engines.openai.remote import read_remote, settings_of
+from enginebay.engines.openai.model_listing import ListedModel, fetch_listed_model
+from enginebay.engines.openai.remote_client import RemoteClient
+from enginebay.engines.openai.remote_server import parse_remote_server, resolve_settings
+from enginebay.engines.openai.request_body import OpenAIBodyBuilder
 from enginebay.engines.openai.spec import EXTRA_PARAMETERS, EXTRAS, SPEC
 from enginebay.errors import EnginebayError, EngineFailed, LoadFailed, Unsupported
 from enginebay.meters.sample import Absent
 
 _log = logging.getLogger(__name__)
-_CLOSE_S = 5.0
+_CLOSE_TIMEOUT_S = 5.0
 
 
 @dataclass(eq=False, slots=True)
-class _Call:
+class _RemoteRequest:
     """A request that the engine has taken and not ended."""
 
     number: int
@@ -44,22 +44,22 @@ class OpenAIEngine:
         if load.loras:
             raise LoadFailed("the engine openai takes no adapters", SPEC.request["lora"].detail)
         self._load = load
-        self._settings = settings_of(load)
-        self._remote = read_remote(load)
-        found = asyncio.run(look_up(self._remote)) if self._settings["verify"] else Listed()
+        self._settings = resolve_settings(load)
+        self._server = parse_remote_server(load)
+        found = asyncio.run(fetch_listed_model(self._server)) if self._settings["verify"] else ListedModel()
         self._context_length: int = self._settings["context_length"] or found.context_length
-        self._warnings = (*self._remote.warnings, *found.warnings)
-        self._bodies = BodyMaker(
-            self._remote.model,
+        self._warnings = (*self._server.warnings, *found.warnings)
+        self._body_builder = OpenAIBodyBuilder(
+            self._server.model,
             self._context_length,
             self._settings["extras"],
             self._settings["neutral"],
             self._settings["max_tokens_name"],
         )
         self._thread: threading.Thread | None = None
-        self._held: dict[int, _Call] = {}
-        self._waiting: deque[_Call] = deque()  # this and what follows belong to the loop's thread
-        self._running: set[_Call] = set()
+        self._active: dict[int, _RemoteRequest] = {}
+        self._waiting: deque[_RemoteRequest] = deque()  # this and what follows belong to the loop's thread
+        self._running: set[_RemoteRequest] = set()
 
     @classmethod
     def probe(cls) -> Probe:
@@ -67,13 +67,13 @@ class OpenAIEngine:
 
     def start(self, sink: Sink) -> None:
         self._sink = sink
-        self._client = Client(self._remote)
+        self._client = RemoteClient(self._server)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="remote", daemon=True)
         self._thread.start()
 
     def facts(self) -> Facts:
-        effective = {**self._settings, "model": self._remote.model, "context_length": self._context_length or None}
+        effective = {**self._settings, "model": self._server.model, "context_length": self._context_length or None}
         return Facts(
             kind=self._load.kind,
             version=__version__,
@@ -93,15 +93,15 @@ class OpenAIEngine:
     # Called by the worker's threads
 
     def submit(self, number: int, request: GenerateRequest) -> None:
-        path, body = self._bodies.make(request)
-        call = _Call(number, path, body, request.sampling.n, len(request.token_ids or ()))
-        self._held[number] = call
-        self._loop.call_soon_threadsafe(self._arrived, call)
+        path, body = self._body_builder.build(request)
+        call = _RemoteRequest(number, path, body, request.sampling.n, len(request.token_ids or ()))
+        self._active[number] = call
+        self._loop.call_soon_threadsafe(self._enqueue, call)
 
     def cancel(self, number: int) -> None:
-        call = self._held.pop(number, None)
+        call = self._active.pop(number, None)
         if call is not None:
-            self._loop.call_soon_threadsafe(self._drop, call)
+            self._loop.call_soon_threadsafe(self._cancel_request, call)
 
     def embed(self, inputs: Sequence[Sequence[int]]) -> Embedding:
         raise Unsupported("openai does not support embeddings", SPEC.request["embeddings"].detail, param="embeddings")
@@ -110,7 +110,7 @@ class OpenAIEngine:
         raise Unsupported("the tokenizer of a remote model is not known here", "ask the remote server")
 
     def running(self) -> int:
-        return len(self._held)
+        return len(self._active)
 
     def stats(self) -> Stats:
         return Stats(waiting=len(self._waiting))
@@ -118,44 +118,44 @@ class OpenAIEngine:
     def close(self) -> None:
         if self._thread is None:
             return
-        done = asyncio.run_coroutine_threadsafe(self._end_all(), self._loop)
+        done = asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop)
         try:
-            done.result(_CLOSE_S)
+            done.result(_CLOSE_TIMEOUT_S)
         except TimeoutError:
-            _log.warning("connections to %s could not be closed in time", self._remote.place)
+            _log.warning("connections to %s could not be closed in time", self._server.authority)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_CLOSE_S)
+        self._thread.join(_CLOSE_TIMEOUT_S)
         if not self._thread.is_alive():
             self._loop.close()
 
     # In the loop's thread
 
-    def _arrived(self, call: _Call) -> None:
-        if self._held.get(call.number) is call:  # else cancelled on its way
+    def _enqueue(self, call: _RemoteRequest) -> None:
+        if self._active.get(call.number) is call:  # else cancelled on its way
             self._waiting.append(call)
-            self._start_what_fits()
+            self._start_waiting()
 
-    def _drop(self, call: _Call) -> None:
+    def _cancel_request(self, call: _RemoteRequest) -> None:
         if call.task is not None:
             call.task.cancel()
         elif call in self._waiting:
             self._waiting.remove(call)
 
-    def _start_what_fits(self) -> None:
+    def _start_waiting(self) -> None:
         while self._waiting and len(self._running) < self._settings["max_batch"]:
             call = self._waiting.popleft()
             self._running.add(call)
-            call.task = self._loop.create_task(self._serve(call))
-            call.task.add_done_callback(self._ended(call))
+            call.task = self._loop.create_task(self._run_request(call))
+            call.task.add_done_callback(self._make_done_callback(call))
 
-    def _ended(self, call: _Call) -> Callable[[asyncio.Task[None]], None]:
+    def _make_done_callback(self, call: _RemoteRequest) -> Callable[[asyncio.Task[None]], None]:
         def ended(_: asyncio.Task[None]) -> None:
             self._running.discard(call)
-            self._start_what_fits()
+            self._start_waiting()
 
         return ended
 
-    async def _serve(self, call: _Call) -> None:
+    async def _run_request(self, call: _RemoteRequest) -> None:
         problem: EnginebayError | None = None
         try:
             await self._client.generate(call.number, call.path, call.body, call.choices, call.prompt_tokens, self._sink)
@@ -163,16 +163,16 @@ class OpenAIEngine:
             problem = error
         except Exception as error:  # one request's surprise must not end the others
             _log.exception("a request failed in an unforeseen way")
-            problem = EngineFailed(f"the request to {self._remote.place} failed: {type(error).__name__}")
+            problem = EngineFailed(f"the request to {self._server.authority} failed: {type(error).__name__}")
         finally:
-            self._held.pop(call.number, None)
+            self._active.pop(call.number, None)
         if problem is not None:
             self._sink.error(call.number, problem)
             self._sink.flush()
 
-    async def _end_all(self) -> None:
+    async def _cancel_all(self) -> None:
         self._waiting.clear()
-        self._held.clear()
+        self._active.clear()
         tasks = [call.task for call in self._running if call.task is not None]
         for task in tasks:
             task.cancel()

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.errors import InvalidRequest, LoadFailed
-from enginebay.wording import in_one_line
+from enginebay.util.text_format import summarize_error
 
 NO_ADAPTER = None
-_FILES = ("adapter_config.json", "adapter_model.safetensors")
+_REQUIRED_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
-class Adapters:
+class PeftAdapters:
     """All adapters of a model stay loaded; at most one is in use, for the whole of a forward pass.
 
     An adapter that is withdrawn is gone for new requests, and is deleted when those that use it have ended.
@@ -24,30 +24,30 @@ class Adapters:
 
     def __init__(self, model: Any, paths: Mapping[str, str]) -> None:
         self._model = model
-        self._keys = (f"adapter_{i}" for i in itertools.count())  # peft takes no dots in names
+        self._peft_names = (f"adapter_{i}" for i in itertools.count())  # peft takes no dots in names
         self._loaded: dict[str, tuple[str, str]] = {}  # name -> peft's name, path
-        self._current: str | None = NO_ADAPTER
+        self._active: str | None = NO_ADAPTER
         self.names: frozenset[str] = frozenset()
         for name, path in paths.items():
             self.load(name, path)
 
-    def knows(self, name: str) -> bool:
+    def is_loaded(self, name: str) -> bool:
         return name in self._loaded
 
     def load(self, name: str, path: str) -> None:
         """Raises `LoadFailed` when it does not fit, and leaves the model as it was."""
-        missing = [file for file in _FILES if not (Path(path) / file).is_file()]
+        missing = [file for file in _REQUIRED_FILES if not (Path(path) / file).is_file()]
         if missing:
             raise LoadFailed(f"LoRA adapter {name} has no {missing[0]}: {path}", "give a PEFT adapter directory")
-        key = next(self._keys)
+        key = next(self._peft_names)
         try:
             self._model.load_adapter(path, adapter_name=key)
         except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
             with contextlib.suppress(Exception):  # how far it came is not known
                 self._model.delete_adapter(key)
-            raise LoadFailed(f"LoRA adapter {name} cannot be loaded: {in_one_line(error)}", path) from None
+            raise LoadFailed(f"LoRA adapter {name} cannot be loaded: {summarize_error(error)}", path) from None
         finally:
-            self._turn_off()
+            self._deactivate_all()
         self._loaded[name] = (key, path)
         self.names |= {name}
 
@@ -60,7 +60,7 @@ class Adapters:
                 f"adapter {name} is loaded from {self._loaded[name][1]}", "remove it first, or use another name",
                 param="lora",
             )  # fmt: skip
-        if self.knows(name):
+        if self.is_loaded(name):
             raise InvalidRequest(f"requests still use the old adapter {name}", "try again later", param="lora")
         try:
             self.load(name, path)
@@ -74,22 +74,22 @@ class Adapters:
         self.names -= {name}
 
     def delete(self, name: str) -> None:
-        self.use(NO_ADAPTER)
+        self.activate(NO_ADAPTER)
         key, _ = self._loaded.pop(name)
         self._model.delete_adapter(key)
 
-    def use(self, name: str | None) -> None:
-        if name == self._current:
+    def activate(self, name: str | None) -> None:
+        if name == self._active:
             return
         if name is None:
             self._model.disable_adapters()
         else:
             self._model.enable_adapters()
             self._model.set_adapter(self._loaded[name][0])
-        self._current = name
+        self._active = name
 
-    def _turn_off(self) -> None:
+    def _deactivate_all(self) -> None:
         """What was just loaded is on, even where all others are off."""
         with contextlib.suppress(ValueError):  # there is none at all
             self._model.disable_adapters()
-        self._current = NO_ADAPTER
+        self._active = NO_ADAPTER

@@ -16,16 +16,23 @@ class Embedder:
     """Embeds batches of token ids. Calls may come from any thread; one runs at a time."""
 
     def __init__(
-        self, model: Any, device: Any, pad: int, context_length: int, pooling: str, normalised: bool, rows: int
+        self,
+        model: Any,
+        device: Any,
+        pad_token_id: int,
+        context_length: int,
+        pooling: str,
+        normalised: bool,
+        batch_size: int,
     ) -> None:
         self._model = model
         self._device = device
-        self._pad = pad
+        self._pad_token_id = pad_token_id
         self._context_length = context_length
         self._pooling = pooling
         self._normalised = normalised
-        self._rows = rows
-        self._turn = threading.Lock()
+        self._batch_size = batch_size
+        self._lock = threading.Lock()
 
     def embed(self, inputs: Sequence[Sequence[int]]) -> Embedding:
         for ids in inputs:
@@ -38,17 +45,17 @@ class Embedder:
         # Similar lengths together, so that little of a batch is padding.
         order = sorted(range(len(inputs)), key=lambda i: len(inputs[i]))
         vectors: dict[int, tuple[float, ...]] = {}
-        with self._turn:
-            for start in range(0, len(order), self._rows):
-                batch = order[start : start + self._rows]
-                found = self._vectors([inputs[i] for i in batch])
+        with self._lock:
+            for start in range(0, len(order), self._batch_size):
+                batch = order[start : start + self._batch_size]
+                found = self._embed_batch([inputs[i] for i in batch])
                 vectors |= {i: tuple(row) for i, row in zip(batch, found, strict=True)}
         return Embedding(tuple(vectors[i] for i in range(len(inputs))), sum(len(ids) for ids in inputs))
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
-    def _vectors(self, inputs: Sequence[Sequence[int]]) -> list[list[float]]:
+    def _embed_batch(self, inputs: Sequence[Sequence[int]]) -> list[list[float]]:
         width = max(len(ids) for ids in inputs)
-        ids = torch.full((len(inputs), width), self._pad, dtype=torch.long)
+        ids = torch.full((len(inputs), width), self._pad_token_id, dtype=torch.long)
         mask = torch.zeros((len(inputs), width), dtype=torch.long)
         for i, tokens in enumerate(inputs):
             ids[i, : len(tokens)] = torch.tensor(list(tokens))
@@ -62,13 +69,13 @@ class Embedder:
         return found
 
 
-def pool(states: Any, mask: Any, how: str) -> Any:
+def pool(states: Any, mask: Any, pooling: str) -> Any:
     """[texts, tokens, size] to [texts, size]; padding does not count."""
-    if how == "cls":
+    if pooling == "cls":
         return states[:, 0]
-    if how == "lasttoken":
+    if pooling == "lasttoken":
         return states[torch.arange(states.shape[0]), mask.sum(dim=1) - 1]
     counted = mask[:, :, None].to(states.dtype)
-    if how == "max":
+    if pooling == "max":
         return states.masked_fill(counted == 0, -torch.inf).amax(dim=1)
     return (states * counted).sum(dim=1) / counted.sum(dim=1)

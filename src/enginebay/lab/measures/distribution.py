@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 PERCENTILES = {"median": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
-_TAIL = 0.025  # on each side of a 95% interval
+_TAIL_SHARE = 0.025  # on each side of a 95% interval
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
+class DistributionSummary:
     """Percentiles are interpolated linearly between the two nearest values."""
 
     count: int
@@ -25,11 +25,11 @@ class Distribution:
     minimum: float
     maximum: float
 
-    def as_dict(self) -> dict[str, float]:
+    def to_dict(self) -> dict[str, float]:
         return asdict(self)
 
 
-def distribution(values: Sequence[float]) -> Distribution:
+def summarize(values: Sequence[float]) -> DistributionSummary:
     """Of at least one value, all finite."""
     array = np.asarray(values, dtype=np.float64)
     if array.size == 0:
@@ -37,7 +37,7 @@ def distribution(values: Sequence[float]) -> Distribution:
     if not np.isfinite(array).all():
         raise ValueError("a distribution needs finite values")
     percentiles = np.percentile(array, list(PERCENTILES.values())).tolist()
-    return Distribution(
+    return DistributionSummary(
         count=int(array.size),
         mean=float(array.mean()),
         minimum=float(array.min()),
@@ -46,12 +46,12 @@ def distribution(values: Sequence[float]) -> Distribution:
     )
 
 
-def quotable(percent: float, count: int) -> bool:
+def is_quotable(percent: float, count: int) -> bool:
     """Whether `count` independent values can carry this percentile: see `needed`."""
-    return count >= needed(percent)
+    return count >= count_needed(percent)
 
 
-def needed(percent: float) -> int:
+def count_needed(percent: float) -> int:
     """How many values a percentile needs: so many that its distribution-free 95% interval ends inside the sample.
 
     All of n values lie below the p-th percentile with probability p^n; the interval's upper end is one of them only
@@ -60,4 +60,4 @@ def needed(percent: float) -> int:
     if not 0 < percent < 100:
         raise ValueError(f"a percentile lies between 0 and 100, not at {percent}")
     share = max(percent, 100 - percent) / 100
-    return math.ceil(math.log(_TAIL) / math.log(share))
+    return math.ceil(math.log(_TAIL_SHARE) / math.log(share))

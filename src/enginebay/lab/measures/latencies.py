@@ -7,22 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from enginebay.lab.requests import Record
+from enginebay.lab.workload.request_records import Record
 
 
-def answered(records: Sequence[Record]) -> list[Record]:
+def filter_answered(records: Sequence[Record]) -> list[Record]:
     """Those whose answer came whole: only they have latencies and tokens."""
     return [record for record in records if record.error is None and record.end_s is not None]
 
 
 def ttft_s(record: Record, *, intended: bool = False) -> float | None:
     """To the first output; None where the answer had none."""
-    return None if record.first_s is None else record.first_s - _start_s(record, intended)
+    return None if record.first_s is None else record.first_s - _start_time_s(record, intended)
 
 
 def e2e_s(record: Record, *, intended: bool = False) -> float | None:
     """To the end of the whole answer."""
-    return None if record.end_s is None else record.end_s - _start_s(record, intended)
+    return None if record.end_s is None else record.end_s - _start_time_s(record, intended)
 
 
 def tpot_s(record: Record) -> float | None:
@@ -33,12 +33,12 @@ def tpot_s(record: Record) -> float | None:
     return (record.last_s - record.first_s) / (record.output_tokens - 1)
 
 
-def send_lags_s(records: Sequence[Record]) -> list[float]:
+def collect_send_lags_s(records: Sequence[Record]) -> list[float]:
     """How late each request left; of those that were sent, whatever became of them."""
     return [record.sent_s - record.intended_s for record in records if record.error != "unsent"]
 
 
-def gaps_s(records: Sequence[Record], tokens: Mapping[int, Sequence[float]]) -> Any:
+def collect_token_gaps_s(records: Sequence[Record], tokens: Mapping[int, Sequence[float]]) -> Any:
     """Between successive outputs of each answer, all answers in one array.
 
     A server may send several tokens at once, so a gap is one between arrivals, not one per token.
@@ -47,5 +47,5 @@ def gaps_s(records: Sequence[Record], tokens: Mapping[int, Sequence[float]]) -> 
     return np.concatenate(gaps) if gaps else np.empty(0)
 
 
-def _start_s(record: Record, intended: bool) -> float:
+def _start_time_s(record: Record, intended: bool) -> float:
     return record.intended_s if intended else record.sent_s

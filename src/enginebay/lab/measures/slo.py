@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from enginebay.errors import ConfigError
 from enginebay.lab.measures.latencies import e2e_s, tpot_s, ttft_s
-from enginebay.lab.requests import Record
+from enginebay.lab.workload.request_records import Record
 
 _KEY = re.compile(r"(ttft|tpot|e2e)_(?:(s)|(median)|p(\d+(?:\.\d+)?))")
 _HINT = (
@@ -27,7 +27,7 @@ _ROUNDING = 1e-9  # of percent
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
+class SloObjective:
     """At least `percent` of all requests keep `limit_s`."""
 
     name: str  # as the user wrote it
@@ -41,20 +41,20 @@ class Slo:
     """What a good request keeps, and what a good run."""
 
     limits: Mapping[str, float]  # seconds, by metric
-    objectives: tuple[Objective, ...]
+    objectives: tuple[SloObjective, ...]
 
 
-def read_slo(given: Mapping[str, object]) -> Slo:
+def slo_from_dict(given: Mapping[str, object]) -> Slo:
     """From config data. Where a metric has objectives but no limit, the loosest of them makes a request good."""
     limits: dict[str, float] = {}
-    objectives: list[Objective] = []
+    objectives: list[SloObjective] = []
     for name, value in given.items():
-        metric, percent = _read_name(name)
-        limit_s = _read_seconds(name, value)
+        metric, percent = _parse_key(name)
+        limit_s = _parse_seconds(name, value)
         if percent is None:
             limits[metric] = limit_s
         else:
-            objectives.append(Objective(name, metric, percent, limit_s))
+            objectives.append(SloObjective(name, metric, percent, limit_s))
     for metric in {one.metric for one in objectives} - set(limits):
         limits[metric] = max(one.limit_s for one in objectives if one.metric == metric)
     if not limits:
@@ -71,26 +71,26 @@ def parse_slo(text: str) -> Slo:
             given[name.strip()] = float(value)
         except ValueError:
             raise ConfigError(f"the slo {part!r} is not of the form name=seconds", _HINT) from None
-    return read_slo(given)
+    return slo_from_dict(given)
 
 
 def is_good(record: Record, slo: Slo) -> bool:
     """Whether the request was answered within every limit."""
-    return all(_keeps(record, metric, limit_s) for metric, limit_s in slo.limits.items())
+    return all(_meets_limit(record, metric, limit_s) for metric, limit_s in slo.limits.items())
 
 
-def attained(records: Sequence[Record], objective: Objective) -> float:
+def measure_attainment(records: Sequence[Record], objective: SloObjective) -> float:
     """The share of requests that keep the objective's limit."""
-    return sum(_keeps(record, objective.metric, objective.limit_s) for record in records) / len(records)
+    return sum(_meets_limit(record, objective.metric, objective.limit_s) for record in records) / len(records)
 
 
-def missed(records: Sequence[Record], slo: Slo) -> dict[str, float]:
+def find_missed(records: Sequence[Record], slo: Slo) -> dict[str, float]:
     """The objectives that too few requests keep, with the share that did."""
-    shares = {one: attained(records, one) for one in slo.objectives}
+    shares = {one: measure_attainment(records, one) for one in slo.objectives}
     return {one.name: share for one, share in shares.items() if share * 100 < one.percent - _ROUNDING}
 
 
-def _keeps(record: Record, metric: str, limit_s: float) -> bool:
+def _meets_limit(record: Record, metric: str, limit_s: float) -> bool:
     if record.error is not None:
         return False
     if metric == "tpot":
@@ -100,7 +100,7 @@ def _keeps(record: Record, metric: str, limit_s: float) -> bool:
     return latency_s is not None and latency_s <= limit_s
 
 
-def _read_name(name: str) -> tuple[str, float | None]:
+def _parse_key(name: str) -> tuple[str, float | None]:
     found = _KEY.fullmatch(name) if isinstance(name, str) else None
     if found is None:
         raise ConfigError(f"the slo knows no {name!r}", _HINT)
@@ -113,7 +113,7 @@ def _read_name(name: str) -> tuple[str, float | None]:
     return metric, value
 
 
-def _read_seconds(name: str, value: object) -> float:
+def _parse_seconds(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
         raise ConfigError(f"{name} of the slo is {value!r}, not a positive number of seconds", _HINT)
     return float(value)

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from enginebay.errors import ConfigError
-from enginebay.lab.workload.fields import known_keys, positive_number, truth, whole_number
+from enginebay.lab.workload.field_checks import check_bool, check_keys, check_positive_number, check_whole_number
 
 
 @dataclass(frozen=True, slots=True)
-class Offline:
+class OfflineProfile:
     """Everything is there at the start; no rate is promised."""
 
     kind: ClassVar[str] = "offline"
@@ -23,7 +23,7 @@ class Offline:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class ClosedLoopProfile:
     """So many at once: each answer lets the next request go."""
 
     concurrency: int
@@ -33,11 +33,11 @@ class Closed:
     rate: ClassVar[float | None] = None
 
     def __post_init__(self) -> None:
-        whole_number("profile.concurrency", self.concurrency)
+        check_whole_number("profile.concurrency", self.concurrency)
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class ConstantProfile:
     """Evenly spaced, `rate` requests a second."""
 
     rate: float
@@ -46,11 +46,11 @@ class Constant:
     open_loop: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        positive_number("profile.rate", self.rate)
+        check_positive_number("profile.rate", self.rate)
 
 
 @dataclass(frozen=True, slots=True)
-class Poisson:
+class PoissonProfile:
     """Independent arrivals, `rate` requests a second."""
 
     rate: float
@@ -59,11 +59,11 @@ class Poisson:
     open_loop: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        positive_number("profile.rate", self.rate)
+        check_positive_number("profile.rate", self.rate)
 
 
 @dataclass(frozen=True, slots=True)
-class Gamma:
+class GammaProfile:
     """Gaps of a gamma distribution. `burstiness` is its shape: 1 is Poisson, less comes in bursts, more is even."""
 
     rate: float
@@ -73,12 +73,12 @@ class Gamma:
     open_loop: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        positive_number("profile.rate", self.rate)
-        positive_number("profile.burstiness", self.burstiness)
+        check_positive_number("profile.rate", self.rate)
+        check_positive_number("profile.burstiness", self.burstiness)
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class TraceProfile:
     """At the times the trace recorded, `speed` times as fast."""
 
     speed: float = 1.0
@@ -88,11 +88,11 @@ class Trace:
     rate: ClassVar[float | None] = None
 
     def __post_init__(self) -> None:
-        positive_number("profile.speed", self.speed)
+        check_positive_number("profile.speed", self.speed)
 
 
 @dataclass(frozen=True, slots=True)
-class Ramp:
+class RampProfile:
     """Independent arrivals whose rate goes evenly from one figure to another; one end may be 0."""
 
     from_rate: float
@@ -104,21 +104,23 @@ class Ramp:
     rate: ClassVar[float | None] = None
 
     def __post_init__(self) -> None:
-        positive_number("profile.from_rate", self.from_rate, zero=True)
-        positive_number("profile.to_rate", self.to_rate, zero=True)
-        positive_number("profile.duration_s", self.duration_s)
+        check_positive_number("profile.from_rate", self.from_rate, zero=True)
+        check_positive_number("profile.to_rate", self.to_rate, zero=True)
+        check_positive_number("profile.duration_s", self.duration_s)
         if self.from_rate == self.to_rate == 0:
             raise ConfigError(
                 "a ramp from rate 0 to rate 0 sends nothing", "raise from_rate or to_rate", param="profile"
             )
 
 
-Profile = Offline | Closed | Constant | Poisson | Gamma | Trace | Ramp
+Profile = (
+    OfflineProfile | ClosedLoopProfile | ConstantProfile | PoissonProfile | GammaProfile | TraceProfile | RampProfile
+)
 LIMIT_KEYS = ("requests", "duration_s", "until_stable", "relative_width", "min_requests", "max_requests")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RunLimits:
     """When it ends: after so many requests, so many seconds, or when the figures stand still; whichever is first."""
 
     requests: int | None = None
@@ -130,50 +132,50 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.requests is not None:
-            whole_number("limits.requests", self.requests)
+            check_whole_number("limits.requests", self.requests)
         if self.duration_s is not None:
-            positive_number("limits.duration_s", self.duration_s)
-        truth("limits.until_stable", self.until_stable)
-        if not 0 < positive_number("limits.relative_width", self.relative_width) < 1:
+            check_positive_number("limits.duration_s", self.duration_s)
+        check_bool("limits.until_stable", self.until_stable)
+        if not 0 < check_positive_number("limits.relative_width", self.relative_width) < 1:
             raise ConfigError(
                 f"limits.relative_width must be below 1, not {self.relative_width}",
                 "it is a share of the mean: 0.02 means 2%",
                 param="limits.relative_width",
             )
-        whole_number("limits.min_requests", self.min_requests)
-        whole_number("limits.max_requests", self.max_requests)
+        check_whole_number("limits.min_requests", self.min_requests)
+        check_whole_number("limits.max_requests", self.max_requests)
 
     @property
-    def most(self) -> int | None:
+    def max_count(self) -> int | None:
         """The highest number of requests; None: nothing limits it."""
         if self.requests is None and self.until_stable:
             return self.max_requests
         return self.requests
 
 
-def read_limits(data: Mapping[str, Any]) -> Limits:
+def limits_from_dict(data: Mapping[str, Any]) -> RunLimits:
     """Limits from config data."""
-    given = known_keys("limits", data, LIMIT_KEYS)
-    return Limits(**{key: value for key, value in given.items() if value is not None})
+    given = check_keys("limits", data, LIMIT_KEYS)
+    return RunLimits(**{key: value for key, value in given.items() if value is not None})
 
 
-def label(profile: Profile) -> str:
+def profile_label(profile: Profile) -> str:
     """A short name of a profile, fit for a file name."""
     match profile:
-        case Offline():
+        case OfflineProfile():
             return "offline"
-        case Closed(concurrency):
+        case ClosedLoopProfile(concurrency):
             return f"c{concurrency}"
-        case Gamma(rate, burstiness):
+        case GammaProfile(rate, burstiness):
             return f"gamma-{rate:g}-b{burstiness:g}"
-        case Trace(speed):
+        case TraceProfile(speed):
             return f"trace-x{speed:g}"
-        case Ramp(low, high, duration_s):
+        case RampProfile(low, high, duration_s):
             return f"ramp-{low:g}-{high:g}-{duration_s:g}s"
-        case Constant(rate) | Poisson(rate):
+        case ConstantProfile(rate) | PoissonProfile(rate):
             return f"{profile.kind}-{rate:g}"
 
 
-def profile_data(profile: Profile) -> dict[str, Any]:
+def profile_to_dict(profile: Profile) -> dict[str, Any]:
     """A profile as the data that `read_profile` takes."""
     return {"kind": profile.kind, **asdict(profile)}

@@ -6,18 +6,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from enginebay.lab.measures.distribution import needed, quotable
-from enginebay.lab.parity import Parity
-from enginebay.lab.requests import Record
+from enginebay.lab.measures.distribution import count_needed, is_quotable
+from enginebay.lab.measures.parity import Parity
 from enginebay.lab.validity import limits
-from enginebay.lab.validity.facts import RunFacts
-from enginebay.lab.validity.flow import answered
-from enginebay.lab.validity.verdict import FINE, UNKNOWN, Finding, Reason, graded, graver
+from enginebay.lab.validity.in_flight import filter_answered
+from enginebay.lab.validity.run_facts import RunFacts
+from enginebay.lab.validity.verdict import FINE, UNKNOWN, Finding, Reason, grade_figure, pick_gravest
+from enginebay.lab.workload.request_records import Record
 
-_STATUS = "× "
-_SHOWN = 120  # characters of a server's message
-_SEEDED = "where the server had these prompts before, send others (--set workload.seed=N) or restart it"
-_FILE = (
+_STATUS_PREFIX = "× "
+_MAX_MESSAGE_CHARS = 120  # characters of a server's message
+_SEED_HINT = "where the server had these prompts before, send others (--set workload.seed=N) or restart it"
+_FILE_HINT = (
     "where the server had these lines before, run one cycle (--cycles 1), shuffle a file with far more lines than are "
     "sent, restart the server, or let the lab start the engine; where warm-up and parity sent them, add lines for these"
 )
@@ -25,7 +25,7 @@ _FILE = (
 
 def no_requests(facts: RunFacts) -> Finding:
     """Something was answered."""
-    if answered(facts.records):
+    if filter_answered(facts.records):
         return FINE
     message = f"none of {len(facts.records)} requests was answered" if facts.records else "no request was sent"
     return Reason("no_requests", "invalid", message, 0.0, 1.0)
@@ -37,30 +37,32 @@ def errors(facts: RunFacts) -> Finding:
     if not tried:
         return UNKNOWN
     failed = [record for record in tried if record.error is not None]
-    message = f"{len(failed)} of {len(tried)} requests failed ({_kinds(failed)}); latencies leave them out"
-    return graded("errors", len(failed) / len(tried), *limits.ERROR_SHARE, message)
+    message = f"{len(failed)} of {len(tried)} requests failed ({_summarize_failures(failed)}); latencies leave them out"
+    return grade_figure("errors", len(failed) / len(tried), *limits.ERROR_SHARE, message)
 
 
-def _kinds(failed: Sequence[Record]) -> str:
+def _summarize_failures(failed: Sequence[Record]) -> str:
     """How many failed in which way; of the most frequent status, what the server said most often."""
-    named = [_kind(record) for record in failed]
+    named = [_classify_failure(record) for record in failed]
     kinds = Counter(named).most_common()
-    status = next((name for name, _ in kinds if name.startswith(_STATUS)), None)
-    said = Counter(_said(one) for one, name in zip(failed, named, strict=True) if name == status).most_common(1)
+    status = next((name for name, _ in kinds if name.startswith(_STATUS_PREFIX)), None)
+    said = Counter(_clean_message(one) for one, name in zip(failed, named, strict=True) if name == status).most_common(
+        1
+    )
     told = f": {said[0][0]}" if said and said[0][0] else ""
     return ", ".join(f"{count} {name}{told if name == status else ''}" for name, count in kinds)
 
 
-def _kind(record: Record) -> str:
+def _classify_failure(record: Record) -> str:
     refused = record.error == "status" and record.status is not None
-    return f"{_STATUS}{record.status}" if refused else str(record.error)
+    return f"{_STATUS_PREFIX}{record.status}" if refused else str(record.error)
 
 
-def _said(record: Record) -> str:
+def _clean_message(record: Record) -> str:
     """The server's own message on one short line: it goes to terminals."""
     text = record.detail.removeprefix(f"{record.status}:")
     line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
-    return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 1]}…"
+    return line if len(line) <= _MAX_MESSAGE_CHARS else f"{line[: _MAX_MESSAGE_CHARS - 1]}…"
 
 
 def too_few_for_percentile(facts: RunFacts) -> Finding:
@@ -68,29 +70,29 @@ def too_few_for_percentile(facts: RunFacts) -> Finding:
 
     Requests count even for gaps between tokens: gaps of one answer are not independent.
     """
-    count = len(answered(facts.records))
+    count = len(filter_answered(facts.records))
     if not facts.percentiles or not count:
         return UNKNOWN
-    return enough_answers(facts.percentiles, count)
+    return check_answer_count(facts.percentiles, count)
 
 
-def enough_answers(percentiles: Sequence[float], count: int) -> Finding:
+def check_answer_count(percentiles: Sequence[float], count: int) -> Finding:
     """Whether so many answers can decide by these percentiles."""
-    short = sorted(percent for percent in percentiles if not quotable(percent, count))
+    short = sorted(percent for percent in percentiles if not is_quotable(percent, count))
     if not short:
         return FINE
     named = ", ".join(f"p{percent:g}" for percent in short)
-    least = needed(short[-1])
+    least = count_needed(short[-1])
     message = f"{count} answers are too few to decide by {named}: p{short[-1]:g} needs {least}"
     return Reason("too_few_for_percentile", "invalid", message, float(count), float(least))
 
 
 def too_few_cycles(facts: RunFacts) -> Finding:
     """Repeated often enough for an interval."""
-    return UNKNOWN if facts.cycles is None else enough_cycles(facts.cycles)
+    return UNKNOWN if facts.cycles is None else check_cycle_count(facts.cycles)
 
 
-def enough_cycles(cycles: int) -> Finding:
+def check_cycle_count(cycles: int) -> Finding:
     """Whether a study of so many cycles has an interval."""
     if cycles >= limits.MIN_CYCLES:
         return FINE
@@ -102,8 +104,8 @@ def output_lengths_off(facts: RunFacts) -> Finding:
     """Answers are as long as asked for: fewer tokens are less work."""
     pairs = [
         (record.output_tokens, wanted)
-        for record in answered(facts.records)
-        if (wanted := _wanted(facts, record.index)) and record.output_tokens is not None
+        for record in filter_answered(facts.records)
+        if (wanted := _requested_output_tokens(facts, record.index)) and record.output_tokens is not None
     ]
     if not pairs:
         return UNKNOWN
@@ -118,7 +120,7 @@ def output_lengths_off(facts: RunFacts) -> Finding:
     return Reason("output_lengths_off", "informative", message, share, informative) if share > informative else FINE
 
 
-def _wanted(facts: RunFacts, index: int) -> int | None:
+def _requested_output_tokens(facts: RunFacts, index: int) -> int | None:
     requests = facts.requests or ()
     return requests[index].output_tokens if 0 <= index < len(requests) else None
 
@@ -128,7 +130,7 @@ def input_lengths_off(facts: RunFacts) -> Finding:
     requests = facts.requests or ()
     pairs = [
         (record.input_tokens, sent_tokens)
-        for record in answered(facts.records)
+        for record in filter_answered(facts.records)
         if record.input_tokens is not None
         and 0 <= record.index < len(requests)
         and (sent_tokens := requests[record.index].input_tokens) is not None
@@ -139,14 +141,14 @@ def input_lengths_off(facts: RunFacts) -> Finding:
     message = (
         f"the server counts fewer input tokens than were sent in {short} of {len(pairs)} requests: it cuts prompts"
     )
-    return graded("input_lengths_off", short / len(pairs), *limits.SHORTER_PROMPTS, message)
+    return grade_figure("input_lengths_off", short / len(pairs), *limits.SHORTER_PROMPTS, message)
 
 
 def unasked_cache_hits(facts: RunFacts) -> Finding:
     """Prompts that share nothing on purpose are read, not remembered from a warm-up or an earlier cycle."""
     told = [
         (record.cached_tokens, record.input_tokens)
-        for record in answered(facts.records)
+        for record in filter_answered(facts.records)
         if record.cached_tokens is not None and record.input_tokens
     ]
     if facts.shared_prefix is not False or not told:
@@ -154,15 +156,15 @@ def unasked_cache_hits(facts: RunFacts) -> Finding:
     share = sum(cached for cached, _ in told) / sum(read for _, read in told)
     message = (
         f"{share:.0%} of the input tokens came from the server's cache, and the workload shares "
-        f"{f'{facts.shared_share:.0%} at most' if facts.shared_share else 'none'}: {_FILE if facts.from_file else _SEEDED}"
+        f"{f'{facts.shared_share:.0%} at most' if facts.shared_share else 'none'}: {_FILE_HINT if facts.from_file else _SEED_HINT}"
     )
     own = max(share - facts.shared_share, 0.0) / (1 - facts.shared_share)
-    return graded("unasked_cache_hits", own, *limits.CACHED_SHARE, message)
+    return grade_figure("unasked_cache_hits", own, *limits.CACHED_SHARE, message)
 
 
 def stream_bunched(facts: RunFacts) -> Finding:
     """One event, about one token: else gaps between events are not inter-token latencies."""
-    streams = [record for record in answered(facts.records) if record.events and (record.output_tokens or 0) > 1]
+    streams = [record for record in filter_answered(facts.records) if record.events and (record.output_tokens or 0) > 1]
     if not streams:
         return UNKNOWN
     per_event = sum(record.output_tokens or 0 for record in streams) / sum(record.events for record in streams)
@@ -179,37 +181,39 @@ def parity_broken(facts: RunFacts) -> Finding:
     parity = facts.parity
     if parity is None:
         return UNKNOWN
-    found = graver(_prompts(parity), _distance(parity), _divergence(parity), _lengths(parity))
+    found = pick_gravest(
+        _check_prompts(parity), _check_logprob_distance(parity), _check_divergence(parity), _check_lengths(parity)
+    )
     if not isinstance(found, Reason) or not facts.parity_with:
         return found
     return replace(found, message=f"against {facts.parity_with}: {found.message}")
 
 
-def _prompts(parity: Parity) -> Finding:
+def _check_prompts(parity: Parity) -> Finding:
     if parity.same_prompt_ids is None:
         return UNKNOWN
     message = "the engines did not get the same prompt tokens: their speeds are of different work"
     return FINE if parity.same_prompt_ids else Reason("parity_broken", "invalid", message, 0.0, 1.0)
 
 
-def _distance(parity: Parity) -> Finding:
+def _check_logprob_distance(parity: Parity) -> Finding:
     if parity.logprob_distance is None:
         return UNKNOWN
     message = f"log probabilities are {parity.logprob_distance:.2g} nats apart: another precision, or another model"
-    return graded("parity_broken", parity.logprob_distance, *limits.LOGPROB_DISTANCE, message)
+    return grade_figure("parity_broken", parity.logprob_distance, *limits.LOGPROB_DISTANCE, message)
 
 
-def _divergence(parity: Parity) -> Finding:
+def _check_divergence(parity: Parity) -> Finding:
     """Only where log probabilities do not tell rounding from another model: rounding alone parts long answers."""
     if parity.greedy_agreement is None or parity.logprob_distance is not None:
         return UNKNOWN
     message = (
         f"greedy answers agree in {parity.greedy_agreement:.0%} of their tokens, and nothing tells that it is rounding"
     )
-    return graded("parity_broken", 1 - parity.greedy_agreement, *limits.DIVERGENCE, message)
+    return grade_figure("parity_broken", 1 - parity.greedy_agreement, *limits.DIVERGENCE, message)
 
 
-def _lengths(parity: Parity) -> Finding:
+def _check_lengths(parity: Parity) -> Finding:
     if parity.output_length_ratio is None:
         return UNKNOWN
     off = abs(parity.output_length_ratio - 1)

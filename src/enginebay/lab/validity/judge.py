@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from enginebay.lab.validity import answer_checks, client_checks, energy_checks, machine_checks, steady_checks
-from enginebay.lab.validity.facts import RunFacts
-from enginebay.lab.validity.verdict import UNKNOWN, Finding, Reason, Verdict, worst
+from enginebay.lab.validity.run_facts import RunFacts
+from enginebay.lab.validity.verdict import UNKNOWN, Finding, Reason, Verdict, worst_status
 
 Check = Callable[[RunFacts], Finding]
 
-_FUNCTIONS: tuple[Check, ...] = (
+_CHECK_FUNCTIONS: tuple[Check, ...] = (
     answer_checks.no_requests,
     answer_checks.errors,
     client_checks.impossible_records,
@@ -38,15 +38,15 @@ _FUNCTIONS: tuple[Check, ...] = (
     energy_checks.energy_counter,
     energy_checks.energy_baseline,
 )
-CHECKS: Mapping[str, Check] = {check.__name__: check for check in _FUNCTIONS}  # a check has its code's name
+CHECKS: Mapping[str, Check] = {check.__name__: check for check in _CHECK_FUNCTIONS}  # a check has its code's name
 
 
-def judge(facts: RunFacts) -> Verdict:
+def judge_run(facts: RunFacts) -> Verdict:
     """The verdict, gravest reasons first."""
     found = {code: check(facts) for code, check in CHECKS.items()}
     reasons = [finding for finding in found.values() if isinstance(finding, Reason)]
     return Verdict(
-        status=worst(reason.severity for reason in reasons),
+        status=worst_status(reason.severity for reason in reasons),
         reasons=tuple(sorted(reasons, key=lambda reason: reason.severity != "invalid")),
         checked=tuple(code for code, finding in found.items() if finding is not UNKNOWN),
         unchecked=tuple(code for code, finding in found.items() if finding is UNKNOWN),

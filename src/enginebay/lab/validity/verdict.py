@@ -24,15 +24,15 @@ class Reason:
     limit: float | None = None
 
 
-class Silent(Enum):
+class NoReason(Enum):
     """What a check says when it has no reason to give."""
 
     FINE = "fine"
     UNKNOWN = "unknown"  # the facts it needs are not there: nothing is claimed
 
 
-FINE, UNKNOWN = Silent.FINE, Silent.UNKNOWN
-Finding = Reason | Silent
+FINE, UNKNOWN = NoReason.FINE, NoReason.UNKNOWN
+Finding = Reason | NoReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Verdict:
 
     def status_within(self, codes: Collection[str]) -> Status:
         """The verdict as far as these codes go, such as those that concern energy."""
-        return worst(reason.severity for reason in self.reasons if reason.code in codes)
+        return worst_status(reason.severity for reason in self.reasons if reason.code in codes)
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """For the manifest."""
         return {
             "status": self.status,
@@ -58,13 +58,13 @@ class Verdict:
         }
 
 
-def worst(severities: Iterable[Severity]) -> Status:
+def worst_status(severities: Iterable[Severity]) -> Status:
     """The worst of these, valid when there are none."""
     found: set[Status] = {"valid", *severities}
     return max(found, key=_RANK.__getitem__)
 
 
-def graded(code: str, figure: float, informative: float, invalid: float, message: str) -> Finding:
+def grade_figure(code: str, figure: float, informative: float, invalid: float, message: str) -> Finding:
     """A figure that should be small, against two limits. One that is not a number is over both."""
     if not figure <= invalid:
         return Reason(code, "invalid", message, figure, invalid)
@@ -73,7 +73,7 @@ def graded(code: str, figure: float, informative: float, invalid: float, message
     return FINE
 
 
-def graver(*findings: Finding) -> Finding:
+def pick_gravest(*findings: Finding) -> Finding:
     """The gravest of what was found; unknown only when nothing is known."""
     reasons = [found for found in findings if isinstance(found, Reason)]
     if reasons:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-NAME = "bytes"  # in the place of a path
+BYTE_TOKENIZER_NAME = "bytes"  # in the place of a path
 
 
 class ByteTokenizer:

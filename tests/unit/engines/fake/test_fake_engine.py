@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from enginebay.contract import Load, Sleeps, TakesAdapters
+from enginebay.contract import Load, SupportsLora, SupportsSleep
 from enginebay.engines.fake.engine import FakeEngine
 from enginebay.errors import EngineFailed, InvalidRequest, OutOfMemory
 
@@ -19,7 +19,7 @@ def engine(**settings: Any) -> FakeEngine:
 
 def test_it_sleeps_and_wakes_in_the_time_it_was_told() -> None:
     fake = engine(sleep_s=0.02, wake_s=0.03)
-    assert isinstance(fake, Sleeps)
+    assert isinstance(fake, SupportsSleep)
     assert fake.facts().sleep_levels == (1, 2)
     started = time.perf_counter()
     fake.sleep(2)
@@ -45,7 +45,7 @@ def test_memory_runs_out_above_a_context_length() -> None:
 
 def test_adapters_come_and_go(tmp_path: Path) -> None:
     fake = engine()
-    assert isinstance(fake, TakesAdapters)
+    assert isinstance(fake, SupportsLora)
     with pytest.raises(InvalidRequest):
         fake.add_lora("a", str(tmp_path / "nowhere"))
     fake.add_lora("a", str(tmp_path))

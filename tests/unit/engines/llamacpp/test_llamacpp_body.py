@@ -6,18 +6,20 @@ from typing import Any
 import pytest
 
 from enginebay.contract import GenerateRequest, Guided, Sampling
-from enginebay.engines.llamacpp.body import Attempt, BodyMaker, fold_seed
+from enginebay.engines.llamacpp.request_body import CompletionAttempt, LlamaBodyBuilder, fold_seed
 from enginebay.errors import InvalidRequest, Unsupported
 
 _PROMPT = (7, 8, 7)
 
 
 def _body(
-    attempt: Attempt | None = None, lora: str | None = None, loras: tuple[str, ...] = (), **sampling: Any
+    attempt: CompletionAttempt | None = None, lora: str | None = None, loras: tuple[str, ...] = (), **sampling: Any
 ) -> dict[str, Any]:
     request = GenerateRequest(token_ids=_PROMPT, sampling=Sampling(**sampling), lora=lora)
     places = {name: place for place, name in enumerate(loras)}
-    return BodyMaker(request, 512, places).body(attempt or Attempt((), 16, 1, 0, keep_going=False))
+    return LlamaBodyBuilder(request, 512, places).build(
+        attempt or CompletionAttempt((), 16, 1, 0, ban_end_tokens=False)
+    )
 
 
 def test_no_default_of_the_library_is_left() -> None:
@@ -45,7 +47,7 @@ def test_the_frequency_penalty_leaves_the_prompt_out() -> None:
 
 
 def test_until_min_tokens_every_end_is_banned() -> None:
-    body = _body(Attempt((1, 2), 5, 1, 0, keep_going=True), stop_token_ids=(9,), logit_bias={9: 4.0})
+    body = _body(CompletionAttempt((1, 2), 5, 1, 0, ban_end_tokens=True), stop_token_ids=(9,), logit_bias={9: 4.0})
     assert body["ignore_eos"] is True and body["logit_bias"] == [[9, False]]
     assert body["prompt"] == [7, 8, 7, 1, 2]
 

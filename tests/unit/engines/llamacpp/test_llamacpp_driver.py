@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from enginebay.engines.llamacpp import driver
+from enginebay.engines.llamacpp import completion_driver
 from enginebay.errors import EngineFailed, InvalidRequest
 
 _PROBE, _BRACE = 31, 90
@@ -17,16 +17,16 @@ class FakeLibrary:
     def __init__(self) -> None:
         self.tried: list[Any] = []
 
-    def ask(self, method: str, path: str, body: Mapping[str, Any]) -> Any:
+    def call_route(self, method: str, path: str, body: Mapping[str, Any]) -> Any:
         return {"tokens": [_PROBE]}
 
-    def complete_at_once(self, body: Mapping[str, Any]) -> Any:
+    def run_completion(self, body: Mapping[str, Any]) -> Any:
         self.tried.append(body["json_schema"])
         return {"__verbose": {"tokens": [_PROBE if body["json_schema"]["type"] == "odd" else _BRACE]}}
 
 
-def _driver(library: FakeLibrary) -> driver.Driver:
-    return driver.Driver(library, None, True)  # type: ignore[arg-type]
+def _driver(library: FakeLibrary) -> completion_driver.LlamaDriver:
+    return completion_driver.LlamaDriver(library, None, True)  # type: ignore[arg-type]
 
 
 def test_a_schema_is_tried_once_and_one_that_is_not_followed_is_refused() -> None:
@@ -41,7 +41,7 @@ def test_a_schema_is_tried_once_and_one_that_is_not_followed_is_refused() -> Non
 
 def test_a_schema_is_tried_with_the_adapter_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     library, bodies = FakeLibrary(), list[Mapping[str, Any]]()
-    usual = library.complete_at_once
+    usual = library.run_completion
     monkeypatch.setattr(library, "complete_at_once", lambda body: bodies.append(body) or usual(body))  # type: ignore[func-returns-value]
     lora = {"lora": [{"id": 0, "scale": 1.0}]}
     _driver(library)._check_schema({"type": "object"}, lora)
@@ -49,7 +49,7 @@ def test_a_schema_is_tried_with_the_adapter_of_the_request(monkeypatch: pytest.M
 
 
 def test_only_so_many_verdicts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "_SCHEMAS", 2)
+    monkeypatch.setattr(completion_driver, "_SCHEMA_CACHE_SIZE", 2)
     library = FakeLibrary()
     made = _driver(library)
     for name in ("a", "b", "a", "c", "a", "b"):
@@ -69,7 +69,7 @@ def test_only_so_many_verdicts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_the_refusal_says_what_the_library_says(monkeypatch: pytest.MonkeyPatch, said: str, message: str) -> None:
-    monkeypatch.setattr(driver.LastWords, "text", lambda _: said)
+    monkeypatch.setattr(completion_driver.StderrTail, "text", lambda _: said)
     with pytest.raises(InvalidRequest) as caught:
         _driver(FakeLibrary())._check_schema({"type": "odd"}, {})
     assert (caught.value.message, caught.value.param) == (message, "guided_json")
@@ -78,7 +78,7 @@ def test_the_refusal_says_what_the_library_says(monkeypatch: pytest.MonkeyPatch,
 def test_a_failure_that_is_not_the_schemas_is_no_verdict_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     library = FakeLibrary()
     made = _driver(library)
-    usual = library.complete_at_once
+    usual = library.run_completion
     monkeypatch.setattr(library, "complete_at_once", lambda _: {"error": {"code": 503, "message": "ending"}})
     with pytest.raises(EngineFailed, match="ending"):
         made._check_schema({"type": "string"}, {})

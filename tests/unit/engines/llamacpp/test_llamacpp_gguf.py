@@ -4,37 +4,37 @@ from pathlib import Path
 
 import pytest
 
-from enginebay.engines.llamacpp.model_file import model_number, read_model
-from enginebay.engines.llamacpp.pieces import Pieces
+from enginebay.engines.llamacpp.gguf_model import get_model_number, read_gguf_model
+from enginebay.engines.llamacpp.token_pieces import TokenPieces
 from enginebay.errors import ModelInvalid
-from enginebay.text.gguf import Gguf
-from tests.unit.text.tiny_gguf import tiny_llama
+from enginebay.text.gguf.gguf_reader import GgufFile
+from tests.unit.text.tiny_gguf import build_tiny_llama
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.gguf"
-    path.write_bytes(tiny_llama())
+    path.write_bytes(build_tiny_llama())
     return path
 
 
 def test_the_file_tells_what_the_model_is(model: Path) -> None:
-    file = read_model(model)
+    file = read_gguf_model(model)
     assert file.architecture == "llama" and file.context_length == 256
-    assert model_number(file, "attention.head_count") == 2
-    assert model_number(file, "no.such.key") == 0
+    assert get_model_number(file, "attention.head_count") == 2
+    assert get_model_number(file, "no.such.key") == 0
 
 
 def test_of_a_number_for_each_layer_the_largest_counts() -> None:
-    file = Gguf(Path("m"), 3, {"general.architecture": "x", "x.attention.head_count_kv": (0, 8, 4)}, ())
-    assert model_number(file, "attention.head_count_kv") == 8
+    file = GgufFile(Path("m"), 3, {"general.architecture": "x", "x.attention.head_count_kv": (0, 8, 4)}, ())
+    assert get_model_number(file, "attention.head_count_kv") == 8
 
 
 @pytest.mark.parametrize("keep", [6, 20, 200, 1500, -40])
 def test_a_truncated_file_is_refused(model: Path, keep: int) -> None:
     model.write_bytes(model.read_bytes()[:keep])
     with pytest.raises(ModelInvalid) as problem:
-        read_model(model)
+        read_gguf_model(model)
     assert "\n" not in problem.value.message and problem.value.hint
 
 
@@ -44,14 +44,14 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes | None, says: st
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ModelInvalid, match=says) as problem:
-        read_model(path)
+        read_gguf_model(path)
     assert problem.value.hint
 
 
 def test_byte_level_tokens_become_bytes(model: Path) -> None:
-    pieces = Pieces.of_file(read_model(model))
-    assert pieces.single("hello") is not None and pieces.single(" world") is not None
-    assert pieces.single("<|end|>") is None, "control tokens are no text"
+    pieces = TokenPieces.from_gguf(read_gguf_model(model))
+    assert pieces.find_token("hello") is not None and pieces.find_token(" world") is not None
+    assert pieces.find_token("<|end|>") is None, "control tokens are no text"
 
 
 def test_byte_tokens_and_word_marks_become_bytes() -> None:
@@ -60,5 +60,5 @@ def test_byte_tokens_and_word_marks_become_bytes() -> None:
         "tokenizer.ggml.tokens": ("<0x0A>", "▁a"),
         "tokenizer.ggml.token_type": (6, 1),
     }
-    pieces = Pieces.of_file(Gguf(Path("m"), 3, metadata, ()))
-    assert (pieces.single("\n"), pieces.single(" a")) == (0, 1)
+    pieces = TokenPieces.from_gguf(GgufFile(Path("m"), 3, metadata, ()))
+    assert (pieces.find_token("\n"), pieces.find_token(" a")) == (0, 1)

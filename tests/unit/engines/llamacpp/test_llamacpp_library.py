@@ -25,7 +25,7 @@ def _made(monkeypatch: pytest.MonkeyPatch, worker: Path | None) -> Path:
     monkeypatch.delenv("ENGINEBAY_WORKER_DIR", raising=False)
     if worker is not None:
         monkeypatch.setenv("ENGINEBAY_WORKER_DIR", str(worker))
-    found = library._private_directory()
+    found = library._make_private_directory()
     assert found.stat().st_mode & 0o777 == 0o700 and len(str(found / "s.sock")) < 100
     return found
 

@@ -3,41 +3,41 @@ from __future__ import annotations
 import pytest
 
 from enginebay.contract import FinishReason, Sampling
-from enginebay.engines.llamacpp.output import Output
-from enginebay.engines.llamacpp.pieces import Pieces
+from enginebay.engines.llamacpp.choice_output import ChoiceOutput
+from enginebay.engines.llamacpp.token_pieces import TokenPieces
 
 _VOCABULARY = [b"a", b" ", b"\xf0\x9f", b"\x98", b"\x80", b" \xf0\x9f\x98", b"\x98\x80", b"\xf0"]
 _A, _GRIN_END = 0, 4
 
 
-def _output(limit: int = 10, **sampling: object) -> Output:
-    return Output(0, Sampling(**sampling), limit, Pieces(_VOCABULARY).unreported)  # type: ignore[arg-type]
+def _output(limit: int = 10, **sampling: object) -> ChoiceOutput:
+    return ChoiceOutput(0, Sampling(**sampling), limit, TokenPieces(_VOCABULARY).find_unreported)  # type: ignore[arg-type]
 
 
 def test_tokens_inside_a_character_are_named() -> None:
-    pieces = Pieces(_VOCABULARY)
-    assert pieces.unreported("😀", _GRIN_END, 2) == [2, 3]
-    assert pieces.unreported(" 😀", _GRIN_END, 1) == [5]
-    assert pieces.unreported("😀", _GRIN_END, 1) == [], "no single token has these bytes"
+    pieces = TokenPieces(_VOCABULARY)
+    assert pieces.find_unreported("😀", _GRIN_END, 2) == [2, 3]
+    assert pieces.find_unreported(" 😀", _GRIN_END, 1) == [5]
+    assert pieces.find_unreported("😀", _GRIN_END, 1) == [], "no single token has these bytes"
 
 
 def test_no_id_is_lost_while_a_character_is_incomplete() -> None:
     output = _output()
-    assert output.take("a", _A, 1) == ("a", [_A], [])
-    assert output.take("😀", _GRIN_END, 4) == ("😀", [2, 3, 4], [])
+    assert output.add_chunk("a", _A, 1) == ("a", [_A], [])
+    assert output.add_chunk("😀", _GRIN_END, 4) == ("😀", [2, 3, 4], [])
     assert output.ids == [_A, 2, 3, 4] and output.count == 4
 
 
 def test_a_limit_inside_a_character_cuts_ids_and_leaves_no_broken_text() -> None:
     output = _output(limit=2)
-    assert output.take("😀", _GRIN_END, 3) == ("", [2, 3], [])
+    assert output.add_chunk("😀", _GRIN_END, 3) == ("", [2, 3], [])
 
 
 def test_unreported_tokens_at_the_end_leave_the_output_open() -> None:
     output = _output(limit=3)
-    output.take("a", _A, 1)
+    output.add_chunk("a", _A, 1)
     output.end_attempt("limit", out_of_context=False)
-    assert output.finish_reason is None and output.goal - output.count == 2
+    assert output.finish_reason is None and output.attempt_limit - output.count == 2
     output.give_up()
     assert output.finish_reason is FinishReason.LENGTH
 
@@ -48,50 +48,50 @@ def test_unreported_tokens_at_the_end_leave_the_output_open() -> None:
 )
 def test_how_the_library_ended(stop_type: str, out_of_context: bool, reason: FinishReason | None) -> None:
     output = _output()
-    output.take("a", _A, 1)
+    output.add_chunk("a", _A, 1)
     output.end_attempt(stop_type, out_of_context)
     assert output.finish_reason is reason
 
 
 def test_a_stop_string_ends_and_is_not_sent() -> None:
     output = _output(stop=("aa",))
-    assert output.take("a", _A, 1)[0] == ""
-    assert output.take("a", _A, 2)[0] == ""
+    assert output.add_chunk("a", _A, 1)[0] == ""
+    assert output.add_chunk("a", _A, 2)[0] == ""
     assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, "aa")
 
 
 @pytest.mark.parametrize("pieces", [("abcd",), ("a", "b", "c", "d"), ("ab", "cd")])
 def test_the_stop_string_that_is_complete_first_wins_however_the_text_is_cut(pieces: tuple[str, ...]) -> None:
     output = _output(stop=("bc", "abcd"))
-    sent = [output.take(piece, _A, made)[0] for made, piece in enumerate(pieces, start=1)]
+    sent = [output.add_chunk(piece, _A, made)[0] for made, piece in enumerate(pieces, start=1)]
     assert ("".join(sent), output.stop_reason) == ("a", "bc")
 
 
 def test_held_text_is_sent_when_the_output_ends() -> None:
     output = _output(stop=("ab",))
-    output.take("a", _A, 1)
+    output.add_chunk("a", _A, 1)
     assert output.end_attempt("eos", out_of_context=False) == "a"
 
 
 def test_a_stop_token_ends_without_its_text() -> None:
     output = _output(stop_token_ids=(_A,))
-    assert output.take("a", _A, 1) == ("", [_A], [])
+    assert output.add_chunk("a", _A, 1) == ("", [_A], [])
     assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, _A)
 
 
 def test_nothing_stops_before_min_tokens() -> None:
     output = _output(min_tokens=2, stop=("a",), stop_token_ids=(1,))
-    assert output.goal == 2
-    assert output.take("a", _A, 1)[0] == "a"
-    assert output.take(" ", 1, 2)[0] == " "
-    assert output.finish_reason is None and output.goal == 10
+    assert output.attempt_limit == 2
+    assert output.add_chunk("a", _A, 1)[0] == "a"
+    assert output.add_chunk(" ", 1, 2)[0] == " "
+    assert output.finish_reason is None and output.attempt_limit == 10
     output.begin_attempt()
-    assert output.take("a", _A, 1)[0] == ""
+    assert output.add_chunk("a", _A, 1)[0] == ""
     assert output.finish_reason is FinishReason.STOP
 
 
 def test_logprobs_are_cut_to_what_was_asked() -> None:
     top = [{"id": 5, "logprob": -0.1}, {"id": 6, "logprob": -2.0}]
     found = [{"id": 5, "logprob": -0.1, "top_logprobs": top}]
-    assert _output(logprobs=0).take("a", _A, 1, found)[2][0].top == ()
-    assert _output(logprobs=2).take("a", _A, 1, found)[2][0].top == ((5, -0.1), (6, -2.0))
+    assert _output(logprobs=0).add_chunk("a", _A, 1, found)[2][0].top == ()
+    assert _output(logprobs=2).add_chunk("a", _A, 1, found)[2][0].top == ((5, -0.1), (6, -2.0))

@@ -6,28 +6,36 @@ from typing import Any
 import pytest
 
 from enginebay.contract import Load, Support, parameters
-from enginebay.engines.llamacpp.plan import Choice, Host, Plan, cache_bytes_per_token, make_plan
+from enginebay.engines.llamacpp.load_plan import (
+    EnumMember,
+    LlamaHost,
+    LlamaLoadPlan,
+    estimate_cache_bytes_per_token,
+    plan_load,
+)
 from enginebay.engines.llamacpp.spec import SPEC
 from enginebay.errors import ConfigError
-from enginebay.text.gguf import Gguf
+from enginebay.text.gguf.gguf_reader import GgufFile
 
 _SHAPE = {"context_length": 8192, "block_count": 30, "embedding_length": 576}
 _HEADS = {"attention.head_count": 9, "attention.head_count_kv": 3}
 
 
-def _file(**shape: int) -> Gguf:
+def _file(**shape: int) -> GgufFile:
     told = {f"llama.{name}": value for name, value in {**_SHAPE, **_HEADS, **shape}.items()}
-    return Gguf(Path("m.gguf"), 3, {"general.architecture": "llama", **told}, ())
+    return GgufFile(Path("m.gguf"), 3, {"general.architecture": "llama", **told}, ())
 
 
 _SMOL = _file()
 
 
 def _plan(
-    task: str = "generate", file: Gguf = _SMOL, free_bytes: int = 2**34, gpu_free_bytes: int = 0, **settings: Any
-) -> Plan:
+    task: str = "generate", file: GgufFile = _SMOL, free_bytes: int = 2**34, gpu_free_bytes: int = 0, **settings: Any
+) -> LlamaLoadPlan:
     dotted = {name.replace("__", "."): value for name, value in settings.items()}
-    return make_plan(Load("llamacpp", "", "m", "m.gguf", dotted, task=task), file, Host(4, free_bytes, gpu_free_bytes))
+    return plan_load(
+        Load("llamacpp", "", "m", "m.gguf", dotted, task=task), file, LlamaHost(4, free_bytes, gpu_free_bytes)
+    )
 
 
 def test_the_spec_declares_every_parameter_and_refusals_name_an_alternative() -> None:
@@ -39,24 +47,24 @@ def test_the_spec_declares_every_parameter_and_refusals_name_an_alternative() ->
 def test_every_request_may_use_the_whole_context() -> None:
     plan = _plan(context_length=1024, max_batch=4)
     assert plan.attributes["n_ctx"] == 4096 and plan.attributes["kv_unified"] is False
-    assert plan.attributes["ctx_shift"] is False and not plan.shared_cache
+    assert plan.attributes["ctx_shift"] is False and not plan.has_shared_cache
 
 
 def test_by_default_the_cache_stays_within_its_memory() -> None:
     plan = _plan()
     assert (plan.context_length, plan.max_batch) == (8192, 32)
-    assert plan.shared_cache and plan.attributes["kv_unified"] is True
-    assert plan.cache_tokens * cache_bytes_per_token({}, _SMOL) <= 2**30
+    assert plan.has_shared_cache and plan.attributes["kv_unified"] is True
+    assert plan.cache_tokens * estimate_cache_bytes_per_token({}, _SMOL) <= 2**30
 
 
 def test_sizes_that_were_asked_for_get_half_of_the_free_memory() -> None:
-    assert not _plan(context_length=2048, max_batch=32).shared_cache
-    assert _plan(context_length=2048, max_batch=32, free_bytes=2**31).shared_cache
+    assert not _plan(context_length=2048, max_batch=32).has_shared_cache
+    assert _plan(context_length=2048, max_batch=32, free_bytes=2**31).has_shared_cache
 
 
 def test_a_gpu_gives_half_of_its_free_memory() -> None:
-    assert _plan(gpu_free_bytes=64 * 2**30).shared_cache is False
-    assert _plan(gpu_free_bytes=64 * 2**30, gpu_layers=0).shared_cache is True
+    assert _plan(gpu_free_bytes=64 * 2**30).has_shared_cache is False
+    assert _plan(gpu_free_bytes=64 * 2**30, gpu_layers=0).has_shared_cache is True
 
 
 def test_one_full_request_always_fits() -> None:
@@ -64,8 +72,11 @@ def test_one_full_request_always_fits() -> None:
 
 
 def test_cache_bytes_follow_the_cache_type() -> None:
-    assert cache_bytes_per_token({}, _SMOL) == 30 * 3 * 64 * 2 * 2
-    assert cache_bytes_per_token({"cache_type_k": "q8_0", "cache_type_v": "q8_0"}, _SMOL) == 30 * 3 * 64 * 2 * 1.0625
+    assert estimate_cache_bytes_per_token({}, _SMOL) == 30 * 3 * 64 * 2 * 2
+    assert (
+        estimate_cache_bytes_per_token({"cache_type_k": "q8_0", "cache_type_v": "q8_0"}, _SMOL)
+        == 30 * 3 * 64 * 2 * 1.0625
+    )
 
 
 def test_universal_keys() -> None:
@@ -89,16 +100,20 @@ def test_layers_for_a_gpu_that_is_not_there(layers: int, gpu_free_bytes: int, wa
         (
             {"flash_attention": True},
             "flash_attn_type",
-            Choice("llama_flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_ENABLED"),
+            EnumMember("llama_flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_ENABLED"),
         ),
-        ({"flash_attention": "auto"}, "flash_attn_type", Choice("llama_flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_AUTO")),
-        ({"cache_type_k": "q8_0"}, "cache_type_k", Choice("ggml_type", "GGML_TYPE_Q8_0")),
-        ({"mmap": False}, "load_mode", Choice("llama_load_mode", "LLAMA_LOAD_MODE_NONE")),
-        ({"mlock": True}, "load_mode", Choice("llama_load_mode", "LLAMA_LOAD_MODE_MMAP_MLOCK")),
+        (
+            {"flash_attention": "auto"},
+            "flash_attn_type",
+            EnumMember("llama_flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_AUTO"),
+        ),
+        ({"cache_type_k": "q8_0"}, "cache_type_k", EnumMember("ggml_type", "GGML_TYPE_Q8_0")),
+        ({"mmap": False}, "load_mode", EnumMember("llama_load_mode", "LLAMA_LOAD_MODE_NONE")),
+        ({"mlock": True}, "load_mode", EnumMember("llama_load_mode", "LLAMA_LOAD_MODE_MMAP_MLOCK")),
         (
             {"rope_scaling.type": "yarn"},
             "rope_scaling_type",
-            Choice("llama_rope_scaling_type", "LLAMA_ROPE_SCALING_TYPE_YARN"),
+            EnumMember("llama_rope_scaling_type", "LLAMA_ROPE_SCALING_TYPE_YARN"),
         ),
         ({"threads": 3}, "cpuparams_batch.n_threads", 3),
         ({}, "cpuparams.n_threads", 4),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginebay.engines.llamacpp.regex import choice_to_gbnf, to_gbnf
+from enginebay.engines.llamacpp.gbnf import choice_to_gbnf, regex_to_gbnf
 from enginebay.errors import InvalidRequest, Unsupported
 
 
@@ -25,7 +25,7 @@ from enginebay.errors import InvalidRequest, Unsupported
     ],
 )
 def test_translates(pattern: str, grammar: str) -> None:
-    assert to_gbnf(pattern) == f"root ::= {grammar}\n"
+    assert regex_to_gbnf(pattern) == f"root ::= {grammar}\n"
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_translates(pattern: str, grammar: str) -> None:
     ],
 )
 def test_translates_classes(pattern: str, grammar: str) -> None:
-    assert to_gbnf(pattern) == f"root ::= {grammar}\n"
+    assert regex_to_gbnf(pattern) == f"root ::= {grammar}\n"
 
 
 @pytest.mark.parametrize(
@@ -62,14 +62,14 @@ def test_translates_classes(pattern: str, grammar: str) -> None:
 )
 def test_what_has_no_counterpart_is_refused_by_name(pattern: str, named: str) -> None:
     with pytest.raises(Unsupported, match=named) as refusal:
-        to_gbnf(pattern)
+        regex_to_gbnf(pattern)
     assert refusal.value.param == "guided_regex" and refusal.value.hint
 
 
 @pytest.mark.parametrize("pattern", ["(a", "a)", "[a", "a**", "*a", "a{3,2}", "a\\", r"\xZZ"])
 def test_mistakes_are_the_requests_fault(pattern: str) -> None:
     with pytest.raises(InvalidRequest):
-        to_gbnf(pattern)
+        regex_to_gbnf(pattern)
 
 
 def test_choices_are_quoted() -> None:

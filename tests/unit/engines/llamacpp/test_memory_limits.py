@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from enginebay.engines.memory_limits import free_bytes, room
+from enginebay.engines.memory_limits import compute_headroom, get_free_bytes
 
 GIB = 1024**3
 
@@ -32,34 +32,34 @@ def v1(group: str, limit: int, used: int) -> dict[str, str]:
 
 
 def test_without_groups_the_system_says(tmp_path: Path) -> None:
-    assert free_bytes(host(tmp_path, "", {})) == 16 * GIB
+    assert get_free_bytes(host(tmp_path, "", {})) == 16 * GIB
 
 
 def test_a_container_of_version_2(tmp_path: Path) -> None:
-    assert free_bytes(host(tmp_path, "0::/\n", v2("", str(4 * GIB), GIB))) == 3 * GIB
+    assert get_free_bytes(host(tmp_path, "0::/\n", v2("", str(4 * GIB), GIB))) == 3 * GIB
 
 
 def test_file_pages_are_given_up_first(tmp_path: Path) -> None:
-    assert free_bytes(host(tmp_path, "0::/\n", v2("", str(4 * GIB), 3 * GIB, inactive=2 * GIB))) == 3 * GIB
+    assert get_free_bytes(host(tmp_path, "0::/\n", v2("", str(4 * GIB), 3 * GIB, inactive=2 * GIB))) == 3 * GIB
 
 
 def test_a_limit_further_up_holds_too(tmp_path: Path) -> None:
     files = v2("/user.slice/job", "max", GIB) | v2("/user.slice", str(6 * GIB), GIB)
-    assert free_bytes(host(tmp_path, "0::/user.slice/job\n", files)) == 5 * GIB
+    assert get_free_bytes(host(tmp_path, "0::/user.slice/job\n", files)) == 5 * GIB
 
 
 @pytest.mark.parametrize("visible", ["/docker/abc", ""])
 def test_version_1_inside_and_outside_a_container(tmp_path: Path, visible: str) -> None:
     groups = "5:cpu,cpuacct:/x\n4:memory:/docker/abc\n0::/\n"
-    assert free_bytes(host(tmp_path, groups, v1(visible, 3 * GIB, GIB))) == 2 * GIB
+    assert get_free_bytes(host(tmp_path, groups, v1(visible, 3 * GIB, GIB))) == 2 * GIB
 
 
 def test_no_limit_in_version_1_is_a_huge_number(tmp_path: Path) -> None:
-    assert free_bytes(host(tmp_path, "4:memory:/\n", v1("", 9223372036854771712, GIB))) == 16 * GIB
+    assert get_free_bytes(host(tmp_path, "4:memory:/\n", v1("", 9223372036854771712, GIB))) == 16 * GIB
 
 
 def test_where_nothing_tells_it_is_the_whole_memory(tmp_path: Path) -> None:
-    assert free_bytes(tmp_path) > 0
+    assert get_free_bytes(tmp_path) > 0
 
 
 @pytest.mark.parametrize(
@@ -67,4 +67,4 @@ def test_where_nothing_tells_it_is_the_whole_memory(tmp_path: Path) -> None:
     [("max", "5", 0, None), ("10", "12", 0, 0), ("10", "4", 1, 7), ("10", "1", 5, 10)],
 )
 def test_room(limit: str, used: str, reclaimable: int, left: int | None) -> None:
-    assert room(limit, used, reclaimable) == left
+    assert compute_headroom(limit, used, reclaimable) == left

@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 
 from enginebay.contract import EngineSpec, GenerateRequest, Guided, Sampling, Support, parameters
-from enginebay.engines.openai.body import CHAT, COMPLETIONS, BodyMaker
+from enginebay.engines.openai.request_body import CHAT_PATH, COMPLETIONS_PATH, OpenAIBodyBuilder
 from enginebay.engines.openai.spec import EXTRA_PARAMETERS, SPEC
 from enginebay.errors import ContextOverflow, InvalidRequest, RequestError, Unsupported
 
 MESSAGES = ({"role": "user", "content": "hi \ud83d"},)
-PLAIN = BodyMaker("m")
-EXTRA = BodyMaker("m", extras=True)
+PLAIN = OpenAIBodyBuilder("m")
+EXTRA = OpenAIBodyBuilder("m", extras=True)
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 ALWAYS = {"model": "m", "stream": True, "stream_options": {"include_usage": True}}
 
 
-def _chat(maker: BodyMaker = PLAIN, extras: dict[str, Any] | None = None, **sampling: Any) -> dict[str, Any]:
+def _chat(maker: OpenAIBodyBuilder = PLAIN, extras: dict[str, Any] | None = None, **sampling: Any) -> dict[str, Any]:
     request = GenerateRequest(messages=MESSAGES, sampling=Sampling(**sampling), extras=extras or {})
-    path, body = maker.make(request)
-    assert path == CHAT
+    path, body = maker.build(request)
+    assert path == CHAT_PATH
     found: dict[str, Any] = json.loads(body)
     return found
 
@@ -32,7 +32,7 @@ def test_what_is_unset_is_sent_as_neutral() -> None:
 
 
 def test_a_server_that_refuses_neutral_values_is_not_sent_them() -> None:
-    quiet = BodyMaker("m", extras=True, neutral=False)
+    quiet = OpenAIBodyBuilder("m", extras=True, neutral=False)
     assert _chat(quiet) == {**ALWAYS, "messages": [dict(MESSAGES[0])]}
     assert _chat(quiet, top_p=0.5, top_k=3).items() >= {"top_p": 0.5, "top_k": 3}.items()
 
@@ -50,7 +50,7 @@ def test_greedy_is_temperature_zero(sampling: dict[str, Any]) -> None:
 
 
 def test_the_newer_name_of_max_tokens() -> None:
-    sent = _chat(BodyMaker("m", max_tokens_name="max_completion_tokens"), max_tokens=5)
+    sent = _chat(OpenAIBodyBuilder("m", max_tokens_name="max_completion_tokens"), max_tokens=5)
     assert sent["max_completion_tokens"] == 5 and "max_tokens" not in sent
 
 
@@ -103,9 +103,9 @@ def test_what_the_api_does_not_have_is_refused_by_name() -> None:
     assert caught.value.param == "chat_template_kwargs" and "openai.extras" in caught.value.hint
 
 
-def _prompt(maker: BodyMaker, request: GenerateRequest) -> dict[str, Any]:
-    path, body = maker.make(request)
-    assert path == COMPLETIONS
+def _prompt(maker: OpenAIBodyBuilder, request: GenerateRequest) -> dict[str, Any]:
+    path, body = maker.build(request)
+    assert path == COMPLETIONS_PATH
     found: dict[str, Any] = json.loads(body)
     return found
 
@@ -120,7 +120,7 @@ def test_texts_and_ids_go_to_completions() -> None:
 
 
 def test_a_prompt_without_a_limit_gets_the_room_there_is() -> None:
-    known = BodyMaker("m", context_length=100)
+    known = OpenAIBodyBuilder("m", context_length=100)
     assert _prompt(known, GenerateRequest(token_ids=(1,) * 30))["max_tokens"] == 70
     assert _prompt(known, GenerateRequest(text="é" * 10))["max_tokens"] == 100 - 20 - 16
 
@@ -130,15 +130,17 @@ def test_a_prompt_without_a_limit_gets_the_room_there_is() -> None:
     [
         (PLAIN, GenerateRequest(text="once"), InvalidRequest),
         (PLAIN, GenerateRequest(token_ids=(1,)), InvalidRequest),
-        (BodyMaker("m", context_length=100), GenerateRequest(text="x" * 100), InvalidRequest),
-        (BodyMaker("m", context_length=100), GenerateRequest(token_ids=(1,) * 100), ContextOverflow),
+        (OpenAIBodyBuilder("m", context_length=100), GenerateRequest(text="x" * 100), InvalidRequest),
+        (OpenAIBodyBuilder("m", context_length=100), GenerateRequest(token_ids=(1,) * 100), ContextOverflow),
         (PLAIN, GenerateRequest(text="x", extras={"tools": [{}]}), Unsupported),
         (PLAIN, GenerateRequest(text="x", sampling=Sampling(max_tokens=1, guided=Guided(json="{}"))), Unsupported),
     ],
 )
-def test_a_prompt_that_cannot_be_asked(maker: BodyMaker, request_: GenerateRequest, error: type[RequestError]) -> None:
+def test_a_prompt_that_cannot_be_asked(
+    maker: OpenAIBodyBuilder, request_: GenerateRequest, error: type[RequestError]
+) -> None:
     with pytest.raises(error) as caught:
-        maker.make(request_)
+        maker.build(request_)
     assert caught.value.param
 
 

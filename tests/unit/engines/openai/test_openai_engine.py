@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from enginebay.contract import Load
-from enginebay.engines.openai import asking
+from enginebay.engines.openai import remote_client
 from enginebay.engines.openai.engine import OpenAIEngine
 from enginebay.engines.openai.spec import EXTRA_PARAMETERS
 from enginebay.errors import (
@@ -23,30 +23,30 @@ from enginebay.errors import (
     Unreachable,
     Unsupported,
 )
-from tests.unit.engines.openai.scripted import (
+from tests.unit.engines.openai.scripted_server import (
     HELLO,
     KEY,
     MODEL,
     USUAL,
     Answering,
-    Asked,
-    answer,
-    answered,
-    chunked,
-    delta,
-    engine_of,
-    events,
-    head,
-    models,
-    serving,
-    stream,
-    then_close,
+    ReceivedRequest,
+    build_delta,
+    build_head,
+    build_models,
+    build_response,
+    build_stream,
+    encode_chunked,
+    encode_events,
+    make_closing_writer,
+    open_engine,
+    run_script,
+    run_scripted_server,
 )
 
 
 @pytest.fixture(autouse=True)
 def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(remote_client, "_FIRST_BACKOFF_S", 0.01)
 
 
 # Again
@@ -54,58 +54,66 @@ def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 async def test_a_busy_server_is_asked_again(status: int) -> None:
-    busy = answer(status, {"error": {"message": "busy"}}, Retry_After="0")
-    async with serving(busy, busy, stream()) as server, engine_of(server) as (engine, sink):
+    busy = build_response(status, {"error": {"message": "busy"}}, Retry_After="0")
+    async with run_scripted_server(busy, busy, build_stream()) as server, open_engine(server) as (engine, sink):
         engine.submit(1, HELLO)
-        await sink.ended()
+        await sink.wait_ended()
         assert sink.text() == "Hi there" and len(server.asked) == 3
         assert server.connections == 1, "each of its refusals was complete, so the connection could be kept"
 
 
 async def test_what_the_server_asks_for_is_waited() -> None:
-    async with serving(answer(503, {}, Retry_After="1"), stream()) as server, engine_of(server) as (engine, sink):
+    async with (
+        run_scripted_server(build_response(503, {}, Retry_After="1"), build_stream()) as server,
+        open_engine(server) as (engine, sink),
+    ):
         started = asyncio.get_running_loop().time()
         engine.submit(1, HELLO)
-        await sink.ended()
+        await sink.wait_ended()
         assert sink.text() == "Hi there" and asyncio.get_running_loop().time() - started > 0.9
 
 
 async def test_a_server_that_stays_busy_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        sink, server = await answered(answer(503, {"error": {"message": "busy"}}), retries=1)
-    assert isinstance(sink.failure(), Overloaded) and "no more requests" in sink.failure().message
-    assert "busy" not in str(sink.failure()) and "127.0.0.1" not in str(sink.failure())
+        sink, server = await run_script(build_response(503, {"error": {"message": "busy"}}), retries=1)
+    assert isinstance(sink.get_failure(), Overloaded) and "no more requests" in sink.get_failure().message
+    assert "busy" not in str(sink.get_failure()) and "127.0.0.1" not in str(sink.get_failure())
     assert f"127.0.0.1:{server.port} takes no more requests now (HTTP 503): busy" in caplog.text
     assert len(server.asked) == 2
 
 
 async def test_a_connection_that_ends_without_an_answer_is_tried_again() -> None:
-    async with serving(then_close(b""), stream()) as server, engine_of(server) as (engine, sink):
+    async with (
+        run_scripted_server(make_closing_writer(b""), build_stream()) as server,
+        open_engine(server) as (engine, sink),
+    ):
         engine.submit(1, HELLO)
-        await sink.ended()
+        await sink.wait_ended()
         assert sink.text() == "Hi there" and server.connections == 2
 
 
 async def test_nothing_is_sent_again_once_a_byte_has_come() -> None:
-    sink, server = await answered(then_close(b"HTTP/1.1 200"))
-    assert isinstance(sink.failure(), EngineFailed) and len(server.asked) == 1
+    sink, server = await run_script(make_closing_writer(b"HTTP/1.1 200"))
+    assert isinstance(sink.get_failure(), EngineFailed) and len(server.asked) == 1
 
 
 async def test_a_server_that_is_not_there() -> None:
-    async with serving(stream()) as server:
+    async with run_scripted_server(build_stream()) as server:
         pass
-    async with engine_of(server, retries=1) as (engine, sink):
+    async with open_engine(server, retries=1) as (engine, sink):
         engine.submit(1, HELLO)
-        await sink.ended()
-    assert isinstance(sink.failure(), Unreachable) and "cannot be reached" in sink.failure().message
+        await sink.wait_ended()
+    assert isinstance(sink.get_failure(), Unreachable) and "cannot be reached" in sink.get_failure().message
 
 
 async def test_connections_are_kept_and_stale_ones_replaced() -> None:
-    async with serving(stream(), stream(), then_close(stream()), stream()) as server:
-        async with engine_of(server, retries=0) as (engine, sink):
+    async with run_scripted_server(
+        build_stream(), build_stream(), make_closing_writer(build_stream()), build_stream()
+    ) as server:
+        async with open_engine(server, retries=0) as (engine, sink):
             for number in range(1, 5):
                 engine.submit(number, HELLO)
-                await sink.ended(number)
+                await sink.wait_ended(number)
                 assert sink.text(number) == "Hi there"
                 await asyncio.sleep(0.05)
         assert server.connections == 2 and len(server.asked) == 4
@@ -114,29 +122,32 @@ async def test_connections_are_kept_and_stale_ones_replaced() -> None:
 async def test_plain_http_where_tls_is_wanted_is_a_clear_error() -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(100)
-        writer.write(answer(400, b"not TLS"))
+        writer.write(build_response(400, b"not TLS"))
         writer.close()
 
     listening = await asyncio.start_server(refuse, "127.0.0.1", 0)
     url = f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"
-    async with serving(stream()) as server, engine_of(server, url=url, retries=0) as (engine, sink):
+    async with run_scripted_server(build_stream()) as server, open_engine(server, url=url, retries=0) as (engine, sink):
         engine.submit(1, HELLO)
-        await sink.ended()
+        await sink.wait_ended()
     listening.close()
-    assert isinstance(sink.failure(), Unreachable)
-    assert "cannot be reached" in sink.failure().message and "SSL" in sink.failure().message
+    assert isinstance(sink.get_failure(), Unreachable)
+    assert "cannot be reached" in sink.get_failure().message and "SSL" in sink.get_failure().message
 
 
 async def test_a_certificate_nobody_vouches_for_is_refused(tmp_path: Path) -> None:
     context = _self_signed(tmp_path)
     listening = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0, ssl=context)
     port = listening.sockets[0].getsockname()[1]
-    async with serving(stream()) as server, engine_of(server, url=f"https://127.0.0.1:{port}/v1") as (engine, sink):
+    async with (
+        run_scripted_server(build_stream()) as server,
+        open_engine(server, url=f"https://127.0.0.1:{port}/v1") as (engine, sink),
+    ):
         engine.submit(1, HELLO)
-        await sink.ended()
+        await sink.wait_ended()
     listening.close()
-    assert isinstance(sink.failure(), Unreachable)
-    assert "certificate" in sink.failure().message and "SSL_CERT_FILE" in sink.failure().hint
+    assert isinstance(sink.get_failure(), Unreachable)
+    assert "certificate" in sink.get_failure().message and "SSL_CERT_FILE" in sink.get_failure().hint
 
 
 def _self_signed(folder: Path) -> ssl.SSLContext:
@@ -157,20 +168,20 @@ def _self_signed(folder: Path) -> ssl.SSLContext:
 
 
 async def test_cancelling_closes_the_connection_at_once() -> None:
-    begun = head() + events(delta(content="a"), done=False)
-    async with serving(_watching(begun)) as server, engine_of(server) as (engine, sink):
+    begun = build_head() + encode_events(build_delta(content="a"), done=False)
+    async with run_scripted_server(_watching(begun)) as server, open_engine(server) as (engine, sink):
         engine.submit(1, HELLO)
-        await sink.until(lambda: sink.text() == "a")
+        await sink.wait_until(lambda: sink.text() == "a")
         engine.cancel(1)
         assert engine.running() == 0
         await asyncio.wait_for(server.gone.wait(), 30)
-        assert not sink.of("error") and not sink.of("finish")
+        assert not sink.select("error") and not sink.select("finish")
 
 
 def _watching(data: bytes) -> Answering:
     """Goes on writing until the other side has gone."""
 
-    async def write(_: Asked, writer: asyncio.StreamWriter) -> None:
+    async def write(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
         writer.write(data)
         while True:
             await asyncio.sleep(0.01)
@@ -181,12 +192,15 @@ def _watching(data: bytes) -> Answering:
 
 
 async def test_cancelling_while_it_waits_to_ask_again() -> None:
-    async with serving(answer(503, {}, Retry_After="20")) as server, engine_of(server) as (engine, sink):
+    async with (
+        run_scripted_server(build_response(503, {}, Retry_After="20")) as server,
+        open_engine(server) as (engine, sink),
+    ):
         engine.submit(1, HELLO)
         await _until(lambda: len(server.asked) == 1)
         engine.cancel(1)
         await asyncio.sleep(0.05)
-        assert engine.running() == 0 and not sink.of("error")
+        assert engine.running() == 0 and not sink.select("error")
 
 
 async def _until(condition: Any) -> None:
@@ -198,11 +212,11 @@ async def _until(condition: Any) -> None:
 async def test_no_more_than_max_batch_are_sent_at_once() -> None:
     go_on = asyncio.Event()
 
-    async def write(_: Asked, writer: asyncio.StreamWriter) -> None:
+    async def write(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
         await go_on.wait()
-        writer.write(stream())
+        writer.write(build_stream())
 
-    async with serving(write) as server, engine_of(server, max_batch=2) as (engine, sink):
+    async with run_scripted_server(write) as server, open_engine(server, max_batch=2) as (engine, sink):
         for number in range(1, 6):
             engine.submit(number, HELLO)
         await _until(lambda: len(server.asked) == 2 and engine.stats().waiting == 3)
@@ -211,20 +225,20 @@ async def test_no_more_than_max_batch_are_sent_at_once() -> None:
         await _until(lambda: engine.stats().waiting == 2)
         go_on.set()
         for number in range(1, 5):
-            await sink.ended(number)
-        assert server.connections == 2 and len(server.asked) == 4 and not sink.of("finish", 5)
+            await sink.wait_ended(number)
+        assert server.connections == 2 and len(server.asked) == 4 and not sink.select("finish", 5)
         assert engine.stats().waiting == 0
 
 
 async def test_many_streams_take_no_more_threads_than_one() -> None:
     go_on = asyncio.Event()
 
-    async def write(_: Asked, writer: asyncio.StreamWriter) -> None:
-        writer.write(head(transfer_encoding="chunked"))
+    async def write(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(build_head(transfer_encoding="chunked"))
         await go_on.wait()
-        writer.write(chunked(USUAL))
+        writer.write(encode_chunked(USUAL))
 
-    async with serving(write) as server, engine_of(server) as (engine, sink):
+    async with run_scripted_server(write) as server, open_engine(server) as (engine, sink):
         for number in range(1, 201):
             engine.submit(number, HELLO)
         await _until(lambda: len(server.asked) == 200)
@@ -232,17 +246,17 @@ async def test_many_streams_take_no_more_threads_than_one() -> None:
         assert len(remote) == 1 and threading.active_count() < 40
         go_on.set()
         for number in range(1, 201):
-            await sink.ended(number)
+            await sink.wait_ended(number)
             assert sink.text(number) == "Hi there"
 
 
 async def test_closing_ends_what_runs() -> None:
-    async with serving(_watching(head())) as server:
-        async with engine_of(server) as (engine, sink):
+    async with run_scripted_server(_watching(build_head())) as server:
+        async with open_engine(server) as (engine, sink):
             engine.submit(1, HELLO)
             await _until(lambda: server.asked)
         await asyncio.wait_for(server.gone.wait(), 30)
-        assert engine.running() == 0 and not sink.of("error")
+        assert engine.running() == 0 and not sink.select("error")
         assert not [thread for thread in threading.enumerate() if thread.name == "remote"]
 
 
@@ -251,14 +265,14 @@ async def test_closing_ends_what_runs() -> None:
 
 async def _load(
     *scripts: bytes | Answering, task: str = "generate", **settings: Any
-) -> tuple[OpenAIEngine, list[Asked]]:
-    async with serving(*scripts) as server:
+) -> tuple[OpenAIEngine, list[ReceivedRequest]]:
+    async with run_scripted_server(*scripts) as server:
         load = Load("openai", "", MODEL, "", {"url": server.url, **settings}, task=task)
         return await asyncio.to_thread(OpenAIEngine, load), server.asked
 
 
 async def test_loading_looks_the_model_up() -> None:
-    engine, asked = await _load(models("other", MODEL, max_model_len=512))
+    engine, asked = await _load(build_models("other", MODEL, max_model_len=512))
     assert [(one.method, one.path) for one in asked] == [("GET", "/v1/models")]
     facts = engine.facts()
     assert (facts.context_length, facts.max_batch, facts.kind) == (512, 256, "openai")
@@ -266,13 +280,13 @@ async def test_loading_looks_the_model_up() -> None:
 
 
 async def test_settings_come_first() -> None:
-    engine, _ = await _load(models("theirs"), model="theirs", context_length=99, extras=True)
+    engine, _ = await _load(build_models("theirs"), model="theirs", context_length=99, extras=True)
     assert engine.facts().context_length == 99 and not engine.facts().refused
     assert engine.facts().effective["model"] == "theirs"
 
 
 async def test_an_unknown_context_is_zero() -> None:
-    engine, _ = await _load(models(MODEL))
+    engine, _ = await _load(build_models(MODEL))
     assert engine.facts().context_length == 0
 
 
@@ -280,7 +294,7 @@ async def test_the_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("SOME_KEY", KEY)
     (tmp_path / "key").write_text(KEY)
     for settings in ({"key_env": "SOME_KEY"}, {"key_file": str(tmp_path / "key")}):
-        engine, asked = await _load(models(MODEL), **settings)
+        engine, asked = await _load(build_models(MODEL), **settings)
         assert asked[0].headers["authorization"] == f"Bearer {KEY}"
         assert KEY not in json.dumps(engine.facts().__reduce_ex__(2), default=repr) + repr(vars(engine))
 
@@ -288,15 +302,15 @@ async def test_the_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        (answer(401, {"error": {"message": KEY}}), "refuses our key"),
-        (answer(404, b""), "404"),
-        (answer(400, {"error": {"message": "odd"}}), "refuses the request (HTTP 400): odd"),
-        (answer(429, {"error": {"message": f"slow {KEY}"}}), "(HTTP 429): slow ***"),
-        (answer(503, b""), "503"),
-        (answer(200, b"<html>", "text/html"), "no list of models"),
-        (models("a", "b"), "'far-away'; it has a, b"),
-        (then_close(b""), "cannot be asked"),
-        (then_close(answer(200, b"x" * 100)[:-50]), "breaks off"),
+        (build_response(401, {"error": {"message": KEY}}), "refuses our key"),
+        (build_response(404, b""), "404"),
+        (build_response(400, {"error": {"message": "odd"}}), "refuses the request (HTTP 400): odd"),
+        (build_response(429, {"error": {"message": f"slow {KEY}"}}), "(HTTP 429): slow ***"),
+        (build_response(503, b""), "503"),
+        (build_response(200, b"<html>", "text/html"), "no list of models"),
+        (build_models("a", "b"), "'far-away'; it has a, b"),
+        (make_closing_writer(b""), "cannot be asked"),
+        (make_closing_writer(build_response(200, b"x" * 100)[:-50]), "breaks off"),
         (b"SSH-2.0\r\n", "not HTTP"),
     ],
 )
@@ -311,7 +325,7 @@ async def test_a_load_that_cannot_work_fails_clearly(
 
 
 async def test_an_unreachable_server_fails_the_load() -> None:
-    async with serving(stream()) as server:
+    async with run_scripted_server(build_stream()) as server:
         url = server.url
     with pytest.raises(LoadFailed, match="cannot be reached"):
         await asyncio.to_thread(OpenAIEngine, Load("openai", "", MODEL, "", {"url": url, "retries": 0}))
@@ -319,8 +333,8 @@ async def test_an_unreachable_server_fails_the_load() -> None:
 
 async def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(LoadFailed, match="only generates"):
-        await _load(models(MODEL), task="embed")
-    engine, _ = await _load(models(MODEL))
+        await _load(build_models(MODEL), task="embed")
+    engine, _ = await _load(build_models(MODEL))
     with pytest.raises(Unsupported):
         engine.embed([[1]])
     with pytest.raises(Unsupported):

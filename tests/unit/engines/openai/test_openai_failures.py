@@ -11,9 +11,15 @@ from typing import Any
 import pytest
 
 from enginebay.contract import Load
-from enginebay.engines.openai.catalogue import listed
-from enginebay.engines.openai.failures import in_full, of_event, of_status, plain, retry_after_s
-from enginebay.engines.openai.remote import Remote, read_remote
+from enginebay.engines.openai.errors import (
+    describe_in_full,
+    error_from_event,
+    error_from_status,
+    parse_retry_after_s,
+    replace_lone_surrogates,
+)
+from enginebay.engines.openai.model_listing import parse_listed_model
+from enginebay.engines.openai.remote_server import RemoteServer, parse_remote_server
 from enginebay.errors import (
     ConfigError,
     ContextOverflow,
@@ -25,13 +31,13 @@ from enginebay.errors import (
     RequestError,
     Unreachable,
 )
-from tests.unit.engines.openai.scripted import KEY, MODEL
+from tests.unit.engines.openai.scripted_server import KEY, MODEL
 
-REMOTE = Remote(True, "api.example.com", 443, "/v1", MODEL, KEY)
+REMOTE = RemoteServer(True, "api.example.com", 443, "/v1", MODEL, KEY)
 
 
-def _remote(environ: dict[str, str] | None = None, **settings: Any) -> Remote:
-    return read_remote(Load("openai", "", MODEL, "", settings), environ or {})
+def _remote(environ: dict[str, str] | None = None, **settings: Any) -> RemoteServer:
+    return parse_remote_server(Load("openai", "", MODEL, "", settings), environ or {})
 
 
 # Addresses and keys
@@ -39,12 +45,17 @@ def _remote(environ: dict[str, str] | None = None, **settings: Any) -> Remote:
 
 def test_an_address_is_taken_apart() -> None:
     found = _remote(url="https://API.example.com/some where/v1/")
-    assert (found.secure, found.host, found.port, found.base) == (True, "api.example.com", 443, "/some%20where/v1")
-    assert found.place == "api.example.com" and found.model == MODEL
-    assert b"POST /some%20where/v1/chat/completions HTTP/1.1\r\nHost: api.example.com\r\n" in found.post(
+    assert (found.uses_tls, found.host, found.port, found.base_path) == (
+        True,
+        "api.example.com",
+        443,
+        "/some%20where/v1",
+    )
+    assert found.authority == "api.example.com" and found.model == MODEL
+    assert b"POST /some%20where/v1/chat/completions HTTP/1.1\r\nHost: api.example.com\r\n" in found.build_post(
         "/chat/completions", b"{}"
     )
-    assert _remote(url="http://[::1]:8000/v1").place == "[::1]:8000"
+    assert _remote(url="http://[::1]:8000/v1").authority == "[::1]:8000"
     assert _remote(url="http://h", model="theirs").model == "theirs"
 
 
@@ -63,11 +74,11 @@ def test_a_key_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text(f"{KEY}\n")
     for found in (_remote({"K": KEY}, url="http://h", key_env="K"), _remote(url="http://h", key_file=str(file))):
-        assert found.key == KEY
-        assert f"Authorization: Bearer {KEY}\r\n".encode() in found.get("/models")
+        assert found.api_key == KEY
+        assert f"Authorization: Bearer {KEY}\r\n".encode() in found.build_get("/models")
         assert KEY not in repr(found)
         assert "unencrypted" in found.warnings[0]
-    assert b"Authorization" not in _remote(url="http://h").get("/models")
+    assert b"Authorization" not in _remote(url="http://h").build_get("/models")
     assert not _remote({"K": KEY}, url="http://localhost:1", key_env="K").warnings
 
 
@@ -95,26 +106,29 @@ def test_a_key_that_cannot_be_had_is_told_without_showing_it(tmp_path: Path) -> 
 def test_the_context_is_taken_from_the_list() -> None:
     for name in ("max_model_len", "context_length", "context_window"):
         body = json.dumps({"data": [{"id": "other", name: 1}, {"id": MODEL, name: 512}]}).encode()
-        assert listed(REMOTE, body).context_length == 512
-    assert listed(REMOTE, json.dumps({"data": [{"id": MODEL, "max_model_len": None}]}).encode()).context_length == 0
+        assert parse_listed_model(REMOTE, body).context_length == 512
+    assert (
+        parse_listed_model(REMOTE, json.dumps({"data": [{"id": MODEL, "max_model_len": None}]}).encode()).context_length
+        == 0
+    )
 
 
 def test_a_model_that_is_not_listed_is_told_with_some_that_are() -> None:
     names = [f"model-{place}" for place in range(20)] + ["far-away-2"]
     with pytest.raises(LoadFailed) as caught:
-        listed(REMOTE, json.dumps({"data": [{"id": name} for name in names]}).encode())
+        parse_listed_model(REMOTE, json.dumps({"data": [{"id": name} for name in names]}).encode())
     assert "'far-away'; it has far-away-2, " in caught.value.message and "16 more" in caught.value.message
     assert "openai.model" in caught.value.hint and "openai.verify" in caught.value.hint
 
 
 def test_a_server_that_lists_nothing_is_given_the_benefit_of_the_doubt() -> None:
-    assert "not known" in listed(REMOTE, b'{"data": []}').warnings[0]
+    assert "not known" in parse_listed_model(REMOTE, b'{"data": []}').warnings[0]
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[", b'{"data": 5}', b'"text"', b"null"])
 def test_what_is_no_list_of_models_is_told(body: bytes) -> None:
     with pytest.raises(LoadFailed, match="no list of models"):
-        listed(REMOTE, body)
+        parse_listed_model(REMOTE, body)
 
 
 # Refusals
@@ -152,9 +166,9 @@ def test_a_refusal_becomes_the_right_error(
     status: int, body: Any, error: type[EnginebayError], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    found = of_status(REMOTE, status, {}, data)
+    found = error_from_status(REMOTE, status, {}, data)
     assert type(found) is error
-    full = in_full(found)  # what an administrator reads
+    full = describe_in_full(found)  # what an administrator reads
     assert re.search(words, full) and "api.example.com" in full and KEY not in full and "\n" not in full
     assert KEY not in str(found) and "\n" not in found.message
     if isinstance(found, RequestError):
@@ -169,32 +183,32 @@ def test_a_refusal_becomes_the_right_error(
 
 
 def test_a_server_without_a_key_of_ours_wants_one() -> None:
-    found = of_status(Remote(True, "h", 443, "", MODEL), 401, {}, b"")
+    found = error_from_status(RemoteServer(True, "h", 443, "", MODEL), 401, {}, b"")
     assert "wants a key" in found.message and "openai.key_env" in found.hint
 
 
 def test_errors_in_a_stream() -> None:
-    assert isinstance(of_event(REMOTE, {"error": {"message": "bad", "code": 400}}), InvalidRequest)
-    assert isinstance(of_event(REMOTE, {"error": {"message": "the prompt is too long"}}), ContextOverflow)
-    assert "api.example.com" not in str(of_event(REMOTE, {"error": {"message": "bad", "code": 400}}))
-    assert of_event(REMOTE, {"error": f"boom {KEY}"}).message.endswith("boom ***")
+    assert isinstance(error_from_event(REMOTE, {"error": {"message": "bad", "code": 400}}), InvalidRequest)
+    assert isinstance(error_from_event(REMOTE, {"error": {"message": "the prompt is too long"}}), ContextOverflow)
+    assert "api.example.com" not in str(error_from_event(REMOTE, {"error": {"message": "bad", "code": 400}}))
+    assert error_from_event(REMOTE, {"error": f"boom {KEY}"}).message.endswith("boom ***")
 
 
 def test_the_parameter_a_server_names_is_kept() -> None:
-    assert of_status(REMOTE, 400, {}, b'{"error": {"message": "m", "param": "top_p"}}').param == "top_p"
+    assert error_from_status(REMOTE, 400, {}, b'{"error": {"message": "m", "param": "top_p"}}').param == "top_p"
 
 
 def test_retry_after() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
-    assert retry_after_s({"retry-after": "7"}) == 7
-    assert retry_after_s({"retry-after": "Thu, 01 Jan 2026 00:00:30 GMT"}, now) == 30
-    assert retry_after_s({"retry-after": "Wed, 31 Dec 2025 00:00:30 GMT"}, now) == 0
-    assert retry_after_s({"retry-after": "soon"}) is None
-    assert retry_after_s({}) is None
-    found = of_status(REMOTE, 429, {"retry-after": "7"}, b"")
+    assert parse_retry_after_s({"retry-after": "7"}) == 7
+    assert parse_retry_after_s({"retry-after": "Thu, 01 Jan 2026 00:00:30 GMT"}, now) == 30
+    assert parse_retry_after_s({"retry-after": "Wed, 31 Dec 2025 00:00:30 GMT"}, now) == 0
+    assert parse_retry_after_s({"retry-after": "soon"}) is None
+    assert parse_retry_after_s({}) is None
+    found = error_from_status(REMOTE, 429, {"retry-after": "7"}, b"")
     assert isinstance(found, Overloaded) and found.retry_after_s == 7
 
 
 def test_halves_of_characters_are_replaced() -> None:
-    assert plain("a\ud83db") == "a\ufffdb"
-    assert plain("\U0001f600é") == "\U0001f600é"
+    assert replace_lone_surrogates("a\ud83db") == "a\ufffdb"
+    assert replace_lone_surrogates("\U0001f600é") == "\U0001f600é"

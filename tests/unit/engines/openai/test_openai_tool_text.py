@@ -7,21 +7,22 @@ from typing import Any
 
 import pytest
 
-from enginebay.engines.openai.http import Garbled
-from enginebay.engines.openai.tool_text import ToolText
-from enginebay.text.tools import CallArguments, CallStart, Text, hermes
+from enginebay.engines.openai.http_response import MalformedResponse
+from enginebay.engines.openai.tool_call_writer import ToolCallWriter
+from enginebay.text.tool_calls import AnswerText, ToolCallArguments, ToolCallStart
+from enginebay.text.tool_calls.formats import hermes
 
 A, B = '{"city": "Paris </tool_call> {", "n": [1, {"x": null}]}', '{"q": "a \\" b\\\\"}'
 
 
 def _read_back(text: str) -> tuple[str, list[tuple[str, str]]]:
     """Text and calls, as a client would get them; fed one character at a time."""
-    parser = hermes.parser([])
+    parser = hermes.create_parser([])
     found = [event for char in text for event in parser.feed(char)] + parser.end()
-    said = "".join(event.text for event in found if isinstance(event, Text))
-    names = [event.name for event in found if isinstance(event, CallStart)]
+    said = "".join(event.text for event in found if isinstance(event, AnswerText))
+    names = [event.name for event in found if isinstance(event, ToolCallStart)]
     arguments = [
-        "".join(one.fragment for one in found if isinstance(one, CallArguments) and one.index == place)
+        "".join(one.fragment for one in found if isinstance(one, ToolCallArguments) and one.index == place)
         for place in range(len(names))
     ]
     return said, list(zip(names, arguments, strict=True))
@@ -33,12 +34,12 @@ def _delta(index: int | None, arguments: str = "", name: str | None = None, id_:
 
 
 def _written(*deltas: dict[str, Any]) -> str:
-    writer = ToolText()
+    writer = ToolCallWriter()
     return "".join(writer.feed([one]) for one in deltas) + writer.end()
 
 
 def test_a_call_is_written_while_it_streams() -> None:
-    writer = ToolText()
+    writer = ToolCallWriter()
     assert writer.feed([_delta(0, name="get", id_="c1")]) == '<tool_call>\n{"name": "get", "arguments": '
     assert writer.feed([_delta(0, '{"a"')]) == '{"a"'
     assert writer.feed([_delta(0, ": 1}")]) == ": 1}"
@@ -62,7 +63,7 @@ def test_interleaved_calls_are_put_in_order() -> None:
 
 
 def test_the_second_call_streams_as_soon_as_the_first_is_whole() -> None:
-    writer = ToolText()
+    writer = ToolCallWriter()
     writer.feed([_delta(0, "{}", "one")])
     assert writer.feed([_delta(1, '{"a"', "two")]) == '}\n</tool_call>\n<tool_call>\n{"name": "two", "arguments": {"a"'
 
@@ -112,18 +113,18 @@ def test_a_name_that_is_repeated_is_written_once() -> None:
     ],
 )
 def test_nonsense_is_garbled(deltas: Any) -> None:
-    with pytest.raises(Garbled):
-        ToolText().feed(deltas)
+    with pytest.raises(MalformedResponse):
+        ToolCallWriter().feed(deltas)
 
 
 def test_calls_beyond_all_measure_are_garbled() -> None:
-    writer = ToolText()
+    writer = ToolCallWriter()
     writer.feed([_delta(0, "{", "first"), _delta(1, "", "second")])
-    with pytest.raises(Garbled, match="measure"):
+    with pytest.raises(MalformedResponse, match="measure"):
         for _ in range(100):
             writer.feed([_delta(1, "[" + "1," * 65_536)])
 
 
 def test_a_call_without_a_name_is_garbled() -> None:
-    with pytest.raises(Garbled, match="name"):
+    with pytest.raises(MalformedResponse, match="name"):
         _written(_delta(0, "{}"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from enginebay.engines.transformers.adapters import Adapters
+from enginebay.engines.transformers.adapters import PeftAdapters
 from enginebay.errors import InvalidRequest, LoadFailed
 
 
@@ -48,25 +48,25 @@ def folder(path: Path) -> str:
 
 def test_what_comes_at_run_time_is_off_until_it_is_used(tmp_path: Path) -> None:
     model, path = Model(), folder(tmp_path / "a")
-    adapters = Adapters(model, {"a": path})
-    adapters.use("a")
+    adapters = PeftAdapters(model, {"a": path})
+    adapters.activate("a")
     adapters.add("b", folder(tmp_path / "b"))
     assert model.on is None
-    adapters.use("a")
+    adapters.activate("a")
     assert model.on == model.loaded[0]
-    adapters.use("b")
+    adapters.activate("b")
     assert model.on == model.loaded[1]
-    adapters.use(None)
+    adapters.activate(None)
     assert model.on is None
 
 
 def test_a_withdrawn_adapter_stays_until_it_is_deleted(tmp_path: Path) -> None:
     model, path = Model(), folder(tmp_path / "a")
-    adapters = Adapters(model, {"a": path})
-    adapters.use("a")
+    adapters = PeftAdapters(model, {"a": path})
+    adapters.activate("a")
     adapters.withdraw("a")
     assert adapters.names == frozenset()
-    assert adapters.knows("a")
+    assert adapters.is_loaded("a")
     with pytest.raises(InvalidRequest, match="still use"):
         adapters.add("a", path)
     with pytest.raises(InvalidRequest, match="no LoRA adapter"):
@@ -79,7 +79,7 @@ def test_a_withdrawn_adapter_stays_until_it_is_deleted(tmp_path: Path) -> None:
 
 def test_the_same_again_is_nothing_and_another_path_is_refused(tmp_path: Path) -> None:
     model, path = Model(), folder(tmp_path / "a")
-    adapters = Adapters(model, {"a": path})
+    adapters = PeftAdapters(model, {"a": path})
     adapters.add("a", path)
     assert len(model.loaded) == 1
     with pytest.raises(InvalidRequest, match="is loaded from"):
@@ -88,18 +88,18 @@ def test_the_same_again_is_nothing_and_another_path_is_refused(tmp_path: Path) -
 
 def test_one_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
     model = Model(broken="b")
-    adapters = Adapters(model, {"a": folder(tmp_path / "a")})
+    adapters = PeftAdapters(model, {"a": folder(tmp_path / "a")})
     with pytest.raises(InvalidRequest, match=r"b cannot be loaded: size mismatch\n"):
         adapters.add("b", folder(tmp_path / "b"))
     assert (len(model.loaded), model.on, adapters.names) == (1, None, {"a"})
     with pytest.raises(InvalidRequest, match=r"has no adapter_config\.json"):
         adapters.add("c", str(tmp_path))
     with pytest.raises(LoadFailed, match="cannot be loaded"):
-        Adapters(Model(broken="b"), {"b": str(tmp_path / "b")})
+        PeftAdapters(Model(broken="b"), {"b": str(tmp_path / "b")})
 
 
 def test_pickled_adapters_are_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").touch()
     (tmp_path / "adapter_model.bin").touch()
     with pytest.raises(LoadFailed, match=r"no adapter_model\.safetensors"):
-        Adapters(Model(), {"a": str(tmp_path)})
+        PeftAdapters(Model(), {"a": str(tmp_path)})

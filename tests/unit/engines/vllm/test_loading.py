@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from enginebay.engines import cores
-from enginebay.engines.vllm import launch, library, model_files, stepwise
-from enginebay.engines.vllm.arguments import Plan
-from enginebay.engines.vllm.failures import load_error, one_line, request_error
-from enginebay.engines.vllm.outputs import Stream
+from enginebay.engines import cpu_cores
+from enginebay.engines.vllm import engine_process, library, model_checks
+from enginebay.engines.vllm.errors import extract_reason, to_load_error, to_request_error
+from enginebay.engines.vllm.load_plan import VllmLoadPlan
+from enginebay.engines.vllm.patches import step_outputs
+from enginebay.engines.vllm.request_stream import RequestStream
 from enginebay.errors import EngineFailed, InvalidRequest, LoadFailed, ModelInvalid, OutOfMemory, WorkerDied
 
 
@@ -30,43 +31,43 @@ def directory(tmp_path: Path, *files: str, config: str = "{}") -> str:
 
 
 def test_a_directory_with_safetensors_gives_its_config(tmp_path: Path) -> None:
-    assert model_files.check(directory(tmp_path, "model.safetensors", config='{"a": 1}')) == {"a": 1}
+    assert model_checks.check_model(directory(tmp_path, "model.safetensors", config='{"a": 1}')) == {"a": 1}
 
 
 def test_gguf_is_for_another_engine(tmp_path: Path) -> None:
     with pytest.raises(LoadFailed) as caught:
-        model_files.check("model.gguf")
+        model_checks.check_model("model.gguf")
     assert "llamacpp" in caught.value.hint
     with pytest.raises(LoadFailed, match="GGUF"):
-        model_files.check(directory(tmp_path, "model.gguf"))
+        model_checks.check_model(directory(tmp_path, "model.gguf"))
 
 
 def test_pickle_alone_is_refused(tmp_path: Path) -> None:
     path = directory(tmp_path, "pytorch_model.bin")
     with pytest.raises(ModelInvalid, match="pickle"):
-        model_files.check(path)
+        model_checks.check_model(path)
     (tmp_path / "model.safetensors").touch()
-    assert model_files.check(path) == {}
+    assert model_checks.check_model(path) == {}
 
 
 @pytest.mark.parametrize("config", ["", "[]", "{"])
 def test_a_damaged_config(tmp_path: Path, config: str) -> None:
     with pytest.raises(ModelInvalid):
-        model_files.check(directory(tmp_path, "model.safetensors", config=config))
+        model_checks.check_model(directory(tmp_path, "model.safetensors", config=config))
 
 
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(ModelInvalid):
-        model_files.check(str(tmp_path / "nowhere"))
+        model_checks.check_model(str(tmp_path / "nowhere"))
     with pytest.raises(ModelInvalid, match="safetensors"):
-        model_files.check(directory(tmp_path))
+        model_checks.check_model(directory(tmp_path))
 
 
 def test_adapter_ranks(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 24}))
-    assert model_files.lora_ranks({"a": str(tmp_path)}) == {"a": 24}
+    assert model_checks.read_lora_ranks({"a": str(tmp_path)}) == {"a": 24}
     with pytest.raises(ModelInvalid):
-        model_files.lora_ranks({"a": "adapter.gguf"})
+        model_checks.read_lora_ranks({"a": "adapter.gguf"})
 
 
 @pytest.mark.parametrize("file", ["adapter_model.bin", "adapter_model.pt"])
@@ -75,23 +76,25 @@ def test_an_adapter_of_pickles_is_refused(tmp_path: Path, file: str) -> None:
     (tmp_path / file).touch()
     (tmp_path / "other.safetensors").touch()  # vLLM would not look at it
     with pytest.raises(ModelInvalid, match="adapter a holds pickle"):
-        model_files.lora_ranks({"a": str(tmp_path)})
+        model_checks.read_lora_ranks({"a": str(tmp_path)})
     (tmp_path / "adapter_model.safetensors").touch()
-    assert model_files.lora_ranks({"a": str(tmp_path)}) == {"a": 8}
+    assert model_checks.read_lora_ranks({"a": str(tmp_path)}) == {"a": 8}
 
 
 def test_a_draft_model_of_pickles_is_refused(tmp_path: Path) -> None:
     draft = {"speculative.model": directory(tmp_path, "pytorch_model.bin"), "speculative.method": "eagle"}
     with pytest.raises(ModelInvalid, match=r"speculative\.model .* pickle"):
-        model_files.check_draft(draft)
-    model_files.check_draft({**draft, "speculative.method": "ngram"})  # uses no draft model
-    model_files.check_draft({"speculative.model": "org/name"})  # not here to be looked at
+        model_checks.check_draft_model(draft)
+    model_checks.check_draft_model({**draft, "speculative.method": "ngram"})  # uses no draft model
+    model_checks.check_draft_model({"speculative.model": "org/name"})  # not here to be looked at
     (tmp_path / "model.safetensors").touch()
-    model_files.check_draft(draft)
+    model_checks.check_draft_model(draft)
 
 
 def failure(text: str, kind: str = "ValueError", architectures: list[str] | None = None) -> Exception:
-    return load_error(kind, text, "m", "0.32.0", architectures or ["LlamaForCausalLM"], frozenset({"LlamaForCausalLM"}))
+    return to_load_error(
+        kind, text, "m", "0.32.0", architectures or ["LlamaForCausalLM"], frozenset({"LlamaForCausalLM"})
+    )
 
 
 def test_load_errors_are_told_apart() -> None:
@@ -134,24 +137,24 @@ def test_what_may_pass_is_tried_again(text: str, again: bool, monkeypatch: pytes
     def start(config: object, plan: object, method: str, notes: object) -> str:
         tried.append(method)
         if method == "fork":
-            raise launch.StartFailed("AssertionError", text)
+            raise engine_process.EngineStartFailed("AssertionError", text)
         return "up"
 
-    monkeypatch.setattr(launch, "_start", start)
-    monkeypatch.setattr(launch, "start_method", lambda _: "fork")
+    monkeypatch.setattr(engine_process, "_start_once", start)
+    monkeypatch.setattr(engine_process, "choose_start_method", lambda _: "fork")
     if again:
-        assert launch.start(None, Plan(), "auto", launch.ErrorNotes()) == "up"
+        assert engine_process.start_engine(None, VllmLoadPlan(), "auto", engine_process.LoadLog()) == "up"
     else:
-        with pytest.raises(launch.StartFailed):
-            launch.start(None, Plan(), "auto", launch.ErrorNotes())
+        with pytest.raises(engine_process.EngineStartFailed):
+            engine_process.start_engine(None, VllmLoadPlan(), "auto", engine_process.LoadLog())
     assert tried == (["fork", "spawn"] if again else ["fork"])
 
 
 def test_one_line_of_a_validation_error() -> None:
     text = "1 validation error for X\n  Value error, heads (4) must be divisible [type=value_error, input=...]\n  More"
-    assert one_line(text) == "heads (4) must be divisible"
-    assert one_line("") == ""
-    assert one_line("First. " + "Long " * 60) == "First"
+    assert extract_reason(text) == "heads (4) must be divisible"
+    assert extract_reason("") == ""
+    assert extract_reason("First. " + "Long " * 60) == "First"
 
 
 class EngineDeadError(Exception):
@@ -172,17 +175,17 @@ class EngineGenerateError(Exception):
 
 
 def test_request_errors_are_told_apart() -> None:
-    assert isinstance(request_error(EngineDeadError()), WorkerDied)
-    wrong = request_error(VLLMValidationError("out of vocabulary", "logit_bias"))
+    assert isinstance(to_request_error(EngineDeadError()), WorkerDied)
+    wrong = to_request_error(VLLMValidationError("out of vocabulary", "logit_bias"))
     assert isinstance(wrong, InvalidRequest)
     assert (wrong.message, wrong.param) == ("out of vocabulary", "logit_bias")
-    assert isinstance(request_error(ValueError("bad")), InvalidRequest)
-    assert isinstance(request_error(RuntimeError("bad")), EngineFailed)
+    assert isinstance(to_request_error(ValueError("bad")), InvalidRequest)
+    assert isinstance(to_request_error(RuntimeError("bad")), EngineFailed)
     wrapped = EngineGenerateError()
     wrapped.__cause__ = ValueError("bad")
-    assert isinstance(request_error(wrapped), InvalidRequest)
+    assert isinstance(to_request_error(wrapped), InvalidRequest)
     ours = InvalidRequest("ours")
-    assert request_error(ours) is ours
+    assert to_request_error(ours) is ours
 
 
 def test_a_second_thread_forbids_forking() -> None:
@@ -190,17 +193,17 @@ def test_a_second_thread_forbids_forking() -> None:
     thread = threading.Thread(target=go.wait)
     thread.start()
     try:
-        assert launch.start_method("auto") == "spawn"
-        assert launch.start_method("fork") == "fork"
+        assert engine_process.choose_start_method("auto") == "spawn"
+        assert engine_process.choose_start_method("fork") == "fork"
     finally:
         go.set()
         thread.join()
 
 
 def test_an_error_in_a_forked_process_is_noted() -> None:
-    notes = launch.ErrorNotes()
-    assert notes.first() is None
-    with notes.taken():
+    notes = engine_process.LoadLog()
+    assert notes.find_first_error() is None
+    with notes.capture():
         child = os.fork()
         if child == 0:
             try:
@@ -209,22 +212,22 @@ def test_an_error_in_a_forked_process_is_noted() -> None:
                 logging.getLogger("some.library").exception("failed")
             os._exit(0)
         os.waitpid(child, 0)
-    assert notes.first() == ("MemoryError", "too big")
-    with notes.taken():
+    assert notes.find_first_error() == ("MemoryError", "too big")
+    with notes.capture():
         pass
-    assert notes.first() is None
+    assert notes.find_first_error() is None
 
 
 @pytest.mark.parametrize(
     ("version", "pair"), [("0.26.0", (0, 26)), ("0.32.0+cpu", (0, 32)), ("0.29.0rc1.dev5", (0, 29)), ("odd", (0, 0))]
 )
 def test_versions(version: str, pair: tuple[int, int]) -> None:
-    assert stepwise.version_pair(version) == pair
+    assert step_outputs.parse_minor_version(version) == pair
 
 
 @pytest.mark.parametrize("version", ["0.25.1", "0.33.0", "1.0.0"])
 def test_stepwise_keeps_off_versions_it_was_not_tried_with(version: str) -> None:
-    assert "not tried" in str(stepwise.why_not(SimpleNamespace(), version))
+    assert "not tried" in str(step_outputs.find_incompatibility(SimpleNamespace(), version))
 
 
 class FakeVllm:
@@ -262,7 +265,7 @@ class FakeVllm:
 
 def test_stepwise_registers_sends_flushes_once_a_step_and_aborts_by_vllms_name() -> None:
     llm = FakeVllm()
-    runner = stepwise.Stepwise(llm, ("generate",), lambda ends_step: llm.calls.append(("flush", ends_step)))
+    runner = step_outputs.StepDriver(llm, ("generate",), lambda ends_step: llm.calls.append(("flush", ends_step)))
     stream: Any = SimpleNamespace(number=5, ticket=None)
 
     async def all_of_it() -> None:
@@ -284,9 +287,9 @@ def test_stepwise_registers_sends_flushes_once_a_step_and_aborts_by_vllms_name()
 
 def test_first_tokens_are_passed_on_before_all_others() -> None:
     llm = FakeVllm()
-    stepwise.Stepwise(llm, ("generate",), lambda ends_step: llm.calls.append(("flush", ends_step)))
+    step_outputs.StepDriver(llm, ("generate",), lambda ends_step: llm.calls.append(("flush", ends_step)))
     for name, started in (("old", True), ("older!", True), ("new!", False), ("newer", False)):
-        stream = Stream(1, SimpleNamespace(), {}, lambda *_: None, None)  # type: ignore[arg-type]
+        stream = RequestStream(1, SimpleNamespace(), {}, lambda *_: None, None)  # type: ignore[arg-type]
         stream.started = started
         llm.request_states[name] = SimpleNamespace(queue=stream)
     llm.step = [SimpleNamespace(request_id=name) for name in ("old", "gone", "older!", "new!", "newer")]
@@ -326,8 +329,8 @@ def test_a_cancel_between_choices_leaves_none_running(monkeypatch: pytest.Monkey
                 live.clear()
 
     llm = CancelledMeanwhile()
-    runner = stepwise.Stepwise(llm, ("generate",), lambda: None)
-    stream = live[5] = Stream(5, SimpleNamespace(), live, lambda *_: None, None)  # type: ignore[arg-type]
+    runner = step_outputs.StepDriver(llm, ("generate",), lambda: None)
+    stream = live[5] = RequestStream(5, SimpleNamespace(), live, lambda *_: None, None)  # type: ignore[arg-type]
     request = runner.prepare(stream, [1], SimpleNamespace(n=3), None)
     asyncio.run(runner.add(stream, request))
     assert [call[:2] for call in llm.calls if call[0] != "register"] == [
@@ -341,9 +344,9 @@ def test_one_cpu_for_each_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for cpu, siblings in {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}.items():
         (tmp_path / f"cpu{cpu}/topology").mkdir(parents=True)
         (tmp_path / f"cpu{cpu}/topology/thread_siblings_list").write_text(siblings + "\n")
-    monkeypatch.setattr(cores, "_CPUS", tmp_path)
+    monkeypatch.setattr(cpu_cores, "_CPUS", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
-    assert cores.physical_cores() == [0, 1]
+    assert cpu_cores.list_physical_cores() == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from enginebay.contract import FinishReason, Guided, Sampling, TokenLogprobs
-from enginebay.engines.vllm.outputs import Stream, token_logprobs
-from enginebay.engines.vllm.sampling import arguments, structured
+from enginebay.engines.vllm.request_stream import RequestStream, build_token_logprobs
+from enginebay.engines.vllm.sampling import build_sampling_arguments, build_structured_outputs
 from enginebay.errors import EngineFailed
 
 NEUTRAL = {
@@ -25,30 +25,30 @@ NEUTRAL = {
 
 
 def test_unset_means_neutral_and_is_said() -> None:
-    found = arguments(Sampling(), prompt_tokens=10, context=100)
+    found = build_sampling_arguments(Sampling(), prompt_tokens=10, context=100)
     assert {name: found[name] for name in NEUTRAL} == NEUTRAL
     assert found["max_tokens"] == 90
     assert found["seed"] is None
 
 
 def test_output_is_cut_to_the_context() -> None:
-    found = arguments(Sampling(max_tokens=50, min_tokens=40), prompt_tokens=80, context=100)
+    found = build_sampling_arguments(Sampling(max_tokens=50, min_tokens=40), prompt_tokens=80, context=100)
     assert (found["max_tokens"], found["min_tokens"]) == (20, 20)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(do_sample=False, top_p=0.5), Sampling(temperature=0.0, top_k=3)])
 def test_greedy_is_temperature_zero(sampling: Sampling) -> None:
-    found = arguments(sampling, 1, 100)
+    found = build_sampling_arguments(sampling, 1, 100)
     assert (found["temperature"], found["top_p"], found["top_k"]) == (0.0, 1.0, 0)
 
 
 def test_greedy_with_several_choices_takes_the_likeliest_token_of_one() -> None:
-    found = arguments(Sampling(temperature=0.0, n=3), 1, 100)
+    found = build_sampling_arguments(Sampling(temperature=0.0, n=3), 1, 100)
     assert (found["temperature"], found["top_k"], found["n"]) == (1.0, 1, 3)
 
 
 def test_values_that_vllm_understands_otherwise() -> None:
-    found = arguments(Sampling(top_k=-1, top_p=0.0, seed=-1), 1, 100)
+    found = build_sampling_arguments(Sampling(top_k=-1, top_p=0.0, seed=-1), 1, 100)
     assert found["top_k"] == 0
     assert 0 < found["top_p"] < 0.001
     assert found["seed"] not in (-1, None)
@@ -56,17 +56,17 @@ def test_values_that_vllm_understands_otherwise() -> None:
 
 def test_every_seed_leaves_room_for_the_choices() -> None:
     for seed in (0, 7, 2**63 - 1, -(2**63)):
-        found = arguments(Sampling(seed=seed), 1, 100)["seed"]
+        found = build_sampling_arguments(Sampling(seed=seed), 1, 100)["seed"]
         assert 0 <= found < 2**63 - 128
-    assert arguments(Sampling(seed=7), 1, 100)["seed"] == 7
+    assert build_sampling_arguments(Sampling(seed=7), 1, 100)["seed"] == 7
 
 
 def test_guided() -> None:
-    assert structured(Guided(json="{}")) == {"json": '{"type": "object"}'}
-    assert structured(Guided(json='{"type": "array"}')) == {"json": '{"type": "array"}'}
-    assert structured(Guided(regex="a+")) == {"regex": "a+"}
-    assert structured(Guided(grammar='root ::= "a"')) == {"grammar": 'root ::= "a"'}
-    assert structured(Guided(choice=("a", "b"))) == {"choice": ["a", "b"]}
+    assert build_structured_outputs(Guided(json="{}")) == {"json": '{"type": "object"}'}
+    assert build_structured_outputs(Guided(json='{"type": "array"}')) == {"json": '{"type": "array"}'}
+    assert build_structured_outputs(Guided(regex="a+")) == {"regex": "a+"}
+    assert build_structured_outputs(Guided(grammar='root ::= "a"')) == {"grammar": 'root ::= "a"'}
+    assert build_structured_outputs(Guided(choice=("a", "b"))) == {"choice": ["a", "b"]}
 
 
 class Recorder:
@@ -101,15 +101,15 @@ def output(
     )
 
 
-def stream(logprobs: int | None = None) -> tuple[Stream, Recorder, dict[int, Stream]]:
+def stream(logprobs: int | None = None) -> tuple[RequestStream, Recorder, dict[int, RequestStream]]:
     sink = Recorder()
-    live: dict[int, Stream] = {}
+    live: dict[int, RequestStream] = {}
 
     def failed(number: int, error: BaseException) -> None:
         live.pop(number)
         sink.error(number, error)
 
-    live[7] = Stream(7, sink, live, failed, logprobs)
+    live[7] = RequestStream(7, sink, live, failed, logprobs)
     return live[7], sink, live
 
 
@@ -168,7 +168,7 @@ def probability(logprob: float, rank: int) -> SimpleNamespace:
 def test_logprobs_of_the_new_tokens_alone_best_first() -> None:
     earlier = {9: probability(-9.0, 1)}
     sampled_third = {5: probability(-3.0, 3), 4: probability(-2.0, 2), 6: probability(-1.0, 1)}
-    found = token_logprobs([5], [earlier, sampled_third], 2)
+    found = build_token_logprobs([5], [earlier, sampled_third], 2)
     assert found == [TokenLogprobs(5, -3.0, ((6, -1.0), (4, -2.0)))]
-    assert token_logprobs([5], [sampled_third], 0) == [TokenLogprobs(5, -3.0, ())]
-    assert token_logprobs([], [earlier], 2) == []
+    assert build_token_logprobs([5], [sampled_third], 0) == [TokenLogprobs(5, -3.0, ())]
+    assert build_token_logprobs([], [earlier], 2) == []

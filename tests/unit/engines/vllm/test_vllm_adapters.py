@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from enginebay.engines.vllm.adapters import Adapters
+from enginebay.engines.vllm.adapters import VllmAdapters
 from enginebay.errors import InvalidRequest
 
 
@@ -33,11 +33,11 @@ def adapter(folder: Path, rank: int = 8, file: str = "adapter_model.safetensors"
 
 def test_an_old_name_gets_a_number_and_a_name_of_its_own(tmp_path: Path) -> None:
     path = adapter(tmp_path / "a")
-    adapters = Adapters("m", {"a": path}, 16)
+    adapters = VllmAdapters("m", {"a": path}, 16)
     first = adapters.find("a")
-    adapters.drop("a")
-    again = adapters.checked("a", path)
-    adapters.put("a", again)
+    adapters.remove("a")
+    again = adapters.prepare("a", path)
+    adapters.add("a", again)
     assert adapters.find("a") is again
     assert (first.lora_int_id, again.lora_int_id) == (1, 2)
     assert first.lora_name != again.lora_name  # by which vLLM finds cached prefixes
@@ -45,42 +45,42 @@ def test_an_old_name_gets_a_number_and_a_name_of_its_own(tmp_path: Path) -> None
 
 def test_the_same_again_is_nothing_and_another_path_is_refused(tmp_path: Path) -> None:
     path = adapter(tmp_path / "a")
-    adapters = Adapters("m", {"a": path}, 16)
-    assert adapters.checked("a", path) is None
+    adapters = VllmAdapters("m", {"a": path}, 16)
+    assert adapters.prepare("a", path) is None
     with pytest.raises(InvalidRequest, match="is loaded from"):
-        adapters.checked("a", adapter(tmp_path / "b"))
+        adapters.prepare("a", adapter(tmp_path / "b"))
 
 
 def test_a_model_without_room_says_which_setting(tmp_path: Path) -> None:
-    adapters = Adapters("m", {}, 0)
+    adapters = VllmAdapters("m", {}, 0)
     with pytest.raises(InvalidRequest) as caught:
-        adapters.checked("a", adapter(tmp_path / "a"))
+        adapters.prepare("a", adapter(tmp_path / "a"))
     assert "lora.enabled" in caught.value.hint
 
 
 def test_what_does_not_fit(tmp_path: Path) -> None:
-    adapters = Adapters("m", {}, 16)
+    adapters = VllmAdapters("m", {}, 16)
     with pytest.raises(InvalidRequest) as caught:
-        adapters.checked("a", adapter(tmp_path / "a", rank=32))
+        adapters.prepare("a", adapter(tmp_path / "a", rank=32))
     assert "lora.max_rank: 32" in caught.value.hint
     with pytest.raises(InvalidRequest, match="pickle"):
-        adapters.checked("b", adapter(tmp_path / "b", file="adapter_model.bin"))
+        adapters.prepare("b", adapter(tmp_path / "b", file="adapter_model.bin"))
     with pytest.raises(InvalidRequest, match="no directory"):
-        adapters.checked("c", str(tmp_path / "nowhere"))
+        adapters.prepare("c", str(tmp_path / "nowhere"))
 
 
 def test_room_is_taken_until_the_last_request_has_ended(tmp_path: Path) -> None:
     path = adapter(tmp_path / "a")
-    adapters = Adapters("m", {"a": path, "b": path}, 16, room=2)
+    adapters = VllmAdapters("m", {"a": path, "b": path}, 16, max_adapters=2)
     with pytest.raises(InvalidRequest, match="room for 2"):
-        adapters.checked("c", path)
-    left = adapters.drop("a")
+        adapters.prepare("c", path)
+    left = adapters.remove("a")
     with pytest.raises(InvalidRequest, match="no adapter 'a'"):
         adapters.find("a")
-    assert adapters.leaving
+    assert adapters.has_draining
     with pytest.raises(InvalidRequest, match="room for 2"):
-        adapters.checked("c", path)
-    adapters.gone(left)
-    assert not adapters.leaving
-    assert adapters.checked("c", path).lora_int_id == 3
+        adapters.prepare("c", path)
+    adapters.forget_removed(left)
+    assert not adapters.has_draining
+    assert adapters.prepare("c", path).lora_int_id == 3
     assert adapters.find(None) is None

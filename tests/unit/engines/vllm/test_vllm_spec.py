@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enginebay.contract import EngineSpec, Support, parameters
-from enginebay.engines.effective import effective
+from enginebay.engines.effective_spec import apply_probe
 from enginebay.engines.vllm.library import Probe
 from enginebay.engines.vllm.settings import BITSANDBYTES
 from enginebay.engines.vllm.spec import SPEC
@@ -28,7 +28,7 @@ def test_it_survives_the_way_through_json() -> None:
 
 def test_a_quantization_that_left_the_library_is_refused_there() -> None:
     names = tuple(one.native for one in SPEC.settings.values() if one.native != BITSANDBYTES)
-    found = effective(SPEC, Probe(version="0.32.0", settings=names)).settings
+    found = apply_probe(SPEC, Probe(version="0.32.0", settings=names)).settings
     assert found["quantization.load_in_4bit"].capability.support is Support.REFUSES
     assert found["max_num_seqs"].capability.support is Support.HONOURS
 

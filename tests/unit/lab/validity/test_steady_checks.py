@@ -6,11 +6,11 @@ from statistics import fmean
 
 import pytest
 
-from enginebay.lab.requests import Record
-from enginebay.lab.validity.facts import RunFacts, Warmup
+from enginebay.lab.validity.run_facts import RunFacts, WarmupFacts
 from enginebay.lab.validity.steady_checks import backlog_grows, littles_law, unstable_warmup
 from enginebay.lab.validity.verdict import FINE, UNKNOWN, Finding, Reason
-from tests.unit.lab.validity.runs import closed_loop, failed, open_loop, paced, record
+from enginebay.lab.workload.request_records import Record
+from tests.unit.lab.validity.judged_runs import make_closed_loop, make_failed, make_open_loop, make_paced, make_record
 
 
 def severity(finding: Finding) -> str:
@@ -25,12 +25,12 @@ def queued(rate: float, service_s: float, count: int, seed: int = 1) -> list[Rec
     for index in range(count):
         at += chance.expovariate(rate)
         free = max(at, free) + service_s
-        records.append(record(index, at, free - at, sent_s=at))
+        records.append(make_record(index, at, free - at, sent_s=at))
     return records
 
 
 def poisson(records: list[Record], rate: float) -> RunFacts:
-    return open_loop(records, profile="poisson", rate_per_s=rate)
+    return make_open_loop(records, profile="poisson", rate_per_s=rate)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def poisson(records: list[Record], rate: float) -> RunFacts:
 )  # fmt: skip
 def test_what_is_published_is_held_against_the_servers_count(counted: float | None, expected: str) -> None:
     """Four at once, a second each. What requests take on their way is no fault of the figures, if it is not too much."""
-    assert severity(littles_law(closed_loop(server_in_flight=counted))) == expected
+    assert severity(littles_law(make_closed_loop(server_in_flight=counted))) == expected
 
 
 @pytest.mark.parametrize(
@@ -48,27 +48,27 @@ def test_what_is_published_is_held_against_the_servers_count(counted: float | No
 )
 def test_a_published_rate_that_the_server_does_not_bear_out(factor: float, expected: str) -> None:
     measures = {"requests_per_s": 4.0 * factor, "e2e_s": {"mean": 1.0}}
-    assert severity(littles_law(closed_loop(server_in_flight=4.0, measures=measures))) == expected
+    assert severity(littles_law(make_closed_loop(server_in_flight=4.0, measures=measures))) == expected
 
 
 def test_failures_were_with_the_server_too() -> None:
     """40 s of four at once, and as long again two more that fail."""
-    wrong = [replace(failed(index, index / 2, "status"), end_s=index / 2 + 1.0) for index in range(80)]
-    facts = closed_loop(rounds=40, server_in_flight=6.0)
+    wrong = [replace(make_failed(index, index / 2, "status"), end_s=index / 2 + 1.0) for index in range(80)]
+    facts = make_closed_loop(rounds=40, server_in_flight=6.0)
     assert littles_law(replace(facts, records=[*facts.records, *wrong])) is FINE
     assert severity(littles_law(facts)) == "invalid"
 
 
 def test_a_short_request_may_be_counted_a_little_longer_or_shorter() -> None:
-    quick = [record(index, index / 100, 0.01, sent_s=index / 100) for index in range(1000)]
+    quick = [make_record(index, index / 100, 0.01, sent_s=index / 100) for index in range(1000)]
     for counted, expected in ((0.4, "fine"), (1.45, "fine"), (0.1, "informative"), (1.9, "invalid")):
-        found = littles_law(open_loop(quick, window_s=10.0, server_in_flight=counted))
+        found = littles_law(make_open_loop(quick, window_s=10.0, server_in_flight=counted))
         assert severity(found) == expected, counted
 
 
 def test_the_law_is_for_steady_loads_with_a_window() -> None:
-    assert littles_law(closed_loop(profile="offline", server_in_flight=9.0)) is UNKNOWN
-    assert littles_law(closed_loop(window_s=None, server_in_flight=9.0)) is UNKNOWN
+    assert littles_law(make_closed_loop(profile="offline", server_in_flight=9.0)) is UNKNOWN
+    assert littles_law(make_closed_loop(window_s=None, server_in_flight=9.0)) is UNKNOWN
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -83,8 +83,8 @@ def test_a_server_that_keeps_up(seed: int) -> None:
 
 
 def test_few_arrivals_and_closed_loops_tell_nothing_of_a_backlog() -> None:
-    assert backlog_grows(open_loop(paced(30))) is UNKNOWN
-    assert backlog_grows(closed_loop()) is UNKNOWN
+    assert backlog_grows(make_open_loop(make_paced(30))) is UNKNOWN
+    assert backlog_grows(make_closed_loop()) is UNKNOWN
 
 
 def series(first: float, count: int = 100, slow: int = 30) -> list[float]:
@@ -92,37 +92,39 @@ def series(first: float, count: int = 100, slow: int = 30) -> list[float]:
 
 
 def test_a_warm_up_inside_the_window_moves_the_mean() -> None:
-    found = unstable_warmup(closed_loop(warmup=Warmup(series(2.0), end=30, over=True)))
+    found = unstable_warmup(make_closed_loop(warmup=WarmupFacts(series(2.0), end=30, over=True)))
     assert severity(found) == "informative"
     assert isinstance(found, Reason) and found.figure == pytest.approx(fmean(series(2.0)) - 1)
-    assert unstable_warmup(closed_loop(warmup=Warmup(series(1.1), end=30, over=True))) is FINE
+    assert unstable_warmup(make_closed_loop(warmup=WarmupFacts(series(1.1), end=30, over=True))) is FINE
 
 
 def test_a_run_that_never_became_steady() -> None:
     rising = [1.0 + index / 100 for index in range(100)]
-    assert severity(unstable_warmup(closed_loop(warmup=Warmup(rising, end=50, over=False)))) == "invalid"
+    assert severity(unstable_warmup(make_closed_loop(warmup=WarmupFacts(rising, end=50, over=False)))) == "invalid"
 
 
 def test_in_an_open_loop_a_slower_start_is_a_warm_up_and_a_faster_one_a_queue() -> None:
     rising = [1.0 + index / 100 for index in range(100)]
-    assert severity(unstable_warmup(open_loop(warmup=Warmup(rising, end=50, over=False)))) == "informative"
-    assert severity(unstable_warmup(open_loop(warmup=Warmup(rising[::-1], end=50, over=False)))) == "invalid"
+    assert severity(unstable_warmup(make_open_loop(warmup=WarmupFacts(rising, end=50, over=False)))) == "informative"
+    assert severity(unstable_warmup(make_open_loop(warmup=WarmupFacts(rising[::-1], end=50, over=False)))) == "invalid"
 
 
 def test_noise_that_is_cut_late_is_no_trend() -> None:
     noise = [1.0 + (index % 7) / 100 for index in range(100)]
-    assert unstable_warmup(closed_loop(warmup=Warmup(noise, end=50, over=False))) is FINE
+    assert unstable_warmup(make_closed_loop(warmup=WarmupFacts(noise, end=50, over=False))) is FINE
 
 
 def test_an_overload_has_its_own_code() -> None:
     records = queued(10.0, 0.13, 600)
     latencies = [(one.end_s or 0.0) - one.sent_s for one in records]
-    facts = replace(poisson(records, 10.0), warmup=Warmup(latencies, end=300, over=False))
+    facts = replace(poisson(records, 10.0), warmup=WarmupFacts(latencies, end=300, over=False))
     assert unstable_warmup(facts) is FINE
     assert severity(backlog_grows(facts)) == "informative"
 
 
 def test_a_few_values_or_a_ramp_tell_nothing_of_a_warm_up() -> None:
-    assert unstable_warmup(closed_loop()) is UNKNOWN
-    assert unstable_warmup(closed_loop(warmup=Warmup([9.0] * 5 + [1.0] * 10, end=5, over=True))) is UNKNOWN
-    assert unstable_warmup(open_loop(profile="ramp", warmup=Warmup(series(2.0), end=30, over=True))) is UNKNOWN
+    assert unstable_warmup(make_closed_loop()) is UNKNOWN
+    assert unstable_warmup(make_closed_loop(warmup=WarmupFacts([9.0] * 5 + [1.0] * 10, end=5, over=True))) is UNKNOWN
+    assert (
+        unstable_warmup(make_open_loop(profile="ramp", warmup=WarmupFacts(series(2.0), end=30, over=True))) is UNKNOWN
+    )

@@ -8,7 +8,7 @@ from itertools import product
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Raw
 
-from enginebay.text.tokenizer import Tokenizer
+from enginebay.text.tokenization.tokenizer import Tokenizer
 
 WORDS = ["".join(letters) for letters in product("bdgklmnprst", "aeiou", "lmnrs")]  # 275 of them
 SPECIAL = "<|end|>"
@@ -16,7 +16,7 @@ FIRST = "<s>"
 
 
 @cache
-def byte_level() -> Tokenizer:
+def make_byte_level() -> Tokenizer:
     """As GPT-2's: the space belongs to the word after it. Nothing is put around a text."""
     raw = Raw(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -30,7 +30,7 @@ def byte_level() -> Tokenizer:
 
 
 @cache
-def sentencepiece() -> Tokenizer:
+def make_sentencepiece() -> Tokenizer:
     """As Llama 2's: a space is put before the text, and a first token before that."""
     raw = Raw(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -43,7 +43,7 @@ def sentencepiece() -> Tokenizer:
 
 
 @cache
-def wordpiece() -> Tokenizer:
+def make_wordpiece() -> Tokenizer:
     """As BERT's: words are cut at spaces, which no token has."""
     vocabulary = {token: place for place, token in enumerate(["[UNK]", *WORDS, "##ly", "x"])}
     raw = Raw(models.WordPiece(vocabulary, unk_token="[UNK]"))
@@ -58,4 +58,4 @@ def _train(raw: Raw, trainer: trainers.BpeTrainer) -> None:
     raw.train_from_iterator([" ".join(("", *WORDS))] * 3, trainer)
 
 
-KINDS = {"byte level": byte_level, "sentencepiece": sentencepiece, "wordpiece": wordpiece}
+KINDS = {"byte level": make_byte_level, "sentencepiece": make_sentencepiece, "wordpiece": make_wordpiece}

@@ -13,13 +13,22 @@ from types import SimpleNamespace
 import pytest
 
 from enginebay.server.http import listener
-from tests.unit.server.http.client import GET, OLD, SETTINGS, Client, ok, post, turn, wait
+from tests.unit.server.http.memory_client import (
+    GET,
+    OLD,
+    SETTINGS,
+    MemoryClient,
+    build_post,
+    reply_ok,
+    run_pending_callbacks,
+    wait,
+)
 
 # Deadlines
 
 
 async def test_a_closed_client_that_reads_the_rest_later_keeps_its_deadline() -> None:
-    client = Client(room=0).send(OLD)
+    client = MemoryClient(room=0).send(OLD)
     client.app.asked[0].respond(200, b"x" * 1000)
     client.transport.drain()
     wait(client, 39)
@@ -32,13 +41,13 @@ async def test_time_in_which_we_stood_still_does_not_count(monkeypatch: pytest.M
     """We stop just before the deadline of 10 s, and what the client sends just after that lies unread when we go on."""
     began, closed = time.monotonic(), []
     for sweeps in ([9.8, 10.3], [9.8, 14.9], [9.8, 14.9, 15.4]):
-        client = Client()
+        client = MemoryClient()
         with socket.socket() as sock:
-            swept = listener.Listener(sock, replace(SETTINGS), client.app)
+            swept = listener.HttpListener(sock, replace(SETTINGS), client.app)
             swept.connections, swept._swept_at = client.all, began + 9.3
             for at_s in sweeps:
                 monkeypatch.setattr(listener, "time", SimpleNamespace(monotonic=lambda at_s=at_s: began + at_s))
-                swept._sweep()
+                swept._sweep_deadlines()
                 assert swept._sweeper is not None
                 swept._sweeper.cancel()
         closed.append(client.transport.closed)
@@ -46,33 +55,33 @@ async def test_time_in_which_we_stood_still_does_not_count(monkeypatch: pytest.M
 
 
 async def test_deadlines_of_each_state() -> None:
-    silent = Client()
+    silent = MemoryClient()
     wait(silent, 9)
     assert not silent.transport.closed
     wait(silent, 11)
-    assert silent.transport.closed and silent.got == b""
+    assert silent.transport.closed and silent.received == b""
 
-    headers = Client().send(GET[:10])
+    headers = MemoryClient().send(GET[:10])
     wait(headers, 11)
     assert headers.statuses() == [408] and headers.transport.ended and headers.app.refusals == [408]
 
-    body = Client().send(post(b"12345")[:-1])
+    body = MemoryClient().send(build_post(b"12345")[:-1])
     wait(body, 19)
-    assert not body.got
+    assert not body.received
     wait(body, 21)
     assert body.statuses() == [408]
 
-    answering = Client().send(GET)
+    answering = MemoryClient().send(GET)
     wait(answering, 10**6)
     assert not answering.transport.closed
 
-    idle = Client(ok).send(GET)
+    idle = MemoryClient(reply_ok).send(GET)
     wait(idle, 29)
     assert not idle.transport.closed
     wait(idle, 31)
     assert idle.transport.closed and not idle.transport.aborted
 
-    stalled = Client(room=0).send(GET)
+    stalled = MemoryClient(room=0).send(GET)
     stalled.app.asked[0].respond(200, b"x" * 1000)
     wait(stalled, 39)
     assert not stalled.transport.closed
@@ -81,7 +90,7 @@ async def test_deadlines_of_each_state() -> None:
 
 
 async def test_a_refused_client_may_linger_and_is_not_heard() -> None:
-    client = Client().send(post(b"x" * 2000))
+    client = MemoryClient().send(build_post(b"x" * 2000))
     assert client.statuses() == [413] and client.transport.ended and not client.transport.closed
     client.send(b"x" * 10_000, GET)
     assert client.app.asked == [] and client.statuses() == [413]
@@ -90,7 +99,7 @@ async def test_a_refused_client_may_linger_and_is_not_heard() -> None:
 
 
 async def test_a_closed_client_that_does_not_read_the_rest_is_cut_off() -> None:
-    client = Client(room=0).send(OLD)
+    client = MemoryClient(room=0).send(OLD)
     client.app.asked[0].respond(200, b"x")  # small: it does not count as congested
     assert client.transport.closed and not client.transport.aborted
     wait(client, 41)
@@ -104,26 +113,28 @@ async def test_a_closed_client_that_does_not_read_the_rest_is_cut_off() -> None:
 async def test_headers_over_the_limit(pieces: int) -> None:
     data = GET.replace(b"host: x", b"host: x\r\nx-long: " + b"x" * 600)
     size = len(data) // pieces + 1
-    client = Client(ok).send(*(data[start : start + size] for start in range(0, len(data), size)))
+    client = MemoryClient(reply_ok).send(*(data[start : start + size] for start in range(0, len(data), size)))
     assert client.statuses() == [431] and client.app.asked == []
 
 
 async def test_a_large_body_in_one_piece_is_no_large_header() -> None:
-    client = Client(ok).send(post(b"x" * 900))
+    client = MemoryClient(reply_ok).send(build_post(b"x" * 900))
     assert client.statuses() == [200]
 
 
 async def test_headers_without_end_behind_a_request() -> None:
-    client = Client().send(GET, b"GET / HTTP/1.1\r\n", *(b"x-a: " + b"x" * 100 + b"\r\n" for _ in range(20)))
+    client = MemoryClient().send(GET, b"GET / HTTP/1.1\r\n", *(b"x-a: " + b"x" * 100 + b"\r\n" for _ in range(20)))
     client.app.asked[0].respond(200, b"")
     assert client.statuses() == [200] and client.transport.closed
 
 
 async def test_strangers_need_not_send_their_body() -> None:
     large = b"POST / HTTP/1.1\r\nhost: x\r\nx-stranger: 1\r\ntransfer-encoding: chunked\r\n\r\n"
-    client = Client(ok).send(large)
+    client = MemoryClient(reply_ok).send(large)
     assert client.statuses() == [401] and client.app.asked == []
-    assert Client(ok).send(post(b"small", "x-stranger: 1\r\n")).statuses() == [200]  # the application says it itself
+    assert MemoryClient(reply_ok).send(build_post(b"small", "x-stranger: 1\r\n")).statuses() == [
+        200
+    ]  # the application says it itself
 
 
 @pytest.mark.parametrize(
@@ -131,20 +142,20 @@ async def test_strangers_need_not_send_their_body() -> None:
     [
         (b"POST / HTTP/1.1\r\nhost: x\r\nx-asked: 7\r\ncontent-length: 5000\r\n\r\n", 413),
         (b"POST / HTTP/1.1\r\nhost: x\r\nx-asked: 7\r\nx-stranger: 1\r\ntransfer-encoding: chunked\r\n\r\n", 401),
-        (post(b"x", "x-asked: 7\r\ncontent-encoding: br\r\n"), 415),
-        (post(b"x", "x-asked: 7\r\ncontent-encoding: gzip\r\n"), 400),
+        (build_post(b"x", "x-asked: 7\r\ncontent-encoding: br\r\n"), 415),
+        (build_post(b"x", "x-asked: 7\r\ncontent-encoding: gzip\r\n"), 400),
     ],
     ids=["too large", "stranger", "encoding", "not gzip"],
 )
 async def test_a_refusal_has_the_headers_of_the_application(sent: bytes, status: int) -> None:
-    client = Client(ok).send(sent)
+    client = MemoryClient(reply_ok).send(sent)
     assert client.statuses() == [status] and client.app.asked == []
-    assert b"\r\nx-told: 7\r\n" in client.got.partition(b"\r\n\r\n")[0]
+    assert b"\r\nx-told: 7\r\n" in client.received.partition(b"\r\n\r\n")[0]
 
 
 async def test_any_number_of_upgrades_in_one_piece() -> None:
     one = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
-    client = Client(ok).send(one * 8)
+    client = MemoryClient(reply_ok).send(one * 8)
     for _ in range(20):
         await asyncio.sleep(0)
     assert client.statuses() == [200] * 8
@@ -152,29 +163,29 @@ async def test_any_number_of_upgrades_in_one_piece() -> None:
 
 async def test_a_body_over_the_limit() -> None:
     chunked = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-    client = Client().send(chunked, *(b"64\r\n" + b"x" * 100 + b"\r\n" for _ in range(20)))
+    client = MemoryClient().send(chunked, *(b"64\r\n" + b"x" * 100 + b"\r\n" for _ in range(20)))
     assert client.statuses() == [413] and client.app.asked == []
-    trailers = Client().send(chunked, b"1\r\nx\r\n0\r\n", *(b"x: " + b"x" * 500 + b"\r\n" for _ in range(30)))
+    trailers = MemoryClient().send(chunked, b"1\r\nx\r\n0\r\n", *(b"x: " + b"x" * 500 + b"\r\n" for _ in range(30)))
     assert trailers.statuses() == [413]
-    extensions = Client().send(chunked, *(b"1;" + b"x" * 500 + b"\r\nx\r\n" for _ in range(30)))
+    extensions = MemoryClient().send(chunked, *(b"1;" + b"x" * 500 + b"\r\nx\r\n" for _ in range(30)))
     assert extensions.statuses() == [413]
 
 
 async def test_continue_is_said_once_and_only_when_the_body_is_wanted() -> None:
-    head, _, body = post(b"12345", "expect: 100-continue\r\n").partition(b"\r\n\r\n")
-    client = Client(ok).send(head + b"\r\n\r\n")
-    assert client.got == b"HTTP/1.1 100 Continue\r\n\r\n"
+    head, _, body = build_post(b"12345", "expect: 100-continue\r\n").partition(b"\r\n\r\n")
+    client = MemoryClient(reply_ok).send(head + b"\r\n\r\n")
+    assert client.received == b"HTTP/1.1 100 Continue\r\n\r\n"
     client.send(body)
     assert client.statuses() == [100, 200]
-    assert Client().send(head.replace(b": 5", b": 5000") + b"\r\n\r\n").statuses() == [413]
-    assert Client().send(head.replace(b"HTTP/1.1", b"HTTP/1.0") + b"\r\n\r\n").got == b""
+    assert MemoryClient().send(head.replace(b": 5", b": 5000") + b"\r\n\r\n").statuses() == [413]
+    assert MemoryClient().send(head.replace(b"HTTP/1.1", b"HTTP/1.0") + b"\r\n\r\n").received == b""
 
 
 # Ends
 
 
 async def test_a_client_that_goes_away() -> None:
-    client = Client().send(GET + GET)
+    client = MemoryClient().send(GET + GET)
     closed = []
     [exchange] = client.app.asked
     exchange.on_close = lambda: closed.append(True)
@@ -185,15 +196,15 @@ async def test_a_client_that_goes_away() -> None:
     exchange.write(b"x")
     exchange.end(b"x")
     exchange.respond(200, b"x")
-    await turn()
-    assert client.got == b"" and len(client.app.asked) == 1
+    await run_pending_callbacks()
+    assert client.received == b"" and len(client.app.asked) == 1
 
 
 async def test_a_client_that_goes_away_between_two_answers() -> None:
-    client = Client().send(GET + GET)
+    client = MemoryClient().send(GET + GET)
     client.app.asked[0].respond(200, b"")
     client.connection.connection_lost(None)  # the second one was about to be answered
-    await turn()
+    await run_pending_callbacks()
     assert len(client.app.asked) == 1
 
 
@@ -202,44 +213,44 @@ async def test_a_lost_connection_leaves_no_circle() -> None:
     gc.collect()
     gc.disable()
     try:
-        for data in (GET, GET + GET, post(b"12345")[:-1], b"GET"):
-            client = Client().send(data)
+        for data in (GET, GET + GET, build_post(b"12345")[:-1], b"GET"):
+            client = MemoryClient().send(data)
             gone = weakref.ref(client.connection)
             client.connection.connection_lost(None)
             client.transport.protocol = None
             client.app.asked.clear()
             del client
-            await turn()
+            await run_pending_callbacks()
             assert gone() is None
     finally:
         gc.enable()
 
 
 async def test_shut_lets_the_answer_finish() -> None:
-    idle = Client()
-    idle.connection.shut()
+    idle = MemoryClient()
+    idle.connection.close_when_idle()
     assert idle.transport.closed
-    busy = Client().send(GET + GET)
-    busy.connection.shut()
+    busy = MemoryClient().send(GET + GET)
+    busy.connection.close_when_idle()
     assert not busy.transport.closed and busy.connection.busy
     busy.app.asked[0].respond(200, b"")
-    await turn()
+    await run_pending_callbacks()
     assert busy.statuses() == [200] and busy.transport.closed and len(busy.app.asked) == 1
-    assert b"connection: close" in busy.got
+    assert b"connection: close" in busy.received
 
 
 async def test_what_is_not_yet_read_counts_as_busy() -> None:
-    client = Client(lambda exchange: exchange.respond(200, b"x" * 50), room=0).send(GET)
+    client = MemoryClient(lambda exchange: exchange.respond(200, b"x" * 50), room=0).send(GET)
     assert client.connection.busy
     client.transport.room = 10**6
     assert not client.connection.busy
 
 
 async def test_an_upgrade_is_declined_and_the_body_read() -> None:
-    data = post(b"12345", "connection: upgrade\r\nupgrade: h2c\r\n")
+    data = build_post(b"12345", "connection: upgrade\r\nupgrade: h2c\r\n")
     for size in range(1, len(data) + 1):
-        client = Client(ok).send(*(data[start : start + size] for start in range(0, len(data), size)))
+        client = MemoryClient(reply_ok).send(*(data[start : start + size] for start in range(0, len(data), size)))
         [exchange] = client.app.asked
         assert exchange.body == b"12345" and "upgrade" not in exchange.headers
         assert client.send(GET).statuses() == [200, 200]
-    assert Client(ok).send(b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n" + GET).statuses() == [400]
+    assert MemoryClient(reply_ok).send(b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n" + GET).statuses() == [400]

@@ -1,0 +1,78 @@
+"""Models that have a shape and no weights: the engine makes random ones. They measure speed, never truth.
+
+    python -m bench.gpu.model_shapes FOLDER TOKENIZER_FOLDER
+
+The tokenizer is a real one, filled up to the vocabulary of the shape, so that every token has a text.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_LLAMA: Mapping[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "llama-8b": {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    },
+    "llama-70b": {
+        "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
+        "quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"},
+    },
+    "llama-tiny": {
+        "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 50000,
+    },
+}  # fmt: skip
+
+
+def build_shape_config(name: str) -> dict[str, Any]:
+    return {**_LLAMA, **SHAPES[name]}
+
+
+def make_shape(name: str, folder: Path, tokenizer: Path) -> Path:
+    """The folder of one shape: a config, a tokenizer, and a file of weights that holds none."""
+    place = folder / name
+    place.mkdir(parents=True, exist_ok=True)
+    config = build_shape_config(name)
+    (place / "config.json").write_text(json.dumps(config, indent=1))
+    (place / "tokenizer.json").write_text(
+        json.dumps(_fill_vocabulary(tokenizer / "tokenizer.json", config["vocab_size"]))
+    )
+    (place / "tokenizer_config.json").write_text((tokenizer / "tokenizer_config.json").read_text())
+    head = json.dumps({"none": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (place / "model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + bytes(4))
+    return place
+
+
+def _fill_vocabulary(tokenizer: Path, size: int) -> Any:
+    found = json.loads(tokenizer.read_text())
+    for token in found["added_tokens"]:
+        token["special"] = False  # it would have no text, and random weights are as likely to give it as any other
+    vocabulary = found["model"]["vocab"]
+    for number in range(len(vocabulary), size):
+        vocabulary[f"Ġtoken{number}"] = number
+    return found
+
+
+if __name__ == "__main__":
+    for one in SHAPES:
+        print(make_shape(one, Path(sys.argv[1]), Path(sys.argv[2])))

@@ -1,0 +1,124 @@
+"""Writing the archive: one plain tar, cut into parts as it is written, each byte hashed on its way."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tarfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+from enginebay.bundle.bundle_manifest import ArchivedFile, ArchivePart
+from enginebay.bundle.standalone import CHUNK
+from enginebay.errors import UsageError
+
+_SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+_MIN_PART_BYTES = 100_000
+
+
+def parse_part_size(text: str) -> int:
+    """`60MB` and `1.5GB` count in thousands, `60MiB` in 1,024. Raises `UsageError`."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?)?B?\s*", text.upper())
+    size = int(float(found[1]) * _SIZE_UNITS[found[2] or ""]) if found else 0
+    if size < _MIN_PART_BYTES:
+        raise UsageError(f"{text!r} is not a size for a part", "as in --split 60MB; at least 100kB")
+    return size
+
+
+ARCHIVE_NAME = "bundle.tar"
+_BLOCK = tarfile.BLOCKSIZE
+_MAX_PARTS = 999  # so that `cat bundle.tar.*` has them in order
+
+
+def check_part_count(files: Iterable[tuple[str, Path]], split: int | None) -> None:
+    """Raises `UsageError` if these files, by their paths in the archive, make too many parts. Writes nothing."""
+    size = sum(_compute_packed_size(path, source.stat().st_size) for path, source in files) + 2 * _BLOCK
+    if split is not None and size > split * _MAX_PARTS:
+        raise _too_many_parts_error()
+
+
+def _compute_packed_size(path: str, size: int) -> int:
+    return len(_build_header(path, size)) + size + -size % _BLOCK
+
+
+def _build_header(path: str, size: int) -> bytes:
+    header = tarfile.TarInfo(path)
+    header.size, header.mode = size, 0o644
+    return header.tobuf(tarfile.PAX_FORMAT)
+
+
+def _too_many_parts_error() -> UsageError:
+    return UsageError(f"the bundle would have more than {_MAX_PARTS} parts", "give --split a larger size")
+
+
+class BundleArchive:
+    """`add` files, then `close`. The same files in the same order make the same bytes."""
+
+    def __init__(self, folder: Path, split: int | None) -> None:
+        self._out = _SplitWriter(folder, split)
+
+    def add(self, path: str, source: Path, advance: Callable[[int], None]) -> ArchivedFile:
+        size = source.stat().st_size
+        self._out.write(_build_header(path, size))
+        offset, digest, written = self._out.position, hashlib.sha256(), 0
+        with source.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                digest.update(chunk)
+                self._out.write(chunk)
+                written += len(chunk)
+                advance(len(chunk))
+        if written != size:
+            raise OSError(f"{source} changed while it was packed")
+        self._out.write(bytes(-size % _BLOCK))
+        return ArchivedFile(path, size, digest.hexdigest(), offset)
+
+    def close(self) -> tuple[ArchivePart, ...]:
+        self._out.write(bytes(2 * _BLOCK))
+        return self._out.close()
+
+
+class _SplitWriter:
+    """A stream of bytes that becomes files of a limited size."""
+
+    def __init__(self, folder: Path, limit: int | None) -> None:
+        self._folder, self._limit = folder, limit
+        self._parts: list[ArchivePart] = []
+        self._file: BinaryIO | None = None
+        self._size, self._digest = 0, hashlib.sha256()
+        self.position = 0
+
+    def write(self, content: bytes) -> None:
+        self.position += len(content)
+        view = memoryview(content)
+        while view:
+            if self._file is None:
+                self._open_part()
+            room = len(view) if self._limit is None else min(len(view), self._limit - self._size)
+            assert self._file is not None
+            self._file.write(view[:room])
+            self._digest.update(view[:room])
+            self._size += room
+            view = view[room:]
+            if self._size == self._limit:
+                self._finish_part()
+
+    def close(self) -> tuple[ArchivePart, ...]:
+        if self._file is not None:
+            self._finish_part()
+        return tuple(self._parts)
+
+    def _open_part(self) -> None:
+        if len(self._parts) == _MAX_PARTS:
+            raise _too_many_parts_error()
+        self._file = (self._folder / self._part_name()).open("wb")
+        self._size, self._digest = 0, hashlib.sha256()
+
+    def _finish_part(self) -> None:
+        assert self._file is not None
+        self._file.close()
+        self._file = None
+        self._parts.append(ArchivePart(self._part_name(), self._size, self._digest.hexdigest()))
+
+    def _part_name(self) -> str:
+        return ARCHIVE_NAME if self._limit is None else f"{ARCHIVE_NAME}.{len(self._parts) + 1:03d}"

@@ -1,0 +1,32 @@
+"""`bay sleep MODEL`: have a running server put a model to sleep."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from enginebay.cli.admin.admin_client import JsonOption, KeyOption, UrlOption, post_admin
+from enginebay.cli.output.console import emit_json
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Put a model of a running server to sleep.",
+)
+
+
+@app.command()
+def sleep(
+    model: Annotated[str, typer.Argument(help="A model of the server; `bay ps` lists them")],
+    url: UrlOption = None,
+    key: KeyOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Put a model to sleep after its last answer: on a GPU its memory is free for others. The next request wakes it."""
+    from enginebay.cli.output.fleet_tables import describe_model
+
+    found = post_admin(url, key, "sleep", {"model": model}, f"putting {model} to sleep")
+    emit_json(found) if json else print(describe_model(found))

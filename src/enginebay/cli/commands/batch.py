@@ -1,0 +1,182 @@
+"""`bay batch IN.jsonl OUT.jsonl`: a file of requests at full batching, resumable."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from enginebay.cli.event_loop import run_in_loop
+from enginebay.cli.options.sampling_options import with_sampling
+from enginebay.cli.options.stack_options import (
+    ConfigOption,
+    EngineOption,
+    OfflineOption,
+    RawOption,
+    SetOption,
+    StatusLine,
+    StrictOption,
+    build_stack_options,
+    show_warnings,
+    warn_unused_keys,
+)
+from enginebay.cli.output.console import emit_json, note
+from enginebay.config.resolved_config import Config
+from enginebay.config.sections.config_keys import AUTO
+from enginebay.engines import registry
+from enginebay.fleet.batch_runner import (
+    BatchDefaults,
+    BatchRequest,
+    BatchTally,
+    list_unanswered,
+    read_answers,
+    read_requests,
+    run_batch,
+)
+from enginebay.stack import AsyncStack
+
+PROGRESS_INTERVAL_S = 10.0  # between two lines on how far it is
+_RETRY_HINT = "--retry-failed does what failed again"
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+@with_sampling(logprobs="written with each answer")
+def batch(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="IN.jsonl",
+            help='One request a line: {"prompt": ...} or {"messages": ...}, with sampling parameters',
+        ),
+    ],
+    target: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT.jsonl",
+            help="One answer a line; what is there already is not done again, and must be of the same request",
+        ),
+    ],
+    *,
+    model: Annotated[str, typer.Option("--model", "-m", help="The model for all lines")] = "smollm2",
+    engine: EngineOption = None,
+    raw: RawOption = False,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", min=1, help="Requests in flight (default: twice the engine's batch)")
+    ] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Do again what ended in an error")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the tally as JSON")] = False,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    offline: OfflineOption = None,
+    strict: StrictOption = False,
+    sampling: dict[str, Any],
+) -> int:
+    """Run a file of requests. Interrupted, it goes on where it stopped."""
+    options = build_stack_options(config, set_, offline, strict, engine)
+    jobs = read_requests(source, _build_batch_defaults(model, engine, raw, options["config"], sampling))
+    done = read_answers(target, retry_failed)
+    left = list_unanswered(jobs, done, target)
+    failed = sum(done[job.id].failed for job in jobs if job.id in done)
+    note(
+        f"{len(jobs)} requests, {len(jobs) - len(left) - failed} already answered in {target}{_format_failed_before(failed)}"
+    )
+    if not left:
+        _print_json(BatchTally(), failed, as_json)
+        return 1 if failed else 0
+    progress = StatusLine()
+    stack = AsyncStack(model, say=progress.update, **options, **sampling)
+    try:
+        plan = stack.prepare()
+    finally:
+        progress.clear()
+    warn_unused_keys(set_, plan.spec.kind)
+    try:
+        tally = run_in_loop(_run_batch(stack, left, target, raw, concurrency, progress))
+    except KeyboardInterrupt:
+        found = read_answers(target)
+        answered = sum(job.id in found and not found[job.id].failed for job in jobs)
+        note(f"interrupted: {answered} of {len(jobs)} answered; run the same command to go on")
+        raise
+    _print_json(tally, failed, as_json)
+    rate = f", {tally.completion_tokens / tally.elapsed_s:.0f} tokens/s" if tally.elapsed_s else ""
+    note(
+        f"{tally.answered} answered, {tally.failed} failed, {tally.completion_tokens} tokens in {tally.elapsed_s:.1f} s{rate}"
+    )
+    if tally.failed:
+        note(f"the first that failed is {tally.first_error}; {_RETRY_HINT}")
+    return 1 if failed or tally.failed else 0
+
+
+def _format_failed_before(count: int) -> str:
+    return f", {count} failed before: {_RETRY_HINT}" if count else ""
+
+
+def _print_json(tally: BatchTally, failed_before: int, as_json: bool) -> None:
+    if as_json:
+        emit_json(
+            {
+                "answered": tally.answered,
+                "failed": tally.failed,
+                "failed_before": failed_before,
+                "completion_tokens": tally.completion_tokens,
+            }
+        )
+
+
+class LineProgress:
+    """How far it is, where there is no terminal to draw a bar on: a line now and then."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._printed_at = time.monotonic()
+
+    def advance(self, tally: BatchTally) -> None:
+        if time.monotonic() - self._printed_at >= PROGRESS_INTERVAL_S:
+            self._printed_at = time.monotonic()
+            note(f"{tally.answered + tally.failed} of {self._total} done, {tally.completion_tokens} tokens")
+
+
+def _build_batch_defaults(
+    model: str, engine: str | None, raw: bool, config: Config, sampling: dict[str, Any]
+) -> BatchDefaults:
+    """What all lines have in common, by flags or by the configuration."""
+    asked = engine or config.engine_for(model)
+    kind = asked.partition("==")[0]
+    configured = config.sampling if kind == AUTO else config.sampling_for(registry.get_spec(kind).kind, model)
+    return BatchDefaults(model, asked, raw, {**configured, **sampling})
+
+
+async def _run_batch(
+    stack: AsyncStack, jobs: list[BatchRequest], target: Path, raw: bool, concurrency: int | None, progress: StatusLine
+) -> BatchTally:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    try:
+        await stack.open()
+    finally:
+        progress.clear()
+    try:
+        show_warnings(stack.warnings)
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[tokens]} tokens"), TimeRemainingColumn())
+        console = Console(stderr=True)
+        lines = LineProgress(len(jobs))
+        with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task("batch", total=len(jobs), tokens=0)
+
+            def advance(tally: BatchTally) -> None:
+                bar.update(task, completed=tally.answered + tally.failed, tokens=tally.completion_tokens)
+                if not console.is_terminal:
+                    lines.advance(tally)
+
+            def request(job: BatchRequest) -> Any:
+                return stack.build_request(job.prompt, raw=raw or job.raw, **job.sampling)
+
+            return await run_batch(stack.worker, jobs, request, target, concurrency, advance)
+    finally:
+        await stack.close()

@@ -1,0 +1,118 @@
+"""`bay chat MODEL`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from enginebay.cli.options.sampling_options import with_sampling
+from enginebay.cli.options.stack_options import (
+    TRUNCATED_NOTE,
+    ConfigOption,
+    EngineOption,
+    LoraOption,
+    OfflineOption,
+    SetOption,
+    StatusLine,
+    StrictOption,
+    build_stack_options,
+    show_warnings,
+    warn_unused_keys,
+)
+from enginebay.cli.output.console import note
+from enginebay.cli.termination import Terminated
+from enginebay.contract import Delta, FinishReason
+from enginebay.errors import RequestError, UsageError
+from enginebay.stack import Stack
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+_HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
+
+
+@app.command()
+@with_sampling(logprobs="a conversation does not show them")
+def chat(
+    model: Annotated[str | None, typer.Argument(help="The model; unset: the configuration's, else smollm2")] = None,
+    *,
+    engine: EngineOption = None,
+    system: Annotated[str | None, typer.Option("--system", help="A system message before the conversation")] = None,
+    lora: LoraOption = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    offline: OfflineOption = None,
+    strict: StrictOption = False,
+    sampling: dict[str, Any],
+) -> None:
+    """Talk to a model; it remembers what was said."""
+    if sampling.get("n", 1) > 1:
+        raise UsageError(
+            "a conversation has one answer at a time", "leave out --n; --best-of picks the best of several"
+        )
+    progress = StatusLine()
+    stack = Stack(model, say=progress.update, **build_stack_options(config, set_, offline, strict, engine), **sampling)
+    try:
+        try:
+            stack.open()
+        finally:
+            progress.clear()
+        show_warnings(stack.warnings)
+        warn_unused_keys(set_, stack.facts.kind)
+        if sys.stdin.isatty():
+            note(f"{stack.facts.model} on {stack.facts.kind} {stack.facts.version}. {_HELP}")
+        converse(stack, system, {"lora": lora} if lora else {})
+    finally:
+        stack.close()
+
+
+def converse(stack: Stack, system: str | None, options: dict[str, Any]) -> None:
+    """Read, answer, remember, until the input ends."""
+    opening = [{"role": "system", "content": system}] if system else []
+    history = list(opening)
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "").strip()
+        except EOFError:
+            return
+        if line in ("/exit", "/quit"):
+            return
+        if line == "/reset":
+            history = list(opening)
+            continue
+        if not line:
+            continue
+        if line.startswith("/"):
+            note(_HELP)
+            continue
+        history.append({"role": "user", "content": line})
+        answer = _stream_answer(stack, history, options)
+        if answer:
+            history.append({"role": "assistant", "content": answer})
+        else:
+            history.pop()
+
+
+def _stream_answer(stack: Stack, history: list[dict[str, str]], options: dict[str, Any]) -> str:
+    pieces: list[str] = []
+    reason: FinishReason | None = None
+    try:
+        for event in stack.events(history, **options):
+            if not isinstance(event, Delta):
+                continue
+            reason, text = event.finish_reason or reason, event.text
+            if text:
+                pieces.append(text)
+                sys.stdout.write(text)
+                sys.stdout.flush()
+    except RequestError as error:
+        note(f"bay: {error.message}" + (f"\n     {error.hint}" if error.hint else ""))
+    except Terminated:
+        raise
+    except KeyboardInterrupt:
+        note(" (stopped)")
+    print(flush=True)
+    if reason is FinishReason.LENGTH:
+        note(TRUNCATED_NOTE)
+    return "".join(pieces)

@@ -1,0 +1,103 @@
+"""`bay completion SHELL`: prints a completion script, made from the command table and the commands themselves.
+
+The script is static: a press of the tab key starts no Python.
+"""
+
+from __future__ import annotations
+
+from enum import EnumMeta
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+
+from enginebay.cli.main import COMMANDS, import_command
+from enginebay.cli.output.completion_scripts import SCRIPTS, CompletionCommand, CompletionOption
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Print the shell completion script.",
+)
+
+
+@app.command()
+def completion(shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish")]) -> None:
+    """Print the completion script of a shell. Its first lines say how to load it."""
+    from enginebay.errors import UsageError
+
+    if shell not in SCRIPTS:
+        raise UsageError(f"there is no completion for {shell!r}", f"known shells: {', '.join(SCRIPTS)}")
+    print(SCRIPTS[shell](build_command_tree()), end="")
+
+
+def build_command_tree() -> CompletionCommand:
+    from enginebay.engines.registry import BUILT_IN
+
+    children = [_describe_top_level(name, text, tuple(BUILT_IN)) for name, text in COMMANDS.items()]
+    options = (
+        CompletionOption(("--help",), "Show the commands"),
+        CompletionOption(("--version",), "Print the version"),
+    )
+    return CompletionCommand("bay", "", options, tuple(children))
+
+
+def _describe_top_level(name: str, text: str, kinds: tuple[str, ...]) -> CompletionCommand:
+    try:
+        app = import_command(name).app
+    except ImportError:  # a command whose extra is not installed can still be named
+        return CompletionCommand(name, text)
+    found = _describe_command(name, typer.main.get_command(app), kinds)
+    return CompletionCommand(name, text, found.options, found.children, found.words)
+
+
+def _describe_command(name: str, command: Any, kinds: tuple[str, ...]) -> CompletionCommand:
+    """A command's options and subcommands, as its own parser knows them."""
+    children = tuple(_describe_command(child, one, kinds) for child, one in getattr(command, "commands", {}).items())
+    options = tuple(
+        _describe_option(one, kinds) for one in command.params if one.param_type_name == "option" and not one.hidden
+    )
+    words = tuple(
+        word for one in command.params if one.param_type_name == "argument" for word in _list_values(one, kinds)
+    )
+    help_option = (
+        ()
+        if any("--help" in one.flags for one in options)
+        else (CompletionOption(("--help",), "Show this command's help"),)
+    )
+    return CompletionCommand(name, _get_first_line(command.help), (*options, *help_option), children, words)
+
+
+def _describe_option(option: Any, kinds: tuple[str, ...]) -> CompletionOption:
+    flags = tuple(flag for flag in (*option.opts, *option.secondary_opts) if flag.startswith("-"))
+    takes_value = not (option.is_flag or option.count)
+    return CompletionOption(
+        flags, _get_first_line(option.help), takes_value, _list_values(option, kinds) if takes_value else ()
+    )
+
+
+def _list_values(parameter: Any, kinds: tuple[str, ...]) -> tuple[str, ...]:
+    """The values a parameter can have, where they are few and known: choices, engines, `a|b` in the metavar."""
+    choices = _list_choices(parameter)
+    if choices:
+        return choices
+    metavar = parameter.metavar or ""
+    if parameter.name == "engine" or "--engine" in parameter.opts or metavar.startswith("KIND"):
+        return kinds
+    return tuple(metavar.split("|")) if "|" in metavar and "[" not in metavar else ()
+
+
+def _list_choices(parameter: Any) -> tuple[str, ...]:
+    """Of an enum or a Literal; typer keeps the annotation itself, or a click type, depending on its version."""
+    annotation = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+    if isinstance(annotation, EnumMeta):
+        return tuple(str(getattr(one, "value", one)) for one in annotation)  # type: ignore[var-annotated]
+    if get_origin(annotation) is Literal:
+        return tuple(str(one) for one in get_args(annotation))
+    listed = getattr(getattr(parameter, "type", None), "choices", ())
+    return tuple(str(getattr(one, "value", one)) for one in listed)
+
+
+def _get_first_line(text: str | None) -> str:
+    return (text or "").strip().partition("\n")[0]

@@ -1,0 +1,171 @@
+"""`bay run MODEL "prompt"`: one answer, streamed to the terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from enginebay.cli.event_loop import run_in_loop
+from enginebay.cli.options.sampling_options import with_sampling
+from enginebay.cli.options.stack_options import (
+    TRUNCATED_NOTE,
+    ConfigOption,
+    EngineOption,
+    LoraOption,
+    ModelArgument,
+    OfflineOption,
+    RawOption,
+    SetOption,
+    StatusLine,
+    StrictOption,
+    build_stack_options,
+    show_warnings,
+    warn_unused_keys,
+)
+from enginebay.cli.output.console import emit_json, note
+from enginebay.contract import Delta, FinishReason
+from enginebay.contract.engine_messages import Done
+from enginebay.errors import UsageError
+from enginebay.stack import AsyncStack
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+@with_sampling(logprobs="shown with --json")
+def run(
+    model: ModelArgument,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; `-` or nothing reads it from standard input")
+    ] = None,
+    *,
+    engine: EngineOption = None,
+    system: Annotated[str | None, typer.Option("--system", help="A system message before the prompt")] = None,
+    raw: RawOption = False,
+    lora: LoraOption = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Print counts and timings on standard error")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming text")] = False,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    offline: OfflineOption = None,
+    strict: StrictOption = False,
+    sampling: dict[str, Any],
+) -> None:
+    """Answer one prompt, streamed as it is made."""
+    if raw and system:
+        raise UsageError(
+            "--raw and --system contradict each other", "put the system message into the prompt, or leave out --raw"
+        )
+    text = read_prompt(prompt)
+    asked: Any = [{"role": "system", "content": system}, {"role": "user", "content": text}] if system else text
+    progress = StatusLine()
+    stack = AsyncStack(
+        model, say=progress.update, **build_stack_options(config, set_, offline, strict, engine), **sampling
+    )
+    try:
+        plan = stack.prepare()
+    finally:
+        progress.clear()
+    warn_unused_keys(set_, plan.spec.kind)
+    run_in_loop(_run_prompt(stack, asked, raw, lora, stats, as_json, progress))
+
+
+async def _run_prompt(
+    stack: AsyncStack, prompt: Any, raw: bool, lora: str | None, stats: bool, as_json: bool, progress: StatusLine
+) -> None:
+    started = time.monotonic()
+    try:
+        await stack.open()
+    finally:
+        progress.clear()
+    try:
+        show_warnings(stack.warnings)
+        load_s = time.monotonic() - started
+        printer = _AnswerPrinter(stream=not as_json)
+        async for event in stack.events(prompt, raw=raw, lora=lora):
+            printer.handle_event(event)
+        printer.finish()
+        if printer.is_truncated and not as_json:
+            note(TRUNCATED_NOTE)
+        if as_json:
+            emit_json({"model": stack.plan.model, "engine": stack.plan.spec.kind, **printer.to_json()})
+        if stats and printer.done is not None:
+            _print_stats(stack, printer.done, load_s)
+    finally:
+        await stack.close()
+
+
+class _AnswerPrinter:
+    """Streams the first answer as it comes; further ones follow it whole."""
+
+    def __init__(self, stream: bool) -> None:
+        self._stream = stream
+        self._events: dict[int, list[Delta]] = {}
+        self.done: Done | None = None
+
+    def handle_event(self, event: Delta | Done) -> None:
+        if isinstance(event, Done):
+            self.done = event
+            return
+        self._events.setdefault(event.choice, []).append(event)
+        if self._stream and event.choice == 0 and event.text:
+            sys.stdout.write(event.text)
+            sys.stdout.flush()
+
+    def finish(self) -> None:
+        if not self._stream:
+            return
+        if not self.join_text(0).endswith("\n"):
+            sys.stdout.write("\n")
+        for choice in sorted(self._events)[1:]:
+            sys.stdout.write(f"--- {choice + 1} ---\n{self.join_text(choice)}\n")
+        sys.stdout.flush()
+
+    @property
+    def is_truncated(self) -> bool:
+        return any(events[-1].finish_reason is FinishReason.LENGTH for events in self._events.values())
+
+    def join_text(self, choice: int) -> str:
+        return "".join(event.text for event in self._events.get(choice, ()))
+
+    def to_json(self) -> dict[str, Any]:
+        choices = [self._choice_to_json(number) for number in sorted(self._events)]
+        usage = self.done.usage if self.done else None
+        timing = self.done.timing if self.done else None
+        return {
+            "choices": choices,
+            "usage": {name: getattr(usage, name) for name in usage.__slots__} if usage else None,
+            "timing": {name: getattr(timing, name) for name in timing.__slots__} if timing else None,
+        }
+
+    def _choice_to_json(self, number: int) -> dict[str, Any]:
+        events = self._events[number]
+        found: dict[str, Any] = {"text": self.join_text(number), "finish_reason": events[-1].finish_reason}
+        logprobs = [one for event in events for one in event.logprobs]
+        if logprobs:
+            found["logprobs"] = [{"token_id": one.token_id, "logprob": one.logprob, "top": one.top} for one in logprobs]
+        return found
+
+
+def _print_stats(stack: AsyncStack, done: Done, load_s: float) -> None:
+    usage, timing = done.usage, done.timing
+    decode_s = timing.total_s - timing.ttft_s
+    rate = (usage.completion_tokens - 1) / decode_s if decode_s > 0 and usage.completion_tokens > 1 else 0.0
+    note(f"engine        {stack.facts.kind} {stack.facts.version}")
+    note(f"start         {load_s:.2f} s, of which loading {stack.facts.load_s:.2f} s")
+    note(f"prompt        {usage.prompt_tokens} tokens ({usage.cached_tokens} cached)")
+    note(f"first token   {timing.ttft_s * 1000:.0f} ms")
+    speed = f", {rate:.1f} tokens/s after the first" if rate else ""
+    note(f"answer        {usage.completion_tokens} tokens{speed}, {timing.total_s:.2f} s in all")
+
+
+def read_prompt(prompt: str | None) -> str:
+    """The argument; standard input for `-` or when something is piped in and no prompt is given."""
+    if prompt == "-" or (prompt is None and sys.stdin is not None and not sys.stdin.isatty()):
+        prompt = sys.stdin.read()
+    if not prompt or not prompt.strip():
+        raise UsageError("there is no prompt", 'give one: bay run MODEL "prompt", or pipe it in')
+    return prompt

@@ -1,0 +1,213 @@
+"""`bay serve [MODEL...]`: models behind the OpenAI-compatible API."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from enginebay.cli.event_loop import run_in_loop
+from enginebay.cli.options.stack_options import (
+    ConfigOption,
+    EngineOption,
+    OfflineOption,
+    PresetOption,
+    SetOption,
+    StatusLine,
+    StrictOption,
+    show_warnings,
+    split_assignments,
+)
+from enginebay.cli.output.console import note
+from enginebay.config.loader import load_config
+from enginebay.config.preset_registry import find_preset
+from enginebay.config.resolved_config import Config
+from enginebay.errors import ConfigError
+from enginebay.util.stdin_watchdog import exit_on_stdin_eof
+
+if TYPE_CHECKING:
+    from enginebay.fleet.lifecycle.launch_plan import Say
+    from enginebay.fleet.lifecycle.replica import Replica
+    from enginebay.server.auth.api_keys import Keyring
+    from enginebay.server.supervisor.desired_state import DesiredState
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def serve(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...", help="What to serve (default: the configuration's models, else the embedded one)"
+        ),
+    ] = None,
+    *,
+    engine: EngineOption = None,
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen on (default: 127.0.0.1)")] = None,
+    port: Annotated[int | None, typer.Option("--port", "-p", help="Port; 0 for any free one (default: 8000)")] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="Server processes that share the models (default: 1)")
+    ] = None,
+    keys_file: Annotated[
+        Path | None,
+        typer.Option("--keys-file", help="API keys made by `bay keys` (default: keys.yaml in ENGINEBAY_HOME)"),
+    ] = None,
+    allow_without_key: Annotated[
+        bool | None, typer.Option("--allow-without-key", help="Listen beyond this host without any API key")
+    ] = None,
+    log_format: Annotated[str | None, typer.Option("--log-format", help="text or json (default: text)")] = None,
+    log_level: Annotated[
+        str | None, typer.Option("--log-level", help="debug, info, warning or error (default: info)")
+    ] = None,
+    config: ConfigOption = None,
+    preset: PresetOption = None,
+    set_: SetOption = None,
+    offline: OfflineOption = None,
+    strict: StrictOption = False,
+    until_stdin_ends: Annotated[
+        bool, typer.Option("--until-stdin-ends", hidden=True, help="End with the program that started this one")
+    ] = False,
+) -> None:
+    """Serve models over the OpenAI-compatible API until Ctrl-C or SIGTERM."""
+    if until_stdin_ends:
+        exit_on_stdin_eof()
+    keys, settings = split_assignments(set_)
+    flags: dict[str, Any] = {
+        "offline": offline,
+        "server.host": host,
+        "server.port": port,
+        "server.workers": workers,
+        "server.keys_file": str(keys_file) if keys_file else None,
+        "server.allow_without_key": allow_without_key,
+        "server.log_format": log_format,
+        "server.log_level": log_level,
+    }
+    flags = {**keys, **{name: value for name, value in flags.items() if value is not None}}
+    asked = ServeOptions(config, preset, flags, models or [], engine, settings, strict)
+    _run_server(asked)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """The command line, to be read once more when the configuration has changed."""
+
+    config: Path | None
+    preset: str | None
+    flags: dict[str, Any]
+    models: list[str]
+    engine: str | None
+    settings: dict[str, Any]
+    strict: bool
+
+    def read_config(self) -> Config:
+        return load_config(self.config, preset=self.preset, flags=self.flags, strict=self.strict)
+
+
+def _run_server(options: ServeOptions) -> None:
+    import uvloop
+
+    from enginebay.server.supervisor.listen_socket import bind_socket, build_url
+    from enginebay.server.supervisor.shutdown_signals import ReloadSignal
+    from enginebay.server.telemetry.log_format import format_json_line
+    from enginebay.util.file_limits import raise_open_file_limit
+
+    hangups = ReloadSignal()
+    raise_open_file_limit()
+    config = options.read_config()
+    keyring = _load_keyring(config)
+    as_json = config.server.log_format == "json"
+    progress = StatusLine(after_s=float("inf") if as_json else 0.0)
+    show_warnings([*keyring.warnings, *map(str, config.warnings)])
+    sock = bind_socket(config.server, keyring)
+    wanted = _build_desired_state(options, config, keyring, progress.update)
+    idle_preset = _find_unused_preset(options, wanted)
+    if idle_preset and options.strict:
+        raise ConfigError(idle_preset[0], "take a preset of that engine, or none", param="preset")
+
+    def ready(places: list[Replica]) -> None:
+        progress.clear()
+        show_warnings([*_find_unused_standbys(wanted), *idle_preset])
+        known = list(map(str, config.warnings))
+        for place in places:
+            _announce_model(place, known, announce)
+        announce(
+            f"serving at {build_url(sock)} (documentation: {build_url(sock)}/docs)", "serving", url=build_url(sock)
+        )
+
+    def announce(text: str, event: str, **fields: Any) -> None:
+        """For a person, or as one more line of a log for machines."""
+        note(format_json_line(time.time(), "info", event, fields) if as_json else text)
+
+    def read_again() -> DesiredState:
+        found = options.read_config()
+        return _build_desired_state(options, found, _load_keyring(found), lambda _: None)
+
+    async def run() -> None:
+        from enginebay.server.supervisor.supervisor import Supervisor
+
+        await Supervisor(wanted, sock, progress.update, ready, read_again, _load_keyring, hangups).serve()
+
+    run_in_loop(run(), uvloop.new_event_loop)
+    sys.stderr.flush()
+
+
+def _load_keyring(config: Config) -> Keyring:
+    from enginebay.server.auth.api_keys import Keyring
+
+    return Keyring.load(config.server.keys_file, os.environ)
+
+
+def _find_unused_standbys(desired: DesiredState) -> list[str]:
+    """Spare processes that no model of this server could ever use."""
+    used = {variant.kind for variant in desired.variants}
+    return [f"fleet.standby: no model runs on {kind}" for kind in desired.config.fleet.standby if kind not in used]
+
+
+def _find_unused_preset(options: ServeOptions, desired: DesiredState) -> list[str]:
+    """A preset is for one engine: said where no model of this server runs on it, unless the configuration has said so."""
+    if options.preset is None or any(warning.key == "preset" for warning in desired.config.warnings):
+        return []
+    kind = find_preset(options.preset).engine
+    used = sorted({variant.kind for variant in desired.variants})
+    return (
+        [] if kind in used else [f"preset {options.preset} counts on {kind} alone, and models run on {', '.join(used)}"]
+    )
+
+
+def _build_desired_state(options: ServeOptions, config: Config, keyring: Keyring, say: Say) -> DesiredState:
+    from enginebay.fleet.routing.variants import build_variants
+    from enginebay.server.supervisor.desired_state import DesiredState
+
+    names: list[str | None] = [*(options.models or config.models)] or [None]
+    variants = build_variants(
+        config, names, engine=options.engine, settings=options.settings, strict=options.strict, say=say
+    )  # fmt: skip
+    return DesiredState(config, tuple(variants), keyring)
+
+
+def _announce_model(replica: Replica, known: list[str], announce: Callable[..., None]) -> None:
+    from enginebay.fleet.scheduling.wait_estimate import state_label
+
+    plan, facts = replica.variant.plan, replica.facts
+    if plan is None:
+        error = replica.variant.error
+        assert error is not None
+        show_warnings([f"{replica.name}: {error.message}" + (f"; {error.hint}" if error.hint else "")])
+        return
+    facts_warnings = facts.warnings if facts is not None else ()
+    show_warnings([line for line in (*plan.warnings, *facts_warnings) if line not in known])
+    if facts is None or not replica.ready:
+        if replica.variant.primary:
+            announce(f"{replica.name} on {plan.spec.kind} is {state_label(replica)}, and loaded when it is asked for", "offered",
+                     model=replica.name, engine=plan.spec.kind)  # fmt: skip
+        return
+    engine = f"{facts.kind} {facts.version}"
+    said = f"{replica.name} on {engine}, loaded in {facts.load_s:.1f} s"
+    announce(said, "loaded", model=replica.name, engine=engine, load_s=facts.load_s)

@@ -1,0 +1,16 @@
+"""The packages that the lab needs and the rest of Enginebay does without."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from enginebay.errors import EnginebayError
+
+LAB_PACKAGES = ("numpy", "scipy", "pyarrow")
+
+
+def require_lab() -> None:
+    """Raises `EnginebayError` with what to install."""
+    missing = [name for name in LAB_PACKAGES if find_spec(name) is None]
+    if missing:
+        raise EnginebayError(f"the lab needs {', '.join(missing)}", "run: pip install 'enginebay[lab]'")

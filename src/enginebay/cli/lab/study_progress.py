@@ -1,0 +1,145 @@
+"""What a person sees while a study runs: what runs now, how far it is, and what is left."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from enginebay.cli.output.console import note
+from enginebay.util.text_format import pluralize
+
+if TYPE_CHECKING:
+    from enginebay.errors import EnginebayError
+    from enginebay.lab.loadgen.sender_pool import LoadgenProgress
+    from enginebay.lab.search.candidates import Candidate
+    from enginebay.lab.store.run_reader import Run
+    from enginebay.lab.store.study_plan import StudyStep
+
+
+_REFRESH_S = 0.5
+_PLAIN_REFRESH_S = 30.0
+
+
+class StudyProgress:
+    """One line that changes on a terminal; elsewhere a line now and then."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._head = ""
+        self._last_phase = ""  # the phase told last
+        self._printed_s = 0.0
+        self._run_started_s = self._study_started_s = time.monotonic()
+        self._done = 0
+        self._left = 0
+        self._last_sample: tuple[float, int] = (0.0, 0)
+
+    def begin_run(self, step: StudyStep, number: int, count: int) -> None:
+        self._head = f"[{number}/{count}] {step.label}, cycle {step.cycle}"
+        self._run_started_s = time.monotonic()
+        self._left = count - number + 1
+        self._last_sample = (0.0, 0)
+        if not self._is_terminal:
+            note(self._head)
+
+    def show_phase(self, text: str) -> None:
+        self._draw_line(f"{text}{self._format_time_left()}")
+        if not self._is_terminal and text != self._last_phase:
+            self._last_phase = text
+            note(f"{self._head}: {text}" if self._head else text)
+
+    def show_live(self, live: LoadgenProgress, requests: int) -> None:
+        now = time.monotonic()
+        every_s = _REFRESH_S if self._is_terminal else _PLAIN_REFRESH_S
+        if live.elapsed_s < every_s or now - self._printed_s < every_s:
+            return
+        before_s, before = self._last_sample
+        rate = (live.events - before) / max(live.elapsed_s - before_s, 0.001)
+        self._last_sample = (live.elapsed_s, live.events)
+        failed = f", {live.failed} failed" if live.failed else ""
+        text = f"{live.ended}/{requests} answered{failed}, about {rate:,.0f} tokens/s now, {live.elapsed_s:.0f} s"
+        self._draw_line(text + self._format_time_left())
+        if not self._is_terminal:
+            note(f"{self._head}: {text}")
+        self._printed_s = now
+
+    def end_run(self, step: StudyStep, result: Run | EnginebayError) -> None:
+        from enginebay.errors import EnginebayError
+
+        self.clear()
+        self._done += 1
+        took = f"{time.monotonic() - self._run_started_s:.0f} s"
+        if isinstance(result, EnginebayError):
+            note(f"{self._head}: could not be run: {result.message}")
+            if result.hint:
+                note(f"     {result.hint}")
+            return
+        note(f"{self._head}: {result.status}, {_format_figures(result)} ({took})")
+        for reason in result.reasons:
+            note(f"     {reason['severity']}: {reason['code']}: {reason['message']}")
+
+    def clear(self) -> None:
+        if self._is_terminal:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def _draw_line(self, text: str) -> None:
+        if self._is_terminal:
+            sys.stderr.write(f"\r\x1b[K{self._head}: {text}")
+            sys.stderr.flush()
+
+    def _format_time_left(self) -> str:
+        """By the mean of the runs so far; nothing before there is one."""
+        if not self._done:
+            return ""
+        left_s = (time.monotonic() - self._study_started_s) / self._done * self._left
+        return f"; about {left_s / 60:.0f} min left" if left_s >= 90 else f"; about {left_s:.0f} s left"
+
+
+def _format_figures(run: Run) -> str:
+    from enginebay.lab.measures.headlines import format_digits
+
+    measures = run.measures
+    parts = [f"{format_digits(measures.get('output_tokens_per_s'))} output tokens/s"]
+    median_s = measures.get("ttft_s", {}).get("median")
+    if median_s is not None:
+        parts.append(f"median TTFT {median_s * 1000:.0f} ms")
+    if measures.get("errors"):
+        parts.append(pluralize(measures["errors"], "error"))
+    return ", ".join(parts)
+
+
+class SearchProgress(StudyProgress):
+    """As of a study, whose number of runs nobody knows beforehand."""
+
+    def begin_engine(self, label: str, number: int, count: int) -> None:
+        """The next engine."""
+        self._engine_label = f"[{number}/{count}] {label}"
+        self._start_line(self._engine_label)
+
+    def begin_search_run(self, what: str) -> None:
+        """The next run on it."""
+        self._start_line(f"{self._engine_label} {what}")
+
+    def end_search_run(self, run: Run, what: str) -> None:
+        self.clear()
+        if run.manifest["profile"]["kind"] == "closed":  # it shows where to begin, and decides nothing
+            note(f"{self._head}: {what}")
+            return
+        codes = ", ".join(reason["code"] for reason in run.reasons)
+        note(f"{self._head}: {what} ({run.status}{f': {codes}' if codes else ''})")
+
+    def end_engine(self, found: Candidate) -> None:
+        self.clear()
+        if found.rate is None:
+            note(f"{self._engine_label}: {found.why_none}")
+            return
+        above = f", missed at {found.above:g}" if found.above is not None else f", {found.limit}" if found.limit else ""
+        note(f"{self._engine_label}: {found.rate:g} requests/s{above}")
+
+    def _start_line(self, head: str) -> None:
+        self._head = head
+        self._last_sample = (0.0, 0)
+
+    def _format_time_left(self) -> str:
+        return ""

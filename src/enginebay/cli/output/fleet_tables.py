@@ -1,0 +1,131 @@
+"""What `bay ps`, `bay switches` and the commands that move models show, from the server's answers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, tzinfo
+from typing import Any
+
+from enginebay.fleet.lifecycle.switch_history import PHASES
+from enginebay.server.telemetry.log_format import escape_unprintable
+from enginebay.util.number_format import format_age, format_bytes, format_duration
+
+JsonObject = Mapping[str, Any]
+
+PS_COLUMNS = ("name", "engine", "state", "running", "waiting", "memory", "since", "last switch", "pid")
+_SWITCH_COLUMNS = ("time", "model", "engine", "from", "replaced", "total")
+
+
+# bay ps
+
+
+def build_ps_rows(found: JsonObject) -> list[list[str]]:
+    """In the order of PS_COLUMNS."""
+    return [_build_ps_row(model) for model in found["models"]]
+
+
+def _build_ps_row(model: JsonObject) -> list[str]:
+    return [
+        escape_unprintable(model["name"]),
+        escape_unprintable(" ".join(part for part in (model["engine"], model["version"]) if part)),
+        escape_unprintable(model["state"]) + (", pinned" if model["pinned"] else ""),
+        str(model["running"]),
+        str(model["waiting"]),
+        format_bytes(model["memory_bytes"]) if model["memory_bytes"] else "-",
+        format_age(model["awake_s"]) if model["awake_s"] is not None else "-",
+        _format_switch_time(model["last_switch"]) if model["last_switch"] else "-",
+        str(model["pid"] or "-"),
+    ]
+
+
+def build_ps_notes(found: JsonObject) -> list[str]:
+    """What a table has no place for: memory, spare processes, and what is wrong."""
+    lines = [_format_memory(found)]
+    if found["standby"]:
+        spare = ", ".join(f"{escape_unprintable(kind)} (pid {pid})" for kind, pid in found["standby"].items())
+        lines.append(f"standby: {spare}")
+    for model in found["models"]:
+        if model["smaller_settings"]:
+            lines.append(
+                f"{escape_unprintable(model['name'])} runs with smaller settings than asked for: memory was short"
+            )
+        if model["last_failure"]:
+            lines.append(
+                f"{escape_unprintable(model['name'])}: last failure: {escape_unprintable(model['last_failure'])}"
+            )
+    return lines
+
+
+def _format_memory(found: JsonObject) -> str:
+    """Of each pool. Workers are measured in main memory; what is taken of a GPU is what they are counted with there."""
+    taken = dict.fromkeys(found["memory_bytes"], 0)
+    for model in found["models"]:
+        taken["ram"] = taken.get("ram", 0) + (model["memory_bytes"] or 0)
+        for pool, needed in model["needs_bytes"].items():
+            if pool != "ram" and model["awake_s"] is not None:
+                taken[pool] = taken.get(pool, 0) + needed
+    pools = [
+        f"{escape_unprintable(pool)} {format_bytes(taken[pool])} of {format_bytes(there)}"
+        for pool, there in found["memory_bytes"].items()
+    ]
+    return f"memory: {', '.join(pools)}"
+
+
+def _format_switch_time(switch: JsonObject) -> str:
+    """The total, and the phase that most of it was."""
+    slowest = switch["slowest"]
+    most = f" ({escape_unprintable(slowest['phase'])} {format_duration(slowest['seconds'])})" if slowest else ""
+    return f"{format_duration(switch['total_s'])}{most}"
+
+
+# bay switches
+
+
+def build_switch_table(found: JsonObject, zone: tzinfo | None = None) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows, oldest first; a column for each phase that any of them had. Times are of this zone, or here."""
+    switches: Sequence[JsonObject] = found["switches"]
+    phases = _list_phases(switches)
+    rows = [_build_switch_row(switch, phases, zone) for switch in switches]
+    return [*_SWITCH_COLUMNS, *(escape_unprintable(phase.replace("_", " ")) for phase in phases), "objective"], rows
+
+
+def _list_phases(switches: Iterable[JsonObject]) -> list[str]:
+    seen = dict.fromkeys(phase for switch in switches for phase in switch["phases"])
+    return [*(phase for phase in PHASES if phase in seen), *(phase for phase in seen if phase not in PHASES)]
+
+
+def _build_switch_row(switch: JsonObject, phases: Iterable[str], zone: tzinfo | None) -> list[str]:
+    spent = switch["phases"]
+    return [
+        datetime.fromtimestamp(switch["at"], UTC).astimezone(zone).strftime("%Y-%m-%d %H:%M:%S"),
+        escape_unprintable(switch["model"]),
+        escape_unprintable(switch["engine"]),
+        escape_unprintable(switch["from"]),
+        escape_unprintable(", ".join(switch["replaced"])) or "-",
+        format_duration(switch["total_s"]),
+        *(format_duration(spent[phase]) if phase in spent else "-" for phase in phases),
+        "met" if switch["met"] else f"missed ({switch['slo_s']:g} s)",
+    ]
+
+
+def summarize_switches(found: JsonObject) -> str:
+    """All of them in one line."""
+    means = ", ".join(f"{escape_unprintable(kind)} {format_duration(mean)}" for kind, mean in found["mean_s"].items())
+    count = len(found["switches"])
+    return f"{count} {'switch' if count == 1 else 'switches'}, {found['missed']} missed their objective" + (
+        f"; mean from {means}" if means else ""
+    )
+
+
+# bay load, sleep, unload, switch, adapters
+
+
+def describe_model(model: JsonObject) -> str:
+    """How a model is now, in one line."""
+    switch = model["last_switch"]
+    awake = switch is not None and model["state"] == "awake"
+    taken = f", from {escape_unprintable(switch['from'])} in {_format_switch_time(switch)}" if awake else ""
+    if model.get("already"):
+        taken = ", and was before"
+    engine = " ".join(part for part in (model["engine"], model["version"]) if part)
+    return f"{escape_unprintable(model['name'])} on {escape_unprintable(engine)} is {escape_unprintable(model['state'])}{taken}"

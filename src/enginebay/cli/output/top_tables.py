@@ -1,0 +1,180 @@
+"""What `bay top` shows, from two scrapes of a server's metrics. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from enginebay.server.telemetry.log_format import escape_unprintable
+from enginebay.server.telemetry.prometheus_text import Samples, estimate_quantile, sum_buckets, sum_samples
+from enginebay.util.number_format import format_age, format_bytes, format_duration
+
+TOP_COLUMNS = (
+    "model", "engine", "running", "waiting", "req/s", "in tok/s", "out tok/s", "ttft p50", "ttft p95", "itl p50",
+    "itl p95", "kv", "memory", "errors",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TopRow:
+    """One model on one engine. Rates and latencies are of the last interval; None: nothing happened, or nobody tells."""
+
+    model: str
+    engine: str
+    running: float | None
+    waiting: float | None
+    requests_per_s: float
+    prompt_tokens_per_s: float
+    completion_tokens_per_s: float
+    ttft_p50_s: float | None
+    ttft_p95_s: float | None
+    inter_token_p50_s: float | None
+    inter_token_p95_s: float | None
+    kv_used_ratio: float | None
+    memory_bytes: float | None
+    errors: float  # since the server started
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSummary:
+    """The server as a whole."""
+
+    version: str
+    connections: float | None
+    memory_bytes: float | None
+    uptime_s: float | None
+    refused_per_s: float  # by rate limits, full queues and the like
+
+
+def build_rows(before: Samples, after: Samples, seconds: float) -> list[TopRow]:
+    """A row per model and engine, by name."""
+    return [_build_row(before, after, seconds, model, engine) for model, engine in sorted(_list_models(after))]
+
+
+def build_summary(before: Samples, after: Samples, seconds: float, now_s: float) -> ServerSummary:
+    started = sum_samples(after, "process_start_time_seconds")
+    refused = sum(
+        _compute_rate(before, after, seconds, f"enginebay_{name}_total", {}) for name in ("rate_limited", "rejected")
+    )
+    versions = [dict(labels).get("version", "") for labels in after.get("enginebay_server_info", {})]
+    return ServerSummary(
+        version=max(versions, default=""),
+        connections=sum_samples(after, "enginebay_connections"),
+        memory_bytes=sum_samples(after, "process_resident_memory_bytes"),
+        uptime_s=None if started is None else max(0.0, now_s - started),
+        refused_per_s=refused,
+    )
+
+
+def _list_models(samples: Samples) -> set[tuple[str, str]]:
+    labels = (dict(own) for children in samples.values() for own in children)
+    return {(own["model"], own["engine"]) for own in labels if "model" in own and "engine" in own}
+
+
+def _build_row(before: Samples, after: Samples, seconds: float, model: str, engine: str) -> TopRow:
+    own = {"model": model, "engine": engine}
+
+    def rate(name: str) -> float:
+        return _compute_rate(before, after, seconds, name, own)
+
+    ttft = _subtract_histograms(before, after, "enginebay_time_to_first_token_seconds", own)
+    between = _subtract_histograms(before, after, "enginebay_inter_token_latency_seconds", own)
+    return TopRow(
+        model=model,
+        engine=engine,
+        running=sum_samples(after, "enginebay_requests_running", **own),
+        waiting=sum_samples(after, "enginebay_requests_waiting", **own),
+        requests_per_s=rate("enginebay_requests_total"),
+        prompt_tokens_per_s=rate("enginebay_prompt_tokens_total"),
+        completion_tokens_per_s=rate("enginebay_completion_tokens_total"),
+        ttft_p50_s=estimate_quantile(0.5, ttft),
+        ttft_p95_s=estimate_quantile(0.95, ttft),
+        inter_token_p50_s=estimate_quantile(0.5, between),
+        inter_token_p95_s=estimate_quantile(0.95, between),
+        kv_used_ratio=sum_samples(after, "enginebay_kv_cache_usage_ratio", **own),
+        memory_bytes=sum_samples(after, "enginebay_worker_memory_bytes", **own),
+        errors=sum_samples(after, "enginebay_errors_total", **own) or 0.0,
+    )
+
+
+def _compute_rate(before: Samples, after: Samples, seconds: float, name: str, own: Mapping[str, str]) -> float:
+    new, old = sum_samples(after, name, **own) or 0.0, sum_samples(before, name, **own) or 0.0
+    return _compute_increase(old, new) / seconds if seconds > 0 else 0.0
+
+
+def _compute_increase(old: float, new: float) -> float:
+    """How much a counter grew; one that fell was started anew."""
+    return new - old if new >= old else new
+
+
+def _subtract_histograms(before: Samples, after: Samples, name: str, own: Mapping[str, str]) -> dict[float, float]:
+    old, new = sum_buckets(before, name, **own), sum_buckets(after, name, **own)
+    anew = any(new[bound] < old.get(bound, 0.0) for bound in new)
+    return {bound: count if anew else count - old.get(bound, 0.0) for bound, count in new.items()}
+
+
+# For people
+
+
+def format_cells(row: TopRow) -> list[str]:
+    """In the order of COLUMNS."""
+    return [
+        escape_unprintable(row.model),  # a server may call its models anything, and this is a terminal
+        escape_unprintable(row.engine),
+        _format_or_dash(row.running, _format_count),
+        _format_or_dash(row.waiting, _format_count),
+        _format_rate(row.requests_per_s),
+        _format_rate(row.prompt_tokens_per_s),
+        _format_rate(row.completion_tokens_per_s),
+        *(
+            _format_or_dash(value, format_duration)
+            for value in (row.ttft_p50_s, row.ttft_p95_s, row.inter_token_p50_s, row.inter_token_p95_s)
+        ),
+        _format_or_dash(row.kv_used_ratio, lambda share: f"{share:.0%}"),
+        _format_or_dash(row.memory_bytes, format_bytes),
+        _format_count(row.errors),
+    ]
+
+
+def format_headline(summary: ServerSummary, rows: Sequence[TopRow]) -> str:
+    """The server in one line."""
+    parts = [f"enginebay {escape_unprintable(summary.version)}".strip()]
+    if summary.uptime_s is not None:
+        parts.append(f"up {format_age(summary.uptime_s)}")
+    if summary.connections is not None:
+        parts.append(f"{_format_count(summary.connections)} connection{'' if summary.connections == 1 else 's'}")
+    parts.append(f"{_format_rate(sum(row.requests_per_s for row in rows))} req/s")
+    parts.append(f"{_format_rate(sum(row.completion_tokens_per_s for row in rows))} tok/s out")
+    if summary.refused_per_s:
+        parts.append(f"{_format_rate(summary.refused_per_s)} refused/s")
+    if summary.memory_bytes is not None:
+        parts.append(format_bytes(summary.memory_bytes))
+    return " · ".join(parts)
+
+
+def to_json(summary: ServerSummary, rows: Sequence[TopRow]) -> dict[str, Any]:
+    """Infinity, which JSON does not have, becomes null: above the highest bucket, nobody knows how far."""
+    return {
+        "server": _replace_infinities(asdict(summary)),
+        "models": [_replace_infinities(asdict(row)) for row in rows],
+    }
+
+
+def _replace_infinities(data: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in data.items()
+    }
+
+
+def _format_or_dash(value: float | None, show: Callable[[float], str]) -> str:
+    return "-" if value is None else show(value)
+
+
+def _format_count(value: float) -> str:
+    return f"{value:.0f}"
+
+
+def _format_rate(value: float) -> str:
+    return f"{value:.1f}" if 0 < value < 100 else f"{value:,.0f}"

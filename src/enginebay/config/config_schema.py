@@ -1,0 +1,183 @@
+"""A JSON schema of the config file, made from the tables that check it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from enginebay.config.sections.config_keys import (
+    FALLBACK_TRIGGERS,
+    MODEL_KEYS,
+    ROOT_ALIASES,
+    ROOT_KEYS,
+    SAMPLING_ALIASES,
+    SAMPLING_KEYS,
+    SECTIONS,
+    TRUST_KEY,
+    ConfigKeys,
+)
+from enginebay.config.sections.engine_block import describe_retirement
+from enginebay.config.sections.experiment_section import EXPERIMENT_KEYS, SWEEP_KEY
+from enginebay.config.sections.fleet_section import FLEET_SECTION
+from enginebay.config.sections.server_section import SERVER_SECTION
+from enginebay.contract import EngineSpec, Setting, Support
+
+JSON_TYPES = {"int": "integer", "float": "number", "bool": "boolean", "str": "string", "map": "object", "list": "array"}
+
+Schema = dict[str, Any]
+
+
+def build_json_schema(specs: Mapping[str, EngineSpec]) -> Schema:
+    words = ConfigKeys(specs)
+    top = _build_top_level(words)
+    inner = {"$ref": "#/$defs/inference"}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Enginebay configuration",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {**top, "inference": inner},
+        "$defs": {
+            "inference": {**_build_object(top), "description": "The same keys as at the top level"},
+            "sampling": _nest_settings(SAMPLING_KEYS),
+            "server": _nest_settings(SERVER_SECTION.settings),
+            "fleet": _nest_settings(
+                FLEET_SECTION.settings, {"standby": _build_list(words.kinds_by_name, FLEET_SECTION.settings["standby"])}
+            ),
+            "model": _build_model(words),
+            **{f"engine_{kind}": _build_engine(spec) for kind, spec in specs.items()},
+        },
+    }
+
+
+def _build_top_level(known_keys: ConfigKeys) -> dict[str, Schema]:
+    plain = {
+        name: _build_engine_enum(known_keys) if name == "engine" else _convert_setting(one)
+        for name, one in ROOT_KEYS.items()
+    }
+    aliases = {alias: plain[name] for alias, name in ROOT_ALIASES.items()}
+    moved = {name: _convert_setting(SAMPLING_KEYS[to]) for name, to in SAMPLING_ALIASES.items()}
+    sampling: dict[str, Schema] = {name: {"$ref": "#/$defs/sampling"} for name in ("sampling", "decoder")}
+    models: Schema = {"type": ["object", "null"], "additionalProperties": {"$ref": "#/$defs/model"}}
+    # engines may differ in what they take at the top level: any of their values is allowed here
+    shared = _nest_settings({name: _merge_settings(declared) for name, declared in known_keys.universal.items()})[
+        "properties"
+    ]
+    experiment = _nest_settings(EXPERIMENT_KEYS, _build_experiment_lists(known_keys))["properties"]
+    named: dict[str, Schema] = {"models": models, **{name: {"$ref": f"#/$defs/{name}"} for name in SECTIONS}}
+    return {
+        **plain,
+        **aliases,
+        **moved,
+        **sampling,
+        **named,
+        **shared,
+        **experiment,
+        **_reference_engine_blocks(known_keys),
+    }
+
+
+def _build_experiment_lists(known_keys: ConfigKeys) -> dict[str, Schema]:
+    """A study's engines, and the grids of its sweep, which name keys of this schema with values to try."""
+    sweep = {**_convert_setting(EXPERIMENT_KEYS[SWEEP_KEY]), "items": {"type": "object"}}
+    return {"engines": _build_list(known_keys.kinds_by_name, EXPERIMENT_KEYS["engines"]), SWEEP_KEY: sweep}
+
+
+def _merge_settings(declared: list[Setting]) -> Setting:
+    """One declaration that allows what any of the engines allows."""
+    types = dict.fromkeys(part for one in declared for part in one.type.split("|"))
+    lows, highs = [one.minimum for one in declared], [one.maximum for one in declared]
+    choices = dict.fromkeys(choice for one in declared for choice in one.choices)
+    return Setting(
+        "|".join(types),
+        declared[0].help,
+        minimum=None if None in lows else min(low for low in lows if low is not None),
+        maximum=None if None in highs else max(high for high in highs if high is not None),
+        choices=tuple(choices) if all(one.choices for one in declared) else (),
+    )
+
+
+def _reference_engine_blocks(known_keys: ConfigKeys) -> dict[str, Schema]:
+    return {name: {"$ref": f"#/$defs/engine_{kind}"} for name, kind in known_keys.kinds_by_name.items()}
+
+
+def _build_engine_enum(known_keys: ConfigKeys) -> Schema:
+    return {
+        "enum": ["auto", *known_keys.kinds_by_name, None],
+        "default": "auto",
+        "description": ROOT_KEYS["engine"].help,
+    }
+
+
+def _build_list(names: Iterable[str], setting: Setting) -> Schema:
+    """A list of these names; text with commas in it is left to the loader."""
+    return {**_convert_setting(setting), "items": {"enum": [*names]}}
+
+
+def _build_model(known_keys: ConfigKeys) -> Schema:
+    plain = {name: _convert_setting(one) for name, one in MODEL_KEYS.items()}
+    plain["engine"] = _build_engine_enum(known_keys)
+    plain["fallback"] = _build_list(known_keys.kinds_by_name, MODEL_KEYS["fallback"])
+    plain["fallback_on"] = _build_list(FALLBACK_TRIGGERS, MODEL_KEYS["fallback_on"])
+    loras: Schema = {
+        "type": ["object", "null"],
+        "additionalProperties": {"type": "string"},
+        "description": "Adapter names and their paths",
+    }
+    sampling: Schema = {"$ref": "#/$defs/sampling"}
+    return _build_object(
+        {
+            **plain,
+            "backend": plain["engine"],
+            "sampling": sampling,
+            "loras": loras,
+            **_reference_engine_blocks(known_keys),
+        }
+    )
+
+
+def _build_engine(spec: EngineSpec) -> Schema:
+    retired: dict[str, Schema] = {
+        name: {
+            "deprecated": True,
+            "description": f"{describe_retirement(spec.kind, one).capitalize()}; instead: {one.instead}",
+        }
+        for name, one in spec.retired.items()
+    }
+    declared = {**SAMPLING_KEYS, TRUST_KEY: MODEL_KEYS[TRUST_KEY], **spec.settings}
+    return {**_nest_settings(declared, retired), "description": spec.summary}
+
+
+def _nest_settings(settings: Mapping[str, Setting], further: Mapping[str, Schema] | None = None) -> Schema:
+    """Dotted names as objects within objects."""
+    root = _build_object({})
+    leaves = {**{name: _convert_setting(one) for name, one in settings.items()}, **(further or {})}
+    for dotted, leaf in leaves.items():
+        *sections, name = dotted.split(".")
+        current = root
+        for part in sections:
+            current = current["properties"].setdefault(part, _build_object({}))
+        current["properties"][name] = leaf
+    return root
+
+
+def _build_object(properties: dict[str, Schema]) -> Schema:
+    return {"type": ["object", "null"], "additionalProperties": False, "properties": properties}
+
+
+def _convert_setting(setting: Setting) -> Schema:
+    schema: Schema = {"description": setting.help}
+    if setting.choices:
+        schema["enum"] = [*setting.choices, None]
+    else:
+        schema["type"] = [*(JSON_TYPES.get(part, part) for part in setting.type.split("|")), "null"]
+    if setting.minimum is not None:
+        schema["minimum"] = setting.minimum
+    if setting.maximum is not None:
+        schema["maximum"] = setting.maximum
+    if setting.default is not None:
+        schema["default"] = setting.default
+    if setting.capability.support is Support.REFUSES:
+        schema["deprecated"] = True
+        schema["description"] += f". Has no effect: {setting.capability.detail}"
+    return schema

@@ -1,0 +1,114 @@
+"""Settings as they were written: a tree of values that remember where they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+SOURCE_RANKS = {"default": 0, "preset": 1, "file": 2, "environment": 3, "flag": 4, "sweep": 5}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value was set: `source` is a key of RANKS, `name` the preset, the file or the variable."""
+
+    source: str = "default"
+    name: str = ""
+    line: int | None = None
+
+    @property
+    def rank(self) -> int:
+        return SOURCE_RANKS[self.source]
+
+    def __str__(self) -> str:
+        if self.source == "file":
+            return f"{self.name}:{self.line}"
+        return self.name or self.source
+
+
+DEFAULT = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigEntry:
+    """One value: a scalar, a list, or a mapping of further entries."""
+
+    value: Any
+    origin: Origin = DEFAULT
+    key_path: str = ""  # dotted, as the user wrote it
+    raw: str | None = None  # the text of an environment variable, before it was read as YAML
+
+    @property
+    def is_section(self) -> bool:
+        return isinstance(self.value, dict)
+
+    def to_plain(self) -> Any:
+        """The value without the bookkeeping; a checked entry already holds it so."""
+        if not isinstance(self.value, dict):
+            return self.value
+        return {key: child.to_plain() if isinstance(child, ConfigEntry) else child for key, child in self.value.items()}
+
+    def children(self) -> Iterator[tuple[Any, ConfigEntry]]:
+        yield from self.value.items() if self.is_section else ()
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigProblem:
+    """One thing that is wrong, in one line."""
+
+    key: str
+    message: str
+    origin: Origin = DEFAULT
+
+    def __str__(self) -> str:
+        where = "" if self.origin.source == "default" else f"{self.origin}: "
+        return f"{where}{self.key}: {self.message}" if self.key else f"{where}{self.message}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"key": self.key, "message": self.message, "where": str(self.origin), "line": self.origin.line}
+
+
+@dataclass(slots=True)
+class ProblemCollector:
+    """Collects what is wrong, so that a user sees all of it at once."""
+
+    items: list[ConfigProblem] = field(default_factory=list)
+
+    def add(self, entry: ConfigEntry, message: str) -> None:
+        self.items.append(ConfigProblem(entry.key_path, message, entry.origin))
+
+
+def as_section(entry: ConfigEntry) -> ConfigEntry:
+    """The entry as a section; a key with nothing under it is an empty one."""
+    return replace(entry, value={}) if entry.value is None else entry
+
+
+def merge(base: ConfigEntry, over: ConfigEntry) -> ConfigEntry:
+    """Lay one layer over another: sections are merged, everything else is replaced."""
+    if not base.is_section or not over.is_section or _has_other_kind(base, over):
+        return over
+    merged: dict[Any, ConfigEntry] = dict(base.value)
+    for key, child in over.value.items():
+        merged[key] = merge(merged[key], child) if key in merged else child
+    return replace(base, value=merged)
+
+
+def _has_other_kind(base: ConfigEntry, over: ConfigEntry) -> bool:
+    """Does a section such as `profile` become something else, for which the keys below it are not meant?"""
+    kinds = [one.value.get("kind", ConfigEntry(None)).value for one in (base, over)]
+    return all(isinstance(kind, str) for kind in kinds) and kinds[0] != kinds[1]
+
+
+def pick_stronger(current: ConfigEntry | None, candidate: ConfigEntry) -> ConfigEntry:
+    """Of two entries for one setting: the later source wins, and at equal sources the more specific candidate."""
+    return current if current is not None and current.origin.rank > candidate.origin.rank else candidate
+
+
+def overlay(*layers: Mapping[str, ConfigEntry]) -> dict[str, ConfigEntry]:
+    """Combine settings given at several places, general to specific."""
+    combined: dict[str, ConfigEntry] = {}
+    for layer in layers:
+        for name, entry in layer.items():
+            combined[name] = pick_stronger(combined.get(name), entry)
+    return combined

@@ -1,0 +1,117 @@
+"""One layer, brought to one spelling: `inference:` opened, aliases resolved, moved keys at their place.
+
+Done for each layer before they are merged, so that `backend` in a file and `engine` on the command line are one key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from enginebay.config.entries.config_entry import ConfigEntry, ProblemCollector, as_section
+from enginebay.config.sections.config_keys import (
+    MODEL_KEYS,
+    ROOT_ALIASES,
+    ROOT_KEYS,
+    SAMPLING_ALIASES,
+    SECTIONS,
+    UNIVERSAL_KEYS,
+    ConfigKeys,
+)
+from enginebay.config.sections.experiment_section import EXPERIMENT_KEYS
+
+_EXPERIMENT_TOP_KEYS = tuple(dict.fromkeys(name.split(".")[0] for name in EXPERIMENT_KEYS))
+
+
+def canonicalize(layer: ConfigEntry, known_keys: ConfigKeys, problems: ProblemCollector) -> ConfigEntry:
+    """The layer with only canonical keys; those nobody knows are reported and left out."""
+    root: dict[str, ConfigEntry] = {}
+    for key, entry in _flatten_inference(layer, problems):
+        _assign_key(root, key, entry, known_keys, problems)
+    return replace(layer, value=root)
+
+
+def _flatten_inference(layer: ConfigEntry, problems: ProblemCollector) -> list[tuple[str, ConfigEntry]]:
+    """Top-level keys, with the content of `inference:` among them."""
+    pairs: list[tuple[str, ConfigEntry]] = []
+    for key, entry in layer.children():
+        if key != "inference":
+            pairs.append((str(key), entry))
+        elif _check_section(entry, problems):
+            pairs += [(str(name), child) for name, child in as_section(entry).children()]
+    return pairs
+
+
+def _assign_key(
+    root: dict[str, ConfigEntry], key: str, entry: ConfigEntry, known_keys: ConfigKeys, problems: ProblemCollector
+) -> None:
+    kind = known_keys.resolve_kind(key)
+    if key in ROOT_KEYS or key in ROOT_ALIASES:
+        _add_entry(root, ROOT_ALIASES.get(key, key), entry, problems)
+    elif key in SAMPLING_ALIASES:
+        _add_to_section(root, "sampling", SAMPLING_ALIASES[key], entry, problems)
+    elif key in ("sampling", "decoder"):
+        if _check_section(entry, problems):
+            for name, child in as_section(entry).children():
+                _add_to_section(root, "sampling", str(name), child, problems)
+    elif key in _EXPERIMENT_TOP_KEYS:
+        _add_to_section(root, "experiment", key, entry, problems)
+    elif key in SECTIONS:
+        if _check_section(entry, problems):
+            _add_entry(root, key, as_section(entry), problems)
+    elif key == "models":
+        if _check_section(entry, problems):
+            _add_entry(root, "models", _canonicalize_models(as_section(entry), known_keys, problems), problems)
+    elif kind is not None:
+        if _check_section(entry, problems):
+            _add_entry(root, kind, as_section(entry), problems)
+    elif key in UNIVERSAL_KEYS:
+        _add_entry(root, key, entry, problems)
+    else:
+        known_keys.report_unknown_key(problems, entry, known_keys.list_top_level_keys())
+
+
+def _canonicalize_models(entry: ConfigEntry, known_keys: ConfigKeys, problems: ProblemCollector) -> ConfigEntry:
+    models: dict[Any, ConfigEntry] = {}
+    for name, model in entry.children():
+        if not _check_section(model, problems):
+            continue
+        keys: dict[str, ConfigEntry] = {}
+        for key, child in as_section(model).children():
+            kind = known_keys.resolve_kind(str(key))
+            if key == "backend":
+                _add_entry(keys, "engine", child, problems)
+            elif key in MODEL_KEYS:
+                _add_entry(keys, str(key), child, problems)
+            elif key in ("sampling", "loras") or kind is not None:
+                if _check_section(child, problems):
+                    _add_entry(keys, kind or str(key), as_section(child), problems)
+            else:
+                known_keys.report_unknown_key(
+                    problems, child, [*MODEL_KEYS, "sampling", "loras", *known_keys.kinds_by_name]
+                )
+        models[str(name)] = replace(model, value=keys)
+    return replace(entry, value=models)
+
+
+def _check_section(entry: ConfigEntry, problems: ProblemCollector) -> bool:
+    if as_section(entry).is_section:
+        return True
+    problems.add(entry, "expected a section with keys of its own")
+    return False
+
+
+def _add_entry(target: dict[str, ConfigEntry], name: str, entry: ConfigEntry, problems: ProblemCollector) -> None:
+    present = target.get(name)
+    if present is None:
+        target[name] = entry
+    else:
+        problems.add(entry, f"says the same as {present.key_path} ({present.origin}); keep one of them")
+
+
+def _add_to_section(
+    root: dict[str, ConfigEntry], group: str, name: str, entry: ConfigEntry, problems: ProblemCollector
+) -> None:
+    """Put an entry into a section that may be spelled in several places."""
+    gathered = root.setdefault(group, ConfigEntry({}, entry.origin, group))
+    _add_entry(gathered.value, name, entry, problems)

@@ -1,0 +1,152 @@
+"""The layers a config is made of: preset, file, environment, flags, and the changes of a sweep's point.
+
+Only this module reads any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from enginebay.config.entries.config_entry import ConfigEntry, ConfigProblem, Origin, ProblemCollector
+from enginebay.config.entries.yaml_reader import parse_yaml_value, read_yaml_file
+from enginebay.config.preset_registry import Preset
+from enginebay.config.sections.config_keys import SECTIONS
+from enginebay.errors import ConfigError
+from enginebay.util.paths import home_dir
+
+FILE_VARIABLE = "ENGINEBAY_CONFIG"
+NESTED_PREFIX = "ENGINEBAY__"
+SHORT_VARIABLES = {"ENGINEBAY_ENGINE": "engine", "ENGINEBAY_MODEL": "model", "ENGINEBAY_OFFLINE": "offline"}
+
+
+def find_config_file(given: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """The config file to read: as asked for, else the first default place that has one."""
+    if given is not None:
+        return _require_file(given, "give the path of a file that exists")
+    named = environ.get(FILE_VARIABLE)
+    if named:
+        return _require_file(Path(named).expanduser(), f"{FILE_VARIABLE} names it: correct or unset the variable")
+    candidates = (Path("enginebay.yaml"), home_dir() / "config.yaml")
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _require_file(path: Path, hint: str) -> Path:
+    if not path.exists():
+        raise ConfigError(f"there is no config file {path}", hint)
+    if path.is_dir():
+        raise ConfigError(f"{path} is a directory, not a config file", hint)
+    return path
+
+
+def build_preset_layer(preset: Preset | None) -> ConfigEntry:
+    return (
+        ConfigEntry({}) if preset is None else _to_entry(preset.config, "", Origin("preset", f"preset {preset.name}"))
+    )
+
+
+def read_file_layer(path: Path | None, problems: ProblemCollector) -> ConfigEntry:
+    return ConfigEntry({}) if path is None else read_yaml_file(path, str(path), problems)
+
+
+def read_environment_layer(environ: Mapping[str, str], problems: ProblemCollector) -> ConfigEntry:
+    """`ENGINEBAY_ENGINE`, `ENGINEBAY_SERVER_PORT` and their like, and `ENGINEBAY__VLLM__MAX_NUM_SEQS` for any key.
+
+    Empty means not set.
+    """
+    root = ConfigEntry({}, Origin("environment"))
+    for variable, text in sorted(environ.items()):
+        path = _parse_variable(variable, text)
+        if path is None or text == "":
+            continue
+        origin, place = Origin("environment", variable), ".".join(path)
+        if not all(path):
+            problems.items.append(ConfigProblem(place, "an empty name between the underscores", origin))
+            continue
+        # a name is never read as YAML
+        short = not variable.startswith(NESTED_PREFIX)
+        names_something = short and (path in (["engine"], ["model"]) or _is_text_key(path))
+        entry = ConfigEntry(text) if names_something else parse_yaml_value(text, origin, place, problems)
+        if entry is not None:
+            _insert_entry(root, path, ConfigEntry(entry.value, origin, place, text), problems)
+    return root
+
+
+def _parse_variable(variable: str, text: str) -> list[str] | None:
+    if variable in SHORT_VARIABLES:
+        return [SHORT_VARIABLES[variable]]
+    if variable.startswith(NESTED_PREFIX):
+        return variable.removeprefix(NESTED_PREFIX).lower().split("__")
+    paths = (section.parse_variable(variable, text) for section in SECTIONS.values())
+    return next((path for path in paths if path is not None), None)
+
+
+def _is_text_key(path: list[str]) -> bool:
+    section = SECTIONS.get(path[0])
+    return section is not None and section.is_text_key(".".join(path[1:]))
+
+
+def build_flag_layer(flags: Mapping[str, Any], problems: ProblemCollector) -> ConfigEntry:
+    """Flags by dotted key or nested; None is a flag that was not given."""
+    root = ConfigEntry({}, Origin("flag"))
+    for key, value in flags.items():
+        if value is not None:
+            _insert_entry(root, key.split("."), _to_entry(_drop_nulls(value), key, Origin("flag")), problems)
+    return root
+
+
+def build_sweep_layer(changes: Mapping[str, Any], problems: ProblemCollector) -> ConfigEntry:
+    """One point of a sweep by dotted key; here null takes a value back."""
+    root = ConfigEntry({}, Origin("sweep"))
+    for key, value in changes.items():
+        _insert_entry(root, key.split("."), _to_entry(value, key, root.origin), problems)
+    return root
+
+
+def parse_assignments(texts: list[str]) -> dict[str, Any]:
+    """`KEY=VALUE` arguments as flags, the value read as YAML."""
+    flags: dict[str, Any] = {}
+    problems = ProblemCollector()
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{text!r} is not KEY=VALUE", "for example: --set vllm.max_num_seqs=64")
+        entry = parse_yaml_value(value, Origin("flag"), key, problems)
+        if entry is None:
+            raise ConfigError(str(problems.items[0]), "quote text that looks like YAML")
+        flags[key] = entry.to_plain()
+    return flags
+
+
+def _drop_nulls(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {key: _drop_nulls(child) for key, child in value.items() if child is not None}
+
+
+def _to_entry(value: Any, key_path: str, origin: Origin) -> ConfigEntry:
+    if isinstance(value, Mapping):
+        prefix = f"{key_path}." if key_path else ""
+        return ConfigEntry(
+            {key: _to_entry(child, f"{prefix}{key}", origin) for key, child in value.items()}, origin, key_path
+        )
+    return ConfigEntry(list(value) if isinstance(value, tuple) else value, origin, key_path)
+
+
+def _insert_entry(root: ConfigEntry, path: list[str], entry: ConfigEntry, problems: ProblemCollector) -> None:
+    """Hang an entry into the tree, making the sections on the way."""
+    current = root
+    for depth, name in enumerate(path[:-1], 1):
+        current = current.value.setdefault(name, ConfigEntry({}, entry.origin, ".".join(path[:depth])))
+        if not current.is_section:
+            problems.add(entry, f"{current.place} is set as a whole by {current.origin}")
+            return
+    name = path[-1]
+    present = current.value.get(name)
+    if present is None:
+        current.value[name] = entry
+    elif present.is_section and entry.is_section:
+        present.value.update(entry.value)
+    else:
+        problems.add(entry, f"is also set by {present.origin}")

@@ -1,0 +1,157 @@
+"""How tokens are chosen: every request parameter, its range, and what it means when unset.
+
+Unset (`None`) never means "whatever the library does". It means the neutral value in `NEUTRAL`, on every engine,
+so that the same request is the same request everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from enginebay.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Guided:
+    """A constraint on the output. At most one field is set."""
+
+    json: str | None = None  # a JSON schema, as JSON text; "{}" means any JSON object
+    regex: str | None = None
+    grammar: str | None = None  # GBNF, the dialect llama.cpp and xgrammar share; the start rule is `root`
+    choice: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("json", "regex", "grammar", "choice") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise InvalidRequest(
+                f"guided output takes exactly one constraint, got {', '.join(given) or 'none'}",
+                "give one of json, regex, grammar, choice",
+                param="guided",
+            )
+        if self.choice is not None and (not self.choice or not all(self.choice)):
+            raise InvalidRequest("guided choice needs at least one non-empty string", param="guided_choice")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """All that shapes generation. `None` is unset; see `NEUTRAL` for what that means."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None  # 0 and -1 both mean off
+    min_p: float | None = None
+    repetition_penalty: float | None = None  # over prompt and output, 1.0 is off
+    presence_penalty: float | None = None  # over the output only, as OpenAI defines it
+    frequency_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    do_sample: bool | None = None  # False means greedy, whatever the temperature
+    min_tokens: int | None = None
+    max_tokens: int | None = None  # unset: up to the end of the context
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    n: int = 1
+    best_of: int | None = None
+    num_beams: int | None = None  # above 1: beam search
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
+    logprobs: int | None = None  # top alternatives per token; 0 gives the chosen token's alone
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    guided: Guided | None = None
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise InvalidRequest(f"{name} is {value}, allowed is {low} to {high}", param=name)
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidRequest(f"best_of is {self.best_of}, below n = {self.n}", param="best_of")
+        if self.max_tokens is not None and self.min_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}", param="min_tokens"
+            )
+        if any(not text for text in self.stop):
+            raise InvalidRequest("a stop string is empty", param="stop")
+        for token, bias in self.logit_bias.items():
+            if not -100 <= bias <= 100:
+                raise InvalidRequest(
+                    f"logit_bias of token {token} is {bias}, allowed is -100 to 100", param="logit_bias"
+                )
+
+    @property
+    def greedy(self) -> bool:
+        return self.do_sample is False or self.temperature == 0
+
+    def value(self, name: str) -> Any:
+        """The parameter's value, with unset resolved to the neutral one."""
+        value = getattr(self, name)
+        return NEUTRAL.get(name) if value is None else value
+
+
+RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1, 1_000_000),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 10.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "no_repeat_ngram_size": (0, 1_000),
+    "min_tokens": (0, 10_000_000),
+    "max_tokens": (1, 10_000_000),
+    "seed": (-(2**63), 2**63 - 1),
+    "n": (1, 128),
+    "best_of": (1, 128),
+    "num_beams": (1, 64),
+    "length_penalty": (-10.0, 10.0),
+    "logprobs": (0, 20),
+}
+
+NEUTRAL: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "no_repeat_ngram_size": 0,
+    "do_sample": True,
+    "min_tokens": 0,
+    "ignore_eos": False,
+    "n": 1,
+    "num_beams": 1,
+    "length_penalty": 1.0,
+    "early_stopping": False,
+}
+
+# Every plain parameter with its neutral value; -1 asks for as little as 0 does, but is translated.
+_NEUTRAL_VALUES = tuple((f.name, NEUTRAL.get(f.name)) for f in fields(Sampling) if f.name != "guided")
+
+GUIDED_PARAMETERS = ("guided_json", "guided_regex", "guided_grammar", "guided_choice")
+
+
+def parameters() -> tuple[str, ...]:
+    """Every request parameter that an engine's spec must declare, in a stable order."""
+    plain = [f.name for f in fields(Sampling) if f.name != "guided"]
+    return (*plain, *GUIDED_PARAMETERS, "lora", "embeddings")
+
+
+def collect_requested_parameters(sampling: Sampling, lora: str | None = None) -> dict[str, Any]:
+    """The parameters this request really asks for: set, and different from the neutral value."""
+    found: dict[str, Any] = {}
+    for name, neutral in _NEUTRAL_VALUES:
+        value = getattr(sampling, name)
+        if value is None or value == neutral or value in ((), {}):
+            continue
+        found[name] = value
+    if sampling.guided is not None:
+        for name in ("json", "regex", "grammar", "choice"):
+            if getattr(sampling.guided, name) is not None:
+                found[f"guided_{name}"] = getattr(sampling.guided, name)
+    if lora:
+        found["lora"] = lora
+    return found

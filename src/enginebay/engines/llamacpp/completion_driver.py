@@ -1,0 +1,191 @@
+"""Runs one call to its end: attempts, chunks, errors. One thread per call, blocked in the library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from enginebay.contract import Sink
+from enginebay.engines.llamacpp.call_queue import LibraryCall
+from enginebay.engines.llamacpp.choice_output import ChoiceOutput
+from enginebay.engines.llamacpp.library import LlamaServer
+from enginebay.engines.llamacpp.request_body import CompletionAttempt
+from enginebay.engines.llamacpp.stderr_tail import StderrTail, find_schema_error, truncate_reason
+from enginebay.errors import ContextOverflow, EnginebayError, EngineFailed, InvalidRequest
+
+_EXTRA_TOKENS = 4  # a character has at most four bytes, so that many more tokens bring one to its end
+_SCHEMA_CACHE_SIZE = 256  # verdicts kept: one costs a step of the model to find again
+_ATTEMPT_SEED_OFFSET = 1_000_003
+_BAD_REQUEST = 400
+_PROBE_TEXT = "@"  # no JSON text begins with it
+
+
+class LlamaDriver:
+    """What all calls share: the library, the sink, and which JSON schemas have been tried."""
+
+    def __init__(self, library: LlamaServer, sink: Sink, prompt_cache: bool) -> None:
+        self._library = library
+        self._sink = sink
+        self._prompt_cache = prompt_cache
+        self._find_schema_error = lru_cache(_SCHEMA_CACHE_SIZE)(self._try_schema)
+
+    def run(self, call: LibraryCall) -> None:
+        """Blocks until every choice of the call has ended. Raises what went wrong."""
+        if call.request.body_builder.schema is not None:
+            self._check_schema(call.request.body_builder.schema, call.request.body_builder.lora)
+        self._attempt(call, call.outputs, tries=0)
+        for output in call.outputs:
+            tries = 0
+            while output.finish_reason is None and not call.request.cancelled:
+                tries += 1
+                before = output.count
+                self._attempt(call, [output], tries)
+                if output.count == before and output.finish_reason is None:
+                    self._send_output(call, output, output.give_up(), ())
+
+    def _attempt(self, call: LibraryCall, outputs: Sequence[ChoiceOutput], tries: int) -> None:
+        first = outputs[0]
+        keep_going = first.count < first.min_tokens
+        slack = _EXTRA_TOKENS if tries and not keep_going and first.limit - first.count < _EXTRA_TOKENS else 0
+        for output in outputs:
+            output.begin_attempt()
+        attempt = CompletionAttempt(
+            output=first.ids,
+            budget=first.attempt_limit - first.count + slack,
+            choices=len(outputs),
+            seed_offset=first.choice + tries * _ATTEMPT_SEED_OFFSET,
+            ban_end_tokens=keep_going,
+        )
+        body = call.request.body_builder.build(attempt) | {"cache_prompt": self._prompt_cache or tries > 0}
+        chunks = _ChunkHandler(self._sink, call, outputs, ends_at_limit=slack > 0)
+        self._library.stream_completion(body, chunks.handle)
+        if chunks.error is not None:
+            raise chunks.error
+        if slack and not call.request.cancelled and first.finish_reason is None and first.count >= first.limit:
+            self._send_output(call, first, first.end_attempt("limit", False), ())
+
+    def _send_output(self, call: LibraryCall, output: ChoiceOutput, text: str, ids: Sequence[int]) -> None:
+        if text:
+            self._sink.token(call.request.number, text, ids, output.choice)
+        if output.finish_reason is not None:
+            self._sink.finish(call.request.number, output.finish_reason, output.choice, output.stop_reason)
+        self._sink.flush()
+
+    def _check_schema(self, schema: Mapping[str, Any], lora: Mapping[str, Any]) -> None:
+        """Refuse a schema that the library does not follow: it would run on without any constraint, and say nothing.
+
+        It is tried with the request's own adapter: with another, the try would wait for all that run with this one.
+        """
+        problem = self._find_schema_error(json.dumps(schema, sort_keys=True), json.dumps(lora))
+        if problem is not None:
+            raise make_schema_error(problem)
+
+    def _try_schema(self, text: str, lora: str) -> str | None:
+        """None where the library follows this JSON schema, else why not, as far as it tells.
+
+        One token is made under it, with a bias towards a text that no JSON begins with. If that one comes out, the
+        schema is not in force.
+        """
+        token = self._library.call_route("POST", "/tokenize", {"content": _PROBE_TEXT, "add_special": False})["tokens"][
+            -1
+        ]
+        schema = json.loads(text)
+        body = {"prompt": [token], "n_predict": 1, "json_schema": schema, "logit_bias": [[token, 1000.0]]}
+        fixed = {"samplers": ["temperature"], "temperature": 0.0, "verbose": True, "return_tokens": True}
+        words = StderrTail()
+        answer = self._library.run_completion({**body, **fixed, **json.loads(lora)})
+        if "error" in answer:
+            if answer["error"].get("code") != _BAD_REQUEST:
+                raise to_error(answer)  # which says nothing of the schema
+            return truncate_reason(str(answer["error"].get("message", "")))
+        return find_schema_error(words.read(), schema) if answer["__verbose"]["tokens"] == [token] else None
+
+
+class _ChunkHandler:
+    """The callback of one attempt. Runs once per token, so it does little and never raises."""
+
+    __slots__ = ("_call", "_ends_at_limit", "_open_choices", "_outputs", "_request", "_sink", "error")
+
+    def __init__(self, sink: Sink, call: LibraryCall, outputs: Sequence[ChoiceOutput], ends_at_limit: bool) -> None:
+        self._sink = sink
+        self._call = call
+        self._request = call.request
+        self._outputs = outputs
+        self._ends_at_limit = ends_at_limit
+        self._open_choices = len(outputs)
+        self.error: Exception | None = None
+
+    def handle(self, chunk: dict[str, Any]) -> bool:
+        """True ends the attempt in the library."""
+        if self._request.cancelled:
+            return True
+        try:
+            return self._handle(chunk)
+        except Exception as problem:  # the library would swallow it
+            self.error = problem
+            return True
+
+    def _handle(self, chunk: dict[str, Any]) -> bool:
+        if "choices" not in chunk:
+            raise to_error(chunk)
+        choice, details = chunk["choices"][0], chunk["__verbose"]
+        progress = details.get("prompt_progress")
+        if not self._request.accepted:
+            self._request.accepted = True
+            self._sink.accepted(self._request.number, details["tokens_evaluated"], progress["cache"] if progress else 0)
+        if progress is not None:
+            self._call.prefilled_tokens = progress["processed"]
+            return False
+        output = self._outputs[details["index"]]
+        if output.finish_reason is not None:
+            return False
+        if choice["finish_reason"] is None:
+            self._send_token(output, choice, details)
+        else:
+            text = output.end_attempt(details["stop_type"], details["truncated"])
+            if text:
+                self._sink.token(self._request.number, text, (), output.choice)
+        if output.finish_reason is not None:
+            self._sink.finish(self._request.number, output.finish_reason, output.choice, output.stop_reason)
+            self._open_choices -= 1
+        self._sink.flush()
+        return self._open_choices == 0 or (self._ends_at_limit and output.count >= output.limit)
+
+    def _send_token(self, output: ChoiceOutput, choice: dict[str, Any], details: dict[str, Any]) -> None:
+        found = choice["logprobs"]
+        text, ids, logprobs = output.add_chunk(
+            details["content"], details["tokens"][0], details["tokens_predicted"], found["content"] if found else ()
+        )
+        self._sink.token(self._request.number, text, ids, output.choice, logprobs)
+
+
+def make_schema_error(problem: str) -> InvalidRequest:
+    """`problem` is what the library says of the schema, or empty."""
+    what = "llama.cpp cannot follow this JSON schema"
+    if problem:
+        return InvalidRequest(f"{what}: {problem}", "change or leave out what it names", param="guided_json")
+    hint = "check its types and keywords; the log of the worker names the one it stumbled over"
+    return InvalidRequest(what, hint, param="guided_json")
+
+
+def to_error(response: Mapping[str, Any]) -> EnginebayError:
+    """The library's error as ours."""
+    found = response.get("error", response)
+    message = str(found.get("message", found))
+    if found.get("type") == "exceed_context_size_error":
+        return make_context_overflow(int(found.get("n_prompt_tokens", 0)), int(found.get("n_ctx", 0)))
+    if found.get("code") == _BAD_REQUEST:
+        param = "guided_grammar" if "grammar" in message else None
+        hint = "check the grammar" if param else "correct the request"
+        return InvalidRequest(f"llama.cpp refuses the request: {message}", hint, param=param)
+    return EngineFailed(f"llama.cpp failed on this request: {message}", "the log of the worker has more")
+
+
+def make_context_overflow(prompt_tokens: int, context_length: int) -> ContextOverflow:
+    return ContextOverflow(
+        f"the prompt has {prompt_tokens} tokens, and the context holds {context_length} with the answer",
+        "shorten the prompt, or raise context_length",
+        param="prompt",
+    )

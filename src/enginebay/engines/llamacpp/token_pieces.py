@@ -1,0 +1,84 @@
+"""Names the tokens that llama.cpp does not report: those that end inside a UTF-8 character.
+
+Its server sends nothing until a character is complete, and then only the id of the completing token. How many tokens
+came before it is known from the count, and which bytes they hold from the text, so they can be looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+
+from enginebay.text.gguf.gguf_reader import GgufFile
+
+_TOKENS, _TYPES, _MODEL = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.model"
+_NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
+
+
+class TokenPieces:
+    """The bytes of every token of a vocabulary, and the way back."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._pieces = pieces
+        self._ids: dict[bytes, int] = {}
+        for token_id, piece in enumerate(pieces):
+            if piece:
+                self._ids.setdefault(piece, token_id)
+
+    @classmethod
+    def from_gguf(cls, file: GgufFile) -> TokenPieces:
+        texts = file.metadata.get(_TOKENS, ())
+        types = file.metadata.get(_TYPES) or [_NORMAL] * len(texts)
+        byte_level = file.metadata.get(_MODEL) == "gpt2"
+        return cls([_to_bytes(text, kind, byte_level) for text, kind in zip(texts, types, strict=True)])
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def find_token(self, text: str) -> int | None:
+        """The token that is exactly this text."""
+        return self._ids.get(text.encode())
+
+    def find_unreported(self, text: str, last_id: int, missing: int) -> list[int]:
+        """The ids of the `missing` tokens before `last_id` that together with it made `text`; empty when not found."""
+        whole = text.encode()
+        last = self._pieces[last_id] if last_id < len(self._pieces) else b""
+        if last and whole.endswith(last):
+            whole = whole[: -len(last)]
+        return next(_iter_segmentations(whole, missing, self._ids), [])
+
+
+def _iter_segmentations(data: bytes, count: int, ids: Mapping[bytes, int]) -> Iterator[list[int]]:
+    """Ways to cut `data` into exactly `count` tokens, long first pieces first, as BPE merges them."""
+    if count == 0:
+        if not data:
+            yield []
+        return
+    for size in range(len(data) - count + 1, 0, -1):
+        token_id = ids.get(data[:size])
+        if token_id is not None:
+            for rest in _iter_segmentations(data[size:], count - 1, ids):
+                yield [token_id, *rest]
+
+
+def _to_bytes(text: str, kind: int, byte_level: bool) -> bytes:
+    """The bytes a token stands for; empty for control tokens, which never are part of a character."""
+    if kind in (_CONTROL, _UNKNOWN):
+        return b""
+    if kind == _BYTE:
+        return bytes([int(text[3:5], 16)])  # "<0x0A>"
+    if byte_level and kind == _NORMAL:
+        letters = _build_byte_alphabet()
+        known = all(letter in letters for letter in text)
+        return bytes(letters[letter] for letter in text) if known else text.encode()
+    return text.replace("\u2581", " ").encode()
+
+
+@cache
+def _build_byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet: every byte has a printable letter, unprintable bytes take those from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    letters = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    letters.update({chr(0x100 + place): byte for place, byte in enumerate(others)})
+    return letters

@@ -1,0 +1,121 @@
+"""Constraints on the output, through xgrammar. Importing this file imports neither it nor torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from enginebay.contract import Guided
+from enginebay.errors import InvalidRequest
+
+_CPP_LOCATION = re.compile(r"^\S*\s*\S*\.(cc|h):\d+:\s*")
+
+
+class GrammarConstraint:
+    """What one output may contain. It follows any history, also one that took back tokens (drafts, beams)."""
+
+    def __init__(self, matcher: Any, bitmask: Any, base_bitmask: Any = None) -> None:
+        self._matcher = matcher
+        self._bitmask = bitmask
+        self._base_bitmask = base_bitmask  # a bitmask that always holds too
+        self._accepted: list[int] = []
+
+    def compute_bitmask(self, output: Sequence[int]) -> Any:
+        """One bit per token of the vocabulary: which may come after this output."""
+        self._sync_matcher(output)
+        if self._matcher.is_terminated():
+            return None
+        self._matcher.fill_next_token_bitmask(self._bitmask, 0)
+        return self._bitmask if self._base_bitmask is None else self._bitmask & self._base_bitmask
+
+    def is_complete(self, output: Sequence[int]) -> bool:
+        """Whether the output is whole and nothing may follow."""
+        self._sync_matcher(output)
+        return bool(self._matcher.is_terminated())
+
+    def copy(self) -> GrammarConstraint:
+        return GrammarConstraint(self._matcher.fork(), self._bitmask.clone(), self._base_bitmask)
+
+    def _sync_matcher(self, output: Sequence[int]) -> None:
+        common = len(self._accepted)
+        if list(output[:common]) != self._accepted:
+            common = next(i for i, token in enumerate(self._accepted) if i >= len(output) or token != output[i])
+            self._matcher.rollback(len(self._accepted) - common)
+            del self._accepted[common:]
+        for token in output[common:]:
+            if self._matcher.is_terminated() or not self._matcher.accept_token(token):
+                return
+            self._accepted.append(token)
+
+
+class GuidedCompiler:
+    """Compiles constraints for one tokenizer; slow for large schemas, so not for the thread that steps the model."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, stop_token_ids: Sequence[int]) -> None:
+        import xgrammar
+
+        self._vocab_size = vocab_size
+        info = xgrammar.TokenizerInfo.from_huggingface(
+            tokenizer, vocab_size=vocab_size, stop_token_ids=list(stop_token_ids) or None
+        )
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=2)
+        self._printable_bitmask = _build_bitmask_without(find_control_tokens(info.decoded_vocab), vocab_size)
+
+    def compile(self, guided: Guided) -> GrammarConstraint:
+        import xgrammar
+
+        try:
+            compiled = self._compile_grammar(guided)
+        except Exception as error:  # xgrammar raises plain RuntimeErrors with a C++ location in front
+            reason = _CPP_LOCATION.sub("", str(error).strip().splitlines()[0] if str(error) else type(error).__name__)
+            raise InvalidRequest(
+                f"the guided constraint cannot be compiled: {reason}", param=_get_param_name(guided)
+            ) from None
+        within = None if guided.json is None else self._printable_bitmask
+        bitmask = xgrammar.allocate_token_bitmask(1, self._vocab_size)
+        return GrammarConstraint(xgrammar.GrammarMatcher(compiled), bitmask, within)
+
+    def _compile_grammar(self, guided: Guided) -> Any:
+        if guided.json is not None:
+            # One layout: a small model that may write any blanks can write blanks until max_tokens.
+            return self._compiler.compile_json_schema(normalize_json_schema(guided.json), any_whitespace=False)
+        if guided.regex is not None:
+            return self._compiler.compile_regex(guided.regex)
+        return self._compiler.compile_grammar(guided.grammar or build_choice_grammar(guided.choice or ()))
+
+
+def normalize_json_schema(text: str) -> str:
+    """The schema to compile: `{}` means any object, where xgrammar would take any value."""
+    return '{"type": "object"}' if json.loads(text) == {} else text
+
+
+def build_choice_grammar(choices: Sequence[str]) -> str:
+    """One of these strings, as a grammar."""
+    return "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+
+
+def find_control_tokens(vocabulary: Sequence[bytes]) -> list[int]:
+    """Tokens that JSON text cannot contain: xgrammar lets some into strings, where JSON wants them escaped."""
+    return [token for token, text in enumerate(vocabulary) if any(byte < 0x20 for byte in text)]
+
+
+def _build_bitmask_without(tokens: Sequence[int], vocab_size: int) -> Any:
+    import torch
+    import xgrammar
+
+    mask = xgrammar.allocate_token_bitmask(1, vocab_size)
+    mask.fill_(-1)
+    words: dict[int, int] = {}
+    for token in tokens:
+        words[token // 32] = words.get(token // 32, 0) | 1 << token % 32
+    for word, bits in words.items():
+        mask[0, word] = torch.tensor(~bits & 0xFFFFFFFF).to(torch.uint32).view(torch.int32)
+    return mask
+
+
+def _get_param_name(guided: Guided) -> str:
+    return next(
+        f"guided_{name}" for name in ("json", "regex", "grammar", "choice") if getattr(guided, name) is not None
+    )

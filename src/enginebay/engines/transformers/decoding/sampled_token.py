@@ -1,0 +1,13 @@
+"""A token that was chosen, with what is to be said about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from enginebay.contract import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    token: int
+    logprobs: tuple[TokenLogprobs, ...] = ()

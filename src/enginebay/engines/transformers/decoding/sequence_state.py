@@ -1,0 +1,144 @@
+"""One choice of one request while it is being generated. No torch here."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+from enginebay.contract import FinishReason, GenerateRequest, Sampling
+from enginebay.engines.transformers.decoding.guided_decoding import GrammarConstraint
+from enginebay.text.tokenization.detokenizer import IncrementalDetokenizer, StopScanner, TokenDecoder
+
+
+class SequenceState:
+    """Tokens so far, and what ends them. `key` names the row in the KV cache; `cached` counts its tokens there.
+
+    A token is taken by `note`, which tells whether it was the last, and then read by `text`; `push` does both. What can
+    wait is in `text`: the next step needs to know who ends, not what it reads.
+    """
+
+    def __init__(
+        self,
+        sequence_id: int,
+        number: int,
+        choice: int,
+        request: GenerateRequest,
+        seed: int,
+        eos_token_ids: frozenset[int],
+        context_length: int,
+        tokenizer: TokenDecoder,
+        constraint: GrammarConstraint | None = None,
+    ) -> None:
+        self.sequence_id = sequence_id
+        self.number = number
+        self.choice = choice
+        self.prompt: Sequence[int] = request.token_ids or ()
+        self.sampling: Sampling = request.sampling
+        self.lora = request.lora
+        self.seed = seed
+        self.constraint = constraint
+        self.greedy = request.sampling.greedy
+        self.needs_logit_processing = constraint is not None or needs_logit_processing(request.sampling)
+        self.output: list[int] = []
+        self.cached_tokens = 0
+        self.reserved_tokens = 0  # tokens that the KV cache has been asked to hold
+        self.siblings: list[SequenceState] = []  # choices of the same request that start from this row's prompt
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+        self.max_output_tokens = compute_output_limit(request.sampling, len(self.prompt), context_length)
+        self.min_tokens = request.sampling.min_tokens or 0
+        eos = frozenset() if request.sampling.ignore_eos else eos_token_ids
+        self._eos_token_ids = eos
+        self.end_token_ids = eos | frozenset(request.sampling.stop_token_ids)
+        self._decoder = IncrementalDetokenizer(tokenizer, self.prompt)
+        self._scanner = StopScanner(request.sampling.stop)
+        self._can_finish_on_text = bool(request.sampling.stop) or constraint is not None
+        self._pending_text: str | None = None  # text of the token noted last, where it had to be read at once
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    def slice_tokens(self, start: int, stop: int) -> list[int]:
+        """Prompt and output as one sequence, from `start` to before `stop`."""
+        split = len(self.prompt)
+        return [*self.prompt[start:stop], *self.output[max(0, start - split) : max(0, stop - split)]]
+
+    def derive_random_bits(self, position: int) -> int:
+        """The 62 random bits that pick the output's token at `position`.
+
+        A pure function of seed, choice and place: so a seed gives the same output whatever shares the batch, and a
+        token that is computed twice (the row lost its cache, or a draft was wrong) comes out the same.
+        """
+        return derive_random_bits(self.seed, self.choice, position)
+
+    def append_and_decode(self, token: int) -> str:
+        """Take the next token; returns the text to send, and sets `finished` when it was the last."""
+        self.append_token(token)
+        return self.take_text()
+
+    def append_token(self, token: int) -> None:
+        """Take the next token, and set `finished` when it was the last."""
+        self.output.append(token)
+        if token in self.end_token_ids and len(self.output) > self.min_tokens:
+            self.finish_reason = FinishReason.STOP
+            self.stop_reason = None if token in self._eos_token_ids else token
+        elif self._can_finish_on_text:
+            self._pending_text = self._decode_and_check_stop(token)
+        elif len(self.output) >= self.max_output_tokens:
+            self.finish_reason = FinishReason.LENGTH
+
+    def take_text(self) -> str:
+        """What to send for the token noted last; once for each."""
+        if self._pending_text is not None:
+            text, self._pending_text = self._pending_text, None
+            return text
+        if self.finish_reason is FinishReason.STOP:
+            return self._flush_text()
+        text = self._scan_for_stop(self._decoder.feed(self.output[-1]))
+        return text if self.finish_reason is None else text + self._flush_text()
+
+    def _decode_and_check_stop(self, token: int) -> str:
+        """The token's text, where that may be what ends the row."""
+        text = self._scan_for_stop(self._decoder.feed(token))
+        if self._scanner.matched is not None:
+            self.finish_reason, self.stop_reason = FinishReason.STOP, self._scanner.matched
+        elif self.constraint is not None and self.constraint.is_complete(self.output):
+            self.finish_reason = FinishReason.STOP
+            text += self._flush_text()
+        elif len(self.output) >= self.max_output_tokens:
+            self.finish_reason = FinishReason.LENGTH
+            text += self._flush_text()
+        return text
+
+    def _scan_for_stop(self, text: str) -> str:
+        # Stop strings count from min_tokens on, as stop tokens do.
+        return self._scanner.feed(text) if len(self.output) > self.min_tokens else text
+
+    def _flush_text(self) -> str:
+        text = self._scan_for_stop(self._decoder.finish())
+        return text if self._scanner.matched is not None else text + self._scanner.finish()
+
+
+def compute_output_limit(sampling: Sampling, prompt_tokens: int, context_length: int) -> int:
+    """Tokens the row may generate: max_tokens, or what the context leaves."""
+    room = context_length - prompt_tokens
+    return room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+
+
+def needs_logit_processing(sampling: Sampling) -> bool:
+    """Whether something is done to the row's logits at every token, before temperature and filters."""
+    return bool(
+        sampling.logit_bias
+        or sampling.value("repetition_penalty") != 1.0
+        or sampling.value("presence_penalty")
+        or sampling.value("frequency_penalty")
+        or sampling.value("no_repeat_ngram_size")
+    )
+
+
+def derive_random_bits(seed: int, choice: int, position: int) -> int:
+    """62 random bits, the same on every machine."""
+    digest = hashlib.blake2b(struct.pack("<qqq", seed, choice, position), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 2

@@ -1,0 +1,106 @@
+"""vLLM's errors as ours. Told apart by class name where a class is not in every version."""
+
+from __future__ import annotations
+
+from enginebay.errors import (
+    EnginebayError,
+    EngineFailed,
+    InvalidRequest,
+    LoadFailed,
+    ModelInvalid,
+    OutOfMemory,
+    UnknownArchitecture,
+    WorkerDied,
+)
+
+_CLIENT_ERRORS = {"VLLMValidationError", "VLLMClientError", "VLLMUnprocessableEntityError", "LoRAAdapterNotFoundError"}
+_ENGINE_DEAD = "EngineDeadError"
+_BUSY = "GracefulHTTPError"  # vLLM's own admission limits, set through `extra`
+_MAX_LINE = 160
+_ALTERNATIVE_HINT = "use engine transformers, or a checkpoint with another quantization"
+# What vLLM says when memory is short, and what helps; the first that fits counts.
+_OUT_OF_MEMORY_HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("less than desired", "less than requested memory"),
+        "others hold memory of this GPU: end them, or lower gpu_memory_utilization",
+    ),
+    (
+        ("no available memory", "available kv cache", "memory for the cache blocks"),
+        "lower max_model_len, or give it more: gpu_memory_utilization, on a CPU cpu_kvcache_space_gib",
+    ),
+    (
+        ("out of memory", "outofmemory", "cannot allocate memory"),
+        "make it smaller (quantization_method: fp8, max_num_seqs), or spread it: tensor_parallel_size, cpu_offload_gb",
+    ),
+)
+
+
+def is_engine_death(error: BaseException) -> bool:
+    return _ENGINE_DEAD in _list_class_names(error)
+
+
+def to_request_error(error: BaseException) -> EnginebayError:
+    """An error of one request."""
+    if isinstance(error, EnginebayError):
+        return error
+    names = _list_class_names(error)
+    if _ENGINE_DEAD in names:
+        return WorkerDied("vLLM's engine process ended", "the worker's log has the cause; it is started again")
+    if "EngineGenerateError" in names and error.__cause__ is not None:
+        return to_request_error(error.__cause__)
+    if _BUSY in names:
+        return EngineFailed(f"vLLM refuses more requests: {summarize_error(error)}", "try again later")
+    if isinstance(error, ValueError) or names & _CLIENT_ERRORS:
+        return InvalidRequest(summarize_error(error), param=_get_parameter(error))
+    return EngineFailed(f"vLLM failed on this request: {type(error).__name__}: {summarize_error(error)}")
+
+
+def to_load_error(
+    kind: str, text: str, model: str, version: str, architectures: list[str], known: frozenset[str]
+) -> EnginebayError:
+    """An error while loading, from the exception's class name and message, in whichever process it was raised."""
+    low = f"{kind} {text}".lower()
+    strange = [name for name in architectures if name not in known]
+    if strange and ("architecture" in low or "model type" in low or "model_type" in low):
+        return UnknownArchitecture(
+            f"vLLM {version} does not know the architecture {', '.join(strange)}", "use engine transformers"
+        )
+    if "safetensor" in low or "deserializing header" in low:
+        return ModelInvalid(f"the weight files of {model} are damaged: {extract_reason(text)}", "fetch the model again")
+    if "_opnamespace" in low:
+        return LoadFailed(
+            f"vLLM {version} has no kernel for {model} on this machine: {extract_reason(text)}", _ALTERNATIVE_HINT
+        )
+    if "to be bfloat16 or half" in low:  # the 8-bit kernels of processors with AMX
+        message = f"vLLM {version} cannot run {model} in float32 on this processor: {extract_reason(text)}"
+        return LoadFailed(message, "set dtype: bfloat16")
+    for words, hint in _OUT_OF_MEMORY_HINTS:
+        if any(word in low for word in words):
+            return OutOfMemory(f"not enough memory to load {model} on vLLM: {extract_reason(text) or kind}", hint)
+    return LoadFailed(
+        f"vLLM {version} could not load {model}: {extract_reason(text) or kind}", "the worker's log has more"
+    )
+
+
+def summarize_error(error: BaseException) -> str:
+    given = error.args[0] if error.args and isinstance(error.args[0], str) else str(error)
+    return extract_reason(given) or type(error).__name__
+
+
+def extract_reason(text: str) -> str:
+    """The sentence that says what is wrong: pydantic puts it on its third line."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    if not lines:
+        return ""
+    chosen = next((line for line in lines if line.startswith("Value error,")), lines[0])
+    text = chosen.removeprefix("Value error,").split(" [type=")[0].strip()
+    return text if len(text) <= _MAX_LINE else text.split(". ")[0][:400]
+
+
+def _list_class_names(error: BaseException) -> set[str]:
+    return {one.__name__ for one in type(error).__mro__}
+
+
+def _get_parameter(error: BaseException) -> str | None:
+    found = getattr(error, "parameter", None)
+    return found if isinstance(found, str) else None

@@ -1,0 +1,139 @@
+"""The fast way out of vLLM: take each step's outputs together, with no task and no queue for each request.
+
+This file and `mixed_graphs.py` alone lean on vLLM's inside (this one was read in 0.26 and 0.32). It only runs on versions it was tried
+with and whose signatures are as expected; everywhere else `generate.py` does the same work through the public interface.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from copy import copy
+from typing import Any
+
+from enginebay.engines.vllm.request_stream import RequestStream
+
+TESTED_VERSIONS = ((0, 26), (0, 32))  # first and last minor version
+
+
+def parse_minor_version(version: str) -> tuple[int, int]:
+    numbers = re.findall(r"\d+", version)
+    return (int(numbers[0]), int(numbers[1])) if len(numbers) > 1 else (0, 0)
+
+
+def find_incompatibility(llm: Any, version: str) -> str | None:
+    """Why this vLLM cannot be read step by step; None when it can."""
+    if not TESTED_VERSIONS[0] <= parse_minor_version(version) <= TESTED_VERSIONS[1]:
+        return f"not tried with vllm {version}"
+    try:
+        from vllm.v1.engine.parallel_sampling import ParentRequest
+    except ImportError:
+        return f"vllm {version} has no ParentRequest"
+    expected: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
+        (llm, "_run_output_handler", ()),
+        (llm.input_processor, "process_inputs", ("request_id", "prompt", "params", "supported_tasks", "lora_request")),
+        (llm.input_processor, "assign_request_id", ("request",)),
+        (llm.output_processor, "add_request", ("request", "prompt", "parent_req", "request_index", "queue")),
+        (llm.output_processor, "process_outputs", ("engine_core_outputs",)),
+        (llm.engine_core, "get_output_async", ()),
+        (llm.engine_core, "add_request_async", ("request",)),
+        (ParentRequest, "get_child_info", ("index",)),
+    )
+    if not isinstance(getattr(llm.output_processor, "request_states", None), dict):
+        return f"vllm {version} has other request_states"
+    for owner, name, parameters in expected:
+        method = getattr(owner, name, None)
+        if method is None or not set(parameters) <= set(inspect.signature(method).parameters):
+            return f"vllm {version} has another {name}"
+    return None
+
+
+class StepDriver:
+    """Feeds vLLM's engine core and flushes once after each of its steps. Lives in the loop's thread."""
+
+    def __init__(self, llm: Any, tasks: tuple[str, ...], flush: Callable[[bool], None]) -> None:
+        self._llm = llm
+        self._tasks = tasks
+        self._sort_first_tokens_first()
+        self._flush_after_each_step(flush)
+
+    def prepare(self, stream: RequestStream, prompt: Any, params: Any, lora: Any) -> Any:
+        """Check and convert the request; may compile a grammar, so it may be called from another thread."""
+        inputs = self._llm.input_processor
+        request = inputs.process_inputs(
+            str(stream.number), prompt, params, supported_tasks=self._tasks, lora_request=lora
+        )
+        inputs.assign_request_id(request)
+        stream.vllm_request_id = request.request_id
+        return request
+
+    async def add(self, stream: RequestStream, request: Any) -> None:
+        params = request.sampling_params
+        if params.n == 1:
+            await self._add_choice(request, None, 0, stream)
+            return
+        from vllm.v1.engine.parallel_sampling import ParentRequest
+
+        parent = ParentRequest(request)
+        children = [copy(request) for _ in range(params.n)]
+        for index, child in enumerate(children):
+            child.request_id, child.sampling_params = parent.get_child_info(index)
+        for index, child in enumerate(children):
+            await self._add_choice(child, parent, index, stream)
+            if await self._abort_if_cancelled(stream):
+                return  # a choice sent now would bring the parent back, and run to its end
+
+    async def abort(self, stream: RequestStream) -> None:
+        if stream.vllm_request_id is not None:
+            # By vLLM's own name: only then it also forgets the parent of several choices.
+            await self._llm.abort(stream.vllm_request_id, internal=True)
+
+    async def _add_choice(self, request: Any, parent: Any, index: int, stream: RequestStream) -> None:
+        self._llm.output_processor.add_request(request, None, parent, index, stream)
+        await self._llm.engine_core.add_request_async(request)
+
+    async def _abort_if_cancelled(self, stream: RequestStream) -> bool:
+        """Was the request cancelled while a choice was sent? Then its abort may have missed that one: abort again."""
+        if stream.is_active:
+            return False
+        await self.abort(stream)
+        return True
+
+    def _sort_first_tokens_first(self) -> None:
+        """vLLM gives the newest requests last, and works through a step in slices: their first tokens would wait for all others."""
+        core, states = self._llm.engine_core, self._llm.output_processor.request_states
+        take = core.get_output_async
+
+        async def take_newest_first() -> Any:
+            step = await take()
+            step.outputs.sort(key=lambda output: _has_started(states, output))  # stable
+            return step
+
+        core.get_output_async = take_newest_first
+
+    def _flush_after_each_step(self, flush: Callable[[bool], None]) -> None:
+        """And once more in between, when the first tokens of new requests are out."""
+        processor = self._llm.output_processor
+        process, states = processor.process_outputs, processor.request_states
+
+        def process_and_flush(outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
+            new = sum(not _has_started(states, output) for output in outputs)
+            if not 0 < new < len(outputs):
+                processed = process(outputs, *args, **kwargs)
+                flush(True)
+                return processed
+            first = process(outputs[:new], *args, **kwargs)
+            flush(False)  # the step has not ended with it
+            processed = process(outputs[new:], *args, **kwargs)
+            flush(True)
+            processed.reqs_to_abort[:0] = first.reqs_to_abort
+            return processed
+
+        processor.process_outputs = process_and_flush
+
+
+def _has_started(states: Any, output: Any) -> bool:
+    """Was anything of this request passed on before? Of one that is gone nothing will be."""
+    state = states.get(output.request_id)
+    return state is None or not isinstance(state.queue, RequestStream) or state.queue.started

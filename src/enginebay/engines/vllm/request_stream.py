@@ -1,0 +1,86 @@
+"""From vLLM's outputs to the sink. Works on anything shaped like a RequestOutput, so it needs no vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from enginebay.contract import FinishReason, Sink, TokenLogprobs
+from enginebay.errors import EngineFailed
+
+_FINISH_REASONS = {
+    "stop": FinishReason.STOP,
+    "repetition": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.CANCELLED,
+}
+
+
+class RequestStream:
+    """Where the outputs of one request go: what vLLM calls a queue, of which it only uses `put`."""
+
+    __slots__ = ("active", "logprobs", "lora", "number", "on_error", "sink", "started", "vllm_request_id")
+
+    def __init__(
+        self,
+        number: int,
+        sink: Sink,
+        active: dict[int, RequestStream],
+        on_error: Callable[[int, BaseException], None],
+        logprobs: int | None,
+        lora: Any = None,
+    ) -> None:
+        self.number = number
+        self.sink = sink
+        self.active = active
+        self.on_error = on_error
+        self.logprobs = logprobs
+        self.lora = lora
+        self.started = False
+        self.vllm_request_id: str | None = None  # the name vLLM gave the request
+
+    @property
+    def is_active(self) -> bool:
+        return self.active.get(self.number) is self
+
+    def put(self, output: Any) -> None:
+        """Take one output of one step. After a cancel or an error nothing is passed on."""
+        number = self.number
+        if number not in self.active:
+            return
+        if isinstance(output, BaseException):
+            self.on_error(number, output)
+            return
+        if not self.started:
+            self.started = True
+            self.sink.accepted(number, len(output.prompt_token_ids), output.num_cached_tokens or 0)
+        for choice in output.outputs:
+            self._put_choice(choice)
+        if output.finished:
+            self.active.pop(number, None)
+
+    def _put_choice(self, choice: Any) -> None:
+        ids = choice.token_ids
+        if ids or choice.text:
+            logprobs = build_token_logprobs(ids, choice.logprobs, self.logprobs) if self.logprobs is not None else ()
+            self.sink.token(self.number, choice.text, ids, choice.index, logprobs)
+        reason = choice.finish_reason
+        if reason is None:
+            return
+        if reason in _FINISH_REASONS:
+            self.sink.finish(self.number, _FINISH_REASONS[reason], choice.index, choice.stop_reason)
+        else:
+            self.on_error(
+                self.number, EngineFailed(f"vLLM ended the request with {reason!r}", "the worker's log has the cause")
+            )
+
+
+def build_token_logprobs(ids: Any, logprobs: Any, count: int) -> list[TokenLogprobs]:
+    """One entry for each new token; vLLM keeps all so far, and puts the sampled token beside the best."""
+    if not logprobs or not ids:
+        return []
+    found = []
+    for token, candidates in zip(ids, logprobs[-len(ids) :], strict=True):
+        best = sorted((one.rank, key, one.logprob) for key, one in candidates.items() if one.rank <= count)
+        found.append(TokenLogprobs(token, candidates[token].logprob, tuple((key, value) for _, key, value in best)))
+    return found

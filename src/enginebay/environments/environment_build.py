@@ -1,0 +1,204 @@
+"""Building an environment: venv, pip, probe, and only then its name."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from enginebay import __version__
+from enginebay.contract import EngineSpec, Probe
+from enginebay.engines import registry
+from enginebay.environments import dist_requirements
+from enginebay.environments import engine_probe as probing
+from enginebay.environments.command_runner import CommandRunner
+from enginebay.environments.environment_store import (
+    STORE_FOLDER,
+    Environment,
+    build_environment_name,
+    claim_name,
+    is_published,
+    list_environments,
+    publish,
+    remove_abandoned,
+    write_json,
+)
+from enginebay.environments.install_recipe import (
+    WORKER_REQUIREMENTS,
+    InstallTarget,
+    are_satisfied,
+    fill_step,
+    is_pin,
+    parse_target,
+    select_recipe,
+    uses_requirements,
+)
+from enginebay.errors import EnginebayError, EngineFailed, EngineMissing, FetchFailed
+from enginebay.util.child_processes import interruptible
+from enginebay.util.paths import engines_dir, logs_dir
+
+Report = Callable[[str, str], None]  # (what is being done, the line it is at)
+
+
+@dataclass(frozen=True, slots=True)
+class InstallRequest:
+    """One install as asked for."""
+
+    requested: str
+    device: str  # "cpu" or "cuda"
+    recreate: bool = False
+    is_package: bool = False
+    python: str = sys.executable
+
+
+@interruptible()
+def install_engine(request: InstallRequest, report: Report) -> Environment:
+    """Build what is asked for, or give back what is there already. Leaves nothing half-made, however it ends."""
+    wanted = parse_target(request.requested, registry.load_specs(), request.is_package)
+    if wanted.spec is not None and wanted.version is None:
+        wanted = InstallTarget(wanted.spec, select_recipe(wanted.spec, request.device).version)
+    name = _build_working_name(wanted)
+    with claim_name(name, lambda: report("waiting for another install of the same engine", "")) as lock:
+        remove_abandoned(name)
+        if not request.recreate and (there := _find_existing(wanted, request.device)):
+            return there
+        return _EnvironmentBuild(request, wanted, name, lock, report).run()
+
+
+def _build_working_name(target: InstallTarget) -> str:
+    if target.spec is not None:
+        return build_environment_name(target.spec.kind, target.version or "")
+    slug = "".join(letter if letter.isalnum() else "-" for letter in target.package).strip("-")
+    return build_environment_name("package", slug[-60:].strip("-") or "unnamed")
+
+
+def _find_existing(target: InstallTarget, device: str) -> Environment | None:
+    if target.spec is None or target.version is None:
+        return None
+    for one in list_environments(target.spec.kind):
+        if one.has_version(target.version) and _is_same_build(target.spec, one.device, device):
+            return one
+    return None
+
+
+def _is_same_build(spec: EngineSpec, there: str, device: str) -> bool:
+    """Whether what was built for one device is what would be built for the other."""
+    if there in ("", device) or not spec.recipes:
+        return True
+    try:
+        return select_recipe(spec, there) == select_recipe(spec, device)
+    except EngineMissing:
+        return False
+
+
+class _EnvironmentBuild:
+    """One environment on its way from nothing to published."""
+
+    def __init__(self, request: InstallRequest, target: InstallTarget, name: str, lock: TextIO, report: Report) -> None:
+        self.request, self.target, self.report = request, target, report
+        self.folder = engines_dir() / STORE_FOLDER / f"{name}~{secrets.token_hex(3)}"
+        self.python = self.folder / "bin" / "python"
+        self.runner = CommandRunner(logs_dir() / f"install-{name}.log", lock, report)
+        self.started = time.monotonic()
+
+    def run(self) -> Environment:
+        try:
+            self.runner.open()
+            self._make_venv()
+            return self._install_and_publish()
+        except OSError as error:  # a full disk, mostly
+            raise FetchFailed(
+                f"{self.request.requested} could not be installed: {error.strerror or error}",
+                f"check the space and the rights at {engines_dir()}",
+            ) from None
+        finally:
+            if not is_published(self.folder):
+                shutil.rmtree(self.folder, ignore_errors=True)
+            self.runner.close()
+
+    def _make_venv(self) -> None:
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        self.runner.run("making the environment", [self.request.python, "-m", "venv", str(self.folder)])
+
+    def _install_and_publish(self) -> Environment:
+        if self.target.spec is None:
+            self._pip_install("installing the package", [self.target.package])
+            self._install_worker_requirements()
+            kind, version, spec, probe = self._discover_engine()
+        else:
+            spec, version = self.target.spec, self.target.version or ""
+            self._follow_recipe(spec, version)
+            self._install_worker_requirements()
+            self.report("asking the library what it takes", "")
+            kind, probe = spec.kind, Probe.from_json(self._run_probe({"engine": spec.engine})["probe"])
+        self._write_records(kind, version, spec, probe)
+        path = publish(self.folder, build_environment_name(kind, version))
+        adapter = probing.fingerprint_adapter(spec)
+        return Environment(kind, version, self.python, "environment", probe, spec, path, adapter, self.request.device)
+
+    def _follow_recipe(self, spec: EngineSpec, version: str) -> None:
+        chosen = select_recipe(spec, self.request.device)
+        for number, step in enumerate(chosen.steps, 1):
+            needed = self._list_requirements(spec, chosen.drop) if uses_requirements(step) else None
+            self._pip_install(f"step {number} of {len(chosen.steps)}", fill_step(step, version, needed))
+
+    def _list_requirements(self, spec: EngineSpec, dropped: tuple[str, ...]) -> list[str]:
+        script = [str(self.python), str(dist_requirements.__file__), ",".join(spec.distributions), ",".join(dropped)]
+        return self.runner.read_lines(script)
+
+    def _install_worker_requirements(self) -> None:
+        """Last, and held to what is installed: nothing the recipe chose may change for our sake."""
+        there = self._freeze()
+        if not are_satisfied(WORKER_REQUIREMENTS, there):
+            pins = self.folder / "constraints.txt"
+            pins.write_text("\n".join(line for line in there if is_pin(line)), encoding="utf-8")
+            self._pip_install("adding gRPC for the worker", ["-c", str(pins), *WORKER_REQUIREMENTS])
+            pins.unlink()
+            there = self._freeze()
+        (self.folder / "freeze.txt").write_text("\n".join(there) + "\n", encoding="utf-8")
+
+    def _freeze(self) -> list[str]:
+        return self.runner.read_lines([str(self.python), "-m", "pip", "freeze", "--all"])
+
+    def _pip_install(self, doing: str, arguments: list[str]) -> None:
+        quiet = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
+        self.runner.run(doing, [str(self.python), "-m", "pip", "install", *quiet, *arguments])
+
+    def _discover_engine(self) -> tuple[str, str, EngineSpec, Probe]:
+        self.report("looking for the engine in the package", "")
+        found: list[dict[str, Any]] = self._run_probe({"discover": True})["found"]
+        if len(found) != 1:
+            names = ", ".join(one["spec"]["kind"] for one in found) or "none"
+            raise EnginebayError(
+                f"{self.target.package} must bring exactly one engine, found: {names}",
+                f"its pyproject.toml declares it under [project.entry-points.{registry.GROUP!r}]",
+            )
+        spec = EngineSpec.from_json(found[0]["spec"])
+        if spec.kind in registry.BUILT_IN:
+            raise EnginebayError(f"{self.target.package} calls its engine {spec.kind}, which is one of ours")
+        return spec.kind, found[0]["version"], spec, Probe.from_json(found[0]["probe"])
+
+    def _run_probe(self, question: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return probing.run_probe(self.python, question)
+        except EngineFailed as error:
+            raise EngineFailed(f"{self.request.requested} was not installed: {error.message}", error.hint) from None
+
+    def _write_records(self, kind: str, version: str, spec: EngineSpec, probe: Probe) -> None:
+        write_json(self.folder / "spec.json", spec.to_json())
+        write_json(self.folder / "probe.json", probe.to_json())
+        record = {
+            "kind": kind,
+            "version": version,
+            "asked": self.request.requested,
+            "device": self.request.device,
+            "adapter": probing.fingerprint_adapter(spec),
+            "enginebay": __version__,
+            "installed_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "build_s": round(time.monotonic() - self.started, 1),
+        }
+        write_json(self.folder / "install.json", record)

@@ -1,0 +1,175 @@
+"""The examination behind `bay doctor`: one finding for each thing a person may have to do something about."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from enginebay import __version__
+from enginebay.contract import EngineSpec
+from enginebay.engines import registry
+from enginebay.environments import build_missing_error, list_environments
+from enginebay.environments import engine_probe as probing
+from enginebay.environments.environment_store import list_broken
+from enginebay.errors import EnginebayError, EngineFailed, UnknownModel
+from enginebay.util.hardware import HostFacts, read_host
+from enginebay.util.paths import home_dir, runtime_dir
+
+_GIB = 1024**3
+_LOW_DISK_BYTES = 2 * _GIB
+
+
+class FindingState(StrEnum):
+    OK = "ok"
+    ABSENT = "absent"  # nothing wrong: it can be had
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    what: str
+    state: FindingState
+    found: str
+    cure: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run_diagnostics() -> list[Finding]:
+    host = read_host()
+    return [
+        *check_host(host),
+        *_check_directories(),
+        *_check_engines(),
+        _check_default_model(),
+        *_check_stored_models(),
+    ]
+
+
+def check_host(host: HostFacts) -> Iterator[Finding]:
+    """Pure: what the host's facts say."""
+    yield Finding("bay", FindingState.OK, f"{__version__} on Python {host.python}")
+    yield Finding("system", FindingState.OK, f"{host.system} {host.machine}")
+    yield Finding("processor", FindingState.OK, f"{host.cpu}, {host.usable_cores} of {host.cores} cores usable")
+    yield Finding("features", FindingState.OK, ", ".join(host.features) or "none that matter here")
+    yield Finding(
+        "memory", FindingState.OK, f"{host.available_bytes / _GIB:.1f} of {host.memory_bytes / _GIB:.1f} GiB available"
+    )
+    if host.gpus:
+        for gpu in host.gpus:
+            yield Finding(
+                f"GPU {gpu.index}",
+                FindingState.OK,
+                f"{gpu.name}, {gpu.memory_bytes / _GIB:.0f} GiB, driver {host.driver}",
+            )
+    else:
+        yield Finding(
+            "GPU",
+            FindingState.ABSENT,
+            "no NVIDIA GPU visible",
+            "not needed: llamacpp, transformers and vllm run on the CPU",
+        )
+    if host.disk_free_bytes < _LOW_DISK_BYTES:
+        free = f"only {host.disk_free_bytes / _GIB:.1f} GiB free at {host.home}"
+        yield Finding("disk", FindingState.ABSENT, free, "free some, or set ENGINEBAY_HOME to a larger disk")
+    else:
+        yield Finding("disk", FindingState.OK, f"{host.disk_free_bytes / _GIB:.0f} GiB free at {host.home}")
+    if host.pip:
+        yield Finding("pip", FindingState.OK, "new environments can get it")
+    else:
+        yield Finding(
+            "pip",
+            FindingState.BROKEN,
+            "this Python has no ensurepip, so no environment can be made",
+            "install the system's package for it, such as python3-venv",
+        )
+
+
+def _check_directories() -> Iterator[Finding]:
+    """Directories that must be writable."""
+    try:
+        home_dir().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home_dir()):
+            pass
+        yield Finding("home", FindingState.OK, str(home_dir()))
+    except OSError as error:
+        yield Finding(
+            "home", FindingState.BROKEN, f"{home_dir()}: {error.strerror}", "set ENGINEBAY_HOME to a directory of yours"
+        )
+    try:
+        yield Finding("sockets", FindingState.OK, os.fspath(runtime_dir()))
+    except EnginebayError as error:
+        yield Finding("sockets", FindingState.BROKEN, error.message, error.hint)
+    except OSError as error:
+        yield Finding("sockets", FindingState.BROKEN, str(error), "set XDG_RUNTIME_DIR to a directory of yours")
+
+
+def _check_engines() -> Iterator[Finding]:
+    for spec in registry.load_specs().values():
+        yield from _check_engine(spec)
+    for one in list_broken():
+        yield Finding(
+            f"environment {one.path.name}",
+            FindingState.BROKEN,
+            one.reason,
+            f"bay engines install {one.requirement} --recreate",
+        )
+    for name, reason in registry.list_faulty_entry_points().items():
+        yield Finding(
+            f"entry point {name}", FindingState.BROKEN, reason, "repair or uninstall the package that declares it"
+        )
+
+
+def _check_engine(spec: EngineSpec) -> Iterator[Finding]:
+    what = f"engine {spec.kind}"
+    found = [
+        Finding(what, FindingState.OK, f"{one.version} in {one.path} ({', '.join(one.probe.devices)})")
+        for one in list_environments(spec.kind)
+    ]
+    if probing.is_in_current_environment(spec):
+        found.insert(0, _check_current_environment(spec, what))
+    yield from found or [Finding(what, FindingState.ABSENT, "not installed", build_missing_error(spec).hint)]
+
+
+def _check_current_environment(spec: EngineSpec, what: str) -> Finding:
+    try:
+        probe = probing.probe_current_environment(spec)
+    except EngineFailed as error:
+        # Others may have put the library here for their own use: not ours to call broken.
+        return Finding(
+            what,
+            FindingState.ABSENT,
+            f"its library is here and does not start: {error.message}",
+            "give it an environment of its own: bay engines install " + spec.kind,
+        )
+    return Finding(what, FindingState.OK, f"{probe.version} next to bay ({', '.join(probe.devices)})")
+
+
+def _check_default_model() -> Finding:
+    from enginebay.models import DEFAULT_MODEL, resolve_model
+
+    what = f"model {DEFAULT_MODEL}"
+    try:
+        return Finding(what, FindingState.OK, str(resolve_model(DEFAULT_MODEL).path))
+    except UnknownModel as error:
+        return Finding(what, FindingState.ABSENT, "the embedded model is not fetched", error.hint)
+    except EnginebayError as error:
+        return Finding(what, FindingState.BROKEN, error.message, error.hint)
+
+
+def _check_stored_models() -> Iterator[Finding]:
+    from enginebay.models import DEFAULT_MODEL, ModelStore
+
+    try:
+        damaged = ModelStore().list_unreadable()
+    except EnginebayError as error:
+        yield Finding("models", FindingState.BROKEN, error.message, error.hint)
+        return
+    for name, reason in damaged.items():
+        if name != DEFAULT_MODEL:  # which has a finding of its own
+            yield Finding(f"model {name}", FindingState.BROKEN, reason.message, reason.hint)

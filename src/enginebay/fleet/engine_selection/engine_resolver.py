@@ -1,0 +1,61 @@
+"""The choice of an engine on this host, now: gathers the facts and asks the pure rule."""
+
+from __future__ import annotations
+
+from enginebay.engines import registry
+from enginebay.environments import get_installed_engines
+from enginebay.fleet.engine_selection import tuned_engines
+from enginebay.fleet.engine_selection.selection_rules import (
+    EngineDecision,
+    MeasuredPreference,
+    ModelFacts,
+    list_candidates,
+    select_engine,
+)
+from enginebay.models import StoredModel, resolve_model
+from enginebay.util.hardware import HostFacts, read_host
+
+_DENSE_BYTES_PER_PARAMETER = 2  # of one parameter in 16 bits
+
+
+def decide_engine(model: str, requested: str | None = None) -> EngineDecision:
+    """Which engine runs the model called `model`, which must be here."""
+    return decide_engine_for(resolve_model(model), requested)
+
+
+def decide_engine_for(stored: StoredModel, requested: str | None = None) -> EngineDecision:
+    """Which engine runs a stored model. `asked`: a kind or alias, "auto" or None.
+
+    Left to choose, it goes by what was measured for this model on this host, where something was.
+    """
+    facts, host = _build_model_facts(stored), read_host()
+    if requested and requested != "auto":
+        return select_engine(
+            facts, host, get_installed_engines(), registry.get_spec(requested).kind, _collect_formats()
+        )
+    measured, notes = _load_measured_preference(stored, host)
+    return select_engine(facts, host, get_installed_engines(), None, _collect_formats(), measured, notes)
+
+
+def list_candidates_for(stored: StoredModel) -> tuple[list[str], dict[str, str]]:
+    """The installed engines that can run a stored model here, and what is against the others."""
+    return list_candidates(_build_model_facts(stored), read_host(), get_installed_engines(), _collect_formats())
+
+
+def _load_measured_preference(
+    stored: StoredModel, host: HostFacts
+) -> tuple[MeasuredPreference | None, tuple[str, ...]]:
+    looked = tuned_engines.find(stored, host)
+    choice = looked.tuned
+    if choice is None:
+        return None, looked.ignored
+    return MeasuredPreference(choice.engine, choice.best.version, tuned_engines.format_summary(choice), choice.date), ()
+
+
+def _build_model_facts(stored: StoredModel) -> ModelFacts:
+    dense_bytes = stored.parameters * _DENSE_BYTES_PER_PARAMETER if stored.parameters else None
+    return ModelFacts(stored.format, stored.architecture, stored.name, dense_bytes)
+
+
+def _collect_formats() -> dict[str, tuple[str, ...]]:
+    return {spec.kind: spec.formats for spec in registry.load_specs().values()}

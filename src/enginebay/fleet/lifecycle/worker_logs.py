@@ -1,0 +1,41 @@
+"""Logs of workers: where they are, and how they end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from enginebay.util.paths import logs_dir
+
+_LINE_BYTES = 4096  # more than a line has on average, by far
+
+
+def get_worker_log_path(kind: str, model: str) -> Path:
+    """Of the worker that has this model on this engine."""
+    return logs_dir() / f"{kind}-{_to_file_name(model)}.log"
+
+
+def find_newest_log(model: str, kinds: Collection[str]) -> Path | None:
+    """The one last written to, of a model on any of these engines; MODEL@ENGINE is on that one alone."""
+    name, _, engine = model.rpartition("@")
+    kind = engine.partition("==")[0]
+    known = (
+        [get_worker_log_path(kind, name)]
+        if name and kind in kinds
+        else [get_worker_log_path(one, model) for one in kinds]
+    )
+    return max((path for path in known if path.is_file()), key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _to_file_name(model: str) -> str:
+    return "".join(char if char.isalnum() or char in "-_." else "_" for char in Path(model).name)[:80]
+
+
+def read_last_lines(path: Path, count: int) -> list[str]:
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - count * _LINE_BYTES))
+            return log.read().decode(errors="replace").splitlines()[-count:]
+    except OSError:
+        return []

@@ -1,0 +1,169 @@
+"""What running a variant really took: memory of each pool, and seconds of loading, waking, sleeping, draining.
+
+    measured = Measured.load()
+    key = fingerprint(model, kind, version, path, settings, loras)
+    measured.note_seconds(key, "cold", 4.2)
+    measured.seconds(key, "cold")          the median of the last five, or None
+    measured.save()
+
+Kept in a JSON file. It only makes predictions better, so nothing about it may fail: a file that cannot be read starts
+anew, and one that cannot be written is told by `save` and tried again at the next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal, get_args
+
+from enginebay.util.paths import home_dir
+
+TimedOperation = Literal["cold", "standby", "wake", "sleep", "drain"]  # the first two are loads
+
+TIMED_OPERATIONS: tuple[str, ...] = get_args(TimedOperation)
+SCHEMA_VERSION = 1
+MAX_ENTRIES = 500
+MAX_KEPT_SECONDS = 5
+
+
+def compute_observation_key(
+    model: str, kind: str, version: str, path: str, settings: Mapping[str, Any], loras: Mapping[str, str]
+) -> str:
+    """The same for whatever is loaded alike. Any change of a setting or version may change what it takes."""
+    told = json.dumps([model, kind, version, path, settings, loras], sort_keys=True, default=str)
+    return hashlib.sha256(told.encode()).hexdigest()[:24]
+
+
+@dataclass(slots=True)
+class _ObservedEntry:
+    at: float  # when it was last written to, unix time
+    memory: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"at": self.at, "memory": self.memory, "seconds": self.seconds}
+
+
+class ObservedResources:
+    """Owned by one process; whoever else wants to know reads the file."""
+
+    def __init__(self, path: Path, entries: dict[str, _ObservedEntry] | None = None) -> None:
+        self.path = path
+        self._entries = entries or {}
+
+    @classmethod
+    def load(cls, path: Path | None = None) -> ObservedResources:
+        path = path or home_dir() / "fleet" / "measured.json"
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            content = None
+        return cls(path, _parse_entries(content))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get_median_seconds(self, key: str, operation: TimedOperation) -> float | None:
+        """How long it usually takes: the median of the last times."""
+        times = self._get_times(key, operation)
+        return median(times) if times else None
+
+    def get_last_seconds(self, key: str, operation: TimedOperation) -> float | None:
+        times = self._get_times(key, operation)
+        return times[-1] if times else None
+
+    def get_peak_memory(self, key: str) -> dict[str, int]:
+        """The most that was seen in each pool; empty if nothing was."""
+        entry = self._entries.get(key)
+        return dict(entry.memory) if entry else {}
+
+    def record_seconds(self, key: str, operation: TimedOperation, seconds: float, now: float | None = None) -> None:
+        if operation not in TIMED_OPERATIONS or not _is_amount(seconds):
+            return
+        times = self._touch_entry(key, now).seconds.setdefault(operation, [])
+        times.append(round(float(seconds), 4))
+        del times[:-MAX_KEPT_SECONDS]
+
+    def record_memory(self, key: str, pools: Mapping[str, int], now: float | None = None) -> None:
+        memory = self._touch_entry(key, now).memory
+        for pool, amount in pools.items():
+            if _is_amount(amount):
+                memory[pool] = max(memory.get(pool, 0), int(amount))
+
+    def save(self) -> bool:
+        """Whether it is on disk now. The file is whole at every moment."""
+        content = {
+            "schema_version": SCHEMA_VERSION,
+            "entries": {key: entry.to_json() for key, entry in self._entries.items()},
+        }
+        fresh = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            fresh.write_text(json.dumps(content), encoding="utf-8")
+            fresh.replace(self.path)
+        except OSError:
+            try:
+                fresh.unlink(missing_ok=True)
+            except OSError:
+                pass
+            return False
+        return True
+
+    def _get_times(self, key: str, operation: str) -> list[float]:
+        entry = self._entries.get(key)
+        return entry.seconds.get(operation, []) if entry else []
+
+    def _touch_entry(self, key: str, now: float | None) -> _ObservedEntry:
+        at = time.time() if now is None else now
+        entry = self._entries.setdefault(key, _ObservedEntry(at))
+        entry.at = max(entry.at, at)
+        _drop_oldest(self._entries, keep=key)
+        return entry
+
+
+def _drop_oldest(entries: dict[str, _ObservedEntry], keep: str | None = None) -> None:
+    for _ in range(len(entries) - MAX_ENTRIES):
+        del entries[min((key for key in entries if key != keep), key=lambda key: entries[key].at)]
+
+
+def _parse_entries(content: Any) -> dict[str, _ObservedEntry]:
+    """What is sound in a file's content; the rest is left out."""
+    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
+        return {}
+    given = content.get("entries")
+    if not isinstance(given, dict):
+        return {}
+    found = {key: _parse_entry(value) for key, value in given.items() if isinstance(value, dict)}
+    _drop_oldest(found)
+    return found
+
+
+def _parse_entry(value: Mapping[str, Any]) -> _ObservedEntry:
+    memory, seconds, at = value.get("memory"), value.get("seconds"), value.get("at")
+    return _ObservedEntry(
+        at=float(at) if at is not None and _is_amount(at) else 0.0,
+        memory={pool: int(amount) for pool, amount in _list_items(memory) if _is_amount(amount)},
+        seconds={
+            what: [float(one) for one in times if _is_amount(one)][-MAX_KEPT_SECONDS:]
+            for what, times in _list_items(seconds)
+            if what in TIMED_OPERATIONS and isinstance(times, list)
+        },
+    )
+
+
+def _list_items(value: Any) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, dict) else []
+
+
+def _is_amount(value: Any) -> bool:
+    """A number that is one: JSON as Python reads it may hold Infinity, and integers too large for a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 <= value < 2**63 and math.isfinite(value)

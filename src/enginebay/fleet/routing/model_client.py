@@ -1,0 +1,88 @@
+"""A loaded model as its users see it: text or chats in, deltas out. Any process of this host can open one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from enginebay.contract import Delta, Embedding, EngineSpec, Facts, GenerateRequest
+from enginebay.contract.engine_messages import Done
+from enginebay.contract.negotiate import negotiate
+from enginebay.errors import InvalidRequest, WorkerDied
+from enginebay.fleet.routing.prompt_encoder import PromptEncoder
+from enginebay.worker.client_side.worker_client import WorkerClient
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaHandle:
+    """A model in a running worker: all that another process needs to use it."""
+
+    model: str
+    spec: EngineSpec  # as the installed version keeps it
+    facts: Facts
+    address: str
+    source: Path | None  # the model's files as stored, for the tokenizer and the chat template
+    loras: tuple[str, ...] = ()
+    task: str = "generate"
+    tool_format: str = "auto"  # a name of the table of formats, or auto: by the chat template
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # the configuration's request defaults
+
+
+class ModelClient:
+    """One session with the worker of one model."""
+
+    def __init__(self, handle: ReplicaHandle, client: WorkerClient, prompt_encoder: PromptEncoder) -> None:
+        self.handle = handle
+        self.spec = handle.spec
+        self.facts = handle.facts
+        self.client = client
+        self.loras = handle.loras  # adapters come and go
+        self.prompt_encoder = prompt_encoder
+
+    @classmethod
+    async def connect(cls, handle: ReplicaHandle, death: Callable[[], WorkerDied] | None = None) -> Self:
+        client = WorkerClient(handle.address, death)
+        try:
+            prompts = await asyncio.to_thread(PromptEncoder, handle.source, client, handle.spec.byte_tokens)
+            return cls(handle, client, prompts)
+        except BaseException:
+            await client.close()
+            raise
+
+    async def prepare(self, request: GenerateRequest, **options: Any) -> tuple[GenerateRequest, dict[str, str]]:
+        """The request as the engine gets it, and which parameters are translated into what."""
+        translated = self.negotiate(request)
+        ids = await self.prompt_encoder.encode_request(request, **options)
+        return replace(request, token_ids=ids, text=None, messages=None), translated
+
+    def negotiate(self, request: GenerateRequest) -> dict[str, str]:
+        """Which parameters are translated into what. Raises for those the engine cannot do."""
+        translated = negotiate(self.spec.kind, self.spec.request, request, self.facts.refused)
+        if request.lora is not None and request.lora not in self.loras:
+            known = ", ".join(self.loras) or "none"
+            raise InvalidRequest(
+                f"there is no adapter {request.lora!r}", f"configured for this model: {known}", param="lora"
+            )
+        return translated
+
+    async def generate(self, request: GenerateRequest, **options: Any) -> AsyncIterator[Delta | Done]:
+        """Deltas as the engine makes them, then `Done`. Leaving the loop early cancels the request."""
+        prepared, _ = await self.prepare(request, **options)
+        stream = self.client.generate(prepared)
+        try:
+            async for event in stream:
+                yield event
+        finally:
+            await stream.aclose()  # type: ignore[attr-defined]
+
+    async def embed(self, inputs: Sequence[str | Sequence[int]]) -> Embedding:
+        ids = [await self.prompt_encoder.encode(one) if isinstance(one, str) else tuple(one) for one in inputs]
+        if not ids or not all(ids):
+            raise InvalidRequest("an input to embed is empty", param="input")
+        return await self.client.embed(ids)
+
+    async def close(self) -> None:
+        await self.client.close()

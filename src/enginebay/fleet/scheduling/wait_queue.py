@@ -1,0 +1,83 @@
+"""Requests that wait for a model to be awake."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+
+from enginebay.errors import EnginebayError
+from enginebay.fleet.routing.model_client import ReplicaHandle
+from enginebay.fleet.scheduling.planner import WaitingRequest
+
+
+class WaitQueue:
+    """In the order of their arrival. A wait without a future is our own wish that a model comes back."""
+
+    def __init__(self) -> None:
+        self._waits: dict[int, tuple[WaitingRequest, asyncio.Future[ReplicaHandle] | None]] = {}
+        self._ids = itertools.count(1)
+
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    @property
+    def client_count(self) -> int:
+        return sum(1 for _, future in self._waits.values() if future is not None)
+
+    def list_oldest_per_model(self) -> list[WaitingRequest]:
+        """One for each model: who comes next depends on no other."""
+        found: dict[str, WaitingRequest] = {}
+        for waiting, _ in self._waits.values():
+            found.setdefault(waiting.model, waiting)
+        return list(found.values())
+
+    def list_all(self) -> list[WaitingRequest]:
+        return [waiting for waiting, _ in self._waits.values()]
+
+    def count_clients(self, name: str) -> int:
+        return sum(1 for waiting, future in self._waits.values() if waiting.model == name and future is not None)
+
+    def add(self, name: str, timeout_s: float) -> tuple[int, asyncio.Future[ReplicaHandle]]:
+        now = time.monotonic()
+        number = next(self._ids)
+        future: asyncio.Future[ReplicaHandle] = asyncio.get_running_loop().create_future()
+        self._waits[number] = (WaitingRequest(number, name, now, now + timeout_s), future)
+        return number, future
+
+    def add_preload(self, name: str, timeout_s: float) -> None:
+        """Have it raised although nobody waits for it yet."""
+        now = time.monotonic()
+        if not any(waiting.model == name and future is None for waiting, future in self._waits.values()):
+            number = next(self._ids)
+            self._waits[number] = (WaitingRequest(number, name, now, now + timeout_s), None)
+
+    def remove(self, number: int) -> None:
+        self._waits.pop(number, None)
+
+    def reject(self, number: int, error: EnginebayError) -> None:
+        _, future = self._waits.pop(number, (None, None))
+        if future is not None and not future.done():
+            future.set_exception(error)
+
+    def resolve(self, name: str, resident: ReplicaHandle) -> int:
+        """Gives back how many were waiting."""
+        futures = self._pop_futures(name)
+        for future in futures:
+            future.set_result(resident)
+        return len(futures)
+
+    def find_oldest_since(self, name: str) -> float | None:
+        """Since when somebody waits for it."""
+        return min(
+            (waiting.waiting_since for waiting, _ in self._waits.values() if waiting.model == name), default=None
+        )
+
+    def fail(self, name: str, error: EnginebayError) -> None:
+        for future in self._pop_futures(name):
+            future.set_exception(error)
+
+    def _pop_futures(self, name: str) -> list[asyncio.Future[ReplicaHandle]]:
+        numbers = [number for number, (waiting, _) in self._waits.items() if waiting.model == name]
+        futures = [self._waits.pop(number)[1] for number in numbers]
+        return [future for future in futures if future is not None and not future.done()]

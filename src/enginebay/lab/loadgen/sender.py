@@ -1,0 +1,339 @@
+"""The loop of one process: requests go out at their times, and what comes in is stamped and put by.
+
+Nothing is taken apart while the window lasts: an answer is read when all have ended, unless more bytes wait than fit into
+memory. The loop never sleeps past the next send by more than the kernel's timer does: `epoll` counts in milliseconds, so
+the wait is a `select` on the poll itself, which counts in microseconds.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic, thread_time
+from typing import Any
+
+from enginebay.lab.loadgen.client_connection import READ_BYTES, ClientConnection, finish_connecting, open_connection
+from enginebay.lab.loadgen.http_framing import MalformedHttp, ResponseHead
+from enginebay.lab.loadgen.response_parser import ParsedResponse, parse_response
+from enginebay.lab.loadgen.sender_task import RequestOutcome, SenderProgress, SenderTask
+
+_MAX_WAIT_S = 0.25  # and between two lines of progress
+_STALL_CHECKS = 20  # at every connection, in the time after which one has stalled: each look holds up all of them
+_MAX_UNREAD_BYTES = 1 << 29  # of answers that were not read yet
+_READABLE, _WRITABLE = select.EPOLLIN, select.EPOLLOUT
+
+
+@dataclass(slots=True)
+class _EndedRequest:
+    """An answer that waits to be read."""
+
+    position: int
+    sent_s: float
+    end_s: float
+    head: ResponseHead | None = None
+    parts: list[bytes] = field(default_factory=list)
+    stamps: list[float] = field(default_factory=list)
+    error: str | None = None
+    detail: str = ""
+
+
+class RequestSender:
+    """Carries out one order. Times in it are seconds after `zero`, a moment of the monotonic clock."""
+
+    def __init__(self, task: SenderTask, on_progress: Callable[[SenderProgress], None] = lambda progress: None) -> None:
+        self._task = task
+        self._on_progress = on_progress
+        self._next_position = 0  # place of the next request in the order
+        self._zero = 0.0
+        self._poll = select.epoll()
+        self._open: dict[int, ClientConnection] = {}
+        self._idle: list[
+            ClientConnection
+        ] = []  # the last used first: those that wait longest may be closed by the server
+        self._ended: deque[_EndedRequest] = deque()
+        self._outcomes: list[RequestOutcome] = []
+        self._unread_bytes = 0
+        self._progress = SenderProgress()
+        self._reported_s = 0.0
+        self._stalls_checked_s = 0.0
+        self._stopped = False
+        found = socket.getaddrinfo(task.host, task.port, type=socket.SOCK_STREAM)[0]
+        self._address: tuple[socket.AddressFamily, Any] = (found[0], found[4])
+
+    def stop(self) -> None:
+        """Send nothing more; what runs is waited for."""
+        self._stopped = True
+
+    def connect(self) -> None:
+        """Open the connections that the window begins with. Raises `OSError`."""
+        for _ in range(min(self._task.connections, len(self._task.requests))):
+            self._open_connection()
+        deadline = monotonic() + self._task.timeout_s
+        while any(one.connecting for one in self._open.values()) and monotonic() < deadline:
+            for number, _ in self._poll.poll(1.0):
+                self._finish_connecting(self._open[number])
+        if any(one.connecting for one in self._open.values()):
+            raise TimeoutError("the server takes no connections")
+        self._idle = list(self._open.values())
+
+    def run(self, zero: float) -> list[RequestOutcome]:
+        """Send everything and wait for all answers."""
+        self._zero = self._reported_s = zero
+        self._sleep_until(zero)
+        used_s = thread_time()
+        while self._send_due() or self._count_running():
+            self._wait_for_events()
+            self._check_periodically()
+        self._progress.core_share = (thread_time() - used_s) / max(monotonic() - zero, 1e-6)
+        for connection in list(self._open.values()):
+            self._close_connection(connection)
+        self._poll.close()
+        while self._ended:
+            self._parse_oldest()
+        self._report_progress(monotonic(), finished=True)
+        return self._outcomes
+
+    # -- sending
+
+    def _send_due(self) -> bool:
+        """Send what is due. True: there is more to come."""
+        shots = self._task.requests
+        now = monotonic() - self._zero
+        if self._stopped or (self._task.stop_sending_s is not None and now >= self._task.stop_sending_s):
+            return False
+        while self._next_position < len(shots):
+            at_s = shots[self._next_position].at_s
+            if self._count_running() >= self._task.connections if at_s is None else at_s > now:
+                return True
+            self._send(self._next_position)
+            self._next_position += 1
+            now = monotonic() - self._zero
+        return False
+
+    def _send(self, position: int, sent_s: float | None = None) -> None:
+        """Send on a connection that is free, or on a new one."""
+        if sent_s is None:
+            self._progress.sent += 1
+        began = monotonic() if sent_s is None else sent_s
+        try:
+            connection = self._idle.pop() if self._idle and sent_s is None else self._open_connection()
+        except OSError as problem:
+            self._queue_ended(_EndedRequest(position, began, monotonic(), error="connect", detail=str(problem)))
+            return
+        try:
+            connection.begin(position, self._task.requests[position].data, sent_s)
+        except OSError as problem:
+            self._handle_broken(connection, str(problem))
+            return
+        if connection.unsent and not connection.connecting:
+            self._poll.modify(connection.socket.fileno(), _READABLE | _WRITABLE)
+
+    def _open_connection(self) -> ClientConnection:
+        connection = open_connection(self._address, self._task.host if self._task.tls else None)
+        self._open[connection.socket.fileno()] = connection
+        self._poll.register(connection.socket.fileno(), _WRITABLE)
+        return connection
+
+    def _close_connection(self, connection: ClientConnection) -> None:
+        number = connection.socket.fileno()
+        self._poll.unregister(number)
+        del self._open[number]
+        connection.socket.close()
+
+    # -- waiting
+
+    def _count_running(self) -> int:
+        return self._progress.sent - self._progress.ended
+
+    def _wait_for_events(self) -> None:
+        """Take what has come; when nothing has, wait for it, or for the next send."""
+        events = self._poll.poll(0)
+        if not events:
+            wait_s = self._next_wait_s()
+            if wait_s > 0:
+                select.select([self._poll], [], [], wait_s)
+            events = self._poll.poll(0)
+        for number, what in events:
+            connection = self._open.get(number)
+            if connection is None:
+                continue
+            if connection.connecting:
+                self._handle_opened(connection)
+            elif what & ~_WRITABLE:
+                self._handle_readable(connection)
+            elif connection.is_busy:
+                self._handle_writable(connection)
+
+    def _next_wait_s(self) -> float:
+        if self._next_position < len(self._task.requests) and not self._stopped:
+            at_s = self._task.requests[self._next_position].at_s
+            if at_s is not None:
+                return min(_MAX_WAIT_S, self._zero + at_s - monotonic())
+        return _MAX_WAIT_S
+
+    def _sleep_until(self, moment: float) -> None:
+        while (left := moment - monotonic()) > 0:
+            select.select([], [], [], left)
+
+    # -- connections
+
+    def _finish_connecting(self, connection: ClientConnection) -> bool:
+        if not finish_connecting(connection):
+            self._poll.modify(connection.socket.fileno(), _READABLE)  # the handshake waits for the server's word
+            return False
+        self._poll.modify(connection.socket.fileno(), _READABLE)
+        return True
+
+    def _handle_opened(self, connection: ClientConnection) -> None:
+        try:
+            if self._finish_connecting(connection) and connection.is_busy:
+                self._handle_writable(connection)
+        except OSError as problem:
+            self._fail_request(connection, "connect", str(problem))
+
+    def _handle_writable(self, connection: ClientConnection) -> None:
+        try:
+            connection.flush()
+        except OSError as problem:
+            self._handle_broken(connection, str(problem))
+            return
+        self._poll.modify(connection.socket.fileno(), _READABLE | _WRITABLE if connection.unsent else _READABLE)
+
+    def _handle_readable(self, connection: ClientConnection) -> None:
+        while True:
+            try:
+                data = connection.socket.recv(READ_BYTES)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return
+            except OSError as problem:
+                self._handle_broken(connection, str(problem))
+                return
+            now = monotonic()
+            if not data:
+                self._handle_broken(connection, "the server closed the connection")
+                return
+            if not connection.is_busy:  # nobody asked
+                self._close_idle(connection)
+                return
+            self._progress.events += data.count(b"\n\n")
+            try:
+                whole = connection.receive(data, now)
+            except MalformedHttp as problem:
+                self._fail_request(connection, "garbage", str(problem))
+                return
+            if whole:
+                self._handle_complete(connection, now)
+                return
+            if not self._task.tls:  # a plain socket has given all it had; the rest wakes the poll again
+                return
+
+    def _handle_complete(self, connection: ClientConnection, now: float) -> None:
+        assert connection.head is not None
+        self._queue_ended(_to_ended(connection, now))
+        connection.release()
+        if connection.head.closes:
+            self._close_connection(connection)
+        else:
+            self._idle.append(connection)
+
+    def _handle_broken(self, connection: ClientConnection, why: str) -> None:
+        """The connection ended. Before any byte, on one that had served, every client asks again on a new one."""
+        if not connection.is_busy:
+            self._close_idle(connection)
+        elif not connection.parts and connection.reused:
+            shot, sent_s = connection.request_position, connection.sent_s
+            self._close_connection(connection)
+            self._send(shot, sent_s)
+        elif connection.head is not None and connection.head.ends_with_connection:
+            self._queue_ended(_to_ended(connection, monotonic()))
+            self._close_connection(connection)
+        else:
+            self._fail_request(connection, "closed", why)
+
+    def _fail_request(self, connection: ClientConnection, error: str, detail: str) -> None:
+        self._queue_ended(
+            _EndedRequest(connection.request_position, connection.sent_s, monotonic(), error=error, detail=detail)
+        )
+        self._close_connection(connection)
+
+    def _close_idle(self, connection: ClientConnection) -> None:
+        if connection in self._idle:
+            self._idle.remove(connection)
+        self._close_connection(connection)
+
+    # -- what has ended
+
+    def _queue_ended(self, ended: _EndedRequest) -> None:
+        self._progress.ended += 1
+        if ended.error is not None or (ended.head is not None and ended.head.status != 200):
+            self._progress.failed += 1  # how soon a server refuses is no latency
+        else:
+            self._progress.ends.append(
+                (self._workload_index(ended), ended.sent_s - self._zero, ended.end_s - self._zero)
+            )
+        self._unread_bytes += sum(map(len, ended.parts))
+        self._ended.append(ended)
+        while self._unread_bytes > _MAX_UNREAD_BYTES:
+            self._parse_oldest()
+
+    def _workload_index(self, ended: _EndedRequest) -> int:
+        return self._task.requests[ended.position].index
+
+    def _parse_oldest(self) -> None:
+        """Take the oldest answer apart."""
+        ended = self._ended.popleft()
+        self._unread_bytes -= sum(map(len, ended.parts))
+        if ended.error is not None:
+            answer = ParsedResponse(error=ended.error, detail=ended.detail)
+        else:
+            answer = parse_response(ended.head, ended.parts, ended.stamps)
+        at_s = self._task.requests[ended.position].at_s
+        sent_s = ended.sent_s - self._zero
+        self._outcomes.append(
+            RequestOutcome(
+                index=self._workload_index(ended),
+                intended_s=sent_s if at_s is None else at_s,
+                sent_s=sent_s,
+                end_s=ended.end_s - self._zero,
+                status=answer.status,
+                error=answer.error,
+                detail=answer.detail,
+                arrivals=[stamp - self._zero for stamp in answer.arrivals],
+                text=answer.text,
+                finish_reason=answer.finish_reason,
+                input_tokens=answer.input_tokens,
+                output_tokens=answer.output_tokens,
+                cached_tokens=answer.cached_tokens,
+                queue_s=answer.queue_s,
+            )
+        )
+
+    # -- now and then
+
+    def _check_periodically(self) -> None:
+        now = monotonic()
+        if now - self._reported_s < _MAX_WAIT_S:
+            return
+        self._report_progress(now)
+        if now - self._stalls_checked_s < self._task.timeout_s / _STALL_CHECKS:
+            return
+        self._stalls_checked_s = now
+        for connection in list(self._open.values()):
+            if connection.is_busy and now - connection.last_s > self._task.timeout_s:
+                self._fail_request(connection, "stalled", f"nothing came for {self._task.timeout_s:g} s")
+
+    def _report_progress(self, now: float, finished: bool = False) -> None:
+        self._progress.finished = finished
+        self._on_progress(self._progress)
+        self._reported_s = now
+        self._progress.ends = []
+
+
+def _to_ended(connection: ClientConnection, now: float) -> _EndedRequest:
+    return _EndedRequest(
+        connection.request_position, connection.sent_s, now, connection.head, connection.parts, connection.stamps
+    )

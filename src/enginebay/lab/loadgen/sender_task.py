@@ -1,0 +1,184 @@
+"""What one process of the load client is told, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from enginebay.errors import ConfigError
+from enginebay.lab.workload.request_records import Record, Request
+
+API_PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+
+
+@dataclass(frozen=True, slots=True)
+class TargetServer:
+    """The server that is measured, and what every request to it says."""
+
+    url: str  # http://host:port, with what comes before /v1 if anything does
+    model: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: Mapping[str, Any] = field(default_factory=dict)  # sampling and the like, the same in every request
+    timeout_s: float = 120.0  # without a byte for so long, a request has stalled
+    is_enginebay: bool = False  # it says how long requests waited, when asked, and what its meters read
+
+    @property
+    def address(self) -> tuple[str, int]:
+        parts = urlsplit(self.url)
+        if "@" in parts.netloc:  # and what is said of it must not repeat the password
+            raise ConfigError(
+                "a server's address cannot hold a name or a password: it is kept with every run",
+                "leave out what is before the @, and set ENGINEBAY_API_KEY",
+            )
+        try:
+            port = parts.port
+        except ValueError:
+            port = 0
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query or parts.fragment:
+            raise ConfigError(f"{self.url!r} is not the address of a server", "give one like http://127.0.0.1:8000")
+        return parts.hostname, port or (443 if parts.scheme == "https" else 80)
+
+    @property
+    def uses_tls(self) -> bool:
+        return urlsplit(self.url).scheme == "https"
+
+    @property
+    def base_path(self) -> str:
+        return urlsplit(self.url).path.rstrip("/").removesuffix("/v1")
+
+
+class ScheduledRequest(msgspec.Struct, frozen=True):
+    """One request as bytes, and when it is to be sent; None: as soon as a connection is free."""
+
+    index: int
+    at_s: float | None
+    data: bytes
+
+
+class SenderTask(msgspec.Struct, frozen=True):
+    """One process' share of a load."""
+
+    process: int
+    host: str
+    port: int
+    tls: bool
+    requests: list[ScheduledRequest]
+    connections: int  # opened before the window; in a closed loop there are never more
+    timeout_s: float
+    stop_sending_s: float | None = None  # nothing is sent after that
+    core: int | None = None
+
+
+class RequestOutcome(msgspec.Struct):
+    """One request as the process gives it back; the times of its output events are with it."""
+
+    index: int
+    intended_s: float
+    sent_s: float
+    end_s: float
+    status: int | None = None
+    error: str | None = None
+    detail: str = ""
+    arrivals: list[float] = []
+    text: str = ""
+    finish_reason: str | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    queue_s: float | None = None
+
+
+class SenderProgress(msgspec.Struct):
+    """How far a process is; a line of its output."""
+
+    sent: int = 0
+    ended: int = 0
+    failed: int = 0  # as far as it can be told before answers are read
+    events: int = 0  # of streams; about as many as tokens, for people to look at
+    ends: list[tuple[int, float, float]] = []  # (index, sent_s, end_s) of what did not fail, since the last line
+    finished: bool = False
+    core_share: float = 0.0  # of a core that the process used in its window, once that is over; 1 is a whole one
+
+
+def encode_request(target: TargetServer, request: Request) -> bytes:
+    """The request as it goes over the wire. Always streamed, always with usage. Pure."""
+    told = {"include_usage": True} | ({"include_timing": True} if target.is_enginebay else {})
+    body: dict[str, Any] = {"model": target.model, "stream": True, "stream_options": told}
+    prompt = request.prompt
+    if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
+        path, body["prompt"] = API_PATHS["completions"], prompt
+    else:
+        path, body["messages"] = API_PATHS["chat"], prompt
+    if request.output_tokens is not None:
+        body |= {"max_tokens": request.output_tokens, "min_tokens": request.output_tokens, "ignore_eos": True}
+    data = msgspec.json.encode({**target.body, **body})  # a request's own length goes before a common one
+    host, port = target.address
+    named = f"[{host}]" if ":" in host else host
+    lines = [f"POST {target.base_path}{path} HTTP/1.1", f"Host: {named}:{port}", "Content-Type: application/json"]
+    lines += [f"{name}: {value}" for name, value in target.headers.items()]
+    lines.append(f"Content-Length: {len(data)}")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
+
+
+def split_into_tasks(
+    target: TargetServer,
+    requests: Sequence[Request],
+    times: Sequence[float] | None,
+    concurrency: int,
+    processes: int,
+    stop_sending_s: float | None = None,
+    cores: Sequence[int] = (),
+) -> list[SenderTask]:
+    """Every process' order: requests are dealt in turn, so no queue is shared. Pure."""
+    host, port = target.address
+    processes = max(1, min(processes, concurrency, len(requests)))
+    orders = []
+    for process in range(processes):
+        shots = [
+            ScheduledRequest(index, None if times is None else times[index], encode_request(target, requests[index]))
+            for index in range(process, len(requests), processes)
+        ]
+        own = concurrency // processes + (process < concurrency % processes)
+        core = cores[process % len(cores)] if cores else None
+        orders.append(
+            SenderTask(
+                process,
+                host,
+                port,
+                target.uses_tls,
+                shots,
+                own,
+                target.timeout_s,
+                stop_sending_s=stop_sending_s,
+                core=core,
+            )
+        )
+    return orders
+
+
+def to_record(outcome: RequestOutcome, request: Request, process: int) -> Record:
+    """What is kept of a request."""
+    return Record(
+        index=outcome.index,
+        intended_s=outcome.intended_s,
+        sent_s=outcome.sent_s,
+        first_s=outcome.arrivals[0] if outcome.arrivals else None,
+        last_s=outcome.arrivals[-1] if outcome.arrivals else None,
+        end_s=outcome.end_s,
+        input_tokens=outcome.input_tokens,
+        output_tokens=outcome.output_tokens,
+        cached_tokens=outcome.cached_tokens,
+        queue_s=outcome.queue_s,
+        events=len(outcome.arrivals),
+        finish_reason=outcome.finish_reason,
+        status=outcome.status,
+        error=outcome.error,
+        detail=outcome.detail,
+        group=request.group,
+        process=process,
+        text=outcome.text,
+    )

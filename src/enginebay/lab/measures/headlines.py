@@ -1,0 +1,43 @@
+"""Which of a run's figures are shown first, and how they are written. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+HEADLINES = (
+    "requests_per_s",
+    "input_tokens_per_s",
+    "output_tokens_per_s",
+    "total_tokens_per_s",
+    "ttft_s.median",
+    "ttft_s.p95",
+    "ttft_s.p99",
+    "itl_s.median",
+    "itl_s.p95",
+    "tpot_s.median",
+    "tpot_s.p95",
+    "e2e_s.median",
+    "e2e_s.p95",
+    "goodput_requests_per_s",
+    "j_per_output_token",
+    "j_per_total_token",
+    "j_per_good_token",
+    "cost_per_million_output_tokens",
+)
+
+
+def select_headlines(found: Iterable[str]) -> list[str]:
+    """Those of the figures that a person looks at first, in the order they are looked at."""
+    there = set(found)
+    return [name for name in HEADLINES if name in there]
+
+
+def format_digits(value: float | None) -> str:
+    """Four significant digits; an exponent only for what is very small or very large."""
+    if value is None:
+        return "-"
+    if value == 0:
+        return "0"
+    power = math.floor(math.log10(abs(value)))
+    return f"{value:.{max(0, 3 - power)}f}" if -4 <= power < 9 else f"{value:.3e}"

@@ -1,0 +1,106 @@
+"""Numbers as people read them: three digits that mean something, and a unit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from enginebay.lab.statistics.confidence_intervals import ConfidenceInterval
+
+# unit -> (factor, shown unit) from small to large; the largest in which the value is at least 1 is taken
+UNIT_STEPS: dict[str, tuple[tuple[float, str], ...]] = {
+    "s": ((1e6, "µs"), (1e3, "ms"), (1.0, "s")),
+    "J": ((1e3, "mJ"), (1.0, "J"), (1e-3, "kJ")),
+    "bytes": ((1.0, "B"), (2.0**-10, "KiB"), (2.0**-20, "MiB"), (2.0**-30, "GiB")),
+    "share": ((100.0, "%"),),
+}
+UNIT_SUFFIXES = (
+    ("tokens_per_s", "tokens/s"),
+    ("requests_per_s", "requests/s"),
+    ("_per_s", "/s"),
+    ("_s", "s"),
+    ("_j", "J"),
+    ("_w", "W"),
+    ("_bytes", "bytes"),
+    ("_c", "°C"),
+    ("_hz", "Hz"),
+    ("_share", "share"),
+    ("utilisation", "share"),
+)
+
+
+def infer_unit(name: str) -> str:
+    """The unit that a measure's name says it has."""
+    stem, _, inner = name.partition(".")
+    if inner == "count":
+        return ""
+    if "j_per_" in stem:
+        return "J"
+    return next((unit for suffix, unit in UNIT_SUFFIXES if stem.endswith(suffix)), "")
+
+
+def format_digits(value: float) -> str:
+    """Three significant digits, all of them from a thousand on, and an exponent only for what is very small."""
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:,.0f}"
+    if size < 1e-4:
+        return f"{value:.2e}"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(size)))}f}"
+
+
+def pick_unit_step(size: float, unit: str) -> tuple[float, str]:
+    """The factor and the name of the unit in which this size reads best."""
+    steps = UNIT_STEPS.get(unit, ((1.0, unit),))
+    if size == 0:
+        return steps[-1]
+    fitting = [one for one in steps if abs(size) * one[0] >= 1]
+    return fitting[-1] if fitting else steps[0]
+
+
+def format_figure(value: float | None, unit: str = "") -> str:
+    """One number with its unit."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    factor, shown = pick_unit_step(value, unit)
+    return _append_unit(format_digits(value * factor), shown)
+
+
+def format_interval(found: ConfidenceInterval, unit: str = "") -> str:
+    """An estimate and its interval in one unit: `412 [404, 420] tokens/s`; without one, the estimate alone."""
+    if found.low is None or found.high is None:
+        return format_figure(found.estimate, unit)
+    factor, shown = pick_unit_step(found.estimate, unit)
+    low, high = format_digits(found.low * factor), format_digits(found.high * factor)
+    return _append_unit(f"{format_digits(found.estimate * factor)} [{low}, {high}]", shown)
+
+
+def pick_column_unit(estimates: Sequence[float], unit: str) -> tuple[float, str]:
+    """The factor and the unit that suit a whole column: those of its middle value."""
+    ordered = sorted(abs(one) for one in estimates)
+    return pick_unit_step(ordered[len(ordered) // 2], unit)
+
+
+def add_unit_to_title(title: str, unit: str) -> str:
+    """A title with its unit, unless it says it already."""
+    return f"{title}, {unit}" if unit and not title.endswith(unit) else title
+
+
+def format_ratio(estimate: float, low: float | None, high: float | None) -> tuple[str, str]:
+    """A ratio and its interval, with as many decimals as it takes to tell them from 1."""
+    ends = [one for one in (estimate, low, high) if one is not None]
+    decimals = next((some for some in range(2, 5) if all(one == 1 or round(one, some) != 1 for one in ends)), 5)
+
+    def text(value: float) -> str:
+        return f"{value:.{decimals}f}" if 0.5 <= value < 10 else format_digits(value)
+
+    interval = "" if low is None or high is None else f"[{text(low)}, {text(high)}]"
+    return f"{text(estimate)}\u202f×", interval
+
+
+def _append_unit(text: str, unit: str) -> str:
+    if not unit:
+        return text
+    return f"{text}%" if unit == "%" else f"{text}\u202f{unit}"

@@ -1,0 +1,86 @@
+"""What the script draws: compact, and thinned where there is much of it."""
+
+from __future__ import annotations
+
+import json
+from math import isfinite
+from typing import Any
+
+from enginebay.lab.report.latency_curves import LATENCY_TITLES, build_curves, round_short
+from enginebay.lab.report.manifest_access import get_cycle
+from enginebay.lab.report.report_metrics import (
+    ENERGY_METRICS,
+    LATENCY_METRICS,
+    PLOTTED_METRICS,
+    THROUGHPUT_METRICS,
+    describe_metric,
+)
+from enginebay.lab.report.report_points import ReportContent, ReportPoint
+from enginebay.lab.report.run_timeline import build_timeline
+from enginebay.lab.statistics.confidence_intervals import ConfidenceInterval
+from enginebay.lab.store.run_reader import Run
+
+
+def build_page_data(report: ReportContent) -> dict[str, Any]:
+    """Everything that the plots need."""
+    return {
+        "metrics": {key: describe_metric(key) for key in PLOTTED_METRICS},
+        "throughputs": _list_measured(report, THROUGHPUT_METRICS),
+        "latencies": _list_measured(report, LATENCY_METRICS),
+        "energies": _list_measured(report, ENERGY_METRICS),
+        "distributions": LATENCY_TITLES,
+        "series": [one.label for one in report.series],
+        "points": [_point_data(one) for one in report.points],
+        "runs": [_run_data(point, run) for point in report.points for run in point.group.runs],
+    }
+
+
+def _list_measured(report: ReportContent, keys: tuple[str, ...]) -> list[str]:
+    return [key for key in keys if any(key in point.figures for point in report.points)]
+
+
+def _point_data(point: ReportPoint) -> dict[str, Any]:
+    return {
+        "series": point.series.number,
+        "load": point.workload.label,
+        "asked": point.workload.requested,
+        "unit": point.workload.unit,
+        "status": point.status,
+        "note": point.describe_runs(),
+        "stats": {key: _interval_data(point.figures[key]) for key in PLOTTED_METRICS if key in point.figures},
+        "curves": build_curves(point.group.counted),
+    }
+
+
+def _interval_data(found: ConfidenceInterval) -> list[float | None]:
+    return [None if one is None else round_short(one) for one in (found.estimate, found.low, found.high)]
+
+
+def _run_data(point: ReportPoint, run: Run) -> dict[str, Any]:
+    return {
+        "id": run.id,
+        "series": point.series.number,
+        "load": point.workload.label,
+        "cycle": get_cycle(run),
+        "status": run.status,
+        **build_timeline(run),
+    }
+
+
+def embed_json(data: Any) -> str:
+    """JSON that can stand inside a script element: nothing in it can end the element or start markup."""
+    text = json.dumps(_replace_non_finite(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _replace_non_finite(data: Any) -> Any:
+    """JSON knows no NaN or infinity: they become null, and the plot has a gap there."""
+    if isinstance(data, float):
+        return data if isfinite(data) else None
+    if isinstance(data, dict):
+        return {key: _replace_non_finite(one) for key, one in data.items()}
+    if isinstance(data, list | tuple):
+        return [_replace_non_finite(one) for one in data]
+    return data

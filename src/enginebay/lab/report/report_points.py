@@ -1,0 +1,149 @@
+"""Runs put together: a series is one engine with its settings, a point is a series under one load."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from enginebay.lab.report.manifest_access import get_section
+from enginebay.lab.report.series_labels import get_engine_name, make_labels, make_series_key
+from enginebay.lab.statistics import run_groups as repeating
+from enginebay.lab.statistics.confidence_intervals import ConfidenceInterval
+from enginebay.lab.statistics.cycle_statistics import compute_cycle_intervals
+from enginebay.lab.store.run_manifest import STATUSES
+from enginebay.lab.store.run_reader import Run
+from enginebay.util.text_format import pluralize
+
+
+@dataclass(frozen=True, slots=True)
+class ReportWorkload:
+    """`asked` is what the axis of load shows; None where the load has no single number (offline, traces)."""
+
+    kind: str
+    label: str
+    requested: float | None = None
+    unit: str = ""
+
+
+def describe_workload(profile: Mapping[str, Any]) -> ReportWorkload:
+    """Read the profile of a manifest; an unknown kind keeps its own name."""
+    kind = str(profile.get("kind", "unknown"))
+    rate = _to_number(profile.get("rate"))
+    concurrency = _to_number(profile.get("concurrency"))
+    if concurrency is not None:
+        return ReportWorkload(kind, f"closed loop, {concurrency:g} at once", concurrency, "requests at once")
+    if rate is not None:
+        extra = _to_number(profile.get("burstiness"))
+        tail = f", burstiness {extra:g}" if extra is not None else ""
+        return ReportWorkload(kind, f"{_kind_title(kind)}, {rate:g}/s{tail}", rate, "requests/s asked")
+    start, end = _to_number(profile.get("from_rate")), _to_number(profile.get("to_rate"))
+    if start is not None and end is not None:
+        return ReportWorkload(kind, f"ramp, {start:g} to {end:g}/s")
+    return ReportWorkload(kind, _kind_title(kind))
+
+
+def _kind_title(kind: str) -> str:
+    return "Poisson" if kind == "poisson" else kind
+
+
+def _to_number(found: Any) -> float | None:
+    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+
+
+@dataclass(frozen=True)
+class ReportSeries:
+    """One engine with its settings; `number` picks its colour, dash and mark everywhere on the page."""
+
+    number: int
+    label: str
+    first: Run
+
+
+@dataclass(frozen=True)
+class ReportPoint:
+    """The cycles of one engine at one load; `figures` are means over the counted ones with 95% intervals."""
+
+    series: ReportSeries
+    workload: ReportWorkload
+    group: repeating.RunGroup
+    figures: Mapping[str, ConfidenceInterval]
+
+    @property
+    def status(self) -> str:
+        return self.group.status
+
+    @property
+    def name(self) -> str:
+        return f"{self.series.label} · {self.workload.label}"
+
+    def describe_runs(self) -> str:
+        """How many runs the numbers come from, and whether some were left out."""
+        left_out = len(self.group.runs) - len(self.group.counted)
+        text = pluralize(len(self.group.counted), "run")
+        return f"{text}, {left_out} invalid left out" if left_out else text
+
+
+@dataclass(frozen=True)
+class ReportContent:
+    """Everything the sections draw from."""
+
+    title: str
+    runs: tuple[Run, ...]
+    series: tuple[ReportSeries, ...]
+    points: tuple[ReportPoint, ...]
+
+
+def worst_status(statuses: Iterable[str]) -> str:
+    """The gravest of some verdicts."""
+    return max(statuses, key=STATUSES.index)
+
+
+def arrange_runs(runs: Sequence[Run], title: str = "") -> ReportContent:
+    """Sort the runs into series and points."""
+    groups = repeating.group_runs(runs)
+    heads: dict[str, Run] = {}
+    for group in groups:
+        heads.setdefault(make_series_key(group.runs[0]), group.runs[0])
+    named = zip(heads, make_labels(list(heads.values())), strict=True)
+    series = {key: ReportSeries(number, label, heads[key]) for number, (key, label) in enumerate(named)}
+    points = [_make_point(series[make_series_key(group.runs[0])], group) for group in groups]
+    ordered = sorted(_disambiguate(points), key=_sort_key)
+    return ReportContent(
+        title or _make_title(runs, list(series.values())), tuple(runs), tuple(series.values()), tuple(ordered)
+    )
+
+
+def _make_point(series: ReportSeries, group: repeating.RunGroup) -> ReportPoint:
+    figures = compute_cycle_intervals([run.measures for run in group.counted])
+    return ReportPoint(series, describe_workload(get_section(group.runs[0], "profile")), group, figures)
+
+
+def _disambiguate(points: Sequence[ReportPoint]) -> list[ReportPoint]:
+    """Points of one series that had the same load get their study's own label behind it."""
+    names = Counter(point.name for point in points)
+    return [_add_study_label(point) if names[point.name] > 1 else point for point in points]
+
+
+def _add_study_label(point: ReportPoint) -> ReportPoint:
+    first = point.group.runs[0]
+    return replace(point, workload=replace(point.workload, label=f"{point.workload.label} ({first.label or first.id})"))
+
+
+def _sort_key(point: ReportPoint) -> tuple[int, str, float]:
+    return (
+        point.series.number,
+        point.workload.unit,
+        -1.0 if point.workload.requested is None else point.workload.requested,
+    )
+
+
+def _make_title(runs: Sequence[Run], series: Sequence[ReportSeries]) -> str:
+    models = dict.fromkeys(run.model or "a model" for run in runs)
+    engines = dict.fromkeys(get_engine_name(one.first) for one in series)
+    return f"{_join_with_and(list(models))} on {_join_with_and(list(engines))}"
+
+
+def _join_with_and(names: Sequence[str]) -> str:
+    return "".join(names) if len(names) < 2 else f"{', '.join(names[:-1])} and {names[-1]}"

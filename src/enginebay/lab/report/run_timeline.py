@@ -1,0 +1,119 @@
+"""One run over time: tokens per second, requests in flight, power, and a sample of its requests."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+from enginebay.lab.report.latency_curves import round_short
+from enginebay.lab.store.run_reader import Run
+from enginebay.lab.store.stored_samples import StoredSample
+from enginebay.lab.workload.request_records import Record
+
+MAX_BINS = 240  # at most
+EVENTS_PER_BIN = 10  # of output in a bin, on average: fewer would draw the steps of the engine, not its speed
+MAX_READINGS = 500  # of one device
+MAX_WATERFALL_ROWS = 120  # of the waterfall
+
+
+def build_timeline(run: Run) -> dict[str, Any]:
+    """What the timeline and the waterfall draw of one run."""
+    records, tokens = run.read_records(), run.read_token_times()
+    end_s = _find_end_s(run, records)
+    bins = max(20, min(MAX_BINS, sum(map(len, tokens.values())) // EVENTS_PER_BIN))
+    return {
+        "end": round_short(end_s),
+        "tokens": [round_short(one) for one in bin_tokens_per_s(records, tokens, end_s, bins)],
+        "inflight": [round_short(one) for one in bin_in_flight(records, end_s, bins)],
+        "power": thin_power(run.read_samples(), end_s),
+        "rows": build_waterfall(records),
+        "requests": len(records),
+    }
+
+
+def _find_end_s(run: Run, records: Sequence[Record]) -> float:
+    ends = [record.end_s for record in records if record.end_s is not None]
+    window = run.manifest.get("window_s")
+    known = float(window) if isinstance(window, int | float) else 0.0
+    return max([known, *ends]) or 1.0
+
+
+def bin_tokens_per_s(
+    records: Sequence[Record], tokens: Mapping[int, Sequence[float]], end_s: float, count: int = MAX_BINS
+) -> list[float]:
+    """Output tokens a second in each bin: a request's tokens, by the server's usage, spread over its output events."""
+    width = end_s / count
+    bins = [0.0] * count
+    for record in records:
+        times = tokens.get(record.index, ())
+        if record.error is not None or not record.output_tokens or not times:
+            continue
+        share = record.output_tokens / len(times) / width
+        for time_s in times:
+            bins[min(count - 1, max(0, int(time_s / width)))] += share
+    return bins
+
+
+def bin_in_flight(records: Sequence[Record], end_s: float, count: int = MAX_BINS) -> list[float]:
+    """Mean number of requests under way in each bin."""
+    width = end_s / count
+    finished = [(record.sent_s, record.end_s) for record in records if record.end_s is not None]
+    started = _ElapsedSum(sorted(sent for sent, _ in finished))
+    ended = _ElapsedSum(sorted(end for _, end in finished))
+    sums = [started.sum_at(edge * width) - ended.sum_at(edge * width) for edge in range(count + 1)]
+    return [(late - early) / width for early, late in pairwise(sums)]
+
+
+class _ElapsedSum:
+    """The seconds that have passed since each of some moments, summed up."""
+
+    def __init__(self, moments: Sequence[float]) -> None:
+        self._moments = moments
+        self._sums = [0.0, *accumulate(moments)]
+
+    def sum_at(self, now: float) -> float:
+        past = bisect_right(self._moments, now)
+        return past * now - self._sums[past]
+
+
+def thin_power(samples: Sequence[StoredSample], end_s: float) -> list[dict[str, Any]]:
+    """Watts of each device inside the window; long ones are averaged in groups, which keeps the energy."""
+    devices: dict[str, list[tuple[float, float]]] = {}
+    for one in samples:
+        if one.power_w is not None and -1.0 <= one.time_s <= end_s + 1.0:
+            devices.setdefault(one.device, []).append((one.time_s, one.power_w))
+    return [{"device": name, **_thin_readings(readings)} for name, readings in devices.items()]
+
+
+def _thin_readings(readings: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    size = -(-len(readings) // MAX_READINGS)
+    groups = [readings[start : start + size] for start in range(0, len(readings), size)]
+    return {
+        "t": [round_short(sum(time for time, _ in group) / len(group)) for group in groups],
+        "w": [round_short(sum(watts for _, watts in group) / len(group)) for group in groups],
+        "each": size,
+    }
+
+
+def build_waterfall(records: Sequence[Record]) -> list[list[Any]]:
+    """Some requests from first to last, evenly picked; failed ones go first into the choice."""
+    failed = [record for record in records if record.error is not None]
+    whole = [record for record in records if record.error is None]
+    chosen = _pick_evenly(failed, MAX_WATERFALL_ROWS // 2)
+    chosen += _pick_evenly(whole, MAX_WATERFALL_ROWS - len(chosen))
+    return [_waterfall_row(record) for record in sorted(chosen, key=lambda one: (one.intended_s, one.index))]
+
+
+def _pick_evenly(records: Sequence[Record], count: int) -> list[Record]:
+    if len(records) <= count:
+        return list(records)
+    return [records[place * len(records) // count] for place in range(count)]
+
+
+def _waterfall_row(record: Record) -> list[Any]:
+    times = (record.intended_s, record.sent_s, record.first_s, record.last_s, record.end_s)
+    # Ten microseconds, however late in the run: a reader takes differences of these.
+    shown = (None if one is None else round(one, 5) for one in times)
+    return [record.index, *shown, record.output_tokens, record.error]

@@ -1,0 +1,135 @@
+"""Which engine is better at what, by how much, and how sure that is; and whether they gave the same answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from enginebay.lab.measures.flat_figures import better_direction
+from enginebay.lab.report.engine_pairs import MAX_ALL_PAIRS, EnginePair
+from enginebay.lab.report.figure_format import format_digits, format_figure, format_ratio
+from enginebay.lab.report.markup import Html, h, join_html, render_badge, render_section, render_table
+from enginebay.lab.report.report_metrics import COMPARED_METRICS, METRIC_TITLES
+from enginebay.lab.report.report_points import worst_status
+from enginebay.util.text_format import pluralize
+
+PARITY_TITLES = {
+    "answers": "answers compared",
+    "same_prompt_ids": "same token ids in",
+    "identical_answers": "identical answers",
+    "greedy_agreement": "greedy tokens before the first that differs",
+    "first_divergence": "first divergence at token, median",
+    "logprob_distance": "logprob distance, mean",
+    "logprob_distance_max": "logprob distance, largest",
+    "output_length_ratio": "output length ratio",
+}
+COUNT_MEASURES = ("answers", "first_divergence")
+SHARE_MEASURES = ("identical_answers", "greedy_agreement")
+
+
+def render_comparison(pairs: Sequence[EnginePair]) -> Html | None:
+    if not pairs:
+        return None
+    keys = [key for key in COMPARED_METRICS if any(key in pair.comparison["figures"] for pair in pairs)]
+    head: list[Html | str] = ["engines", "load", "pairs", *(METRIC_TITLES[key] for key in keys)]
+    rows = [[*_pair_cells(pair), *(_render_cell(pair, key) for key in keys)] for pair in pairs]
+    many = len({pair.b.series.number for pair in pairs} | {pair.a.series.number for pair in pairs}) > MAX_ALL_PAIRS
+    return render_section(
+        "comparison",
+        "Comparison",
+        h(
+            "p",
+            "The first engine's figure as a multiple of the second's, with its 95% interval, from runs of the same cycle in "
+            "pairs on the same seeded arrivals. They differ where the interval of their difference leaves out 0; each cell "
+            "has a 5% chance of a false alarm. “+3 runs” would settle a difference of the size seen, 80% of the time.",
+            " With this many engines, each is compared with the first only." if many else None,
+        ),
+        _render_problems(pairs),
+        render_table(head, rows, "Engines compared in pairs", id="comparison-table", class_="pinned"),
+    )
+
+
+def _render_problems(pairs: Sequence[EnginePair]) -> Html | None:
+    found = [(pair, why) for pair in pairs for why in pair.comparison["problems"]]
+    if not found:
+        return None
+    items = [h("li", h("strong", f"{_pair_names(pair)} · {pair.a.workload.label}: "), why) for pair, why in found]
+    return h(
+        "div",
+        h("p", h("strong", "Struck-through differences are not to be believed.")),
+        h("ul", *items),
+        class_="banner invalid",
+    )
+
+
+def _pair_names(pair: EnginePair) -> str:
+    return f"{pair.b.series.label} / {pair.a.series.label}"
+
+
+def _pair_cells(pair: EnginePair) -> list[Html | str | None]:
+    status = worst_status([pair.a.status, pair.b.status])
+    return [
+        join_html(_pair_names(pair), None if status == "valid" else h("small", render_badge(status))),
+        pair.a.workload.label,
+        str(pair.comparison["pairs"]),
+    ]
+
+
+def _render_cell(pair: EnginePair, key: str) -> Html | None:
+    found = pair.comparison["figures"].get(key)
+    if found is None or found["ratio"] is None:
+        return None
+    ratio = found["ratio"]
+    estimate, interval = format_ratio(ratio["estimate"], ratio["low"], ratio["high"])
+    shown = join_html(
+        h("strong", estimate) if found["differs"] else estimate,
+        h("small", interval, class_="whole") if interval else None,
+    )
+    if not pair.comparison["valid"]:
+        return h("s", shown, title="not to be believed")
+    return join_html(shown, h("small", _render_finding(pair, key, found)))
+
+
+def _render_finding(pair: EnginePair, key: str, found: Mapping[str, Any]) -> Html | str:
+    if found["differs"]:
+        b_is_better = (found["difference"]["estimate"] > 0) == (better_direction(key) == "higher")
+        return h("b", f"{(pair.b if b_is_better else pair.a).series.label} better")
+    more = found["more_runs"]
+    return "not settled" if more is None else f"not settled, +{pluralize(more, 'run')}"
+
+
+def render_parity(pairs: Sequence[EnginePair]) -> Html | None:
+    """Speed compares only where the work was the same."""
+    told = {(pair.a.series.number, pair.b.series.number): pair for pair in reversed(pairs) if pair.comparison["parity"]}
+    columns = [told[key] for key in sorted(told)]
+    if not columns:
+        return None
+    rows: list[list[Html | str | None]] = [
+        [title, *(_render_agreement(name, pair.comparison["parity"]) for pair in columns)]
+        for name, title in PARITY_TITLES.items()
+    ]
+    return render_section(
+        "parity",
+        "Parity",
+        h("p", "The same prompts, answered greedily by each engine and compared token by token."),
+        render_table(
+            ["measure", *(_pair_names(pair) for pair in columns)],
+            rows,
+            "Agreement of the engines' answers",
+            class_="pinned",
+        ),
+    )
+
+
+def _render_agreement(name: str, found: Mapping[str, Any]) -> Html | str | None:
+    value = found.get(name)
+    if value is None:
+        why = (found.get("absent") or {}).get(name)
+        return "they never part" if name == "first_divergence" and not why else h("span", why or "–", class_="quiet")
+    if isinstance(value, bool):
+        return "yes" if value else h("strong", "no")
+    if isinstance(value, Mapping):
+        value = value["median"]
+    if name in COUNT_MEASURES:
+        return f"{value:g}"
+    return format_figure(value, "share") if name in SHARE_MEASURES else format_digits(value)

@@ -1,0 +1,107 @@
+"""The figures: one row for each engine at each load, means over the cycles with 95% intervals."""
+
+from __future__ import annotations
+
+from enginebay.lab.report.figure_format import (
+    add_unit_to_title,
+    format_digits,
+    format_interval,
+    infer_unit,
+    pick_column_unit,
+)
+from enginebay.lab.report.markup import (
+    Html,
+    h,
+    join_html,
+    render_badge,
+    render_details,
+    render_section,
+    render_swatch,
+    render_table,
+)
+from enginebay.lab.report.report_metrics import METRIC_TITLES, TABLE_METRICS
+from enginebay.lab.report.report_points import ReportContent, ReportPoint
+
+Cells = list[Html | str | None]
+
+
+def render_results(report: ReportContent) -> Html:
+    shown = [key for key in TABLE_METRICS if any(key in point.figures for point in report.points)]
+    units = {key: pick_column_unit(_list_estimates(report, key), infer_unit(key)) for key in shown}
+    rows = [_make_row(point, units) for point in sorted(report.points, key=_workload_order)]
+    head: list[Html | str] = [
+        "engine",
+        "load",
+        "verdict",
+        *(add_unit_to_title(METRIC_TITLES[key], unit) for key, (_, unit) in units.items()),
+    ]
+    return render_section(
+        "results",
+        "Results",
+        h(
+            "p",
+            "Means over the counted runs; in brackets the 95% confidence interval of the mean (Student t over cycles). One "
+            "run has no interval. Struck-through figures come from invalid runs.",
+        ),
+        render_table(
+            head,
+            rows,
+            "Throughput, latency and energy of each engine at each load",
+            id="results-table",
+            class_="pinned",
+        ),
+        h("button", "Copy the table", type="button", class_="copy", data_copy="results-table"),
+        render_details("All measures", _render_all(report)),
+    )
+
+
+def _list_estimates(report: ReportContent, key: str) -> list[float]:
+    return [point.figures[key].estimate for point in report.points if key in point.figures]
+
+
+def _workload_order(point: ReportPoint) -> tuple[str, float, str, int]:
+    """Engines at one load one below the other, since those may be compared."""
+    load = point.workload
+    return load.unit, -1.0 if load.requested is None else load.requested, load.label, point.series.number
+
+
+def _make_row(point: ReportPoint, units: dict[str, tuple[float, str]]) -> Cells:
+    cells: Cells = [
+        join_html(render_swatch(point.series.number), point.series.label),
+        point.workload.label,
+        join_html(render_badge(point.status), h("small", point.describe_runs())),
+    ]
+    return cells + [_render_number(point, key, factor) for key, (factor, _) in units.items()]
+
+
+def _render_number(point: ReportPoint, key: str, factor: float) -> Html | None:
+    found = point.figures.get(key)
+    if found is None:
+        return None
+    known = found.low is not None and found.high is not None
+    ends = h("small", f"[{_format_scaled(found.low, factor)}, {_format_scaled(found.high, factor)}]") if known else None
+    return _mark_invalid(point, join_html(_format_scaled(found.estimate, factor), ends))
+
+
+def _format_scaled(value: float | None, factor: float) -> str:
+    return "–" if value is None else format_digits(value * factor)
+
+
+def _mark_invalid(point: ReportPoint, text: Html | str) -> Html:
+    return h("s", text, title="from an invalid run") if point.status == "invalid" else h("span", text)
+
+
+def _render_all(report: ReportContent) -> Html:
+    """Every number that the runs measured, a column for each point."""
+    keys = dict.fromkeys(key for point in report.points for key in point.figures)
+    rows: list[Cells] = [[h("code", key), *(_render_any(point, key) for point in report.points)] for key in keys]
+    head: list[Html | str] = [
+        "measure",
+        *(join_html(point.name, " ", render_badge(point.status)) for point in report.points),
+    ]
+    return render_table(head, rows, "All measures", class_="pinned")
+
+
+def _render_any(point: ReportPoint, key: str) -> Html | None:
+    found = point.figures.get(key)
+    return None if found is None else _mark_invalid(point, format_interval(found, infer_unit(key)))

@@ -1,0 +1,228 @@
+"""The highest rate of one engine: its server is started once, and every run of the search is kept like any other run."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from enginebay.errors import EnginebayError
+from enginebay.lab.loadgen.calibration import ClientCeiling
+from enginebay.lab.measures.slo import Slo, slo_from_dict
+from enginebay.lab.search import candidates, concurrency_sweep
+from enginebay.lab.search.candidates import Candidate, ObjectiveResult
+from enginebay.lab.search.concurrency_sweep import ConcurrencyLevel
+from enginebay.lab.search.rate_bisection import NextTrial, SearchResult, SearchRules, Trial, plan_next_trial
+from enginebay.lab.store.run_reader import Run, load_run
+from enginebay.lab.store.study_plan import StudyStep
+from enginebay.lab.study.bay_server import encode_config, run_bay_server
+from enginebay.lab.study.run_point import StudyContext, run_point
+from enginebay.lab.study.study_point import StudyPoint
+
+MIN_RUN_LATENCIES = 10  # a shorter run is mostly its own beginning and end: what queues up there does not show
+CONFIRM_FACTOR = 2  # times; the energy is of this run, and its meters want a window too
+_TRUSTED_SHARE = 0.5  # of the client's ceiling: its accuracy is proven up to there
+_SHOWN_LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
+
+
+@dataclass(frozen=True, slots=True)
+class SearchGoal:
+    """What is looked for, and how long each run lasts at least."""
+
+    slo: Mapping[str, float]
+    profile: Mapping[str, Any]  # without its rate
+    requests: int
+    seconds: float
+    rules: SearchRules = field(default_factory=SearchRules)
+
+    @property
+    def parsed_slo(self) -> Slo:
+        return slo_from_dict(self.slo)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchCallbacks:
+    """Who is told of each run."""
+
+    on_run_started: Callable[[str], None] = lambda what: None
+    on_run_ended: Callable[[Run, str], None] = lambda run, what: None
+
+
+class SearchSession:
+    """The runs on one server. Each has prompts and arrivals of its own, so no cache knows them."""
+
+    def __init__(
+        self,
+        context: StudyContext,
+        point: StudyPoint,
+        run_point: Callable[[StudyPoint, StudyStep], Path],
+        engine_index: int,
+    ) -> None:
+        self._context = context
+        self._point = point
+        self._run_point = run_point
+        self._engine_index = engine_index  # of the engine in the study
+        self.runs: list[Run] = []
+
+    def measure(self, label: str, profile: Mapping[str, Any], limits: Mapping[str, Any]) -> Run:
+        first, given = not self.runs, self._point.arrivals_seed
+        point = replace(
+            self._point,
+            label=f"{self._point.label} {label}",
+            profile=dict(profile),
+            limits=dict(limits),
+            seed=self._point.seed + len(self.runs),
+            arrivals_seed=None if given is None else given + len(self.runs),
+            # The server stays as it is: what was warmed up and compared once need not be again.
+            warmup=self._point.warmup if first else False,
+            parity=self._point.parity if first else False,
+        )
+        self.runs.append(load_run(self._run_point(point, StudyStep(self._engine_index, 1, point.label)), verify=False))
+        return self.runs[-1]
+
+
+@contextmanager
+def open_session(context: StudyContext, point: StudyPoint, engine_index: int = 0) -> Iterator[SearchSession]:
+    """Start the point's engine for several runs. Raises `LoadFailed`."""
+    assert point.serve is not None
+    context.on_status(f"starting {point.engine}")
+    with tempfile.TemporaryDirectory(prefix="bay-lab-") as folder:
+        config = Path(folder) / "serve.yaml"
+        config.write_bytes(encode_config(point.serve))
+        arguments = [point.model, "--engine", point.engine, "--config", str(config)]
+        with run_bay_server(arguments, Path(folder) / "log") as server:
+            yield SearchSession(context, point, lambda one, step: run_point(context, one, step, server), engine_index)
+
+
+def find_highest_rate(
+    context: StudyContext, point: StudyPoint, goal: SearchGoal, callbacks: SearchCallbacks, engine_index: int = 0
+) -> Candidate:
+    """The highest rate at which this engine keeps the objective. One that cannot be run is a candidate without a rate."""
+    point = replace(point, slo=dict(goal.slo))
+    found = Candidate(point.engine, point.label)
+    try:
+        with open_session(context, point, engine_index) as session:
+            return _search_rate(session, found, goal, callbacks, context.ceiling)
+    except EnginebayError as error:
+        message = f"could not be run: {error.message}"
+        return replace(found, why_none=message).add_reason("not_run", "informative", message)
+
+
+def _search_rate(
+    session: SearchSession, candidate: Candidate, goal: SearchGoal, callbacks: SearchCallbacks, ceiling: ClientCeiling
+) -> Candidate:
+    rungs = _sweep_concurrency(session, goal, callbacks)
+    first = session.runs[0]
+    candidate = replace(
+        candidate,
+        version=str(first.manifest["engine"].get("version", "")),
+        capacity=max((rung.rate for rung in rungs), default=None),
+    )
+    if not rungs or rungs[0].hopeless:
+        why = (
+            "no request was answered"
+            if not rungs
+            else f"misses it with one request at a time: {_describe_single_request(first)}"
+        )
+        candidate = replace(candidate, why_none=why, runs=[run.id for run in session.runs])
+        return _judge_single_request(candidate, first)
+    bounds = concurrency_sweep.find_rate_bounds(rungs, _max_client_rate(ceiling, first))
+    shortest_s = max(goal.seconds, MIN_RUN_LATENCIES * float(first.measures["e2e_s"]["mean"]))
+    tries: list[Trial] = []
+    runs: list[tuple[Run, list[ObjectiveResult]]] = []
+    while isinstance(step := plan_next_trial(tries, bounds, goal.rules), NextTrial):
+        run = _run_trial(session, goal, step, shortest_s, callbacks)
+        runs.append((run, candidates.count_kept(run.read_records(), goal.parsed_slo)))
+        tries.append(Trial(step.rate, _met_objective(run), candidates.is_doubtful(run.reasons), step.confirming))
+        callbacks.on_run_ended(run, "kept" if tries[-1].met else "missed")
+    return _fill_candidate(replace(candidate, runs=[run.id for run in session.runs]), step, tries, runs)
+
+
+def _sweep_concurrency(session: SearchSession, goal: SearchGoal, callbacks: SearchCallbacks) -> list[ConcurrencyLevel]:
+    """Closed loops of more and more requests at once, as long as it answers more and keeps the objective."""
+    rungs: list[ConcurrencyLevel] = []
+    while (concurrency := concurrency_sweep.next_concurrency(rungs)) is not None:
+        label = f"c{concurrency}"
+        callbacks.on_run_started(label)
+        limits = {
+            "requests": concurrency_sweep.count_level_requests(concurrency),
+            "duration_s": concurrency_sweep.MAX_LEVEL_S,
+        }
+        run = session.measure(label, {"kind": "closed", "concurrency": concurrency}, limits)
+        records = run.read_records()
+        rate = concurrency_sweep.measure_full_rate(records)
+        callbacks.on_run_ended(run, f"{rate or 0:.3g} requests/s")
+        if rate is None:
+            break
+        kept = candidates.count_kept(records, goal.parsed_slo)
+        rungs.append(ConcurrencyLevel(concurrency, rate, _met_objective(run), candidates.is_surely_missed(kept)))
+    return rungs
+
+
+def _run_trial(
+    session: SearchSession, goal: SearchGoal, step: NextTrial, shortest_s: float, callbacks: SearchCallbacks
+) -> Run:
+    longer = CONFIRM_FACTOR if step.confirming else 1
+    requests = longer * max(goal.requests, math.ceil(step.rate * shortest_s))
+    label = f"{goal.profile['kind']}-{step.rate:g}"
+    callbacks.on_run_started(f"{label}, to confirm it" if step.confirming else label)
+    return session.measure(label, {**goal.profile, "rate": step.rate}, {"requests": requests})
+
+
+def _met_objective(run: Run) -> bool:
+    """The objective was kept, and the server kept up: otherwise a longer run would have missed it."""
+    behind = any(reason["code"] == candidates.BACKLOG_CODE for reason in run.reasons)
+    return run.measures.get("slo_met") is True and not behind
+
+
+def _fill_candidate(
+    candidate: Candidate, result: SearchResult, trials: list[Trial], runs: list[tuple[Run, list[ObjectiveResult]]]
+) -> Candidate:
+    """The candidate with what its last run at the rate measured, and the verdict."""
+    missed = [one for one in trials if one.rate == result.above and not one.met]
+    above_doubtful = bool(missed) and all(one.doubtful for one in missed)
+    candidate = replace(candidate, above=result.above, confirmed=result.confirmed, limit=result.limit)
+    if result.rate is None:
+        candidate = replace(candidate, why_none=f"misses it at {result.above:.3g} requests/s already")
+        return candidates.add_verdict(candidate, result, (), above_doubtful)
+    at_rate = [one for one, tried in zip(runs, trials, strict=True) if tried.rate == result.rate and tried.met]
+    run, kept = at_rate[-1][0], candidates.pool_results([one for _, one in at_rate])
+    candidate = replace(
+        candidate, rate=result.rate, requests=len(run.read_records()), kept=kept, sure=candidates.is_surely_kept(kept), figures=_select_figures(run),
+        energy=candidates.summarize_energy(run.measures, run.reasons),
+    )  # fmt: skip
+    return candidates.add_verdict(candidate, result, run.reasons, above_doubtful)
+
+
+def _judge_single_request(candidate: Candidate, run: Run) -> Candidate:
+    """A miss with one request at a time needs no verdict, unless something else disturbed it."""
+    if not candidates.is_doubtful(run.reasons):
+        return candidate
+    codes = ", ".join(one["code"] for one in run.reasons if one["code"] in candidates.DOUBT_CODES)
+    return candidate.add_reason("miss_doubtful", "invalid", f"it was missed while something else disturbed it: {codes}")
+
+
+def _select_figures(run: Run) -> dict[str, float]:
+    measures = run.measures
+    found = {name: measures[name] for name in ("requests_per_s", "output_tokens_per_s") if name in measures}
+    for name in _SHOWN_LATENCIES:
+        of = measures.get(f"{name.removesuffix('_s')}_from_intended_s") or measures.get(name) or {}
+        found |= {f"{name}.{which}": of[which] for which in ("median", "p95", "p99") if which in of}
+    return found
+
+
+def _describe_single_request(run: Run) -> str:
+    ttft, e2e = run.measures.get("ttft_s", {}), run.measures.get("e2e_s", {})
+    parts = [f"{name} {of['median']:.3g} s" for name, of in (("TTFT", ttft), ("end to end", e2e)) if "median" in of]
+    return ", ".join(parts) or "no answer had any output"
+
+
+def _max_client_rate(ceiling: ClientCeiling, run: Run) -> float:
+    """The most that the client may send, by requests and by the tokens that come back."""
+    tokens = run.measures.get("output_tokens") or 0
+    each = max(1.0, tokens / max(1, run.measures.get("answered_in_window") or 1))
+    return _TRUSTED_SHARE * min(ceiling.requests_per_s, ceiling.tokens_per_s / each)

@@ -1,0 +1,79 @@
+"""Rows of a run as Parquet. The columns are the fields of the dataclasses, so that the two cannot drift apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from enginebay.lab.store.stored_samples import StoredSample
+from enginebay.lab.workload.request_records import Record
+
+RowT = TypeVar("RowT")
+BATCH_ROWS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One output event of a request: never a count of tokens."""
+
+    index: int
+    time_s: float
+
+
+@dataclass(frozen=True)
+class ParquetTable:
+    name: str
+    row: type
+
+
+REQUESTS_TABLE = ParquetTable("requests.parquet", Record)
+TOKENS_TABLE = ParquetTable("tokens.parquet", TokenEvent)
+POWER_TABLE = ParquetTable("power.parquet", StoredSample)
+
+
+def write_table(table: ParquetTable, path: Path, batches: Iterable[list[dict[str, Any]]]) -> int:
+    """Write rows batch by batch; gives how many there were."""
+    schema = _build_schema(table.row)
+    rows = 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for batch in batches:
+            writer.write_table(pa.Table.from_pylist(batch, schema=schema))
+            rows += len(batch)
+    return rows
+
+
+def read_rows(row: type[RowT], path: Path) -> list[RowT]:
+    """The rows again. A field that was added after the file was written has its default."""
+    found: Any = pq.read_table(path)
+    known = [one.name for one in fields(row) if one.name in found.column_names]  # type: ignore[arg-type]
+    columns = [_read_values(found.column(name)) for name in known]
+    return [row(**dict(zip(known, values, strict=True))) for values in zip(*columns, strict=True)]
+
+
+def read_columns(path: Path, names: list[str]) -> list[list[Any]]:
+    found: Any = pq.read_table(path, columns=names)
+    return [found.column(name).to_pylist() for name in names]
+
+
+def _read_values(column: Any) -> list[Any]:
+    values: list[Any] = column.to_pylist()
+    if pa.types.is_list(column.type):
+        return [tuple(one) for one in values]
+    return values
+
+
+def _build_schema(row: type) -> Any:
+    kinds = get_type_hints(row)
+    return pa.schema([pa.field(name, _column_type(kind)) for name, kind in kinds.items()])
+
+
+def _column_type(annotation: Any) -> Any:
+    """The column's type for `int`, `float | None`, `tuple[str, ...]` and the like."""
+    given = [one for one in get_args(annotation) if one not in (type(None), ...)] or [annotation]
+    simple = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}[given[0]]
+    return pa.list_(simple) if getattr(annotation, "__origin__", None) is tuple else simple

@@ -1,0 +1,166 @@
+"""Writing a run: into a partial folder as it goes, and finished by one rename."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from enginebay.lab.store import run_manifest as manifests
+from enginebay.lab.store.canonical_json import to_canonical_json, to_plain
+from enginebay.lab.store.durable_files import READ_ONLY, hash_file, sync_to_disk, write_synced
+from enginebay.lab.store.parquet import BATCH_ROWS, POWER_TABLE, REQUESTS_TABLE, TOKENS_TABLE, ParquetTable, write_table
+from enginebay.lab.store.run_folders import claim_folder
+from enginebay.lab.store.stored_samples import SampleLike, to_stored_sample
+from enginebay.lab.workload.request_records import Record
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder()
+
+
+class RowSpool:
+    """Rows on their way into a Parquet file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("ab")
+
+    def append(self, rows: Iterable[Any]) -> None:
+        lines = bytearray()
+        for row in rows:
+            lines += _encode_row(row) + b"\n"
+        self._file.write(lines)
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def read_batches(self, size: int) -> Iterator[list[Any]]:
+        """The rows, so many at a time: a long run does not have to fit in memory."""
+        with self.path.open("rb") as file:
+            while lines := list(islice(file, size)):
+                yield [_DECODER.decode(line) for line in lines]
+
+
+def _encode_row(row: Any) -> bytes:
+    try:
+        return _ENCODER.encode(row)
+    except (UnicodeEncodeError, TypeError):
+        return _ENCODER.encode(to_plain(row))
+
+
+PARITY_FILE = "parity.json"
+
+
+class RunWriter:
+    """One run on its way to disk. Until `finish` has returned there is no run, only a partial folder that nobody reads.
+
+    As a context manager it removes the partial folder when it is left without `finish`.
+    """
+
+    def __init__(self, folder: Path, manifest_start: Mapping[str, Any]) -> None:
+        self._manifest: dict[str, Any] = dict(manifest_start)
+        manifests.refuse_unknown_sections(self._manifest)
+        self.id, self.partial, self._hold = claim_folder(folder, self._manifest["id"])
+        self._manifest["id"] = self.id
+        self.path = folder / self.id
+        self._spools = {
+            table.name: RowSpool(self.partial / f"{table.name}.spool")
+            for table in (REQUESTS_TABLE, TOKENS_TABLE, POWER_TABLE)
+        }
+        self._files: dict[str, int] = {}  # rows of each finished file
+
+    def add_records(self, records: Sequence[Record], tokens: Mapping[int, Sequence[float]]) -> None:
+        """Requests that are over, and when each of their output events arrived, by the record's index."""
+        self._spools[REQUESTS_TABLE.name].append(records)
+        self._spools[TOKENS_TABLE.name].append((index, list(times)) for index, times in tokens.items())
+
+    def add_samples(self, samples: Iterable[SampleLike], origin_s: float = 0.0) -> None:
+        """What the meters read; `origin_s` is the start of the measured window on their clock."""
+        self._spools[POWER_TABLE.name].append(to_stored_sample(one, origin_s) for one in samples)
+
+    def write_parity(self, content: Mapping[str, Any]) -> None:
+        """What the parity prompts gave: under `answers` one `lab.parity.Answer` each, so that any two runs can be compared."""
+        write_synced(self.partial / PARITY_FILE, to_canonical_json(content))
+        self._files[PARITY_FILE] = len(content.get("answers") or ())
+
+    def write_file(self, name: str, content: bytes) -> Path:
+        """A file of text that belongs to the run, such as the configuration its server had."""
+        write_synced(self.partial / name, content)
+        self._files[name] = content.count(b"\n")
+        return self.partial / name
+
+    def update(self, **sections: Any) -> None:
+        """Sections of the manifest that became known meanwhile, such as `effective`, `server` or `window_s`."""
+        manifests.refuse_unknown_sections(sections)
+        self._manifest |= sections
+
+    def finish(self, measures: Mapping[str, Any], verdict: Any) -> Path:
+        """Write what is left, make it read-only, and let it become a run. Gives its folder."""
+        self._close_spools()
+        for table in (REQUESTS_TABLE, TOKENS_TABLE, POWER_TABLE):
+            self._write_table(table)
+        self.update(measures=measures, verdict=verdict, files=self._describe_files())
+        manifests.write_manifest(self.partial / manifests.MANIFEST_NAME, self._manifest)
+        for spool in self._spools.values():
+            spool.path.unlink()
+        for file in self.partial.iterdir():
+            file.chmod(READ_ONLY)
+        sync_to_disk(self.partial)
+        self.partial.rename(self.path)
+        self._hold.release()
+        sync_to_disk(self.path.parent)
+        return self.path
+
+    def abandon(self) -> None:
+        """Leave nothing behind of a run that is not to be finished."""
+        self._close_spools()
+        shutil.rmtree(self.partial, ignore_errors=True)
+        self._hold.release()
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.partial.exists():
+            self.abandon()
+
+    def _close_spools(self) -> None:
+        for spool in self._spools.values():
+            spool.close()
+
+    def _write_table(self, table: ParquetTable) -> None:
+        spool = self._spools[table.name]
+        if table is POWER_TABLE and not spool.path.stat().st_size:
+            return  # no meter, no file: the manifest's `absent` says why
+        path = self.partial / table.name
+        batches = spool.read_batches(BATCH_ROWS)
+        self._files[table.name] = write_table(
+            table, path, _flatten_events(batches) if table is TOKENS_TABLE else batches
+        )
+        sync_to_disk(path)
+
+    def _describe_files(self) -> dict[str, dict[str, Any]]:
+        return {
+            name: {"sha256": hash_file(self.partial / name), "rows": rows} for name, rows in sorted(self._files.items())
+        }
+
+
+def _flatten_events(batches: Iterable[list[Any]]) -> Iterator[list[dict[str, Any]]]:
+    """One row for each event, of lines that hold one request each; about a batch of rows at a time."""
+    rows: list[dict[str, Any]] = []
+    for batch in batches:
+        for index, times in batch:
+            rows += [{"index": index, "time_s": time_s} for time_s in times]
+            if len(rows) >= BATCH_ROWS:
+                yield rows
+                rows = []
+    if rows:
+        yield rows

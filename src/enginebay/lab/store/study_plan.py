@@ -1,0 +1,117 @@
+"""The plan of a study: its runs in order. What is finished is told by the runs themselves, so that the two cannot disagree."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from enginebay.lab.store.canonical_json import to_plain
+from enginebay.lab.store.durable_files import create_atomically
+from enginebay.lab.store.run_errors import BusyStudy, CorruptRun, CorruptStudy, UnknownRun
+from enginebay.lab.store.run_folders import STUDIES_FOLDER
+from enginebay.lab.store.run_reader import Run, list_runs
+
+STUDY_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StudyStep:
+    """One run that is to be made: a point in a cycle."""
+
+    point: int  # its place in the study's points
+    cycle: int  # from 1
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What one `bay experiment` is to run, written before its first run."""
+
+    id: str
+    created: str
+    steps: tuple[StudyStep, ...]  # in the order they are run
+    points: tuple[dict[str, Any], ...] = ()  # engine, settings and load of each
+    config: dict[str, Any] = field(default_factory=dict)  # as given
+    schema_version: int = STUDY_SCHEMA_VERSION
+
+
+def study_path(folder: Path, study_id: str) -> Path:
+    return folder / STUDIES_FOLDER / f"{study_id}.json"
+
+
+def save_study(folder: Path, study: Study) -> Path:
+    """Write down a new plan. Raises `FileExistsError` where another study has the id."""
+    path = study_path(folder, study.id)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    create_atomically(path, msgspec.json.format(msgspec.json.encode(to_plain(study)), indent=2) + b"\n")
+    return path
+
+
+def load_study(folder: Path, study_id: str) -> Study:
+    path = study_path(folder, study_id)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise UnknownRun(f"there is no study {study_id!r} in {folder}", _suggest_studies(folder)) from None
+    except OSError as error:
+        raise CorruptStudy(f"{path} cannot be read: {error.strerror}", "begin the study anew") from None
+    try:
+        study = msgspec.json.decode(content, type=Study)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptStudy(f"{path} cannot be read: {error}", "begin the study anew; its finished runs stay") from None
+    if study.schema_version != STUDY_SCHEMA_VERSION:
+        raise CorruptStudy(f"{path} has schema version {study.schema_version}, which is not known", "upgrade enginebay")
+    return study
+
+
+@contextmanager
+def lock_study(folder: Path, study_id: str) -> Iterator[None]:
+    """Keep other processes from carrying the study out too. Ends with this process however that ends. Raises `BusyStudy`."""
+    descriptor = os.open(study_path(folder, study_id), os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            hint = "wait until it is finished, or name another with --study"
+            raise BusyStudy(f"{study_id} is being carried out by another process", hint) from None
+        except OSError:  # a network file system that cannot lock
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def list_study_ids(folder: Path) -> list[str]:
+    """Oldest name first."""
+    return sorted(path.stem for path in (folder / STUDIES_FOLDER).glob("*.json") if not path.name.startswith("."))
+
+
+def find_finished_runs(folder: Path, study_id: str) -> tuple[dict[StudyStep, Run], list[CorruptRun]]:
+    """The study's finished runs by their step, and every corrupt run, whose study cannot be believed.
+
+    A corrupt run is not among the finished ones, so that it is run again.
+    """
+    runs, problems = list_runs(folder)
+    return {to_step(run): run for run in runs if run.study_id == study_id}, problems
+
+
+def list_remaining(study: Study, finished: dict[StudyStep, Run]) -> list[StudyStep]:
+    """The steps that are left, in their order. The label is for people and does not tell steps apart."""
+    done = {(step.point, step.cycle) for step in finished}
+    return [step for step in study.steps if (step.point, step.cycle) not in done]
+
+
+def to_step(run: Run) -> StudyStep:
+    return StudyStep(int(run.manifest["study"].get("point") or 0), run.cycle, run.label)
+
+
+def _suggest_studies(folder: Path) -> str:
+    known = list_study_ids(folder)
+    return f"the last ones are: {', '.join(known[-3:])}" if known else "no study has been begun here"

@@ -1,0 +1,106 @@
+"""`bay serve` as a child: started with an engine and its settings, asked for its facts, and ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from enginebay.errors import EnginebayError, LoadFailed
+
+_BAY_COMMAND = (sys.executable, "-c", "from enginebay.cli.main import run; run()")
+_SERVE_OPTIONS = ("--port", "0", "--log-format", "json", "--log-level", "warning", "--until-stdin-ends")
+_KEPT_VARIABLES = ("ENGINEBAY_HOME",)
+_STOP_TIMEOUT_S = 60.0
+_LOG_TAIL_LINES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class BayServer:
+    """A server that was started for one run."""
+
+    url: str
+    headers: Mapping[str, str]
+    pid: int
+    start_s: float  # from nothing to serving
+
+
+@contextmanager
+def run_bay_server(arguments: Sequence[str], log: Path, timeout_s: float = 900.0) -> Iterator[BayServer]:
+    """Run `bay serve` with these arguments while the block lasts. Raises `LoadFailed` with what it said."""
+    key = secrets.token_hex(16)  # so that nobody else on this host is measured along
+    # The configuration it gets is whole: what the user's variables say is in it already.
+    plain = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("ENGINEBAY_") or name in _KEPT_VARIABLES
+    }
+    command = [*_BAY_COMMAND, "serve", *arguments, *_SERVE_OPTIONS]
+    began = monotonic()
+    with log.open("wb") as out:
+        # Nothing is ever written to its standard input. That ends with us, though we be killed, and the server with it.
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=out, stderr=out, env={**plain, "ENGINEBAY_API_KEY": key}
+        )
+    assert process.stdin is not None
+    with process.stdin:
+        try:
+            url = _wait_until_serving(process, log, began + timeout_s)
+            yield BayServer(url, {"Authorization": f"Bearer {key}"}, process.pid, monotonic() - began)
+        finally:
+            _stop_process(process)
+
+
+def encode_config(config: Mapping[str, Any]) -> bytes:
+    """The configuration of a server as `bay serve --config` takes it; JSON is YAML."""
+    return json.dumps(config, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def _wait_until_serving(process: subprocess.Popen[bytes], log: Path, deadline: float) -> str:
+    while monotonic() < deadline:
+        for line in _read_json_lines(log):
+            if line.get("event") == "serving":
+                return str(line["url"])
+        try:
+            process.wait(0.05)
+        except subprocess.TimeoutExpired:
+            continue
+        raise LoadFailed("the server did not start", read_log_tail(log))
+    raise LoadFailed("the server did not start in time", read_log_tail(log))
+
+
+def _read_json_lines(log: Path) -> Iterator[dict[str, Any]]:
+    for line in log.read_bytes().splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+def read_log_tail(log: Path) -> str:
+    """The last lines of a server's log, for whoever has to find out why."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return "\n     ".join(lines[-_LOG_TAIL_LINES:])
+
+
+def _stop_process(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise EnginebayError("the server did not end", "its engine's processes may still run: see `ps`")

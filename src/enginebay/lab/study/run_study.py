@@ -1,0 +1,104 @@
+"""A study: all its runs, one after the other. What is finished stays finished, so a killed study goes on where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from enginebay.errors import EnginebayError
+from enginebay.lab.store.run_errors import CorruptStudy, UnknownRun
+from enginebay.lab.store.run_folders import remove_stale_partials, utc_now
+from enginebay.lab.store.run_reader import Run, load_run
+from enginebay.lab.store.study_plan import (
+    Study,
+    StudyStep,
+    find_finished_runs,
+    list_remaining,
+    list_study_ids,
+    load_study,
+    save_study,
+)
+from enginebay.lab.study.parity_reference import ParityReferences
+from enginebay.lab.study.run_point import StudyContext, run_point
+from enginebay.lab.study.study_point import StudyPoint, point_from_dict, schedule_steps
+
+OnStepStarted = Callable[[StudyStep, int, int], None]  # a step, its number, and how many there are
+OnStepEnded = Callable[[StudyStep, Run | EnginebayError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StudyOutcome:
+    """What a study gave: its runs, and the points that could not be run."""
+
+    study_id: str
+    runs: list[Run]
+    failed: dict[int, EnginebayError]  # by point
+
+
+def create_study(folder: Path, points: Sequence[StudyPoint], cycles: int, config: dict[str, object]) -> Study:
+    """Plan a study and write the plan down, before its first run."""
+    created = utc_now()
+    wanted = created.strftime("study-%Y%m%d-%H%M%S")
+    study = Study(
+        id=wanted,
+        created=created.isoformat(),
+        steps=tuple(schedule_steps([point.label for point in points], cycles)),
+        points=tuple(point.to_dict() for point in points),
+        config=config,
+    )
+    number = 1
+    while True:  # until the name is free: another study may begin in the same second
+        try:
+            save_study(folder, study)
+            return study
+        except FileExistsError:
+            number += 1
+            study = replace(study, id=f"{wanted}-{number}")
+
+
+def find_study_to_resume(folder: Path, name: str | None) -> tuple[Study, list[EnginebayError]]:
+    """The study of this name; without one, the last that is not finished. And the plans and runs that are corrupt.
+
+    Raises `UnknownRun`, and `CorruptStudy` where the study was named.
+    """
+    if name is not None:
+        return load_study(folder, name), [*find_finished_runs(folder, name)[1]]
+    skipped: list[EnginebayError] = []
+    for study_id in reversed(list_study_ids(folder)):
+        try:
+            study = load_study(folder, study_id)
+        except CorruptStudy as problem:
+            skipped.append(problem)
+            continue
+        done, problems = find_finished_runs(folder, study_id)
+        if list_remaining(study, done):
+            return study, [*skipped, *problems]
+    others = "; ".join(problem.message for problem in skipped)
+    raise UnknownRun("there is no study to resume", others or "all that were begun here are finished")
+
+
+def run_study(context: StudyContext, study: Study, on_started: OnStepStarted, on_ended: OnStepEnded) -> StudyOutcome:
+    """Make every run that is left. A point that cannot be run is left out of the cycles that follow."""
+    context = replace(context, study_id=study.id, cycles=max((step.cycle for step in study.steps), default=None))
+    remove_stale_partials(context.runs_dir)
+    done, _ = find_finished_runs(context.runs_dir, study.id)
+    left = list_remaining(study, done)
+    points = [point_from_dict(data) for data in study.points]
+    references = ParityReferences(points, done)
+    failed: dict[int, EnginebayError] = {}
+    made: list[Run] = []
+    for number, step in enumerate(left, len(study.steps) - len(left) + 1):
+        if step.point in failed:
+            continue
+        on_started(step, number, len(study.steps))
+        try:
+            run = load_run(run_point(context, points[step.point], step, reference=references.find(step)))
+        except EnginebayError as error:
+            failed[step.point] = error
+            on_ended(step, error)
+            continue
+        made.append(run)
+        references.add(step, run)
+        on_ended(step, run)
+    return StudyOutcome(study.id, [*done.values(), *made], failed)

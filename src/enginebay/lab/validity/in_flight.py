@@ -1,0 +1,46 @@
+"""Requests in flight, from records. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from enginebay.lab.workload.request_records import Record
+
+_NEVER_LEFT = ("unsent", "connect")
+
+
+def filter_answered(records: Iterable[Record]) -> list[Record]:
+    """Those that have an answer."""
+    return [record for record in records if record.error is None]
+
+
+def filter_sent(records: Iterable[Record]) -> list[Record]:
+    """Those that left the client."""
+    return [record for record in records if record.error not in _NEVER_LEFT]
+
+
+def e2e_s(record: Record) -> float | None:
+    """From the actual send to the end."""
+    return None if record.end_s is None else record.end_s - record.sent_s
+
+
+def mean_in_flight(records: Iterable[Record], window_s: float) -> float:
+    """Concurrency integrated over the window, divided by it."""
+    return sum(_overlap_s(record, window_s) for record in records) / window_s
+
+
+def _overlap_s(record: Record, window_s: float) -> float:
+    end = window_s if record.end_s is None else min(record.end_s, window_s)
+    return max(0.0, end - max(record.sent_s, 0.0))
+
+
+def count_in_flight(records: Iterable[Record], moment_s: float) -> int:
+    """How many were sent and not yet ended."""
+    return sum(record.sent_s <= moment_s and (record.end_s is None or record.end_s > moment_s) for record in records)
+
+
+def upper_percentile(values: Sequence[float], percentile: float) -> float:
+    """The percentile, upper nearest rank: of few values it is the maximum. How many carry one, `needed` says."""
+    ordered = sorted(values)
+    rank = -(-len(ordered) * percentile // 100)
+    return ordered[max(0, min(len(ordered) - 1, int(rank) - 1))]

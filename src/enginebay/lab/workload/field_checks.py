@@ -1,0 +1,67 @@
+"""Plain data from a config, checked key by key: what is wrong is said with the key's full name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from enginebay.errors import ConfigError
+
+
+def check_positive_number(name: str, value: Any, *, zero: bool = False) -> float:
+    """A finite number above zero, or from zero where `zero` says so."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} must be a number, not {value!r}", f"give a number above 0 for {name}", param=name)
+    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        bound = "0 or above" if zero else "above 0"
+        raise ConfigError(f"{name} must be {bound} and finite, not {value!r}", f"raise {name}", param=name)
+    return float(value)
+
+
+def check_whole_number(name: str, value: Any, minimum: int = 1) -> int:
+    """An integer from `minimum` on."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} must be a whole number, not {value!r}", f"write {name} as an integer", param=name)
+    if value < minimum:
+        raise ConfigError(f"{name} must be at least {minimum}, not {value}", f"raise {name}", param=name)
+    return value
+
+
+def check_choice(name: str, value: Any, known: Collection[str]) -> str:
+    """One of the known words."""
+    if isinstance(value, str) and value in known:
+        return value
+    raise ConfigError(
+        f"{name} must not be {value!r}", f"{_suggest_key(str(value), known)}choose from {_join_keys(known)}", param=name
+    )
+
+
+def check_bool(name: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise ConfigError(f"{name} must be true or false, not {value!r}", "write true or false", param=name)
+
+
+def check_keys(where: str, data: Any, known: Collection[str], required: Collection[str] = ()) -> dict[str, Any]:
+    """The mapping itself, if it has no key that is unknown and lacks none that is required."""
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where} must be a mapping, not {data!r}", f"write {where} as keys and values", param=where)
+    for key in data:
+        if key not in known:
+            hint = f"{_suggest_key(str(key), known)}{where} takes {_join_keys(known) or 'no keys'}"
+            raise ConfigError(f"{where} has no key {key!r}", hint, param=f"{where}.{key}")
+    for key in required:
+        if data.get(key) is None:
+            raise ConfigError(f"{where} needs {key}", f"add {key} to {where}", param=f"{where}.{key}")
+    return dict(data)
+
+
+def _suggest_key(value: str, known: Collection[str]) -> str:
+    near = get_close_matches(value[:100], known, n=1)
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+def _join_keys(known: Collection[str]) -> str:
+    return ", ".join(known)

@@ -1,0 +1,106 @@
+"""The machine's processors and memory, and the share of them that given process trees use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+from enginebay.meters.devices.proc_files import (
+    PROC,
+    ProcessUsage,
+    list_children,
+    read_machine_usage,
+    read_process_usage,
+)
+from enginebay.meters.sample import Absent, Sample
+
+HOST = "host"
+TREE_PREFIX = "tree:"
+_MIN_INTERVAL_S = 0.05  # the system counts in steps of 10 ms, so a share of less than this means nothing
+
+
+class HostMeter:
+    """Processor time and memory of the machine (device "host") and of process trees ("tree:NAME")."""
+
+    name = "host"
+
+    def __init__(self, cores: int, trees: Mapping[str, int], proc: Path = PROC) -> None:
+        self.cores = cores
+        self._proc = proc
+        self._trees = {name: _ProcessTree(pid, proc) for name, pid in trees.items()}
+        self._previous: dict[str, tuple[float, float]] = {}  # of each device: when, and its processor time then
+
+    def follow_tree(self, name: str, pid: int) -> None:
+        """From now on this process and all its descendants are read too."""
+        self._trees = {**self._trees, name: _ProcessTree(pid, self._proc)}
+
+    def read(self) -> list[Sample]:
+        samples = []
+        roots = {tree.root for tree in self._trees.values()}
+        now_s, machine = time.monotonic(), read_machine_usage(self._proc)
+        if machine is not None:
+            samples.append(self._build_sample(now_s, HOST, machine.busy_s, machine.memory_bytes, None))
+        for name, tree in self._trees.items():
+            now_s = time.monotonic()
+            cpu_s, resident, peak = tree.read(roots - {tree.root})
+            samples.append(self._build_sample(now_s, TREE_PREFIX + name, cpu_s, resident, peak))
+        return samples
+
+    def close(self) -> None:
+        pass
+
+    def _build_sample(self, now_s: float, device: str, cpu_s: float, memory: int | None, peak: int | None) -> Sample:
+        before_s, before_cpu_s = self._previous.setdefault(device, (now_s, cpu_s))
+        share = None
+        if now_s - before_s >= _MIN_INTERVAL_S:
+            share = min(max((cpu_s - before_cpu_s) / ((now_s - before_s) * self.cores), 0.0), 1.0)
+            self._previous[device] = (now_s, cpu_s)
+        return Sample(now_s, device, utilisation=share, memory_bytes=memory, cpu_s=cpu_s, peak_memory_bytes=peak)
+
+
+def open_host_meter(trees: Mapping[str, int] | None = None, proc: Path = PROC) -> tuple[HostMeter | None, list[Absent]]:
+    """A meter of this machine, following the process trees with these roots."""
+    machine = read_machine_usage(proc)
+    if machine is None or machine.cores == 0:
+        return None, [Absent("host", f"this system does not tell its processors' time in {proc}/stat")]
+    return HostMeter(machine.cores, trees or {}, proc), []
+
+
+class _ProcessTree:
+    """A process and its descendants. Who once belonged to it does so until it ends, also when its parent is gone."""
+
+    def __init__(self, root: int, proc: Path) -> None:
+        self.root = root
+        self._proc = proc
+        self._start_times: dict[int, int] = {}  # of each member and of the root: when it started, by the system's count
+        self._cpu_s = 0.0
+
+    def read(self, others: AbstractSet[int]) -> tuple[float, int, int]:
+        """Processor time, which never falls; resident memory and its highest, pages they share counted for each.
+
+        A descendant that is the root of another tree belongs to that one.
+        """
+        members = self._find_members(others)
+        # The root's stays, so that a later process with its number is not taken for it.
+        root_started = {self.root: self._start_times[self.root]} if self.root in self._start_times else {}
+        self._start_times = root_started | {pid: process.started for pid, process in members.items()}
+        # A member that nobody waited for takes its time with it; the sum stands until the others have caught up.
+        self._cpu_s = max(self._cpu_s, sum(process.cpu_s for process in members.values()))
+        resident = sum(process.resident_bytes for process in members.values())
+        return self._cpu_s, resident, sum(process.peak_bytes for process in members.values())
+
+    def _find_members(self, others: AbstractSet[int]) -> dict[int, ProcessUsage]:
+        members: dict[int, ProcessUsage] = {}
+        waiting = [self.root, *self._start_times]
+        while waiting:
+            pid = waiting.pop()
+            if pid in members or pid in others:
+                continue
+            process = read_process_usage(pid, self._proc)
+            if process is None or self._start_times.get(pid, process.started) != process.started:
+                continue
+            members[pid] = process
+            waiting.extend(list_children(pid, self._proc))
+        return members

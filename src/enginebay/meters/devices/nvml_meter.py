@@ -1,0 +1,179 @@
+"""NVIDIA GPUs, by the driver's own library."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from enginebay.meters.sample import Absent, Sample
+
+THROTTLE_REASONS = {
+    0x002: "clocks_set",  # by whoever runs the machine
+    0x004: "power_cap",
+    0x008: "hardware_slowdown",
+    0x010: "sync_boost",
+    0x020: "thermal_software",
+    0x040: "thermal_hardware",
+    0x080: "power_brake",
+    0x100: "display_clocks",
+    0x200: "board_limit",
+    0x400: "reliability",
+}  # bit 1, the GPU being idle, is no reason to worry
+
+ReadFunction = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Gpu:
+    """One GPU with the readings that it offers; those it does not are not asked for again."""
+
+    device: str
+    readers: dict[str, ReadFunction]
+    limit_w: float | None
+
+
+class NvmlMeter:
+    """Energy, power, utilisation, memory, clock, temperature and throttling of GPUs. MIG slices are read as the whole GPU."""
+
+    name = "nvml"
+
+    def __init__(self, library: ModuleType, gpus: Sequence[_Gpu], labels: dict[str, str]) -> None:
+        self._nvml = library
+        self._gpus = tuple(gpus)
+        self.labels = labels  # of each device: the product's name and its UUID
+
+    def read(self) -> list[Sample]:
+        return [self._read_gpu(gpu) for gpu in self._gpus]
+
+    def close(self) -> None:
+        try:
+            self._nvml.nvmlShutdown()
+        except self._nvml.NVMLError:
+            pass  # the driver is gone, and with it what would be released
+
+    def _read_gpu(self, gpu: _Gpu) -> Sample:
+        before_s = time.monotonic()
+        energy_j = self._read_value(gpu, "energy")
+        after_s = time.monotonic()  # the time is that of the counter; the rest may take a while
+        return Sample(
+            time_s=(before_s + after_s) / 2,
+            device=gpu.device,
+            energy_j=energy_j,
+            power_w=self._read_value(gpu, "power"),
+            utilisation=self._read_value(gpu, "utilisation"),
+            memory_bytes=self._read_value(gpu, "memory"),
+            sm_clock_hz=self._read_value(gpu, "clock"),
+            temperature_c=self._read_value(gpu, "temperature"),
+            throttle=decode_throttle_reasons(self._read_value(gpu, "throttle") or 0),
+            limit_w=gpu.limit_w,
+        )
+
+    def _read_value(self, gpu: _Gpu, figure: str) -> Any:
+        read = gpu.readers.get(figure)
+        if read is None:
+            return None
+        try:
+            return read()
+        except self._nvml.NVMLError:
+            return None  # not this time
+
+
+def open_nvml(indexes: Sequence[int] | None = None) -> tuple[NvmlMeter | None, list[Absent]]:
+    """A meter of these GPUs, or of all, and what they do not tell."""
+    try:
+        import pynvml
+    except ImportError:
+        return None, [Absent("nvml", "the Python package nvidia-ml-py is not installed: pip install 'enginebay[lab]'")]
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return None, [Absent("nvml", f"the NVIDIA driver's library does not start: {error}")]
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+        wanted = list(range(count)) if indexes is None else list(indexes)
+        handles = {index: pynvml.nvmlDeviceGetHandleByIndex(index) for index in wanted}
+    except pynvml.NVMLError as error:
+        pynvml.nvmlShutdown()
+        return None, [Absent("nvml", f"the NVIDIA driver does not tell its GPUs: {error}")]
+    if not handles:
+        pynvml.nvmlShutdown()
+        return None, [Absent("nvml", "the NVIDIA driver sees no GPU")]
+    return _build_meter(pynvml, handles)
+
+
+def decode_throttle_reasons(bits: int) -> tuple[str, ...]:
+    """The names of the reasons why clocks are held down."""
+    return tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit)
+
+
+def _build_meter(nvml: ModuleType, handles: dict[int, Any]) -> tuple[NvmlMeter, list[Absent]]:
+    gpus, labels, absent = [], {}, []
+    for index, handle in handles.items():
+        device = f"gpu:{index}"
+        reads, missing = _select_readers(nvml, _list_readers(nvml, handle))
+        absent += [Absent(f"nvml {device} {what}", reason) for what, reason in missing.items()]
+        gpus.append(_Gpu(device, reads, _read_power_limit_w(nvml, handle)))
+        labels[device] = _read_label(nvml, handle)
+    return NvmlMeter(nvml, gpus, labels), absent
+
+
+def _list_readers(nvml: ModuleType, handle: Any) -> dict[str, list[ReadFunction]]:
+    """For each figure the ways to read it, best first."""
+    return {
+        "energy": [lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3],
+        # Since Ampere the plain reading is a mean over the last second, which is late at both ends of a window.
+        "power": [lambda: _read_instant_power_w(nvml, handle), lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3],
+        "utilisation": [lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100],
+        "memory": [lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).used)],
+        "clock": [lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM) * 1e6],
+        "temperature": [lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))],
+        "throttle": [
+            lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
+            lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),  # drivers before 535
+        ],
+    }
+
+
+def _select_readers(
+    nvml: ModuleType, candidates: dict[str, list[ReadFunction]]
+) -> tuple[dict[str, ReadFunction], dict[str, str]]:
+    """Of each figure the first way that works here; and of those with none, why."""
+    reads: dict[str, ReadFunction] = {}
+    missing: dict[str, str] = {}
+    for what, ways in candidates.items():
+        for way in ways:
+            try:
+                way()
+            except (nvml.NVMLError, AttributeError) as error:  # a field that an older nvidia-ml-py does not know
+                missing[what] = f"the driver does not tell it: {error}"
+            else:
+                reads[what] = way
+                missing.pop(what, None)
+                break
+    return reads, missing
+
+
+def _read_instant_power_w(nvml: ModuleType, handle: Any) -> float:
+    field = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_POWER_INSTANT])[0]
+    if field.nvmlReturn != nvml.NVML_SUCCESS:
+        raise nvml.NVMLError(field.nvmlReturn)
+    if field.valueType != nvml.NVML_VALUE_TYPE_UNSIGNED_INT:
+        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+    return float(field.value.uiVal) / 1e3
+
+
+def _read_power_limit_w(nvml: ModuleType, handle: Any) -> float | None:
+    try:
+        return float(nvml.nvmlDeviceGetEnforcedPowerLimit(handle)) / 1e3
+    except nvml.NVMLError:
+        return None
+
+
+def _read_label(nvml: ModuleType, handle: Any) -> str:
+    try:
+        return f"{nvml.nvmlDeviceGetName(handle)} {nvml.nvmlDeviceGetUUID(handle)}"
+    except nvml.NVMLError:
+        return "NVIDIA GPU"

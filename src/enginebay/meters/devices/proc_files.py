@@ -1,0 +1,100 @@
+"""What /proc says about processor time and memory; None or nothing where it does not tell."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class MachineUsage:
+    """All processors of the machine together."""
+
+    busy_s: float  # not idle and not waiting for a disk; time stolen by other virtual machines counts as busy
+    cores: int
+    memory_bytes: int | None  # in use, what could be freed at once not counted
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUsage:
+    """One process. Its ended children's time is its own once it has waited for them."""
+
+    started: int  # tells it from a later one with the same number
+    cpu_s: float
+    resident_bytes: int
+    peak_bytes: int
+
+
+def read_machine_usage(proc: Path = PROC) -> MachineUsage | None:
+    try:
+        lines = (proc / "stat").read_text().splitlines()
+        ticks = [int(field) for field in lines[0].split()[1:9]]
+    except (OSError, ValueError, IndexError):
+        return None
+    if len(ticks) < 8 or not lines[0].startswith("cpu "):
+        return None
+    user, nice, system, _idle, _waiting, interrupts, soft_interrupts, stolen = ticks
+    busy = user + nice + system + interrupts + soft_interrupts + stolen
+    cores = sum(1 for line in lines if line.startswith("cpu") and line[3:4].isdigit())
+    return MachineUsage(busy / _get_tick_rate(), cores, _read_memory_in_use(proc))
+
+
+def read_process_usage(pid: int, proc: Path = PROC) -> ProcessUsage | None:
+    """None once it has ended."""
+    try:
+        # The second field is the program's name in brackets, which may hold anything.
+        fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        status = (proc / str(pid) / "status").read_text()
+        ticks = sum(int(field) for field in fields[11:15])
+        return ProcessUsage(
+            int(fields[19]), ticks / _get_tick_rate(), _parse_kib(status, "VmRSS"), _parse_kib(status, "VmHWM")
+        )
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def list_children(pid: int, proc: Path = PROC) -> list[int]:
+    """A process's children, of all its threads."""
+    found: list[int] = []
+    try:
+        tasks = list((proc / str(pid) / "task").iterdir())
+    except OSError:
+        return found
+    for task in tasks:
+        try:
+            found.extend(int(child) for child in (task / "children").read_text().split())
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def read_boot_id(proc: Path = PROC) -> str | None:
+    """Tells this start of this machine from any other, in all its containers alike."""
+    try:
+        return (proc / "sys/kernel/random/boot_id").read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _read_memory_in_use(proc: Path) -> int | None:
+    try:
+        text = (proc / "meminfo").read_text()
+    except OSError:
+        return None
+    total, available = _parse_kib(text, "MemTotal"), _parse_kib(text, "MemAvailable")
+    return total - available if total and available else None
+
+
+def _parse_kib(text: str, key: str) -> int:
+    """A size in a file of `Key:   123 kB` lines, in bytes; 0 where it is not there, as for a process that is ending."""
+    for line in text.splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _get_tick_rate() -> int:
+    return os.sysconf("SC_CLK_TCK")

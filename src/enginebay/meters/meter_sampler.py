@@ -1,0 +1,139 @@
+"""A thread that reads meters again and again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from enginebay.meters.sample import Meter, Sample
+
+_MAX_READINGS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """When a meter was asked, and when it had answered."""
+
+    meter: str
+    before_s: float
+    after_s: float
+
+
+class MeterSampler:
+    """Reads all meters every `interval_s`.
+
+    In a burst the meters that count energy are read much more often for a moment, which shows when exactly their counters are updated.
+    One comes at the start and one at the end; ask for another before a window that starts later.
+    """
+
+    def __init__(
+        self,
+        meters: Sequence[Meter],
+        interval_s: float = 0.1,
+        *,
+        burst_s: float = 0.5,
+        burst_interval_s: float = 0.005,
+    ) -> None:
+        self._meters = tuple(meters)
+        self._interval_s = interval_s
+        self._burst_s = burst_s
+        self._burst_interval_s = burst_interval_s
+        self._lock = threading.Lock()  # over the four below
+        self._samples: list[Sample] = []
+        self._latest: dict[str, Sample] = {}
+        self._failures: dict[str, str] = {}
+        self._readings: deque[Reading] = deque(maxlen=_MAX_READINGS)
+        self._energy_meters: set[str] = set()  # meters that count energy; only the thread looks at it
+        self._burst_until_s = 0.0
+        self._stopping = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="meters", daemon=True)
+
+    def start(self) -> None:
+        """Every meter has been read once when this returns."""
+        for meter in self._meters:
+            self._read(meter)
+        self.burst()
+        self._thread.start()
+
+    def burst(self) -> None:
+        """Read counters often from now on, for a moment; returns at once."""
+        self._burst_until_s = time.monotonic() + self._burst_s
+        self._wake.set()
+
+    def stop(self) -> list[Sample]:
+        """What was read and not drained yet, up to a last burst after this call. The meters stay open."""
+        if self._thread.is_alive():
+            self.burst()
+            self._stopping = True
+            self._wake.set()
+            self._thread.join()
+        return self.drain()
+
+    def drain(self) -> list[Sample]:
+        """What was read since the last drain, in the order it was read."""
+        with self._lock:
+            drained, self._samples = self._samples, []
+        return drained
+
+    def drain_readings(self) -> list[Reading]:
+        """When each meter was asked and had answered, since the last time this was called, the newest ones."""
+        with self._lock:
+            drained = list(self._readings)
+            self._readings.clear()
+        return drained
+
+    def latest(self) -> dict[str, Sample]:
+        """The newest sample of each device."""
+        with self._lock:
+            return dict(self._latest)
+
+    def failures(self) -> dict[str, str]:
+        """Of each meter that failed to read: the last error."""
+        with self._lock:
+            return dict(self._failures)
+
+    def _run(self) -> None:
+        due_s = time.monotonic() + self._interval_s
+        while True:
+            now_s = time.monotonic()
+            bursting = bool(self._energy_meters) and now_s < self._burst_until_s
+            ending = self._stopping and not bursting
+            all_due = now_s >= due_s or ending
+            for meter in self._meters:
+                if all_due or (bursting and meter.name in self._energy_meters):
+                    self._read(meter)
+            if ending:
+                return
+            if all_due:
+                due_s = _compute_next_due(due_s, self._interval_s, time.monotonic())
+            self._sleep(min(due_s - time.monotonic(), self._burst_interval_s if bursting else self._interval_s))
+
+    def _sleep(self, seconds: float) -> None:
+        if seconds > 0 and self._wake.wait(seconds):
+            self._wake.clear()
+
+    def _read(self, meter: Meter) -> None:
+        before_s = time.monotonic()
+        try:
+            samples = meter.read()
+        except Exception as error:  # a meter's failure must not end the others' record
+            samples = []
+            with self._lock:
+                self._failures[meter.name] = f"{type(error).__name__}: {error}"
+        after_s = time.monotonic()
+        if any(sample.energy_j is not None for sample in samples):
+            self._energy_meters.add(meter.name)
+        with self._lock:
+            self._samples.extend(samples)
+            self._latest.update({sample.device: sample for sample in samples})
+            self._readings.append(Reading(meter.name, before_s, after_s))
+
+
+def _compute_next_due(due_s: float, interval_s: float, now_s: float) -> float:
+    """The next moment on the grid; those that have passed are left out, not made up for."""
+    missed = max(int((now_s - due_s) // interval_s), 0)
+    return due_s + (missed + 1) * interval_s

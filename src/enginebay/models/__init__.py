@@ -1,0 +1,20 @@
+"""The model store: where models come from, where they are kept, and how engines get them.
+
+from enginebay.models import DEFAULT, Store, StoredModel, dense_path, ensure, resolve
+"""
+
+from enginebay.models.dense_weights import ensure_dense_weights
+from enginebay.models.known_models import DEFAULT_MODEL, KNOWN_MODELS
+from enginebay.models.model_manifest import StoredModel
+from enginebay.models.model_resolver import ensure_model, resolve_model
+from enginebay.models.model_store import ModelStore
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "KNOWN_MODELS",
+    "ModelStore",
+    "StoredModel",
+    "ensure_dense_weights",
+    "ensure_model",
+    "resolve_model",
+]

@@ -1,0 +1,136 @@
+"""A GGUF model as dense safetensors, for engines that do not read GGUF: made once, kept beside the model.
+
+    path = dense_path(stored, python, say=…)
+
+`python` is the interpreter of an engine environment with torch, transformers and gguf. The weights are float32, since
+nothing narrower holds them exactly. The tokenizer and chat template are our own conversion, so that every engine sees
+the same token ids: the one in Transformers drops the pre-tokenizer of several models.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from enginebay.errors import EnginebayError, LoadFailed, Unsupported
+from enginebay.models.fetch_result import build_disk_full_error, check_disk_space, translate_disk_errors
+from enginebay.models.model_manifest import StoredModel
+from enginebay.text.gguf.gguf_reader import read_gguf
+from enginebay.text.tokenization.tokenizer import STAMP_FILE, write_tokenizer
+from enginebay.util.child_processes import interruptible, isolated_environment, run_logged
+from enginebay.util.file_lock import exclusive_lock
+from enginebay.util.paths import logs_dir
+from enginebay.util.progress import Say, format_bytes, say_nothing, track_progress
+
+SCRIPT = Path(__file__).with_name("dequantize_gguf.py")
+CONVERSION_VERSION = 1  # raise it when the conversion changes, so that old ones are made again
+DENSE_FOLDER = "dense"
+GENERATION_IDS = {
+    "bos_token_id": "tokenizer.ggml.bos_token_id",
+    "eos_token_id": "tokenizer.ggml.eos_token_id",
+    "pad_token_id": "tokenizer.ggml.padding_token_id",
+}
+
+
+@interruptible()
+def ensure_dense_weights(model: StoredModel, python: Path, *, say: Say | None = None) -> Path:
+    """The directory with the model's dense weights, tokenizer and chat template."""
+    with translate_disk_errors(f"the dense weights of {model.name}", model.folder):
+        return _convert_once(model, python, say)
+
+
+def _convert_once(model: StoredModel, python: Path, say: Say | None) -> Path:
+    target = model.folder / DENSE_FOLDER
+    stamp = _compute_stamp(model.path)
+    if _read_stamp(target) == stamp:
+        return target
+    tell = say or say_nothing
+    with exclusive_lock(
+        model.folder / ".dense.lock", lambda: tell(f"another process converts {model.name}; waiting for it")
+    ):
+        if _read_stamp(target) == stamp:
+            return target
+        fresh = model.folder / f".{DENSE_FOLDER}"
+        try:
+            shutil.rmtree(fresh, ignore_errors=True)
+            fresh.mkdir(parents=True)
+            _convert(model, python, fresh, say)
+            (fresh / STAMP_FILE).write_text(json.dumps(stamp))
+            shutil.rmtree(target, ignore_errors=True)
+            fresh.rename(target)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    return target
+
+
+def _compute_stamp(gguf: Path) -> dict[str, Any]:
+    found = gguf.stat()
+    return {"size": found.st_size, "mtime_ns": found.st_mtime_ns, "version": CONVERSION_VERSION}
+
+
+def _read_stamp(folder: Path) -> Any:
+    try:
+        return json.loads((folder / STAMP_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _convert(model: StoredModel, python: Path, folder: Path, say: Say | None) -> None:
+    needed = model.parameters * 4
+    check_disk_space(f"making {model.name} dense", folder, needed)
+    ours = _try_write_tokenizer(model.path, folder)
+    log = logs_dir() / f"dense-{model.name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [str(python), str(SCRIPT), str(model.path), str(folder), *([] if ours else ["--tokenizer"])]
+    (say or say_nothing)(f"making dense weights of {model.name} ({format_bytes(needed)}, once)")
+    code = _run_converter(command, folder, log, needed, say)
+    if code:
+        raise _build_failure(model, log, code, folder)
+    if ours:
+        _try_write_tokenizer(model.path, folder)  # again: the library may have written its own beside the weights
+        _write_generation_config(model.path, folder)
+
+
+def _try_write_tokenizer(gguf: Path, folder: Path) -> bool:
+    """Whether we can convert this model's tokenizer; else the library has to."""
+    try:
+        write_tokenizer(gguf, folder)
+    except Unsupported:
+        return False
+    return True
+
+
+def _write_generation_config(gguf: Path, folder: Path) -> None:
+    """generation_config.json: which tokens begin, end and pad, from the GGUF file; no sampling defaults of anyone's."""
+    file = read_gguf(gguf)
+    path = folder / "generation_config.json"
+    ends = json.loads(path.read_text())["eos_token_id"]
+    content: dict[str, Any] = {name: file.get(key, int, None) for name, key in GENERATION_IDS.items()}
+    content["eos_token_id"] = ends[0] if len(ends) == 1 else ends or None
+    path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}, indent=2))
+
+
+def _run_converter(command: list[str], folder: Path, log: Path, total: int, say: Say | None) -> int:
+    # No network, no device, no progress bars in the log.
+    environment = {**isolated_environment(), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "TQDM_DISABLE": "1"}
+    with track_progress("making dense weights", total, say) as advance:
+        seen = 0
+
+        def grown() -> None:
+            nonlocal seen
+            size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+            advance(size - seen)
+            seen = size
+
+        return run_logged(command, environment, log, grown)
+
+
+def _build_failure(model: StoredModel, log: Path, code: int, folder: Path) -> EnginebayError:
+    text = log.read_text(errors="replace")
+    if "No space left on device" in text:
+        return build_disk_full_error(f"the dense weights of {model.name}", folder.parent)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    last = lines[-1] if lines else f"it ended with code {code}"
+    return LoadFailed(f"{model.name} could not be made dense: {last}", f"its last lines are in {log}")

@@ -1,0 +1,213 @@
+"""Fetch a model from the Hugging Face hub: safetensors, GGUF and plain files only, resumable, each one checked.
+
+huggingface_hub finds the files and speaks to the hub (its endpoint, token and proxy settings all count); the files
+themselves are continued where an earlier try stopped, which the library no longer does on its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from enginebay.errors import EnginebayError, FetchFailed, ModelInvalid, Offline
+from enginebay.models.fetch_result import DISK_FULL_ERRNOS, MODEL_DIRECTORY, FetchResult, check_disk_space
+from enginebay.models.file_selection import select_files
+from enginebay.models.model_manifest import compute_sha256
+from enginebay.models.model_sources import HfSource
+from enginebay.util.progress import Advance, Say, track_progress
+
+STATE_FILE = ".hub.json"
+CHUNK_BYTES = 1 << 20  # the library waits for 10 MB at a time: too long on a slow line for one who wants to stop
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    name: str
+    size: int
+    sha256: str | None  # large files
+    blob: str | None  # small files: git's own hash
+
+
+def fetch(source: HfSource, folder: Path, say: Say | None, with_code: bool = False) -> FetchResult:
+    """Put the model's files into `folder`, which may hold part of them from an earlier try."""
+    with _translate_hub_errors(source):
+        commit, files = _list_files(source, with_code)
+        _discard_other_commit(folder, source, commit)
+        targets = {file: _get_target_path(folder, source, file) for file in files}
+        have = sum(
+            _get_partial_path(target).stat().st_size
+            for target in targets.values()
+            if _get_partial_path(target).exists()
+        )
+        have += sum(target.stat().st_size for target in targets.values() if target.exists())
+        total = sum(file.size for file in files)
+        check_disk_space(str(source), folder, total - have)
+        with track_progress(f"fetching {source.repo}", total, say, done=have) as advance:
+            hashes = {target: _fetch_file(source, commit, file, target, advance) for file, target in targets.items()}
+    (folder / STATE_FILE).unlink()
+    gguf = files[0].name.endswith(".gguf")
+    return FetchResult(targets[files[0]] if gguf else folder / MODEL_DIRECTORY, hashes, commit)
+
+
+def _list_files(source: HfSource, with_code: bool) -> tuple[str, list[RemoteFile]]:
+    from huggingface_hub import HfApi
+
+    info = HfApi().model_info(source.repo, revision=source.revision, files_metadata=True)
+    found = {file.rfilename: file for file in info.siblings or []}
+    safe = [name for name in found if not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts]
+    names = select_files(safe, source.file, str(source), with_code)
+    return str(info.sha), [_to_remote_file(found[name]) for name in names]
+
+
+def _to_remote_file(file: Any) -> RemoteFile:
+    large = file.lfs
+    return RemoteFile(
+        file.rfilename, int(file.size or 0), large.sha256 if large else None, None if large else file.blob_id
+    )
+
+
+def _get_target_path(folder: Path, source: HfSource, file: RemoteFile) -> Path:
+    """GGUF files lie directly in the model's folder, whatever folder the repository has them in."""
+    return (
+        folder / PurePosixPath(file.name).name if file.name.endswith(".gguf") else folder / MODEL_DIRECTORY / file.name
+    )
+
+
+def _get_partial_path(target: Path) -> Path:
+    return target.with_name(target.name + ".part")
+
+
+def _discard_other_commit(folder: Path, source: HfSource, commit: str) -> None:
+    """What an earlier try left is of use only if it is the same commit."""
+    state = {"source": str(source), "commit": commit}
+    try:
+        same = json.loads((folder / STATE_FILE).read_text()) == state
+    except (OSError, ValueError):
+        same = False
+    if not same:
+        for child in folder.iterdir():
+            shutil.rmtree(child) if child.is_dir() else child.unlink()
+        (folder / STATE_FILE).write_text(json.dumps(state))
+
+
+def _fetch_file(source: HfSource, commit: str, file: RemoteFile, target: Path, advance: Advance) -> str:
+    """Fetch one file, or what is missing of it; gives back its sha256."""
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    if not target.exists():
+        partial = _get_partial_path(target)
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        url = hf_hub_url(source.repo, file.name, revision=commit)
+        with _CountingFile(partial, advance) as output:
+            resume = output.position if output.position < file.size else 0
+            output.restart_at(resume)
+            headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+            if file.size:
+                http_get(url, output, resume_size=resume, headers=headers, expected_size=file.size)
+        digest = _verify_file(source, file, partial)
+        partial.rename(target)
+        return digest
+    return _verify_file(source, file, target)
+
+
+class _CountingFile:
+    """The file as the library writes it, counting the bytes for the progress bar."""
+
+    def __init__(self, path: Path, advance: Advance) -> None:
+        self._file = path.open("r+b" if path.exists() else "w+b")
+        self._advance = advance
+        self.position = self._file.seek(0, 2)
+
+    def restart_at(self, position: int) -> None:
+        self._advance(position - self.position)
+        self._file.seek(position)
+        self._file.truncate()
+
+    def write(self, chunk: bytes) -> int:
+        self._advance(len(chunk))
+        return self._file.write(chunk)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        return self._file.seek(position, whence)
+
+    def truncate(self, size: int | None = None) -> int:
+        return self._file.truncate(size)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def __enter__(self) -> _CountingFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def _verify_file(source: HfSource, file: RemoteFile, path: Path) -> str:
+    """A file that is not what the hub says it is goes away, so that the next try starts afresh."""
+    digest = compute_sha256(path)
+    if path.stat().st_size == file.size:
+        if file.sha256 is not None and digest == file.sha256:
+            return digest
+        if file.sha256 is None and (file.blob is None or _compute_git_hash(path) == file.blob):
+            return digest
+    path.unlink()
+    raise ModelInvalid(f"{file.name} of {source} arrived damaged: its hash is not the hub's", "pull it again")
+
+
+def _compute_git_hash(path: Path) -> str:
+    content = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+@contextmanager
+def _translate_hub_errors(source: HfSource) -> Iterator[None]:
+    """The library's errors as ours; its warnings and bars are off meanwhile, and its pieces small."""
+    from huggingface_hub import constants, errors
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    logger, shown = logging.getLogger("huggingface_hub"), not are_progress_bars_disabled()
+    level, piece = logger.level, constants.DOWNLOAD_CHUNK_SIZE
+    logger.setLevel(logging.ERROR)
+    disable_progress_bars()
+    constants.DOWNLOAD_CHUNK_SIZE = min(piece, CHUNK_BYTES)
+    try:
+        yield
+    except EnginebayError:
+        raise
+    except Exception as error:  # the HTTP library's errors change their home between releases
+        raise _to_enginebay_error(source, error, errors) from error
+    finally:
+        logger.setLevel(level)
+        constants.DOWNLOAD_CHUNK_SIZE = piece
+        if shown:
+            enable_progress_bars()
+
+
+def _to_enginebay_error(source: HfSource, error: Exception, errors: Any) -> Exception:
+    if isinstance(error, OSError) and (error.errno in DISK_FULL_ERRNOS or error.filename is not None):
+        return error  # of the disk, not of the hub: the store's to tell
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return Offline(f"{source} is not here, and HF_HUB_OFFLINE is set", "unset it, or copy the model here by hand")
+    if isinstance(error, errors.GatedRepoError):
+        return FetchFailed(f"{source} is gated", "accept its licence on its page, then set HF_TOKEN")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return FetchFailed(f"the hub has no revision {source.revision!r} of {source.repo}", "check the part after @")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return FetchFailed(f"the hub has no model {source.repo}, or it is private", "check the name, or set HF_TOKEN")
+    said = " ".join(str(error).split())[:200] or type(error).__name__
+    return FetchFailed(
+        f"{source} could not be fetched: {said}", "check the network and HF_ENDPOINT; pull again to resume"
+    )

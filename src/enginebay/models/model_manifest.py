@@ -1,0 +1,105 @@
+"""A stored model's manifest.json: what it is, where it came from, and the hash of each of its files.
+
+`Manifest.read(folder)` and `manifest.write(folder)`; `StoredModel` is what the rest of Enginebay works with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from enginebay.errors import ModelInvalid
+from enginebay.text.tokenization.tokenizer import MANIFEST_FILE
+from enginebay.util.child_processes import raise_if_interrupted
+
+SCHEMA_VERSION = 1
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model that is here. `path` is what engines load; `folder` is where things made from it are kept."""
+
+    name: str
+    format: str  # "gguf" or "safetensors"
+    path: Path
+    architecture: str
+    context_length: int | None
+    size_bytes: int
+    parameters: int
+    quantisation: str
+    source: str
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    path: str  # below the model's folder
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelManifest:
+    name: str
+    source: str
+    revision: str | None  # the hub's commit
+    path: str  # what engines load, below the model's folder
+    files: tuple[FileRecord, ...]
+    format: str
+    architecture: str
+    context_length: int | None
+    parameters: int
+    quantisation: str
+    created: str  # UTC, ISO 8601
+    schema_version: int = SCHEMA_VERSION
+
+    @classmethod
+    def read(cls, folder: Path) -> ModelManifest:
+        path = folder / MANIFEST_FILE
+        try:
+            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if content["schema_version"] > SCHEMA_VERSION:
+                raise ModelInvalid(f"{path} was written by a newer Enginebay", "upgrade enginebay")
+            found = cls(**{**content, "files": tuple(FileRecord(**record) for record in content["files"])})
+            found.to_stored_model(folder)  # one with values of the wrong kind cannot be read either
+            return found
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ModelInvalid(
+                f"{path} cannot be read: {error}", f"run: bay models remove {folder.name}, then pull the model again"
+            ) from error
+
+    def write(self, folder: Path) -> None:
+        with (folder / MANIFEST_FILE).open("w", encoding="utf-8") as file:
+            json.dump(asdict(self), file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def to_stored_model(self, folder: Path) -> StoredModel:
+        return StoredModel(
+            name=self.name,
+            format=self.format,
+            path=folder / self.path,
+            architecture=self.architecture,
+            context_length=self.context_length,
+            size_bytes=sum(record.size for record in self.files),
+            parameters=self.parameters,
+            quantisation=self.quantisation,
+            source=self.source,
+            folder=folder,
+        )
+
+
+def compute_sha256(path: Path, advance: Callable[[int], None] = lambda _: None) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            raise_if_interrupted()
+            digest.update(chunk)
+            advance(len(chunk))
+    return digest.hexdigest()

@@ -1,0 +1,135 @@
+"""/admin/*: what an administrator may see and order. The fleet carries it out, in the supervisor.
+
+An order takes as long as it takes, and goes on when whoever gave it has hung up: nothing here listens for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import msgspec
+
+from enginebay.errors import ConfigError, EnginebayError, EngineMissing, InvalidRequest, ModelInvalid, UnknownEngine
+from enginebay.server.api.admin.schemas import AdapterBody, AdapterNameBody, ModelBody, NoBody, SwitchBody, UpgradeBody
+from enginebay.server.api.body_decoder import decode_body
+from enginebay.server.encoding.error_responses import build_error_headers, get_error_row, truncate_message
+from enginebay.server.requests.request_context import RequestContext
+from enginebay.server.requests.server_context import ServerContext
+
+MAX_LOG_LINES = 10_000
+DEFAULT_LOG_LINES = 100
+
+_encode = msgspec.json.Encoder().encode
+
+
+async def ps(context: ServerContext, request_context: RequestContext) -> None:
+    await _run_command(context, request_context, "ps")
+
+
+async def list_switches(context: ServerContext, request_context: RequestContext) -> None:
+    await _run_command(context, request_context, "switches")
+
+
+async def meters(context: ServerContext, request_context: RequestContext) -> None:
+    await _run_command(context, request_context, "meters")
+
+
+async def logs(context: ServerContext, request_context: RequestContext) -> None:
+    asked = request_context.exchange.query
+    unknown = next((name for name in asked if name not in ("model", "lines")), None)
+    if unknown is not None:
+        raise InvalidRequest(
+            f"there is no parameter {unknown[:200]!r}", "logs takes model and lines", param=unknown[:200]
+        )
+    request_context.model = asked.get("model", "")
+    if not request_context.model:
+        raise InvalidRequest("model is missing", "name one of those that GET /admin/ps lists", param="model")
+    await _run_command(
+        context, request_context, "logs", model=request_context.model, lines=_parse_line_count(asked.get("lines"))
+    )
+
+
+def _parse_line_count(text: str | None) -> int:
+    if text is None:
+        return DEFAULT_LOG_LINES
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= MAX_LOG_LINES):
+        raise InvalidRequest(f"lines is not a whole number from 1 to {MAX_LOG_LINES}", param="lines")
+    return int(text)
+
+
+async def load(context: ServerContext, request_context: RequestContext) -> None:
+    request_context.model = decode_body(ModelBody, request_context.exchange.body).model
+    await _run_command(context, request_context, "load", model=request_context.model)
+
+
+async def sleep(context: ServerContext, request_context: RequestContext) -> None:
+    request_context.model = decode_body(ModelBody, request_context.exchange.body).model
+    await _run_command(context, request_context, "sleep", model=request_context.model)
+
+
+async def unload(context: ServerContext, request_context: RequestContext) -> None:
+    request_context.model = decode_body(ModelBody, request_context.exchange.body).model
+    await _run_command(context, request_context, "unload", model=request_context.model)
+
+
+async def switch(context: ServerContext, request_context: RequestContext) -> None:
+    body = decode_body(SwitchBody, request_context.exchange.body)
+    request_context.model = body.to
+    await _run_command(context, request_context, "switch", from_=body.from_, to=body.to)
+
+
+async def reload(context: ServerContext, request_context: RequestContext) -> None:
+    if request_context.exchange.body:
+        decode_body(NoBody, request_context.exchange.body)
+    await _run_command(context, request_context, "reload")
+
+
+async def add_adapter(context: ServerContext, request_context: RequestContext) -> None:
+    body = decode_body(AdapterBody, request_context.exchange.body)
+    request_context.model = body.model
+    if not await asyncio.to_thread(os.path.exists, body.path):  # before engines see it, which take it in different ways
+        raise InvalidRequest(f"there is nothing at {body.path[:200]!r} on the server's host", param="path")
+    await _run_command(context, request_context, "add_lora", model=body.model, name=body.name, path=body.path)
+
+
+async def remove_adapter(context: ServerContext, request_context: RequestContext) -> None:
+    body = decode_body(AdapterNameBody, request_context.exchange.body)
+    request_context.model = body.model
+    await _run_command(context, request_context, "remove_lora", model=body.model, name=body.name)
+
+
+async def upgrade(context: ServerContext, request_context: RequestContext) -> None:
+    body = decode_body(UpgradeBody, request_context.exchange.body)
+    await _run_command(context, request_context, "upgrade", engine=body.engine)
+
+
+async def _run_command(context: ServerContext, request_context: RequestContext, command: str, **arguments: Any) -> None:
+    try:
+        found = await context.fleet.run_admin_command(command, arguments)
+    except EnginebayError as error:
+        request_context.error = error.with_traceback(None)
+        status = _get_status(error)
+        headers = build_error_headers(error) if status == get_error_row(error).status else ()
+        request_context.exchange.respond(status, _encode({"error": encode_full_error(error)}), headers=headers)
+        return
+    request_context.exchange.respond(200, _encode(found))
+
+
+def encode_full_error(error: EnginebayError) -> dict[str, object]:
+    """An administrator is told what other clients are not: which file, which line, which process. Pure."""
+    row = get_error_row(error)
+    hint = f". {error.hint[:1].upper()}{error.hint[1:]}" if error.hint else ""
+    return {
+        "message": f"{truncate_message(error.message)}{truncate_message(hint)}",
+        "type": row.type if _get_status(error) >= 500 else get_error_row(InvalidRequest("")).type,
+        "param": error.param or ("engine" if isinstance(error, (UnknownEngine, EngineMissing)) else None),
+        "code": row.code,
+    }
+
+
+def _get_status(error: EnginebayError) -> int:
+    """A wrong configuration or file, or a missing engine, is for whoever manages the server to put right."""
+    mistaken = isinstance(error, (ConfigError, EngineMissing, ModelInvalid, UnknownEngine))
+    return 400 if mistaken else get_error_row(error).status

@@ -1,0 +1,245 @@
+"""The application behind the HTTP layer: finds the route, lets the right people in, answers, and writes it down."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+import traceback
+from functools import lru_cache
+
+from enginebay.errors import Cancelled, Draining, EnginebayError
+from enginebay.server.api.routes import Route, find_route
+from enginebay.server.auth.access_control import admit, apply_cors, authenticate, check_origin
+from enginebay.server.auth.api_keys import Keyring
+from enginebay.server.encoding.error_responses import build_error_headers, encode_error_body, get_error_row
+from enginebay.server.encoding.sse_escape import escape_line_separators
+from enginebay.server.http.exchange import CLIENT_CLOSED_REQUEST, Exchange
+from enginebay.server.requests.request_context import RequestContext
+from enginebay.server.requests.retry_policy import should_retry
+from enginebay.server.requests.server_context import ServerContext
+from enginebay.server.telemetry.server_log import RequestRecord
+from enginebay.server.telemetry.tracing import (
+    Tracer,
+    build_request_attributes,
+    build_response_attributes,
+    build_span_name,
+)
+
+_DRAINING_RETRY_S = 0.005  # before asking once more who takes requests instead of a worker that did not
+
+_UNLOGGED_ENDPOINTS = ("health", "metrics", "docs", "admin.meters")  # by machines, which would fill the log
+
+_find_route = lru_cache(maxsize=256)(find_route)
+
+
+class App:
+    """Implements `http.settings.Application`."""
+
+    def __init__(self, context: ServerContext, keyring: Keyring, tracer: Tracer, *, keyless: bool) -> None:
+        self.context = context
+        self.keyring = keyring
+        self._tracer = tracer
+        self.keyless = keyless  # on loopback without keys: whoever can reach us may ask, save for web pages
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ids = itertools.count(1)
+        self._id_prefix = f"req_{secrets.token_hex(5)}"
+
+    def handle(self, exchange: Exchange) -> None:
+        task = self._loop.create_task(self._handle(exchange))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def check_before_body(self, exchange: Exchange) -> tuple[int, str] | None:
+        try:
+            authenticate(self.keyring, exchange.headers, "any")
+        except EnginebayError as error:
+            return get_error_row(error).status, error.message
+        return None
+
+    def on_refused(self, status: int, exchange: Exchange | None) -> None:
+        self.context.metrics.rejected.child(f"http_{status}").inc()
+        if exchange is not None:
+            apply_cors(exchange, self.context.config.cors_origins)
+
+    async def _handle(self, exchange: Exchange) -> None:
+        call = RequestContext(exchange, "unknown", f"{self._id_prefix}{next(self._ids):06x}")
+        try:
+            check_origin(exchange, self.context.config.cors_origins, self.keyless)
+            if exchange.method == "OPTIONS" and "access-control-request-method" in exchange.headers:
+                _respond_preflight(exchange)
+                return
+            route = _find_route(exchange.method, exchange.path)
+            call.endpoint = route.name
+            await self._run_with_retries(call, route)
+        except EnginebayError as error:
+            self._respond_error(call, error)
+        except asyncio.CancelledError:
+            if not exchange.closed:
+                call.error = Cancelled("the server is stopping")
+                exchange.abort()  # nobody will answer it: the client need not wait
+                raise
+            call.error = Cancelled("the client closed the connection")
+        except Exception as error:
+            self.context.log.log_event(
+                "unexpected error", level="error", request_id=call.id, error=repr(error), trace=traceback.format_exc()
+            )
+            self._respond_error(call, EnginebayError("unexpected"))
+        finally:
+            self._record_request(call)
+
+    async def _run_with_retries(self, request_context: RequestContext, route: Route) -> None:
+        await admit(self.context, self.keyring, request_context, route)
+        mark = request_context.exchange.mark_headers()
+        while True:
+            try:
+                await route.handler(self.context, request_context)
+                return
+            except EnginebayError as error:
+                asked = request_context.variant_index
+                if not should_retry(request_context, error):
+                    if request_context.first_error is not None:
+                        self._report_chain_failure(request_context, error, mark)
+                    raise request_context.first_error or error from None
+                refused = isinstance(error, Draining)  # as it sleeps, or has a successor: that is no failure
+                if not refused:
+                    self._count_retry(request_context, error, fell_back=request_context.variant_index != asked)
+            request_context.reset_for_retry(mark)
+            if refused:
+                await asyncio.sleep(_DRAINING_RETRY_S)
+
+    def _report_chain_failure(self, request_context: RequestContext, last: EnginebayError, mark: int) -> None:
+        """The first engine's error is the answer; what the last one said is in the log."""
+        self.context.log.log_event(
+            "no engine of the chain answered", level="warning", request_id=request_context.id, model=request_context.model,
+            last=request_context.labels[1], error=last.kind, message=last.message,
+        )  # fmt: skip
+        request_context.exchange.rewind_headers(mark)
+        request_context.fallback = ""
+
+    def _count_retry(self, request_context: RequestContext, error: EnginebayError, fell_back: bool) -> None:
+        if fell_back and request_context.catalog_entry is not None:
+            self.context.metrics.fallbacks.child(
+                request_context.catalog_entry.name,
+                request_context.catalog_entry.connectors[request_context.variant_index].kind,
+            ).inc()
+        else:
+            self.context.metrics.retries.child(*request_context.labels, error.kind).inc()
+
+    def _respond_error(self, request_context: RequestContext, error: EnginebayError) -> None:
+        request_context.error = error.with_traceback(None)  # its frames hold the call, and the call would hold them
+        if request_context.wait_announced and not request_context.exchange.closed:
+            request_context.exchange.end(escape_line_separators(b"data: %b\n\n" % encode_error_body(error)))
+        elif request_context.exchange.started:
+            request_context.exchange.abort()  # nothing sensible can follow half an answer
+        else:
+            request_context.exchange.respond(
+                get_error_row(error).status, encode_error_body(error), headers=build_error_headers(error)
+            )
+
+    # Writing it down
+
+    def _record_request(self, request_context: RequestContext) -> None:
+        exchange, served = request_context.exchange, request_context.session
+        duration_s = time.perf_counter() - exchange.received_at
+        status = (
+            CLIENT_CLOSED_REQUEST
+            if isinstance(request_context.error, Cancelled) and exchange.closed
+            else exchange.status
+        )
+        metrics = self.context.metrics
+        labels = request_context.labels
+        metrics.requests.child(*labels, request_context.endpoint, str(status)).inc()
+        if request_context.error is not None:
+            metrics.errors.child(*labels, request_context.error.kind).inc()
+        if served is not None and request_context.queued_s:
+            served.queue_time.observe(request_context.queued_s)
+        usage = request_context.usage
+        if served is not None and (usage.prompt_tokens or usage.completion_tokens):
+            served.duration.observe(duration_s)
+            served.prompt_tokens.inc(usage.prompt_tokens)
+            served.cached_tokens.inc(usage.cached_tokens)
+            served.completion_tokens.inc(usage.completion_tokens)
+            if request_context.key is not None and request_context.key.tokens_per_minute is not None:
+                self.context.rate_limits.charge(request_context.key, usage.prompt_tokens + usage.completion_tokens)
+        trace_id = self._trace_request(request_context) if self._tracer.enabled and served is not None else ""
+        if request_context.endpoint not in _UNLOGGED_ENDPOINTS or status >= 500:
+            self._log_request(request_context, status, duration_s, trace_id)
+
+    def _log_request(self, request_context: RequestContext, status: int, duration_s: float, trace_id: str) -> None:
+        usage, error = request_context.usage, request_context.error
+        counted = usage.prompt_tokens or usage.completion_tokens
+        self.context.log.log_request(
+            RequestRecord(
+                request_id=request_context.id,
+                endpoint=request_context.endpoint,
+                status=status,
+                duration_s=duration_s,
+                model=request_context.model,
+                engine=request_context.labels[1] if request_context.catalog_entry is not None else "",
+                fallback=request_context.fallback,
+                prompt_tokens=usage.prompt_tokens if counted else None,
+                completion_tokens=usage.completion_tokens if counted else None,
+                cached_tokens=usage.cached_tokens if counted else None,
+                queue_s=request_context.queued_s or None,
+                ttft_s=request_context.ttft_s,
+                stream=request_context.stream or None,
+                finish_reason=request_context.finish_reason,
+                error=error.kind if error is not None else "",
+                message=error.message if error is not None else "",
+                key=request_context.key.name if request_context.key is not None else "",
+                client=request_context.exchange.peer,
+                trace_id=trace_id,
+                prompt=str(request_context.prompt)
+                if request_context.prompt is not None and self.context.config.log_prompts
+                else "",
+            )
+        )
+
+    def _trace_request(self, request_context: RequestContext) -> str:
+        """Send the request as one span, written when all of it is known; gives back the id of its trace."""
+        assert request_context.session is not None
+        asked = build_request_attributes(
+            request_context.endpoint, request_context.model, request_context.sampling, stream=request_context.stream
+        )
+        name, parent = (
+            build_span_name(request_context.endpoint, request_context.model),
+            request_context.exchange.headers.get("traceparent"),
+        )
+        span = self._tracer.start(name, parent, asked, _to_ns(request_context.started_at))
+        if span is None:
+            return ""
+        span.add_event("left the queue", _to_ns(request_context.started_at + request_context.queued_s))
+        if request_context.ttft_s is not None:
+            span.add_event("first token", _to_ns(request_context.started_at + request_context.ttft_s))
+        found = build_response_attributes(
+            request_context.model, request_context.session.engine, request_context.id,
+            prompt_tokens=request_context.usage.prompt_tokens, completion_tokens=request_context.usage.completion_tokens,
+            cached_tokens=request_context.usage.cached_tokens,
+            finish_reasons=(request_context.finish_reason,) if request_context.finish_reason else (),
+        )  # fmt: skip
+        span.end({**found, "http.response.status_code": request_context.exchange.status}, request_context.error)
+        return span.trace_id
+
+    # The end
+
+    async def close(self) -> None:
+        """Cancel what still runs."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _to_ns(at_s: float) -> int:
+    return int(at_s * 1e9)
+
+
+def _respond_preflight(exchange: Exchange) -> None:
+    """A page may send whatever it likes, once its origin is allowed: clients add headers of their own."""
+    asked = exchange.headers.get("access-control-request-headers", "authorization, content-type")
+    exchange.add_header("access-control-allow-methods", "GET, POST")
+    exchange.add_header("access-control-allow-headers", asked[:2000])
+    exchange.add_header("access-control-max-age", "600")
+    exchange.respond(204, b"")

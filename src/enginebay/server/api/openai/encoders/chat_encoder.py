@@ -1,0 +1,71 @@
+"""The forms of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from enginebay.contract import TokenLogprobs
+from enginebay.server.api.openai.encoders.choices_encoder import ChoicesEncoder
+from enginebay.server.api.openai.encoders.logprobs import encode_chat_logprobs
+from enginebay.server.encoding.choice_state import ChoiceState
+from enginebay.text.tool_calls import ToolCallArguments, ToolCallStart
+
+
+@dataclass(slots=True, kw_only=True)
+class ChatEncoder(ChoicesEncoder):
+    """Writes one chat answer, in events or whole."""
+
+    object_name: ClassVar[str] = "chat.completion"
+    chunk_object_name: ClassVar[bytes] = b"chat.completion.chunk"
+
+    choices: int
+
+    # Whole
+
+    def _encode_choice(self, choice: ChoiceState) -> dict[str, Any]:
+        text = choice.text
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if choice.calls:
+            message["content"] = text or None
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in choice.calls
+            ]
+        logprobs = encode_chat_logprobs(choice.logprobs, self.token_bytes) if self.with_logprobs else None
+        return {
+            "index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason
+        }  # fmt: skip
+
+    # Streamed
+
+    def _encode_event(self, index: int, delta: Any, finish: str | None = None, logprobs: Any = None) -> bytes:
+        return self._encode_chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish})
+
+    def build_text_envelope(self, index: int) -> tuple[bytes, bytes]:
+        before = self._chunk_prefix() + b'{"index":%d,"delta":{"content":' % index
+        return before, b'},"logprobs":null,"finish_reason":null}' + self._chunk_suffix()
+
+    def encode_opening(self) -> bytes:
+        role = {"role": "assistant", "content": "", "refusal": None}
+        return b"".join(self._encode_event(index, role) for index in range(self.choices))
+
+    def encode_text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes:
+        shown = encode_chat_logprobs(logprobs, self.token_bytes) if self.with_logprobs and logprobs else None
+        return self._encode_event(index, {"content": text}, None, shown)
+
+    def encode_tool_event(self, choice: ChoiceState, event: Any, next_call_id: Callable[[], str]) -> bytes:
+        if isinstance(event, ToolCallStart):
+            choice.append_event(event, next_call_id())
+            call = choice.calls[-1]
+            function = {"name": call.name, "arguments": ""}
+            shown = {"index": event.index, "id": call.id, "type": "function", "function": function}
+            return self._encode_event(choice.index, {"tool_calls": [shown]})
+        if isinstance(event, ToolCallArguments):
+            fragment = {"index": event.index, "function": {"arguments": event.fragment}}
+            return self._encode_event(choice.index, {"tool_calls": [fragment]})
+        return self._encode_event(choice.index, {"content": event.text})
+
+    def encode_finish(self, index: int, reason: str) -> bytes:
+        return self._encode_event(index, {}, reason)

@@ -1,0 +1,82 @@
+"""What the forms of chat and of plain completions have in common: an envelope around choices, whole or in events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+
+from enginebay.contract.engine_messages import Energy, Usage
+from enginebay.server.api.openai.encoders.logprobs import TokenBytes
+from enginebay.server.encoding.choice_state import (
+    ChoiceState,
+    ResponseTiming,
+    encode_energy,
+    encode_timing,
+    encode_usage,
+)
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True, kw_only=True)
+class ChoicesEncoder:
+    """Writes one answer. Subclasses say what a choice looks like."""
+
+    object_name: ClassVar[str]  # the `object` of an answer in one piece
+    chunk_object_name: ClassVar[bytes]  # and that of an event
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    with_logprobs: bool
+    include_usage: bool
+    include_timing: bool = False  # with the usage
+    include_energy: bool = False  # likewise
+    token_bytes: TokenBytes
+
+    def encode_body(self, choices: Sequence[ChoiceState], usage: Usage, energy: Energy | None = None) -> bytes:
+        told = encode_usage(usage)
+        if self.include_energy:
+            told["enginebay"] = encode_energy(energy)
+        return _encode(
+            {
+                "id": self.id,
+                "object": self.object_name,
+                "created": self.created,
+                "model": self.model,
+                "choices": [self._encode_choice(choice) for choice in choices],
+                "usage": told,
+                "system_fingerprint": self.fingerprint,
+            }
+        )
+
+    def _encode_choice(self, choice: ChoiceState) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _chunk_prefix(self) -> bytes:
+        return b'data: {"id":%b,"object":"%b","created":%d,"model":%b,"system_fingerprint":%b,"choices":[' % (
+            _encode(self.id), self.chunk_object_name, self.created, _encode(self.model), _encode(self.fingerprint)
+        )  # fmt: skip
+
+    def _chunk_suffix(self) -> bytes:
+        return b"]" + (b',"usage":null' if self.include_usage else b"") + b"}\n\n"
+
+    def _encode_chunk(self, choice: dict[str, Any]) -> bytes:
+        return self._chunk_prefix() + _encode(choice) + self._chunk_suffix()
+
+    def encode_closing(self, usage: Usage, timing: ResponseTiming, energy: Energy | None = None) -> bytes:
+        counts = b""
+        if self.include_usage:
+            told = encode_usage(usage)
+            ours = {
+                **(encode_timing(timing) if self.include_timing else {}),
+                **(encode_energy(energy) if self.include_energy else {}),
+            }
+            if ours:
+                told["enginebay"] = ours
+            counts = self._chunk_prefix() + b'],"usage":' + _encode(told) + b"}\n\n"
+        return counts + b"data: [DONE]\n\n"

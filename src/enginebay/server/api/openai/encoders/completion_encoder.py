@@ -1,0 +1,61 @@
+"""The forms of /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from enginebay.contract import TokenLogprobs
+from enginebay.server.api.openai.encoders.choices_encoder import ChoicesEncoder
+from enginebay.server.api.openai.encoders.logprobs import encode_completion_logprobs
+from enginebay.server.encoding.choice_state import ChoiceState
+
+
+@dataclass(slots=True, kw_only=True)
+class CompletionEncoder(ChoicesEncoder):
+    """Writes one answer, in events or whole. `echoes` holds the text each choice begins with."""
+
+    object_name: ClassVar[str] = "text_completion"
+    chunk_object_name: ClassVar[bytes] = b"text_completion"
+
+    echoes: Sequence[str]
+    _written_chars: dict[int, int] = field(default_factory=dict)  # characters of each choice so far
+
+    # Whole
+
+    def _encode_choice(self, choice: ChoiceState) -> dict[str, Any]:
+        echo = self.echoes[choice.index]
+        logprobs = None
+        if self.with_logprobs:
+            logprobs = encode_completion_logprobs(choice.logprobs, self.token_bytes, len(echo))
+        return {
+            "index": choice.index, "text": echo + choice.text, "logprobs": logprobs,
+            "finish_reason": choice.finish_reason,
+        }  # fmt: skip
+
+    # Streamed
+
+    def _encode_event(self, index: int, text: str, finish: str | None = None, logprobs: Any = None) -> bytes:
+        return self._encode_chunk({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish})
+
+    def build_text_envelope(self, index: int) -> tuple[bytes, bytes]:
+        before = self._chunk_prefix() + b'{"index":%d,"text":' % index
+        return before, b',"logprobs":null,"finish_reason":null}' + self._chunk_suffix()
+
+    def encode_opening(self) -> bytes:
+        return b"".join(self._encode_event(index, echo) for index, echo in enumerate(self.echoes) if echo)
+
+    def encode_text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes:
+        shown = None
+        if self.with_logprobs and logprobs:
+            before = self._written_chars.get(index, len(self.echoes[index]))
+            shown = encode_completion_logprobs(logprobs, self.token_bytes, before)
+            self._written_chars[index] = before + sum(map(len, shown["tokens"]))
+        return self._encode_event(index, text, None, shown)
+
+    def encode_tool_event(self, choice: ChoiceState, event: Any, next_call_id: Callable[[], str]) -> bytes:
+        raise NotImplementedError("completions call no tools")
+
+    def encode_finish(self, index: int, reason: str) -> bytes:
+        return self._encode_event(index, "", reason)

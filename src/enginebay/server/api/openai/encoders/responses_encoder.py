@@ -1,0 +1,186 @@
+"""The forms of /v1/responses: the response object and its events. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from enginebay.contract import TokenLogprobs
+from enginebay.contract.engine_messages import Energy, Usage
+from enginebay.errors import EnginebayError
+from enginebay.server.api.openai.encoders.responses_output import (
+    FunctionCallItem,
+    OutputItem,
+    ResponseOutput,
+    encode_item,
+    encode_text_part,
+)
+from enginebay.server.encoding.choice_state import encode_energy
+from enginebay.server.encoding.error_responses import encode_error, get_error_row
+from enginebay.text.tool_calls import AnswerText, ToolCallArguments, ToolCallEvent
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class ResponseEncoder:
+    """Writes the response object: `echoed` are the fields that say what was asked for."""
+
+    id: str
+    created: int
+    model: str
+    echoed_fields: Mapping[str, Any]
+    include_energy: bool = False  # in the usage
+
+    def encode_in_progress(self) -> dict[str, Any]:
+        return self._encode_response("in_progress", [])
+
+    def encode_finished(
+        self, output: ResponseOutput, usage: Usage, reason: str | None, energy: Energy | None = None
+    ) -> dict[str, Any]:
+        """`reason` is the engine's reason to finish."""
+        told = encode_responses_usage(usage)
+        if self.include_energy:
+            told["enginebay"] = encode_energy(energy)
+        cut = reason == "length"
+        status = "incomplete" if cut else "completed"
+        return self._encode_response(
+            status, output.encode_items(status),
+            usage=told,
+            incomplete_details={"reason": "max_output_tokens"} if cut else None,
+            completed_at=None if cut else int(time.time()),
+        )  # fmt: skip
+
+    def encode_failed(self, output: ResponseOutput, error: EnginebayError) -> dict[str, Any]:
+        code = "invalid_prompt" if get_error_row(error).status < 500 else "server_error"
+        about = {"code": code, "message": encode_error(error)["message"]}
+        return self._encode_response("failed", output.encode_items("incomplete") if output.items else [], error=about)
+
+    def _encode_response(self, status: str, output: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return {
+            "id": self.id, "object": "response", "created_at": self.created, "status": status, "background": False,
+            "completed_at": None, "error": None, "incomplete_details": None, "model": self.model, "output": output,
+            "previous_response_id": None, "reasoning": {"effort": None, "summary": None}, "store": False,
+            "truncation": "disabled", "usage": None, **self.echoed_fields, **more,
+        }  # fmt: skip
+
+
+def encode_responses_usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+class ResponseEventEncoder:
+    """The server-sent events of one response, numbered in the order in which they are made."""
+
+    def __init__(self, encoder: ResponseEncoder, output: ResponseOutput) -> None:
+        self._encoder = encoder
+        self._output = output
+        self._next_sequence_number = (
+            2  # 0 and 1 are the opening's, which is written first and made when the first token is there
+        )
+        self._open_item: OutputItem | None = None
+        self._text_delta_template = b""  # one text delta, with places for its number and its text
+
+    def encode_opening(self) -> bytes:
+        response = self._encoder.encode_in_progress()
+        return b"".join(
+            _encode_sse_event(f"response.{status}", number, {"response": response})
+            for number, status in enumerate(("created", "in_progress"))
+        )
+
+    def encode_texts(self, texts: Sequence[str]) -> bytes:
+        """One event for each piece of plain text."""
+        message = self._output.current_message()
+        before = self._switch_item(message)
+        message.texts += texts
+        first = self._next_sequence_number
+        self._next_sequence_number += len(texts)
+        token = self._text_delta_template
+        return before + b"".join([token % (first + place, _encode(text)) for place, text in enumerate(texts)])
+
+    def encode_event(self, event: ToolCallEvent, logprobs: Sequence[TokenLogprobs] = ()) -> bytes:
+        item = self._output.append_event(event, logprobs)
+        before = self._switch_item(item)
+        if isinstance(event, ToolCallArguments):
+            return before + self._encode_item_event("response.function_call_arguments.delta", {"delta": event.fragment})
+        if isinstance(event, AnswerText):
+            shown_logprobs = self._output.encode_logprobs(logprobs)
+            return before + self._encode_part_event(
+                "response.output_text.delta", {"delta": event.text, "logprobs": shown_logprobs}
+            )
+        return before
+
+    def encode_closing(self, usage: Usage, reason: str | None, energy: Energy | None = None) -> bytes:
+        before = b"" if self._output.items else self._switch_item(self._output.current_message())
+        response = self._encoder.encode_finished(self._output, usage, reason, energy)
+        ended = self._close_item(response["status"])
+        return before + ended + self._encode_next(f"response.{response['status']}", {"response": response})
+
+    def encode_failure(self, error: EnginebayError) -> bytes:
+        return self._encode_next("response.failed", {"response": self._encoder.encode_failed(self._output, error)})
+
+    def _switch_item(self, item: OutputItem) -> bytes:
+        """What ends the item before and begins this one, when it is a new one."""
+        if item is self._open_item:
+            return b""
+        ended = self._close_item("completed")
+        self._open_item = item
+        if isinstance(item, FunctionCallItem):
+            begun = {**encode_item(item, "in_progress"), "arguments": ""}
+            return ended + self._encode_next("response.output_item.added", {"output_index": item.index, "item": begun})
+        begun = {**encode_item(item, "in_progress"), "content": []}
+        added = self._encode_next("response.output_item.added", {"output_index": item.index, "item": begun})
+        part = {**encode_text_part(item), "text": "", "logprobs": []}
+        self._text_delta_template = _build_text_delta_template(item.id, item.index)
+        return ended + added + self._encode_part_event("response.content_part.added", {"part": part})
+
+    def _close_item(self, status: str) -> bytes:
+        item = self._open_item
+        if item is None:
+            return b""
+        if isinstance(item, FunctionCallItem):
+            arguments = {"name": item.name, "arguments": "".join(item.fragments)}
+            ended = self._encode_item_event("response.function_call_arguments.done", arguments)
+        else:
+            part = encode_text_part(item)
+            text = {"text": part["text"], "logprobs": part["logprobs"]}
+            ended = self._encode_part_event("response.output_text.done", text)
+            ended += self._encode_part_event("response.content_part.done", {"part": part})
+        whole = {"output_index": item.index, "item": encode_item(item, status)}
+        return ended + self._encode_next("response.output_item.done", whole)
+
+    def _encode_part_event(self, kind: str, more: Mapping[str, Any]) -> bytes:
+        return self._encode_item_event(kind, {"content_index": 0, **more})
+
+    def _encode_item_event(self, kind: str, more: Mapping[str, Any]) -> bytes:
+        assert self._open_item is not None
+        return self._encode_next(kind, {"item_id": self._open_item.id, "output_index": self._open_item.index, **more})
+
+    def _encode_next(self, kind: str, more: Mapping[str, Any]) -> bytes:
+        number = self._next_sequence_number
+        self._next_sequence_number += 1
+        return _encode_sse_event(kind, number, more)
+
+
+def _encode_sse_event(kind: str, number: int, more: Mapping[str, Any]) -> bytes:
+    data = _encode({"type": kind, "sequence_number": number, **more})
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+
+def _build_text_delta_template(item_id: str, index: int) -> bytes:
+    """All of a text delta but its number and its text, which are put in with %."""
+    kind = b"response.output_text.delta"
+    return (
+        b'event: %b\ndata: {"type":"%b","sequence_number":%%d,"item_id":%b,"output_index":%d,"content_index":0,'
+        b'"delta":%%b,"logprobs":[]}\n\n' % (kind, kind, _encode(item_id), index)
+    )

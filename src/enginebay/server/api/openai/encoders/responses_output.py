@@ -1,0 +1,135 @@
+"""What has come of a response so far: messages and calls in their order. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from enginebay.contract import TokenLogprobs
+from enginebay.server.api.openai.encoders.logprobs import TokenBytes, encode_chat_logprobs
+from enginebay.text.tool_calls import AnswerText, ToolCallArguments, ToolCallEvent, ToolCallParser, ToolCallStart
+
+
+@dataclass(slots=True)
+class MessageItem:
+    """One piece of text of the output."""
+
+    id: str
+    index: int  # among the items
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class FunctionCallItem:
+    id: str
+    index: int
+    call_id: str
+    name: str
+    fragments: list[str] = field(default_factory=list)
+
+
+OutputItem = MessageItem | FunctionCallItem
+
+
+class ResponseOutput:
+    """The items of one output in their order. Text after a call is a message of its own."""
+
+    def __init__(self, response_id: str, next_call_id: Callable[[], str], token_bytes: TokenBytes) -> None:
+        self._suffix = response_id.removeprefix("resp_")
+        self._next_call_id = next_call_id
+        self._token_bytes = token_bytes
+        self._calls: list[FunctionCallItem] = []
+        self.items: list[OutputItem] = []
+
+    def current_message(self) -> MessageItem:
+        """The message that text belongs to now."""
+        last = self.items[-1] if self.items else None
+        if isinstance(last, MessageItem):
+            return last
+        place = len(self.items)
+        made = MessageItem(f"msg_{self._suffix}_{place}", place)
+        self.items.append(made)
+        return made
+
+    def append_event(self, event: ToolCallEvent, logprobs: Sequence[TokenLogprobs] = ()) -> OutputItem:
+        """Keep one event, and say which item it belongs to."""
+        if isinstance(event, ToolCallStart):
+            place = len(self.items)
+            call = FunctionCallItem(f"fc_{self._suffix}_{place}", place, self._next_call_id(), event.name)
+            self._calls.append(call)
+            self.items.append(call)
+            return call
+        if isinstance(event, ToolCallArguments):
+            call = self._calls[event.index]
+            call.fragments.append(event.fragment)
+            return call
+        message = self.current_message()
+        message.texts.append(event.text)
+        message.logprobs += self.encode_logprobs(logprobs)
+        return message
+
+    def encode_logprobs(self, tokens: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+        """As this API writes them: `bytes` is always a list."""
+        found: list[dict[str, Any]] = encode_chat_logprobs(tokens, self._token_bytes)["content"] if tokens else []
+        for entry in found:
+            for one in (entry, *entry["top_logprobs"]):
+                one["bytes"] = one["bytes"] or []
+        return found
+
+    def encode_items(self, last_status: str = "completed") -> list[dict[str, Any]]:
+        """All items in OpenAI's form; `last` is the status of the last one, the others are complete."""
+        if not self.items:
+            self.current_message()  # an output always has something to read
+        done = [encode_item(item, "completed") for item in self.items[:-1]]
+        return [*done, encode_item(self.items[-1], last_status)]
+
+
+def encode_item(item: OutputItem, status: str) -> dict[str, Any]:
+    if isinstance(item, FunctionCallItem):
+        return {
+            "id": item.id, "type": "function_call", "status": status, "call_id": item.call_id, "name": item.name,
+            "arguments": "".join(item.fragments),
+        }  # fmt: skip
+    return {
+        "id": item.id, "type": "message", "status": status, "role": "assistant", "content": [encode_text_part(item)]
+    }  # fmt: skip
+
+
+def encode_text_part(message: MessageItem) -> dict[str, Any]:
+    return {
+        "type": "output_text", "text": "".join(message.texts), "annotations": [], "logprobs": message.logprobs
+    }  # fmt: skip
+
+
+class OutputParser:
+    """Tokens to events: text as it comes, and calls when there are tools."""
+
+    def __init__(self, parser: ToolCallParser | None, restore_markers: Callable[[str, Sequence[int]], str]) -> None:
+        self._parser = parser
+        self._restore_markers = restore_markers  # puts back the markers of calls that the engine leaves out
+        self._pending_logprobs: list[TokenLogprobs] = []  # of text that the parser still holds back
+
+    @property
+    def is_plain_text(self) -> bool:
+        return self._parser is None
+
+    def feed(
+        self, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+    ) -> list[tuple[ToolCallEvent, Sequence[TokenLogprobs]]]:
+        if self._parser is None:
+            return [(AnswerText(text), logprobs)]
+        self._pending_logprobs += logprobs
+        return self._attach_logprobs(self._parser.feed(self._restore_markers(text, token_ids)))
+
+    def end(self) -> list[tuple[ToolCallEvent, Sequence[TokenLogprobs]]]:
+        return [] if self._parser is None else self._attach_logprobs(self._parser.end())
+
+    def _attach_logprobs(self, events: Sequence[ToolCallEvent]) -> list[tuple[ToolCallEvent, Sequence[TokenLogprobs]]]:
+        """Log probabilities are of text alone: those of a call's tokens have no place in this API."""
+        found: list[tuple[ToolCallEvent, Sequence[TokenLogprobs]]] = []
+        for event in events:
+            found.append((event, tuple(self._pending_logprobs) if isinstance(event, AnswerText) else ()))
+            self._pending_logprobs.clear()
+        return found

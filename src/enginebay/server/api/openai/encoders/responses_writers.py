@@ -1,0 +1,109 @@
+"""A response on its way from the engine to the client, in one piece or as events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from enginebay.contract import Delta, TokenLogprobs
+from enginebay.errors import EnginebayError
+from enginebay.server.api.openai.encoders.responses_encoder import ResponseEncoder, ResponseEventEncoder
+from enginebay.server.api.openai.encoders.responses_output import OutputParser, ResponseOutput
+from enginebay.server.encoding.response_writer import ResponseWriter
+from enginebay.server.encoding.sse_writer import SseWriter
+from enginebay.server.http.exchange import Exchange
+from enginebay.server.sessions.model_session import ModelSession
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ResponsesJsonWriter(ResponseWriter):
+    def __init__(
+        self,
+        exchange: Exchange,
+        session: ModelSession,
+        encoder: ResponseEncoder,
+        output: ResponseOutput,
+        parser: OutputParser,
+    ) -> None:
+        super().__init__(exchange, session)
+        self._encoder = encoder
+        self._output = output
+        self._parser = parser
+        self._engine_finish_reason: str | None = None
+
+    def on_token(self, text: str, token_id: int) -> None:
+        self._new_tokens += 1
+        self._append(text, (token_id,), ())
+
+    def on_delta(self, delta: Delta) -> None:
+        self._count_delta(delta)
+        self._append(delta.text, delta.token_ids, delta.logprobs)
+        if delta.finish_reason is not None:
+            self._engine_finish_reason = self.finish_reason = delta.finish_reason.value
+
+    def _append(self, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
+        for event, known in self._parser.feed(text, token_ids, logprobs):
+            self._output.append_event(event, known)
+
+    def write_completed(self) -> None:
+        for event, known in self._parser.end():
+            self._output.append_event(event, known)
+        whole = self._encoder.encode_finished(self._output, self.usage, self._engine_finish_reason, self.energy)
+        self.exchange.respond(200, _encode(whole))
+
+
+class ResponsesSseWriter(SseWriter):
+    def __init__(
+        self,
+        exchange: Exchange,
+        session: ModelSession,
+        encoder: ResponseEventEncoder,
+        parser: OutputParser,
+        *,
+        with_logprobs: bool,
+    ) -> None:
+        super().__init__(exchange, session)
+        self._encoder = encoder
+        self._parser = parser
+        self._texts: list[str] = []  # not yet made into events
+        self._is_plain_text = parser.is_plain_text and not with_logprobs
+        self._engine_finish_reason: str | None = None
+
+    def on_token(self, text: str, token_id: int) -> None:
+        self._new_tokens += 1
+        if self._is_plain_text:
+            self._texts.append(text)
+        else:
+            self._encode_piece(text, (token_id,), ())
+
+    def on_delta(self, delta: Delta) -> None:
+        self._count_delta(delta)
+        if delta.text or delta.token_ids:
+            if self._is_plain_text:
+                self._texts.append(delta.text)
+            else:
+                self._encode_piece(delta.text, delta.token_ids, delta.logprobs)
+        if delta.finish_reason is not None:
+            self._engine_finish_reason = self.finish_reason = delta.finish_reason.value
+
+    def _encode_piece(self, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
+        self._events_ready += [
+            self._encoder.encode_event(*found) for found in self._parser.feed(text, token_ids, logprobs)
+        ]
+
+    def _encode_texts(self) -> None:
+        if self._texts:
+            self._events_ready.append(self._encoder.encode_texts(self._texts))
+            self._texts = []
+
+    def _encode_opening(self) -> bytes:
+        return self._encoder.encode_opening()
+
+    def _encode_closing(self) -> bytes:
+        held_back = b"".join(self._encoder.encode_event(*found) for found in self._parser.end())
+        return held_back + self._encoder.encode_closing(self.usage, self._engine_finish_reason, self.energy)
+
+    def _encode_failure(self, error: EnginebayError) -> bytes:
+        return self._encoder.encode_failure(error)

@@ -1,0 +1,131 @@
+"""POST /v1/responses: one answer to a whole conversation. Nothing is stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from enginebay.contract import GenerateRequest, Sampling
+from enginebay.errors import RequestError
+from enginebay.server.api.body_decoder import decode_body
+from enginebay.server.api.openai.encoders.responses_encoder import ResponseEncoder, ResponseEventEncoder
+from enginebay.server.api.openai.encoders.responses_output import OutputParser, ResponseOutput
+from enginebay.server.api.openai.encoders.responses_writers import ResponsesJsonWriter, ResponsesSseWriter
+from enginebay.server.api.openai.responses_input import (
+    check_unsupported_response_fields,
+    read_logprobs,
+    to_chat_messages,
+    to_chat_tool_choice,
+    to_chat_tools,
+    to_generation_fields,
+    to_responses_error,
+)
+from enginebay.server.api.openai.sampling_params import check_unsupported_account_fields, read_constraint, read_sampling
+from enginebay.server.api.openai.schemas import ResponsesBody
+from enginebay.server.api.openai.template_options import build_template_options
+from enginebay.server.api.openai.tool_use import ToolUse, plan_tools
+from enginebay.server.encoding.response_writer import ResponseWriter
+from enginebay.server.requests.request_context import RequestContext
+from enginebay.server.requests.run_generation import generate_response, prepare_request
+from enginebay.server.requests.server_context import ServerContext
+from enginebay.server.sessions.model_session import ModelSession
+
+
+async def create_response(context: ServerContext, request_context: RequestContext) -> None:
+    body = decode_body(ResponsesBody, request_context.exchange.body)
+    served, lora = await context.acquire_session(request_context, body.model, stream=bool(body.stream))
+    request_context.stream = bool(body.stream)
+    request_context.prompt = body.input
+    try:
+        asked = await request_context.run_offloaded(_read_request, body, served, lora)
+    except RequestError as error:
+        raise to_responses_error(error) from None
+    try:
+        prepared = await prepare_request(
+            request_context, served, asked.request,
+            truncate=body.truncate_prompt_tokens, requested_max_tokens=body.max_output_tokens, template_options=asked.template_options,
+            notes=asked.tools.notes,
+        )  # fmt: skip
+        await generate_response(request_context, served, _make_writer(request_context, served, body, asked), [prepared])
+    except RequestError as error:
+        raise to_responses_error(asked.tools.rename_param(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _ChatRequest:
+    """A body in the terms of a chat."""
+
+    request: GenerateRequest
+    tools: ToolUse
+    template_options: dict[str, Any]
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.request.sampling
+
+
+def _read_request(body: ResponsesBody, session: ModelSession, lora: str | None) -> _ChatRequest:
+    check_unsupported_account_fields(body)
+    check_unsupported_response_fields(body)
+    limits = session.limits
+    messages = to_chat_messages(body, limits)
+    generating = to_generation_fields(body)
+    tools = plan_tools(
+        to_chat_tools(body.tools), to_chat_tool_choice(body.tool_choice), body.parallel_tool_calls, limits, session,
+        replace(read_constraint(generating, limits), param="text.format"),
+    )  # fmt: skip
+    sampling = read_sampling(
+        generating, session.sampling_defaults, limits,
+        max_tokens=body.max_output_tokens, logprobs=read_logprobs(body), guided=tools.guided,
+        vocabulary_size=session.client.prompt_encoder.vocabulary_size,
+    )  # fmt: skip
+    request = GenerateRequest(
+        messages=tools.with_preface(messages),
+        sampling=sampling,
+        lora=lora,
+        extras=tools.extras,
+        energy=body.wants_energy,
+    )
+    return _ChatRequest(request, tools, build_template_options(body.chat_template_kwargs, tools=tools.template_tools))
+
+
+def _make_writer(
+    request_context: RequestContext, session: ModelSession, body: ResponsesBody, asked: _ChatRequest
+) -> ResponseWriter:
+    form = ResponseEncoder(
+        f"resp_{request_context.id}",
+        int(request_context.started_at),
+        body.model,
+        build_echoed_fields(body, asked.sampling),
+        body.wants_energy,
+    )
+    output = ResponseOutput(form.id, session.next_call_id, session.client.prompt_encoder.get_token_bytes)
+    reader = OutputParser(asked.tools.make_parser(), session.restore_markers)
+    if not request_context.stream:
+        return ResponsesJsonWriter(request_context.exchange, session, form, output, reader)
+    with_logprobs = asked.sampling.logprobs is not None
+    return ResponsesSseWriter(
+        request_context.exchange, session, ResponseEventEncoder(form, output), reader, with_logprobs=with_logprobs
+    )
+
+
+def build_echoed_fields(body: ResponsesBody, sampling: Sampling) -> dict[str, Any]:
+    """What the response says about the request, with the values that were in effect."""
+    text = (body.text.format if body.text is not None else None) or {"type": "text"}
+    return {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "prompt_cache_key": body.prompt_cache_key,
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "temperature": sampling.value("temperature"),
+        "text": {"format": text, "verbosity": "medium"},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": [{"description": None, "parameters": None, "strict": None, **tool} for tool in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": sampling.value("top_p"),
+        "user": body.user,
+    }

@@ -1,0 +1,287 @@
+"""What a request to /v1/responses says, in the terms of a chat. Pure.
+
+Nothing is dropped on the way: what a chat cannot say is refused, with what to do instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from enginebay.config.sections.server_section import ServerLimits
+from enginebay.errors import InvalidRequest, RequestError, Unsupported
+from enginebay.server.api.openai.schema_fields import GenerationFields
+from enginebay.server.api.openai.schemas import ResponsesBody
+from enginebay.util.limit_errors import make_limit_error
+
+_ROLES = ("user", "assistant", "system", "developer")
+_MESSAGE_KEYS = frozenset(("type", "role", "content", "id", "status", "phase"))
+_PART_KEYS = frozenset(("type", "text", "refusal", "annotations", "logprobs", "parsed"))
+_CALL_KEYS = frozenset(("type", "call_id", "name", "arguments", "id", "status", "parsed_arguments"))
+_OUTPUT_KEYS = frozenset(("type", "call_id", "output", "id", "status"))
+_TOOL_KEYS = frozenset(("type", "name", "description", "parameters", "strict"))
+_TOOL_EXAMPLE = '{"type": "function", "name": "…"}'
+_LOGPROBS = "message.output_text.logprobs"
+_WHOLE_INPUT = "nothing is stored here: send the whole conversation as input"
+_WHOLE_ITEM = "nothing is stored here: send the item itself, as SDKs do with store set to false"
+
+# Fields of the OpenAI API that ask for what a server without stored state does not have.
+_REFUSED = {
+    "previous_response_id": ("earlier responses are not known", _WHOLE_INPUT),
+    "conversation": ("conversations are not kept", _WHOLE_INPUT),
+    "prompt": ("there are no stored prompts", "send the text as instructions and input"),
+    "moderation": ("nothing is moderated here", "leave it out"),
+    "context_management": ("input is not made shorter here", "leave it out, or use truncate_prompt_tokens"),
+    "background": ("responses are not made in the background", "leave out background, and use stream to see progress"),
+}
+
+
+# Fields
+
+
+def check_unsupported_response_fields(body: ResponsesBody) -> None:
+    """Raises for fields that ask for what we cannot do; values that ask for nothing are fine."""
+    for name, (what, hint) in _REFUSED.items():
+        if getattr(body, name) not in (None, False):
+            raise Unsupported(what, hint, param=name)
+    if body.truncation == "auto":
+        raise Unsupported(
+            "input is not cut without saying how far",
+            "leave out truncation, and have the prompt cut with truncate_prompt_tokens", param="truncation",
+        )  # fmt: skip
+    if any(value is not None for value in (body.reasoning or {}).values()):
+        raise Unsupported(
+            "reasoning has no common meaning",
+            "leave it out, or give the template's own switch in chat_template_kwargs", param="reasoning",
+        )  # fmt: skip
+    if body.text is not None and body.text.verbosity in ("low", "high"):
+        raise Unsupported("verbosity cannot be set", "say in instructions how long to be", param="text.verbosity")
+    _check_stream_options(body)
+
+
+def _check_stream_options(body: ResponsesBody) -> None:
+    if body.stream_options is None:
+        return
+    if not body.stream:
+        raise InvalidRequest("stream_options is for streams", "set stream to true", param="stream_options")
+    if body.stream_options.include_obfuscation:
+        raise Unsupported("events are not padded", "leave out include_obfuscation", param="stream_options")
+
+
+def read_logprobs(body: ResponsesBody) -> int | None:
+    """Alternatives to show for each token; None: no log probabilities at all."""
+    if _LOGPROBS in (body.include or ()):
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise InvalidRequest(
+            "top_logprobs needs log probabilities", f"add {_LOGPROBS} to include", param="top_logprobs"
+        )
+    return None
+
+
+_SHARED_FIELDS = (
+    "model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "no_repeat_ngram_size", "do_sample", "min_tokens", "ignore_eos", "stop_token_ids", "logit_bias", "best_of", "num_beams",
+    "length_penalty", "early_stopping", "seed", "stop",
+)  # fmt: skip
+
+
+def to_generation_fields(body: ResponsesBody) -> GenerationFields:
+    """The fields that all generating endpoints share."""
+    shared = {name: getattr(body, name) for name in _SHARED_FIELDS}
+    return GenerationFields(**shared, response_format=to_response_format(body))
+
+
+def to_response_format(body: ResponsesBody) -> dict[str, Any] | None:
+    """`text.format` as the `response_format` of a chat."""
+    given = body.text.format if body.text is not None else None
+    if given is None or given.get("type") != "json_schema":
+        return given
+    return {"type": "json_schema", "json_schema": {key: value for key, value in given.items() if key != "type"}}
+
+
+# Tools
+
+
+def to_chat_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """The flat function tools of this API as the tools of a chat."""
+    return None if tools is None else [_to_chat_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
+
+
+def _to_chat_tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    kind = tool.get("type")
+    if kind != "function":
+        raise Unsupported(
+            f"{where} is of the type {_describe_value(kind)}", "only function tools are supported", param="tools"
+        )
+    for key, value in tool.items():
+        if key not in _TOOL_KEYS and value not in (None, False):
+            raise Unsupported(f"{where}.{key[:40]} is not supported", "leave it out", param="tools")
+    function = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}
+    return {"type": "function", "function": function}
+
+
+def to_chat_tool_choice(choice: Any) -> Any:
+    """`tool_choice` as that of a chat."""
+    if not isinstance(choice, Mapping):
+        return choice
+    if choice.get("type") == "allowed_tools":
+        tools = choice.get("tools")
+        if isinstance(tools, list):
+            tools = [_to_named_tool(tool, "a tool of allowed_tools", f"use {_TOOL_EXAMPLE}") for tool in tools]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
+    return _to_named_tool(choice, "tool_choice", f"use auto, none, required, {_TOOL_EXAMPLE}, or allowed_tools")
+
+
+def _to_named_tool(tool: Any, what: str, hint: str) -> dict[str, Any]:
+    kind = tool.get("type") if isinstance(tool, Mapping) else None
+    if kind != "function":
+        raise Unsupported(f"{what} is of the type {_describe_value(kind)}", hint, param="tool_choice")
+    if not isinstance(tool.get("name"), str):
+        raise InvalidRequest(f"{what} has no name", hint, param="tool_choice")
+    return {"type": "function", "function": {"name": tool["name"]}}
+
+
+# Input to messages
+
+
+def to_chat_messages(body: ResponsesBody, limits: ServerLimits) -> list[dict[str, Any]]:
+    """Instructions and input as the messages of a chat."""
+    items: Sequence[Any] = body.input if not isinstance(body.input, str) else [{"role": "user", "content": body.input}]
+    if len(items) > limits.messages:
+        raise make_limit_error(f"input has {len(items)} entries", limits, "messages", "input")
+    messages: list[dict[str, Any]] = []
+    if body.instructions:
+        messages.append({"role": "system", "content": body.instructions})
+    names: dict[str, str] = {}  # of the calls so far, by their id
+    for number, item in enumerate(items):
+        _add_item(item, f"input[{number}]", messages, names)
+    return messages
+
+
+def _add_item(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]], names: dict[str, str]) -> None:
+    kind = item.get("type", "message")
+    if kind == "message":
+        _add_message(item, where, messages)
+    elif kind == "function_call":
+        _add_call(item, where, messages, names)
+    elif kind == "function_call_output":
+        _add_call_output(item, where, messages, names)
+    elif kind == "item_reference":
+        raise Unsupported(f"{where} refers to an item", _WHOLE_ITEM, param="input")
+    else:
+        raise Unsupported(
+            f"{where} is of the type {_describe_value(kind)}",
+            "use message, function_call and function_call_output",
+            param="input",
+        )
+
+
+def _add_message(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]]) -> None:
+    _check_keys(item, _MESSAGE_KEYS, where)
+    role = item.get("role")
+    if role not in _ROLES:
+        raise _make_input_error(f"{where}.role is {_describe_value(role)}", f"use {', '.join(_ROLES)}")
+    text = _read_text(item.get("content"), f"{where}.content")
+    first_is_system = len(messages) == 1 and messages[0]["role"] == "system"
+    if role == "system" and first_is_system:  # many chat templates take one system message, at the beginning
+        messages[0] = {"role": "system", "content": f"{messages[0]['content']}\n\n{text}"}
+    else:
+        messages.append({"role": role, "content": text})
+
+
+def _read_text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _make_input_error(f"{where} is {_describe_value(content)}", "it is a text or a list of text parts")
+    return "\n".join(_read_part(part, f"{where}[{number}]") for number, part in enumerate(content))
+
+
+def _read_part(part: Any, where: str) -> str:
+    if not isinstance(part, Mapping):
+        raise _make_input_error(f"{where} is not an object", 'a part is {"type": "input_text", "text": "…"}')
+    kind = part.get("type")
+    if kind not in ("input_text", "output_text", "refusal"):
+        raise Unsupported(
+            f"{where} is of the type {_describe_value(kind)}",
+            "only input_text and output_text are supported",
+            param="input",
+        )
+    _check_keys(part, _PART_KEYS, where)
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if not isinstance(text, str):
+        raise _make_input_error(f"{where} has no text", 'a part is {"type": "input_text", "text": "…"}')
+    return text
+
+
+def _add_call(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]], names: dict[str, str]) -> None:
+    _check_keys(item, _CALL_KEYS, where)
+    call_id, name, arguments = (_read_string(item, key, where) for key in ("call_id", "name", "arguments"))
+    names[call_id] = name
+    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    if messages and messages[-1]["role"] == "assistant":  # one turn: what it says, and all its calls
+        messages[-1].setdefault("tool_calls", []).append(call)
+    else:
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+
+
+def _add_call_output(
+    item: Mapping[str, Any], where: str, messages: list[dict[str, Any]], names: dict[str, str]
+) -> None:
+    _check_keys(item, _OUTPUT_KEYS, where)
+    call_id = _read_string(item, "call_id", where)
+    if call_id not in names:
+        raise _make_input_error(
+            f"{where} answers the call {_describe_value(call_id)}, which is not in the input", _WHOLE_INPUT
+        )
+    text = _read_text(item.get("output"), f"{where}.output")
+    messages.append({"role": "tool", "tool_call_id": call_id, "name": names[call_id], "content": text})
+
+
+def _check_keys(item: Mapping[str, Any], known: frozenset[str], where: str) -> None:
+    for key, value in item.items():
+        if key not in known and value is not None:
+            raise _make_input_error(f"there is no {where}.{key[:40]}", f"known are {', '.join(sorted(known))}")
+
+
+def _read_string(item: Mapping[str, Any], key: str, where: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str):
+        raise _make_input_error(f"{where}.{key} is {_describe_value(value)}", "it is a text")
+    return value
+
+
+def _describe_value(value: Any) -> str:
+    """A value in a message: short, whatever the client sent."""
+    if value is None:
+        return "missing"
+    return repr(value)[:60] if isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
+
+
+def _make_input_error(what: str, hint: str) -> InvalidRequest:
+    return InvalidRequest(what, hint, param="input")
+
+
+# Errors
+
+_FIELD_NAMES = {
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "prompt": "input",
+}
+_CHAT_FIELD_PATTERN = re.compile(r"\b(max_tokens|messages|response_format\.json_schema|response_format)\b")
+
+
+def to_responses_error(error: RequestError) -> RequestError:
+    """An error about a chat, with the names that the fields have in this API."""
+
+    def renamed(text: str) -> str:
+        return _CHAT_FIELD_PATTERN.sub(lambda found: _FIELD_NAMES[found[1]], text).replace("].function.", "].")
+
+    return type(error)(
+        renamed(error.message), renamed(error.hint), param=_FIELD_NAMES.get(error.param or "", error.param)
+    )

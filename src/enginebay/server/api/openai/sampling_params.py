@@ -1,0 +1,226 @@
+"""From the fields of a request to the contract's `Sampling`. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from enginebay.config.sections.server_section import ServerLimits
+from enginebay.constraints.regex_limits import check_regex
+from enginebay.constraints.schema_limits import check_schema
+from enginebay.contract import Guided, Sampling
+from enginebay.errors import InvalidRequest, Unsupported
+from enginebay.server.api.openai.schema_fields import GenerationFields
+from enginebay.util.limit_errors import make_limit_error
+
+# Fields whose name and meaning are the contract's own.
+_SHARED_FIELDS = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "no_repeat_ngram_size", "do_sample", "min_tokens", "ignore_eos", "seed", "n", "best_of", "num_beams",
+    "length_penalty", "early_stopping",
+)  # fmt: skip
+
+
+def read_sampling(
+    body: GenerationFields,
+    defaults: Mapping[str, Any],
+    limits: ServerLimits,
+    *,
+    max_tokens: int | None,
+    max_tokens_param: str = "max_tokens",
+    logprobs: int | None = None,
+    guided: Guided | None = None,
+    vocabulary_size: int | None = None,
+) -> Sampling:
+    """Defaults of the configuration under what the request says. Raises `InvalidRequest` with the field's name.
+
+    `guided`: what the output is held to, by `read_constraint` and the tools; `vocabulary`: the number of token ids.
+    """
+    values: dict[str, Any] = dict(defaults)
+    for name in _SHARED_FIELDS:
+        value = getattr(body, name)
+        if value is not None:
+            values[name] = value
+    if max_tokens is not None:
+        if limits.max_tokens is not None and max_tokens > limits.max_tokens:
+            raise make_limit_error(f"{max_tokens_param} is {max_tokens}", limits, "max_tokens", max_tokens_param)
+        values["max_tokens"] = max_tokens
+    elif limits.max_tokens is not None:
+        values["max_tokens"] = min(values.get("max_tokens") or limits.max_tokens, limits.max_tokens)
+    if logprobs is not None:
+        values["logprobs"] = logprobs
+    if body.stop is not None:
+        values["stop"] = _check_stop(body.stop, limits)
+    if body.stop_token_ids is not None:
+        if len(body.stop_token_ids) > limits.stop:
+            what = f"stop_token_ids has {len(body.stop_token_ids)} token ids"
+            raise make_limit_error(what, limits, "stop", "stop_token_ids")
+        values["stop_token_ids"] = tuple(body.stop_token_ids)
+    if body.logit_bias is not None:
+        values["logit_bias"] = _parse_logit_bias(body.logit_bias, limits, vocabulary_size)
+    if guided is not None:
+        values["guided"] = guided
+    for name in ("n", "best_of"):
+        if values.get(name, 1) > limits.n:
+            raise make_limit_error(f"{name} is {values[name]}", limits, "n", name)
+    return Sampling(**values)
+
+
+def _check_stop(stop: str | list[str], limits: ServerLimits) -> tuple[str, ...]:
+    texts = (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(texts) > limits.stop:
+        raise make_limit_error(f"stop has {len(texts)} strings", limits, "stop", "stop")
+    longest = max(map(len, texts), default=0)
+    if longest > limits.stop_chars:
+        raise make_limit_error(f"a stop string has {longest} characters", limits, "stop_chars", "stop")
+    return texts
+
+
+def _parse_logit_bias(bias: Mapping[str, float], limits: ServerLimits, vocabulary: int | None) -> dict[int, float]:
+    if len(bias) > limits.logit_bias:
+        raise make_limit_error(f"logit_bias has {len(bias)} entries", limits, "logit_bias", "logit_bias")
+    found: dict[int, float] = {}
+    for key, value in bias.items():
+        if not key.isascii() or not key.isdigit() or len(key) > 10:
+            raise InvalidRequest(f"logit_bias: {key[:40]!r} is not a token id", param="logit_bias")
+        token = int(key)
+        if token >= (vocabulary or 2**31):
+            known = f"; the model has {vocabulary} tokens" if vocabulary else ""
+            raise InvalidRequest(f"logit_bias: there is no token {token}{known}", param="logit_bias")
+        found[token] = value
+    return found
+
+
+# Constraints on the output
+
+
+@dataclass(frozen=True, slots=True)
+class OutputConstraint:
+    """What a request's own fields hold the output to."""
+
+    guided: Guided | None = None
+    param: str = ""  # the field that does
+    text_only: bool = False  # it is for what the model says, if it says something, and not for calls
+
+    @property
+    def schema(self) -> Any:
+        """The JSON schema; None where it is something else."""
+        return None if self.guided is None or self.guided.json is None else json.loads(self.guided.json)
+
+
+NO_CONSTRAINT = OutputConstraint()
+
+
+def read_constraint(body: GenerationFields, limits: ServerLimits) -> OutputConstraint:
+    """At most one, from `response_format`, the guided_* fields or `structured_outputs`."""
+    given: dict[str, tuple[str, Any]] = {}
+    if body.response_format is not None:
+        schema = parse_response_format(body.response_format)
+        if schema is not None:
+            given["response_format"] = ("json", schema)
+    for name in ("json", "regex", "grammar", "choice"):
+        value = getattr(body, f"guided_{name}")
+        if value is not None:
+            given[f"guided_{name}"] = (name, value)
+        inner = getattr(body.structured_outputs, name) if body.structured_outputs is not None else None
+        if inner is not None:
+            given[f"structured_outputs.{name}"] = (name, inner)
+    if not given:
+        return NO_CONSTRAINT
+    if len(given) > 1:
+        names = list(given)
+        raise InvalidRequest(f"{names[0]} and {names[1]} exclude each other", "give one of them", param=names[1])
+    [(param, (name, value))] = given.items()
+    return OutputConstraint(_build_guided(name, value, param, limits), param, param == "response_format")
+
+
+def _build_guided(name: str, value: Any, param: str, limits: ServerLimits) -> Guided:
+    if name == "json":
+        return build_guided_json(value, param, limits)
+    if name == "regex":
+        check_regex(value, limits, param)
+        return Guided(regex=value)
+    if name == "grammar":
+        if "\0" in value:  # an engine in C would take it for the end
+            raise InvalidRequest(f"{param} has a NUL character", param=param)
+        if len(value.encode()) > limits.grammar_bytes:
+            raise make_limit_error(f"{param} has {len(value.encode())} bytes", limits, "grammar_bytes", param)
+        return Guided(grammar=value)
+    if len(value) > limits.choices:
+        raise make_limit_error(f"{param} has {len(value)} choices", limits, "choices", param)
+    return Guided(choice=tuple(value))
+
+
+def build_guided_json(schema: Any, param: str, limits: ServerLimits) -> Guided:
+    """A JSON schema as a constraint, once it is known to be harmless."""
+    if isinstance(schema, str):
+        try:
+            schema = msgspec.json.decode(schema)  # as strict as the body itself: no NaN, no lone surrogates
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            raise InvalidRequest(f"{param} is not JSON", param=param) from None
+    check_schema(schema, limits, param)
+    return Guided(json=json.dumps(schema))
+
+
+def parse_response_format(response_format: Mapping[str, Any]) -> Any:
+    """The schema of a `response_format`: {} for any object, None for plain text."""
+    kind = response_format.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind != "json_schema":
+        raise InvalidRequest(
+            f"response_format.type is {str(kind)[:40]!r}",
+            "use text, json_object or json_schema",
+            param="response_format",
+        )
+    described = response_format.get("json_schema")
+    if not isinstance(described, Mapping) or not isinstance(described.get("schema"), Mapping):
+        raise InvalidRequest(
+            "response_format.json_schema has no schema",
+            'it is {"name": "...", "schema": {...}, "strict": true}',
+            param="response_format",
+        )
+    for key, kind, what in (("name", str, "a text"), ("description", str, "a text"), ("strict", bool, "true or false")):
+        if not isinstance(described.get(key), (kind, type(None))):
+            raise InvalidRequest(f"response_format.json_schema.{key} is not {what}", param="response_format")
+    return described["schema"]
+
+
+def check_stream_options(body: GenerationFields) -> None:
+    """What goes along with a stream."""
+    if body.stream_options is None:
+        return
+    if not body.stream:
+        raise InvalidRequest("stream_options is for streams", "set stream to true", param="stream_options")
+    if body.stream_options.include_obfuscation:
+        raise Unsupported("streams are not padded here", "leave it out", param="stream_options.include_obfuscation")
+
+
+def list_stream_notes(body: GenerationFields) -> dict[str, str]:
+    """What of a stream's options is not carried out to the letter."""
+    running = body.stream_options is not None and body.stream_options.continuous_usage_stats
+    return (
+        {"stream_options.continuous_usage_stats": "there are no running counts; include_usage gives them at the end"}
+        if running
+        else {}
+    )
+
+
+def check_unsupported_account_fields(body: Any) -> None:
+    """Fields of the OpenAI API that ask for what a server without storage and tiers does not have."""
+    if body.store:
+        raise Unsupported("nothing is stored here", "leave out store, or set it to false", param="store")
+    if body.service_tier not in (None, "auto", "default"):
+        raise Unsupported("there is one service tier", "leave out service_tier, or say auto", param="service_tier")
+    if body.prompt_cache_retention not in (None, "in_memory", "in-memory"):
+        raise Unsupported(
+            "cached prompts are kept in memory only", "leave out prompt_cache_retention", param="prompt_cache_retention"
+        )
+    if body.prompt_cache_options is not None:
+        raise Unsupported("what is cached cannot be chosen", "leave it out", param="prompt_cache_options")

@@ -1,0 +1,180 @@
+"""One struct for each endpoint that takes a body."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from enginebay.server.api.openai.schema_fields import (
+    BestOf,
+    FrequencyPenalty,
+    GenerationFields,
+    LengthPenalty,
+    LogitBias,
+    MaxTokens,
+    MinP,
+    MinTokens,
+    NgramSize,
+    NonEmptyText,
+    NumBeams,
+    PresencePenalty,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    TokenId,
+    TopK,
+    TopLogprobs,
+    TopP,
+)
+
+JsonObject = dict[str, Any]
+
+
+class ChatBody(GenerationFields, forbid_unknown_fields=True, kw_only=True):
+    """POST /v1/chat/completions"""
+
+    messages: Annotated[list[JsonObject], Meta(min_length=1)]
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: str | JsonObject | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[str] | None = None
+    reasoning_effort: str | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: JsonObject | None = None
+    documents: list[JsonObject] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    # OpenAI's, for what is not done here: refused unless they ask for nothing.
+    verbosity: Literal["low", "medium", "high"] | None = None
+    prediction: JsonObject | None = None
+    audio: JsonObject | None = None
+    web_search_options: JsonObject | None = None
+    moderation: JsonObject | None = None
+    functions: list[JsonObject] | None = None
+    function_call: str | JsonObject | None = None
+
+
+class CompletionBody(GenerationFields, forbid_unknown_fields=True, kw_only=True):
+    """POST /v1/completions"""
+
+    prompt: NonEmptyText | Annotated[list[Any], Meta(min_length=1)]
+    max_tokens: MaxTokens | None = None
+    logprobs: TopLogprobs | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+
+class EmbeddingBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /v1/embeddings"""
+
+    model: str
+    input: NonEmptyText | Annotated[list[Any], Meta(min_length=1)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
+    user: str | None = None
+
+
+class TokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /tokenize"""
+
+    model: str
+    prompt: str | None = None
+    messages: list[JsonObject] | None = None
+    tools: list[JsonObject] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /detokenize"""
+
+    model: str
+    tokens: list[TokenId]
+
+
+class ResponsesText(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which form the text of a response has."""
+
+    format: JsonObject | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ResponsesStreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
+    include_energy: bool | None = None  # ours
+    include_obfuscation: bool | None = None
+
+
+# What OpenAI can add to a response. All but the log probabilities belong to things that no response here has.
+Includable = Literal[
+    "message.output_text.logprobs", "reasoning.encrypted_content", "file_search_call.results",
+    "web_search_call.results", "web_search_call.action.sources", "message.input_image.image_url",
+    "computer_call_output.output.image_url", "code_interpreter_call.outputs",
+]  # fmt: skip
+
+
+class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """POST /v1/responses, without stored state"""
+
+    model: str
+    input: NonEmptyText | Annotated[list[JsonObject], Meta(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_logprobs: TopLogprobs | None = None
+    include: list[Includable] | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: str | JsonObject | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1, description="Of built-in tools, and there are none here")] | None = None
+    text: ResponsesText | None = None
+    stream: bool | None = None
+    stream_options: ResponsesStreamOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    store: bool | None = None
+    background: bool | None = None
+    previous_response_id: str | None = None
+    conversation: str | JsonObject | None = None
+    prompt: JsonObject | None = None
+    reasoning: JsonObject | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: JsonObject | None = None
+    moderation: JsonObject | None = None
+    context_management: list[JsonObject] | None = None
+    # Ours, with the names and meanings of the other endpoints.
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    presence_penalty: PresencePenalty | None = None
+    frequency_penalty: FrequencyPenalty | None = None
+    no_repeat_ngram_size: NgramSize | None = None
+    do_sample: bool | None = None
+    min_tokens: MinTokens | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[TokenId] | None = None
+    logit_bias: dict[str, LogitBias] | None = None
+    best_of: BestOf | None = None
+    num_beams: NumBeams | None = None
+    length_penalty: LengthPenalty | None = None
+    early_stopping: bool | None = None
+    seed: Seed | None = None
+    stop: NonEmptyText | list[NonEmptyText] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=1, description="Keep only the last k prompt tokens")] | None = None
+    chat_template_kwargs: JsonObject | None = None
+    include_energy: bool | None = None
+
+    @property
+    def wants_energy(self) -> bool:
+        return bool(self.include_energy or (self.stream_options and self.stream_options.include_energy))

@@ -1,0 +1,53 @@
+"""The description of the API, for machines and for people."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib import resources
+
+import msgspec
+
+from enginebay.config.sections.server_section import ServerLimits
+from enginebay.server.api.openapi.document import build_document
+from enginebay.server.api.openapi.operations import HTML
+from enginebay.server.requests.request_context import RequestContext
+from enginebay.server.requests.server_context import ServerContext
+from enginebay.server.sessions.model_catalog import CatalogEntry
+
+# The page needs nothing but itself and this server, and nobody may put it into a frame.
+_CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_PAGE_HEADERS = (
+    ("content-security-policy", _CONTENT_SECURITY_POLICY),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cache-control", "no-cache"),
+)
+
+
+async def get_openapi(context: ServerContext, request_context: RequestContext) -> None:
+    offers = {name: context.catalog.find(name)[0] for name in context.catalog.names}
+    embedders = tuple(name for name, offer in offers.items() if _can_embed(offer))
+    generating = tuple(name for name, offer in offers.items() if offer.offering.task == "generate")
+    request_context.exchange.respond(200, _render_document(context.config.limits, generating or embedders, embedders))
+
+
+def _can_embed(offer: CatalogEntry) -> bool:
+    served = offer.primary.session
+    return offer.offering.task == "embed" if served is None else served.supports("embeddings")
+
+
+@lru_cache(maxsize=8)
+def _render_document(limits: ServerLimits, models: tuple[str, ...], embedders: tuple[str, ...]) -> bytes:
+    return msgspec.json.encode(build_document(limits, models, embedders))
+
+
+async def get_docs_page(context: ServerContext, request_context: RequestContext) -> None:
+    request_context.exchange.respond(200, _read_page(), HTML, headers=_PAGE_HEADERS)
+
+
+@lru_cache(maxsize=1)
+def _read_page() -> bytes:
+    return resources.files("enginebay.server.api.openapi").joinpath("docs_page.html").read_bytes()

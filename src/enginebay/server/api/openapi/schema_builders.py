@@ -1,0 +1,50 @@
+"""Short ways to write JSON schemas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+STRING: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+NUMBER: Schema = {"type": "number"}
+BOOLEAN: Schema = {"type": "boolean"}
+NULL: Schema = {"type": "null"}
+OBJECT: Schema = {"type": "object"}
+ANY: Schema = {}
+
+
+def ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def const(value: Any) -> Schema:
+    return {"const": value}
+
+
+def enum(*values: Any) -> Schema:
+    return {"enum": list(values)}
+
+
+def array(items: Schema, **more: Any) -> Schema:
+    return {"type": "array", "items": items, **more}
+
+
+def any_of(*schemas: Schema, **more: Any) -> Schema:
+    return {"anyOf": list(schemas), **more}
+
+
+def nullable(schema: Schema) -> Schema:
+    return any_of(schema, NULL)
+
+
+def describe(schema: Schema, description: str) -> Schema:
+    return {**schema, "description": description}
+
+
+def obj(properties: dict[str, Schema], optional: tuple[str, ...] = (), **more: Any) -> Schema:
+    """An object; all properties are required but the optional ones."""
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "properties": properties, **({"required": required} if required else {}), **more}

@@ -1,0 +1,71 @@
+"""Every place of the API: how it is asked, who may, and what answers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from enginebay.errors import MethodNotAllowed, NotFound
+from enginebay.server.api.admin import endpoints
+from enginebay.server.api.openai import chat_completions, completions, embeddings, model_endpoints, responses
+from enginebay.server.api.openapi import docs_endpoints
+from enginebay.server.requests.server_context import RouteHandler
+
+
+class Route(NamedTuple):
+    method: str
+    path: str
+    handler: RouteHandler
+    name: str  # in metrics and logs
+    scope: str | None = "inference"  # what a key must allow; "any" key will do; None: open to all
+    rate_limited: bool = False  # against a key's rate limits
+
+
+ROUTES = (
+    Route("POST", "/v1/chat/completions", chat_completions.create_chat_completion, "chat", rate_limited=True),
+    Route("POST", "/v1/completions", completions.create_completion, "completions", rate_limited=True),
+    Route("POST", "/v1/embeddings", embeddings.create_embeddings, "embeddings", rate_limited=True),
+    Route("POST", "/v1/responses", responses.create_response, "responses", rate_limited=True),
+    Route("GET", "/v1/models", model_endpoints.list_models, "models"),
+    Route("GET", "/v1/models/{id}", model_endpoints.get_model, "models"),
+    Route("POST", "/tokenize", model_endpoints.tokenize, "tokenize", rate_limited=True),
+    Route("POST", "/detokenize", model_endpoints.detokenize, "detokenize", rate_limited=True),
+    Route("GET", "/health", model_endpoints.get_readiness, "health", scope=None),
+    Route("GET", "/health/live", model_endpoints.get_liveness, "health", scope=None),
+    Route("GET", "/health/ready", model_endpoints.get_readiness, "health", scope=None),
+    Route("GET", "/metrics", model_endpoints.get_metrics, "metrics", scope="any"),
+    Route("GET", "/admin/ps", endpoints.ps, "admin.ps", scope="admin"),
+    Route("POST", "/admin/load", endpoints.load, "admin.load", scope="admin"),
+    Route("POST", "/admin/sleep", endpoints.sleep, "admin.sleep", scope="admin"),
+    Route("POST", "/admin/unload", endpoints.unload, "admin.unload", scope="admin"),
+    Route("POST", "/admin/switch", endpoints.switch, "admin.switch", scope="admin"),
+    Route("GET", "/admin/switches", endpoints.list_switches, "admin.switches", scope="admin"),
+    Route("GET", "/admin/meters", endpoints.meters, "admin.meters", scope="admin"),
+    Route("GET", "/admin/logs", endpoints.logs, "admin.logs", scope="admin"),
+    Route("POST", "/admin/reload", endpoints.reload, "admin.reload", scope="admin"),
+    Route("POST", "/admin/adapters", endpoints.add_adapter, "admin.adapters", scope="admin"),
+    Route("POST", "/admin/adapters/remove", endpoints.remove_adapter, "admin.adapters", scope="admin"),
+    Route("POST", "/admin/engines/upgrade", endpoints.upgrade, "admin.upgrade", scope="admin"),
+    Route("GET", "/openapi.json", docs_endpoints.get_openapi, "docs", scope=None),
+    Route("GET", "/docs", docs_endpoints.get_docs_page, "docs", scope=None),
+    Route("GET", "/", docs_endpoints.get_docs_page, "docs", scope=None),
+)
+
+_ROUTES_BY_PATH = {(route.method, route.path): route for route in ROUTES if "{" not in route.path}
+_PATHS = {route.path for route in ROUTES}
+_MODEL_ROUTE = next(route for route in ROUTES if route.path == "/v1/models/{id}")
+
+
+def find_route(method: str, path: str) -> Route:
+    """The route of a request. Raises `NoSuchPlace`."""
+    asked = "GET" if method == "HEAD" else method
+    route = _ROUTES_BY_PATH.get((asked, path))
+    if route is not None:
+        return route
+    if path.startswith("/v1/models/") and len(path) > len("/v1/models/"):
+        if asked == "GET":
+            return _MODEL_ROUTE
+        raise MethodNotAllowed(f"{method[:20]} is not for models", "use GET", allowed="GET, HEAD")
+    if path in _PATHS:
+        allowed = "GET, HEAD" if ("GET", path) in _ROUTES_BY_PATH else "POST"
+        raise MethodNotAllowed(f"{path} is not asked with {method[:20]}", f"use {allowed}", allowed=allowed)
+    raise NotFound(f"there is nothing at {path[:200]!r}", "/docs lists every endpoint")

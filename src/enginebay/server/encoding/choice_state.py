@@ -1,0 +1,76 @@
+"""What has come of one choice so far, in plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from enginebay.contract import TokenLogprobs
+from enginebay.contract.engine_messages import Energy, Usage
+from enginebay.text.tool_calls import ToolCallArguments, ToolCallEvent, ToolCallParser, ToolCallStart
+
+
+@dataclass(slots=True)
+class ToolCallState:
+    """One call of a tool, as far as it has come."""
+
+    id: str
+    name: str
+    fragments: list[str] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self.fragments)
+
+
+@dataclass(slots=True)
+class ChoiceState:
+    index: int
+    parser: ToolCallParser | None = None
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    calls: list[ToolCallState] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def append_event(self, event: ToolCallEvent, call_id: str) -> None:
+        """Keep one event of the tool parser; `call_id` names a call that begins with it."""
+        if isinstance(event, ToolCallStart):
+            self.calls.append(ToolCallState(call_id, event.name))
+        elif isinstance(event, ToolCallArguments):
+            self.calls[event.index].fragments.append(event.fragment)
+        else:
+            self.texts.append(event.text)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTiming:
+    """Seconds that a request took in the server, and from then on in the engine's worker."""
+
+    queue_s: float  # until the engine had it
+    ttft_s: float
+    total_s: float
+
+
+def encode_usage(usage: Usage) -> dict[str, object]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def encode_energy(energy: Energy | None) -> dict[str, object]:
+    """Of a request that asks for it."""
+    energy = energy or Energy(absent="the worker does not tell it")
+    told: dict[str, object] = {"energy_absent": energy.absent}
+    if energy.joules is not None:
+        told = {"energy_j": round(energy.joules, 6)}
+    return told if energy.idle_w is None else {**told, "energy_idle_w": round(energy.idle_w, 3)}
+
+
+def encode_timing(timing: ResponseTiming) -> dict[str, float]:
+    return {"queue_s": round(timing.queue_s, 6), "ttft_s": round(timing.ttft_s, 6), "total_s": round(timing.total_s, 6)}

@@ -1,0 +1,117 @@
+"""An answer streamed as server-sent events: one event per token, one write per flush.
+
+The bytes around a token's text are made once per answer; a token then costs one JSON string and its share of a join.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from enginebay.contract import Delta, TokenLogprobs
+from enginebay.contract.engine_messages import Energy, Usage
+from enginebay.errors import EnginebayError
+from enginebay.server.encoding.choice_state import ChoiceState, ResponseTiming
+from enginebay.server.encoding.error_responses import encode_error_body
+from enginebay.server.encoding.sse_writer import SseWriter
+from enginebay.server.http.exchange import Exchange
+from enginebay.server.sessions.model_session import ModelSession
+
+
+class ChoiceEventEncoder(Protocol):
+    """The server-sent events of one answer, as bytes."""
+
+    with_logprobs: bool
+
+    def encode_opening(self) -> bytes:
+        """Before the first token."""
+
+    def build_text_envelope(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and after the JSON string of a piece of text."""
+
+    def encode_text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes: ...
+
+    def encode_tool_event(self, choice: ChoiceState, event: Any, next_call_id: Callable[[], str]) -> bytes: ...
+
+    def encode_finish(self, index: int, reason: str) -> bytes: ...
+
+    def encode_closing(self, usage: Usage, timing: ResponseTiming, energy: Energy | None = None) -> bytes:
+        """After the last event of every choice."""
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ChoicesSseWriter(SseWriter):
+    def __init__(
+        self, exchange: Exchange, session: ModelSession, choices: Sequence[ChoiceState], encoder: ChoiceEventEncoder
+    ) -> None:
+        super().__init__(exchange, session)
+        self._choices = choices
+        self._encoder = encoder
+        self._text_prefix, self._text_suffix = encoder.build_text_envelope(0)
+        self._text_separator = self._text_suffix + self._text_prefix
+        self._texts: list[str] = []  # of choice 0, not yet made into events
+        self._is_plain_text = choices[0].parser is None and not encoder.with_logprobs
+
+    # Tokens to events
+
+    def on_token(self, text: str, token_id: int) -> None:
+        self._new_tokens += 1
+        if self._is_plain_text:
+            self._texts.append(text)
+        else:
+            self._encode_piece(0, text, (token_id,), ())
+
+    def on_delta(self, delta: Delta) -> None:
+        self._count_delta(delta)
+        self._encode_texts()
+        if delta.text or delta.token_ids:
+            if self._is_plain_text:
+                before, after = self._encoder.build_text_envelope(delta.choice)
+                self._events_ready.append(before + _encode(delta.text) + after)
+            else:
+                self._encode_piece(delta.choice, delta.text, delta.token_ids, delta.logprobs)
+        if delta.finish_reason is not None:
+            self._finish_choice(self._choices[delta.choice], delta.finish_reason.value)
+
+    def _encode_piece(self, index: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
+        choice = self._choices[index]
+        if choice.parser is None:
+            self._events_ready.append(self._encoder.encode_text(index, text, logprobs))
+            return
+        self._encode_tool_events(choice, choice.parser.feed(self.session.restore_markers(text, token_ids)), logprobs)
+
+    def _encode_tool_events(
+        self, choice: ChoiceState, events: Sequence[object], logprobs: Sequence[TokenLogprobs]
+    ) -> None:
+        if logprobs:
+            self._events_ready.append(self._encoder.encode_text(choice.index, "", logprobs))
+        for event in events:
+            self._events_ready.append(self._encoder.encode_tool_event(choice, event, self.session.next_call_id))
+
+    def _finish_choice(self, choice: ChoiceState, reason: str) -> None:
+        if choice.parser is not None:
+            self._encode_tool_events(choice, choice.parser.end(), ())
+        self.finish_reason = "tool_calls" if choice.calls and reason == "stop" else reason
+        self._events_ready.append(self._encoder.encode_finish(choice.index, self.finish_reason))
+
+    def _encode_texts(self) -> None:
+        if self._texts:
+            self._events_ready.append(
+                self._text_prefix + self._text_separator.join(map(_encode, self._texts)) + self._text_suffix
+            )
+            self._texts = []
+
+    # What is written around them
+
+    def _encode_opening(self) -> bytes:
+        return self._encoder.encode_opening()
+
+    def _encode_closing(self) -> bytes:
+        return self._encoder.encode_closing(self.usage, self.timing, self.energy)
+
+    def _encode_failure(self, error: EnginebayError) -> bytes:
+        return b"data: %b\n\n" % encode_error_body(error)

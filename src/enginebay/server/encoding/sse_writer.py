@@ -1,0 +1,82 @@
+"""From events to the socket: one write per flush, and patience within a bound for clients that read slowly."""
+
+from __future__ import annotations
+
+from enginebay.errors import EnginebayError, TimedOut
+from enginebay.server.encoding.response_writer import ResponseWriter
+from enginebay.server.encoding.sse_escape import escape_line_separators
+from enginebay.server.http.exchange import Exchange
+from enginebay.server.sessions.model_session import ModelSession
+
+
+class SseWriter(ResponseWriter):
+    """Subclasses put the bytes of events into `_ready`, and say what comes first and last."""
+
+    def __init__(self, exchange: Exchange, session: ModelSession) -> None:
+        super().__init__(exchange, session)
+        self._started = False
+        self._events_ready: list[bytes] = []  # events not yet written
+        self._held_events = self._held_bytes = 0  # how many of them, and how large, wait for a slow client
+
+    # What subclasses do
+
+    def _encode_texts(self) -> None:
+        """Make events of the tokens that are still plain texts."""
+        raise NotImplementedError
+
+    def _encode_opening(self) -> bytes:
+        raise NotImplementedError
+
+    def _encode_closing(self) -> bytes:
+        raise NotImplementedError
+
+    def _encode_failure(self, error: EnginebayError) -> bytes:
+        """The last event, when the answer has begun and cannot be finished."""
+        raise NotImplementedError
+
+    # To the socket
+
+    @property
+    def nothing_sent(self) -> bool:
+        return not self._started
+
+    def flush(self) -> None:
+        self._encode_texts()
+        if not self._events_ready:
+            return
+        if self.exchange.congested:
+            self._buffer_for_slow_client()
+            return
+        self._start_stream()
+        self.exchange.write(escape_line_separators(b"".join(self._events_ready)))
+        self._events_ready = []
+        self._held_events = self._held_bytes = 0
+
+    def _buffer_for_slow_client(self) -> None:
+        """The client reads slowly: what it has not taken waits here, up to a bound."""
+        self._held_bytes += sum(map(len, self._events_ready[self._held_events :]))
+        self._held_events = len(self._events_ready)
+        if self._held_bytes > self.session.limits.stream_buffer_bytes:
+            self._events_ready = []
+            self._finish(
+                TimedOut("the client does not read its stream: over server.limits.stream_buffer_bytes wait for it")
+            )
+            self.exchange.abort()
+
+    def _start_stream(self) -> None:
+        if self._started:
+            return
+        self._started = True
+        if not self.exchange.started:  # it has, if the client was told of a wait
+            self.exchange.start(200, "text/event-stream; charset=utf-8", {"cache-control": "no-cache"})
+        self.exchange.write(escape_line_separators(self._encode_opening()))
+
+    def write_completed(self) -> None:
+        self._encode_texts()
+        self._start_stream()
+        self.exchange.end(escape_line_separators(b"".join((*self._events_ready, self._encode_closing()))))
+        self._events_ready = []
+
+    def write_failure(self, error: EnginebayError) -> None:
+        self._encode_texts()
+        self.exchange.end(escape_line_separators(b"".join((*self._events_ready, self._encode_failure(error)))))

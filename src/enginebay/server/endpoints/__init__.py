@@ -1,1 +1,0 @@
-"""One file for each group of endpoints: from a checked body to an answer."""

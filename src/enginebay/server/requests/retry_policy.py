@@ -1,0 +1,76 @@
+"""Whether a request that failed is tried once more: on another worker, or on another engine of the model's chain."""
+
+from __future__ import annotations
+
+import time
+
+from enginebay.errors import (
+    ContextOverflow,
+    CrashLoop,
+    Draining,
+    EnginebayError,
+    EngineMissing,
+    FetchFailed,
+    LoadFailed,
+    ModelInvalid,
+    Offline,
+    Overloaded,
+    RateLimited,
+    UnknownArchitecture,
+    Unreachable,
+    Unsupported,
+    WorkerDied,
+)
+from enginebay.server.requests.request_context import RequestContext
+
+_MAX_WORKER_DEATHS = 3  # a request that ends each worker it meets must not end them all
+
+
+def classify_fallback_trigger(error: EnginebayError) -> str | None:
+    """What of `fallback_on` an error is; None: it is the request's own fault, or nobody's. Pure."""
+    if isinstance(error, UnknownArchitecture):
+        return "architecture"
+    if isinstance(error, (EngineMissing, Unreachable, WorkerDied)):
+        return "unavailable"
+    if isinstance(error, (LoadFailed, ModelInvalid, FetchFailed, Offline)):
+        return "load"
+    if isinstance(error, Overloaded) and not isinstance(error, RateLimited):
+        return "queue"
+    if isinstance(error, ContextOverflow):
+        return "context"
+    return "capability" if isinstance(error, Unsupported) else None
+
+
+def should_retry(request_context: RequestContext, error: EnginebayError) -> bool:
+    """Whether to try again; the call then knows where."""
+    if not request_context.nothing_sent or request_context.exchange.closed or request_context.catalog_entry is None:
+        return False
+    if isinstance(error, Draining):
+        if request_context.session is not None:
+            request_context.session.draining = True
+        return request_context.wait_deadline is None or time.monotonic() < request_context.wait_deadline
+    if isinstance(error, WorkerDied) and not isinstance(error, CrashLoop):
+        request_context.worker_deaths += 1
+        if request_context.worker_deaths <= _MAX_WORKER_DEATHS:
+            if request_context.session is not None:  # it was there: waiting for it once more is another wait
+                request_context.wait_deadline = None
+            return True
+    return _advance_to_fallback(request_context, error)
+
+
+def _advance_to_fallback(request_context: RequestContext, error: EnginebayError) -> bool:
+    offer, why = request_context.catalog_entry, classify_fallback_trigger(error)
+    assert offer is not None
+    if (
+        why is None
+        or why not in offer.offering.fallback_on
+        or request_context.variant_index + 1 >= len(offer.connectors)
+    ):
+        return False
+    request_context.first_error = request_context.first_error or error
+    request_context.variant_index += 1
+    request_context.fallback = (
+        f"{offer.connectors[request_context.variant_index].kind} instead of {offer.primary.kind}: {why}"
+    )
+    request_context.worker_deaths, request_context.wait_deadline = 0, None
+    return True

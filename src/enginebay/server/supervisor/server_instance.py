@@ -1,0 +1,162 @@
+"""The HTTP side of one server process: its listener, its application, its sessions with the workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from enginebay.config.sections.server_section import ServerConfig
+from enginebay.fleet.routing.model_client import ReplicaHandle
+from enginebay.fleet.routing.variants import ModelRoute
+from enginebay.server.api.app import App
+from enginebay.server.auth.api_keys import Keyring
+from enginebay.server.encoding.error_responses import encode_refusal
+from enginebay.server.http.http_settings import HttpSettings
+from enginebay.server.http.listener import HttpListener
+from enginebay.server.requests.server_context import RateLimitsClient, ServerContext
+from enginebay.server.sessions.model_catalog import CatalogEntry, FleetGateway, ModelCatalog
+from enginebay.server.telemetry.server_log import ServerLog
+from enginebay.server.telemetry.server_metrics import ServerMetrics
+from enginebay.server.telemetry.tracing import load_tracer
+
+_WRITE_BUFFER_BYTES = 64 << 10  # what a connection holds beyond the kernel's own buffer before it counts as slow
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSetup:
+    """What a server process is told at its start, and when the configuration has changed. Crosses the process border."""
+
+    config: ServerConfig
+    offerings: tuple[ModelRoute, ...]
+    keyring: Keyring
+    max_wait_s: float = 300.0  # for a model that is not loaded
+    processes: int = 1  # how many processes divide the limits
+    residents: Mapping[str, ReplicaHandle] = field(default_factory=dict)  # variants that are awake now
+
+    @property
+    def keyless(self) -> bool:
+        """Guarded by loopback alone."""
+        return not self.keyring and not self.config.allow_without_key
+
+
+class ServerInstance:
+    def __init__(
+        self, sock: socket.socket, setup: ServerSetup, fleet: FleetGateway, rates: RateLimitsClient,
+        scrape: Callable[[ServerInstance], Awaitable[bytes]], metrics: ServerMetrics | None = None, log: ServerLog | None = None,
+    ) -> None:  # fmt: skip
+        config = setup.config
+        self.metrics = metrics or ServerMetrics()
+        self.log = log or open_log(config)
+        self._setup = setup
+        self._tracer = load_tracer(os.environ)
+        self._context = ServerContext(
+            config=config,
+            catalog=ModelCatalog(self._build_entries(setup, ())),
+            metrics=self.metrics,
+            log=self.log,
+            rate_limits=rates,
+            scrape=lambda: scrape(self),
+            fleet=fleet,
+            max_wait_s=setup.max_wait_s,
+        )
+        self._app = App(self._context, setup.keyring, self._tracer, keyless=setup.keyless)
+        self._http = _build_http_settings(config)
+        self._listener = HttpListener(sock, self._http, self._app)
+        if self._tracer.note:
+            self.log.log_event(self._tracer.note, level="warning")
+
+    async def start(self) -> None:
+        await self._connect_residents(self._setup.residents)
+        self._listener.start()
+
+    def _build_entries(self, setup: ServerSetup, known: Iterable[CatalogEntry]) -> list[CatalogEntry]:
+        """Those that are offered as before keep their sessions and queues."""
+        kept = {offer.name: offer for offer in known}
+        return [self._build_or_keep_entry(setup, one, kept.get(one.model)) for one in setup.offerings]
+
+    def _build_or_keep_entry(
+        self, setup: ServerSetup, offering: ModelRoute, known: CatalogEntry | None
+    ) -> CatalogEntry:
+        limits = setup.config.limits
+        same = known is not None and limits == self._setup.config.limits
+        if known is None or not same or known.offering.variants != offering.variants:
+            return CatalogEntry(offering, limits, setup.processes)
+        known.offering = offering
+        for session, kind in zip(known.connectors, offering.kinds, strict=True):
+            session.kind = kind  # a variant keeps its name on another engine
+            if session.session is not None:
+                session.session.client.loras = offering.loras
+        return known
+
+    async def _connect_residents(self, residents: Mapping[str, ReplicaHandle]) -> None:
+        """Sessions with what is awake, so that nobody has to wait for them."""
+        limits = self._context.config.limits
+        for offer in self._context.catalog.entries.values():
+            for session in offer.connectors:
+                if session.name in residents:
+                    await session.connect(residents[session.name], limits, self.metrics)
+
+    async def configure(self, setup: ServerSetup) -> None:
+        """Take in another configuration. Answers under way go on as they began."""
+        before = self._context.catalog
+        offers = self._build_entries(setup, before.entries.values())
+        self._setup = setup
+        self._context.config = setup.config
+        self._context.max_wait_s = setup.max_wait_s
+        self._context.catalog = ModelCatalog(offers)
+        self._app.keyring, self._app.keyless = setup.keyring, setup.keyless
+        self._http.update(_build_http_settings(setup.config))
+        await self._connect_residents(setup.residents)
+        for offer in before.entries.values():
+            if offer not in offers:
+                offer.retire()
+
+    def snapshot(self) -> dict[str, object]:
+        self.metrics.connections.child().set(len(self._listener.connections))
+        offers = self._context.catalog.entries.values()
+        offered = {(offer.name, session.kind) for offer in offers for session in offer.connectors}
+        for gauge in (self.metrics.requests_running, self.metrics.requests_waiting):
+            gauge.drop_idle_children(offered)
+        return self.metrics.snapshot()
+
+    async def drain(self) -> bool:
+        """Accept nothing more and let answers finish; gives back whether all did in time."""
+        self._context.draining = True
+        self._listener.stop_accepting()
+        drain_s = self._context.config.drain_s
+        try:
+            async with asyncio.timeout(drain_s):
+                await self._listener.wait_drained()
+        except TimeoutError:
+            self.log.log_event("answers were cut off at the end of the drain", level="warning", drain_s=drain_s)
+            return False
+        return True
+
+    async def close(self) -> None:
+        await self._app.close()
+        await self._listener.close()
+        await self._context.catalog.close()
+        await asyncio.to_thread(self._tracer.close)
+        self.log.close()
+
+
+def open_log(config: ServerConfig) -> ServerLog:
+    return ServerLog(config.log_format, config.log_level, config.log_prompts)  # type: ignore[arg-type]
+
+
+def _build_http_settings(config: ServerConfig) -> HttpSettings:
+    limits = config.limits
+    return HttpSettings(
+        max_body_bytes=limits.body_bytes,
+        max_header_bytes=limits.header_bytes,
+        max_connections=limits.connections,
+        header_timeout_s=limits.header_timeout_s,
+        body_timeout_s=limits.body_timeout_s,
+        keep_alive_s=limits.keep_alive_s,
+        stall_timeout_s=limits.stall_timeout_s,
+        write_buffer_bytes=_WRITE_BUFFER_BYTES,
+        encode_refusal=encode_refusal,
+    )

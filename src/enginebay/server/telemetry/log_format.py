@@ -1,0 +1,158 @@
+"""What a line of the log looks like, as text for people or as JSON. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+LEVELS = ("debug", "info", "warning", "error")
+_RESERVED = ("time", "level", "event")
+_TRAILING_FIELDS = (
+    "fallback",
+    "finish_reason",
+    "error",
+    "message",
+    "key",
+    "client",
+    "trace_id",
+    "prompt",
+)  # of a request, after the rest
+_UNSAFE_CHARS = re.compile(r"[^ -\[\]-~]")  # the backslash, and all but plain ASCII
+_MIN_SHOWN_QUEUE_S = 0.1  # waiting shorter than that is not worth a reader's time
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request at its end. Empty or None: not known, or does not apply."""
+
+    request_id: str
+    endpoint: str  # chat, completions, embeddings, ...
+    status: int
+    duration_s: float
+    model: str = ""
+    engine: str = ""
+    fallback: str = ""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    queue_s: float | None = None
+    ttft_s: float | None = None
+    stream: bool | None = None
+    finish_reason: str = ""
+    error: str = ""  # the error's kind
+    message: str = ""  # what is wrong, as the client was told
+    key: str = ""  # the API key's name, never the key
+    client: str = ""  # address
+    trace_id: str = ""
+    prompt: str = ""  # dropped unless prompts are to be logged
+
+    def known_fields(self) -> dict[str, Any]:
+        """What is known, in order."""
+        found = {}
+        for name in _NAMES:
+            value = getattr(self, name)
+            if value is not None and value != "":
+                found[name] = value
+        return found
+
+
+_NAMES = tuple(one.name for one in fields(RequestRecord))
+# Built once: json.dumps() builds one for each call that asks for anything special.
+# ASCII only: no control character, line separator or lone surrogate of a client gets through.
+_encode = json.JSONEncoder(ensure_ascii=True, default=str, separators=(",", ":")).encode
+
+
+def get_request_level(record: RequestRecord) -> str:
+    """The server's own failures are errors; a client's mistakes are business as usual."""
+    return "error" if record.status >= 500 else "info"
+
+
+def format_json_line(at_s: float, level: str, event: str, given: Mapping[str, Any]) -> str:
+    body = {"time": _format_rfc3339(at_s), "level": level, "event": event}
+    for name, value in given.items():
+        if name not in _RESERVED:
+            body[name] = _to_plain(value)
+    return _encode(body)
+
+
+def format_text_line(at_s: float, level: str, event: str, given: Mapping[str, Any]) -> str:
+    words = [f"{name}={_quote(value)}" for name, value in given.items()]
+    return " ".join([_format_prefix(at_s, level), escape_unprintable(event), *words])
+
+
+def format_request_line(at_s: float, record: RequestRecord) -> str:
+    """12:00:01 info  chat 200 smollm2 llamacpp 31+128 tokens ttft 0.21s 2.4s req_abc"""
+    words = [record.endpoint, str(record.status), record.model, record.engine]
+    if record.prompt_tokens is not None:
+        words.append(f"{record.prompt_tokens}+{record.completion_tokens or 0} tokens")
+    if record.cached_tokens:
+        words.append(f"({record.cached_tokens} cached)")
+    if record.queue_s is not None and record.queue_s >= _MIN_SHOWN_QUEUE_S:
+        words.append(f"queued {_format_seconds(record.queue_s)}")
+    if record.ttft_s is not None:
+        words.append(f"ttft {_format_seconds(record.ttft_s)}")
+    words += [_format_seconds(record.duration_s), record.request_id]
+    line = f"{_format_prefix(at_s, get_request_level(record))} {escape_unprintable(' '.join(filter(None, words)))}"
+    rest = [f"{name}={_quote(value)}" for name in _TRAILING_FIELDS if (value := getattr(record, name))]
+    return " ".join([line, *rest])
+
+
+def escape_unprintable(text: str) -> str:
+    """Text that stays on its line and moves no cursor: whatever cannot be printed is escaped, and so is the escape."""
+    if text.isprintable() and "\\" not in text:
+        return text
+    return _UNSAFE_CHARS.sub(_escape_char, text)
+
+
+def _escape_char(match: re.Match[str]) -> str:
+    one = match[0]
+    if one == "\\":
+        return "\\\\"
+    return one if one.isprintable() else one.encode("unicode_escape").decode()
+
+
+def _quote(value: Any) -> str:
+    text = escape_unprintable(str(_to_plain(value)))
+    if text and " " not in text and '"' not in text and "=" not in text:
+        return text
+    return '"' + text.replace('"', '\\"') + '"'
+
+
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else None
+    return value
+
+
+def _format_seconds(value: float) -> str:
+    """Two digits that matter: 0.0042s, 0.21s, 2.4s, 31s."""
+    if value >= 10:
+        return f"{value:.0f}s"
+    if value >= 1:
+        return f"{value:.1f}s"
+    return f"{value:.2f}s" if value >= 0.1 else f"{value:.2g}s" if value >= 0.0001 else "0s"
+
+
+def _format_prefix(at_s: float, level: str) -> str:
+    return f"{_format_clock(int(at_s))} {level:<5}"
+
+
+@lru_cache(4)
+def _format_clock(second: int) -> str:
+    return f"{datetime.fromtimestamp(second):%H:%M:%S}"
+
+
+def _format_rfc3339(at_s: float) -> str:
+    second = int(at_s)
+    return f"{_format_date(second)}.{int((at_s - second) * 1000):03d}Z"
+
+
+@lru_cache(4)
+def _format_date(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).isoformat()[:19]

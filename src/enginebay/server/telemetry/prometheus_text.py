@@ -1,0 +1,143 @@
+"""The Prometheus text format 0.0.4: written for /metrics, read for `bay top`. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Labels = tuple[tuple[str, str], ...]  # sorted (name, value) pairs
+Samples = dict[str, dict[Labels, float]]
+
+_LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*,?\s*')
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_NAME = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*")
+
+
+def render_metrics(snapshot: Mapping[str, Any]) -> bytes:
+    """A snapshot of `Metrics` as a scrape's answer; families and children in order of name."""
+    lines: list[str] = []
+    for name in sorted(snapshot):
+        family = snapshot[name]
+        lines.append(f"# HELP {name} {_escape_help(family['help'])}")
+        lines.append(f"# TYPE {name} {family['kind']}")
+        for values, data in sorted(family["children"], key=lambda child: list(child[0])):
+            labels = [
+                f'{label}="{_escape_label(value)}"' for label, value in zip(family["labels"], values, strict=True)
+            ]
+            if family["kind"] == "histogram":
+                lines += _format_histogram(name, labels, family["bounds"], *data)
+            else:
+                lines.append(f"{name}{_format_labels(labels)} {_format_number(data)}")
+    return ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace")
+
+
+def _format_histogram(
+    name: str, labels: Sequence[str], bounds: Sequence[float], counts: Sequence[int], total: float
+) -> Iterator[str]:
+    seen = 0
+    for bound, count in zip((*bounds, math.inf), counts, strict=True):
+        seen += count
+        bounded = [*labels, f'le="{_format_number(bound)}"']
+        yield f"{name}_bucket{_format_labels(bounded)} {seen}"
+    yield f"{name}_sum{_format_labels(labels)} {_format_number(total)}"
+    yield f"{name}_count{_format_labels(labels)} {seen}"
+
+
+def _format_labels(labels: Sequence[str]) -> str:
+    return "{" + ",".join(labels) + "}" if labels else ""
+
+
+def _format_number(value: float) -> str:
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    if math.isnan(value):
+        return "NaN"
+    return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
+
+
+def _escape_label(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _escape_help(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def parse_metrics(text: str) -> Samples:
+    """Samples by name and labels. Raises ValueError where the text is not in this format."""
+    found: Samples = {}
+    for line in text.split("\n"):
+        stripped = line.strip()
+        if stripped and not stripped.startswith("#"):
+            name, labels, value = _parse_sample(stripped)
+            found.setdefault(name, {})[labels] = value
+    return found
+
+
+def _parse_sample(line: str) -> tuple[str, Labels, float]:
+    name = _NAME.match(line)
+    if name is None:
+        raise ValueError(f"not a metric: {line[:80]!r}")
+    at = name.end()
+    labels: list[tuple[str, str]] = []
+    if line[at : at + 1] == "{":
+        at += 1
+        while match := _LABEL.match(line, at):
+            labels.append((match[1], _unescape(match[2])))
+            at = match.end()
+        if line[at : at + 1] != "}":
+            raise ValueError(f"labels without an end: {line[:80]!r}")
+        at += 1
+    number = line[at:].split()  # a timestamp may follow the value
+    if not number:
+        raise ValueError(f"no value: {line[:80]!r}")
+    return name[1], tuple(sorted(labels)), float(number[0])
+
+
+def _unescape(value: str) -> str:
+    if "\\" not in value:
+        return value
+    return _ESCAPE.sub(lambda match: "\n" if match[1] == "n" else match[1], value)
+
+
+def sum_samples(samples: Samples, name: str, **labels: str) -> float | None:
+    """The sum of a metric over all children that have these labels; None when there is none."""
+    values = [value for found, value in samples.get(name, {}).items() if _has_labels(found, labels)]
+    return sum(values) if values else None
+
+
+def sum_buckets(samples: Samples, name: str, **labels: str) -> dict[float, float]:
+    """Upper bound -> cumulative count of a histogram, summed over all children that have these labels."""
+    found: dict[float, float] = {}
+    for own, value in samples.get(f"{name}_bucket", {}).items():
+        if _has_labels(own, labels):
+            bound = float(dict(own)["le"])
+            found[bound] = found.get(bound, 0.0) + value
+    return found
+
+
+def _has_labels(own: Iterable[tuple[str, str]], wanted: Mapping[str, str]) -> bool:
+    return wanted.items() <= dict(own).items()
+
+
+def estimate_quantile(share: float, cumulative: Mapping[float, float]) -> float | None:
+    """The value below which this share lies, interpolated inside its bucket.
+
+    None without observations; infinity when it lies above the highest bound, since nobody knows how far.
+    """
+    bounds = sorted(cumulative)
+    if not bounds or cumulative[bounds[-1]] <= 0:
+        return None
+    wanted = share * cumulative[bounds[-1]]
+    below, seen = 0.0, 0.0
+    for bound in bounds:
+        if cumulative[bound] >= wanted and cumulative[bound] > seen:
+            if math.isinf(bound):
+                return math.inf
+            return below + (bound - below) * (wanted - seen) / (cumulative[bound] - seen)
+        below, seen = bound, cumulative[bound]
+    return math.inf

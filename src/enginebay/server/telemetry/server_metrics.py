@@ -1,0 +1,307 @@
+"""What the server counts. One `Metrics` per process; snapshots of several processes merge into one.
+
+prometheus-client could do this, but its multi-process mode writes every value to a memory-mapped file per process, takes
+a lock per update and looks at the label values again each time. Ours keeps a bound child per label set: an update is an
+addition, and processes meet only when somebody scrapes, as plain data over the pipe that the supervisor has anyway.
+
+Only the event loop's thread may update; nothing here takes a lock.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from enginebay import __version__
+
+
+def read_resident_bytes() -> int | None:
+    """Memory of this process alone: workers count their own."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def read_start_time() -> float | None:
+    """When this process started, in seconds since 1970."""
+    try:
+        # The second field is the program's name in brackets, which may hold anything.
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+        return int(boot.split()[1]) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError, StopIteration):
+        return None
+
+
+Snapshot = dict[str, Any]  # family name -> its data; survives JSON unchanged
+MergeRule = Literal["add", "max"]
+
+MAX_CHILDREN = 1000  # of one family: past it, whatever invents label values ends up in one child
+OVERFLOW_LABEL = "other"
+
+_MODEL_LABELS = ("model", "engine")
+_TTFT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)  # fmt: skip
+_QUEUE_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_INTER_TOKEN_S = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)  # fmt: skip
+_DURATION_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0)
+
+_SWITCH_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0)
+
+
+class MetricValue:
+    """The value of a counter or gauge for one set of labels. Keep it: finding it costs more than using it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: float = 0
+
+    def inc(self, n: float = 1) -> None:
+        self.value += n
+
+    def dec(self, n: float = 1) -> None:
+        self.value -= n
+
+    def set(self, value: float) -> None:
+        """For gauges, and for counters that somebody else counts."""
+        self.value = value
+
+
+class HistogramValue:
+    """How often a histogram saw values up to each bound, for one set of labels."""
+
+    __slots__ = ("_bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)  # not cumulative; the last is for what exceeds every bound
+        self.sum = 0.0
+
+    def observe(self, seconds: float, count: int = 1) -> None:
+        """`count` times the same value: the tokens of one flush cost one call."""
+        self.counts[bisect_left(self._bounds, seconds)] += count
+        self.sum += seconds * count
+
+
+Child = TypeVar("Child", MetricValue, HistogramValue)
+
+
+class MetricFamily(Generic[Child]):
+    """One metric with its label names."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, name: str, help: str, labels: tuple[str, ...] = (), merge: MergeRule = "add") -> None:
+        self.name = name
+        self._help = help
+        self._labels = labels
+        self._merge = merge
+        self._children: dict[tuple[str, ...], Child] = {}
+
+    def _new_child(self) -> Child:
+        raise NotImplementedError
+
+    def _snapshot_child(self, child: Child) -> Any:
+        raise NotImplementedError
+
+    def child(self, *values: str) -> Child:
+        """The child with these label values. Past the cap it is the one called "other", shared by all that come late."""
+        found = self._children.get(values)
+        if found is not None:
+            return found
+        if len(values) != len(self._labels):
+            raise ValueError(f"{self.name} takes the labels {self._labels}, got {values}")
+        if len(self._children) >= MAX_CHILDREN:
+            values = (OVERFLOW_LABEL,) * len(values)
+        return self._children.setdefault(values, self._new_child())
+
+    def remove_child(self, *values: str) -> None:
+        """Report it no longer: the engine does not tell this number."""
+        self._children.pop(values, None)
+
+    def keep_only(self, known: Collection[tuple[str, ...]]) -> None:
+        """Report no others any longer: their models have gone."""
+        self._children = {values: child for values, child in self._children.items() if values in known}
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "help": self._help,
+            "labels": list(self._labels),
+            "merge": self._merge,
+            "children": [[list(values), self._snapshot_child(child)] for values, child in self._children.items()],
+        }
+
+
+class CounterFamily(MetricFamily[MetricValue]):
+    kind = "counter"
+
+    def _new_child(self) -> MetricValue:
+        return MetricValue()
+
+    def _snapshot_child(self, child: MetricValue) -> float:
+        return child.value
+
+
+class GaugeFamily(CounterFamily):
+    kind = "gauge"
+
+    def drop_idle_children(self, known: Collection[tuple[str, ...]]) -> None:
+        """Report others no longer once they stand at 0. Whoever counts one of them again has to ask for it anew."""
+        self._children = {values: one for values, one in self._children.items() if values in known or one.value}
+
+
+class HistogramFamily(MetricFamily[HistogramValue]):
+    kind = "histogram"
+
+    def __init__(self, name: str, help: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> None:
+        super().__init__(name, help, labels)
+        self._bounds = bounds
+
+    def _new_child(self) -> HistogramValue:
+        return HistogramValue(self._bounds)
+
+    def _snapshot_child(self, child: HistogramValue) -> list[Any]:
+        return [list(child.counts), child.sum]
+
+    def snapshot(self) -> dict[str, Any]:
+        return {**super().snapshot(), "bounds": list(self._bounds)}
+
+
+class ServerMetrics:
+    """All families. Model labels are for known models only; that is the caller's care.
+
+    What a worker tells about itself merges by maximum: every server process may have asked the same worker.
+    """
+
+    def __init__(self) -> None:
+        self.requests = CounterFamily(
+            "enginebay_requests_total", "Requests answered, by HTTP status.", (*_MODEL_LABELS, "endpoint", "status")
+        )
+        self.errors = CounterFamily(
+            "enginebay_errors_total", "Requests that failed, by kind of error.", (*_MODEL_LABELS, "kind")
+        )
+        self.prompt_tokens = CounterFamily(
+            "enginebay_prompt_tokens_total", "Tokens of prompts, by the engine's count.", _MODEL_LABELS
+        )
+        self.cached_tokens = CounterFamily(
+            "enginebay_cached_tokens_total", "Tokens of prompts whose KV cache was reused.", _MODEL_LABELS
+        )
+        self.completion_tokens = CounterFamily("enginebay_completion_tokens_total", "Tokens generated.", _MODEL_LABELS)
+        self.rate_limited = CounterFamily(
+            "enginebay_rate_limited_total", "Requests refused by a key's rate limit.", ("key",)
+        )
+        self.retries = CounterFamily(
+            "enginebay_retries_total",
+            "Requests sent to another worker, by how the first failed.",
+            (*_MODEL_LABELS, "kind"),
+        )
+        self.fallbacks = CounterFamily(
+            "enginebay_fallbacks_total", "Requests sent on to the engine named here.", _MODEL_LABELS
+        )
+        self.rejected = CounterFamily(
+            "enginebay_rejected_total",
+            "Requests turned away before the application saw them, by HTTP status.",
+            ("reason",),
+        )
+
+        self.queue_time = HistogramFamily(
+            "enginebay_queue_time_seconds", "From arrival until the worker got the request.", _MODEL_LABELS, _QUEUE_S
+        )
+        self.time_to_first_token = HistogramFamily(
+            "enginebay_time_to_first_token_seconds", "From arrival to the first token.", _MODEL_LABELS, _TTFT_S
+        )
+        self.inter_token_latency = HistogramFamily(
+            "enginebay_inter_token_latency_seconds", "Between tokens of one answer.", _MODEL_LABELS, _INTER_TOKEN_S
+        )
+        self.request_duration = HistogramFamily(
+            "enginebay_request_duration_seconds", "From arrival to the end of the answer.", _MODEL_LABELS, _DURATION_S
+        )
+
+        self.requests_running = GaugeFamily("enginebay_requests_running", "Requests given to a worker.", _MODEL_LABELS)
+        self.requests_waiting = GaugeFamily(
+            "enginebay_requests_waiting", "Requests queued in the server.", _MODEL_LABELS
+        )
+        self.connections = GaugeFamily("enginebay_connections", "Open client connections.")
+        self.server_info = GaugeFamily(
+            "enginebay_server_info", "Always 1; the version is in the label.", ("version",), "max"
+        )
+
+        self.engine_steps = CounterFamily("enginebay_engine_steps_total", "Steps of the engine.", _MODEL_LABELS, "max")
+        self.engine_running = GaugeFamily(
+            "enginebay_engine_running", "Requests the engine holds.", _MODEL_LABELS, "max"
+        )
+        self.kv_cache_usage = GaugeFamily(
+            "enginebay_kv_cache_usage_ratio", "Share of the KV cache that running requests use.", _MODEL_LABELS, "max"
+        )
+        self.worker_memory = GaugeFamily(
+            "enginebay_worker_memory_bytes", "Resident memory of the worker's processes.", _MODEL_LABELS, "max"
+        )
+
+        self.switch_time = HistogramFamily(
+            "enginebay_switch_seconds", "From the start of a switch until the model was ready.", (*_MODEL_LABELS, "came_from"),
+            _SWITCH_S,
+        )  # fmt: skip
+        self.switch_phase = CounterFamily(
+            "enginebay_switch_phase_seconds_total", "Time spent in each phase of switches.", (*_MODEL_LABELS, "phase")
+        )
+        self.switch_slo_missed = CounterFamily(
+            "enginebay_switch_slo_missed_total", "Switches that took longer than switch_slo_s.", _MODEL_LABELS
+        )
+        self.worker_deaths = CounterFamily(
+            "enginebay_worker_deaths_total", "Workers that died, by cause.", (*_MODEL_LABELS, "cause")
+        )
+        self.model_awake = GaugeFamily(
+            "enginebay_model_awake", "1 while requests can be sent to it.", _MODEL_LABELS, "max"
+        )
+
+        self.process_memory = GaugeFamily("process_resident_memory_bytes", "Resident memory of the server's processes.")
+        self.process_start = GaugeFamily("process_start_time_seconds", "Start, in seconds since 1970.", merge="max")
+        self._families: tuple[MetricFamily[Any], ...] = tuple(
+            one for one in vars(self).values() if isinstance(one, MetricFamily)
+        )
+
+        self.connections.child()
+        self.server_info.child(__version__).set(1)
+        started = read_start_time()
+        if started is not None:
+            self.process_start.child().set(started)
+
+    def snapshot(self) -> Snapshot:
+        """All values as plain data, to send over a pipe."""
+        resident = read_resident_bytes()
+        if resident is not None:
+            self.process_memory.child().set(resident)
+        return {family.name: family.snapshot() for family in self._families}
+
+
+def merge_snapshots(snapshots: Iterable[Snapshot]) -> Snapshot:
+    """One snapshot of several processes. Values add up, except where a family says that the largest is the truth."""
+    merged: Snapshot = {}
+    for snapshot in snapshots:
+        for name, family in snapshot.items():
+            known = merged.get(name)
+            if known is not None and known.get("bounds") != family.get("bounds"):
+                raise ValueError(f"{name} has other buckets in another process")
+            merged[name] = family if known is None else {**known, "children": _merge_children(known, family)}
+    return merged
+
+
+def _merge_children(one: dict[str, Any], other: dict[str, Any]) -> list[Any]:
+    found = {tuple(values): data for values, data in one["children"]}
+    for values, data in other["children"]:
+        key = tuple(values)
+        found[key] = _combine_values(one["merge"], found[key], data) if key in found else data
+    return [[list(values), data] for values, data in found.items()]
+
+
+def _combine_values(how: MergeRule, one: Any, other: Any) -> Any:
+    if how == "max":
+        return max(one, other)
+    if isinstance(one, list):  # a histogram: counts and sum
+        return [[a + b for a, b in zip(one[0], other[0], strict=True)], one[1] + other[1]]
+    return one + other

@@ -1,1 +1,0 @@
-"""The bodies of requests as clients send them."""

@@ -1,0 +1,203 @@
+"""Chat messages to text and token ids: the one place where chat is rendered, whatever the engine.
+
+    renderer = load_renderer(path)                                  # a model directory or a GGUF file
+    text = renderer.render(messages, tools=tools)
+    ids = renderer.encode(tokenizer, messages, tools=tools)         # what engines get
+
+Templates come from chat_template.jinja, tokenizer_config.json or the GGUF file, and run in the sandbox of
+`templates.py` with the variables Transformers gives them. Raises `InvalidRequest` for messages that are wrong or that
+the template refuses, `ModelInvalid` for a template that is broken, `Unsupported` for a model that has none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from enginebay.errors import EnginebayError, InvalidRequest, ModelInvalid, Unsupported
+from enginebay.text.chat.chat_messages import normalize_messages
+from enginebay.text.gguf.gguf_reader import read_gguf
+from enginebay.text.tokenization.tokenizer import Tokenizer, load_special_tokens
+
+DEFAULT_TEMPLATE, TOOL_USE_TEMPLATE = "default", "tool_use"
+_CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class ChatRenderer:
+    """Renders the chats of one model. Safe to use from several threads."""
+
+    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        self.templates = dict(templates)
+        self.special_tokens = dict(special_tokens)
+        for source in self.templates.values():
+            _check_syntax(source)
+
+    @property
+    def available(self) -> bool:
+        """Whether the model has a template for plain chats."""
+        return DEFAULT_TEMPLATE in self.templates
+
+    def render(
+        self,
+        messages: Messages,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The text of a chat; `variables` go to the template as they are (`enable_thinking`, `date_string`, …)."""
+        from enginebay.text.chat.template_sandbox import reads_content_parts
+
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt exclude each other",
+                "set add_generation_prompt to false to continue the last message",
+                param="continue_final_message",
+            )
+        source = self._select_template(tools)
+        chat = normalize_messages(
+            messages, keep_parts=reads_content_parts(source), supports_developer="developer" in source
+        )
+        final = _tag_final_message(chat) if continue_final_message else None
+        text = _render_template(
+            source,
+            {
+                **self.special_tokens,
+                **variables,
+                "messages": chat,
+                "tools": _copy_objects(tools, "tools"),
+                "documents": _copy_objects(documents, "documents"),
+                "add_generation_prompt": add_generation_prompt,
+            },
+        )
+        return text if final is None else _cut_after_tag(text, final)
+
+    def encode(self, tokenizer: Tokenizer, messages: Messages, **options: Any) -> list[int]:
+        """Token ids of a chat; takes what `render` takes. The template writes all special tokens, so none are added."""
+        return tokenizer.encode(self.render(messages, **options), add_special=False)
+
+    def _select_template(self, tools: Sequence[Any] | None) -> str:
+        if tools and TOOL_USE_TEMPLATE in self.templates:
+            return self.templates[TOOL_USE_TEMPLATE]
+        if DEFAULT_TEMPLATE not in self.templates:
+            names = ", ".join(sorted(self.templates))
+            raise Unsupported(
+                f"the model has no chat template{f' named {DEFAULT_TEMPLATE!r}, only {names}' if names else ''}",
+                "send a plain prompt, or add a chat_template.jinja to the model",
+                param="messages",
+            )
+        return self.templates[DEFAULT_TEMPLATE]
+
+
+def load_renderer(path: Path) -> ChatRenderer:
+    """The renderer of a model directory or a GGUF file; one without a template fails when it is asked to render."""
+    return ChatRenderer(load_templates(path), load_special_tokens(path))
+
+
+def load_templates(path: Path) -> dict[str, str]:
+    """The chat templates of a model by name; the usual one is `default`."""
+    if path.is_dir():
+        return _load_templates_from_directory(path)
+    file = read_gguf(path)
+    found = {
+        key.removeprefix("tokenizer.chat_template."): value
+        for key, value in file.metadata.items()
+        if key.startswith("tokenizer.chat_template.") and isinstance(value, str)
+    }
+    return found if file.chat_template is None else {**found, DEFAULT_TEMPLATE: file.chat_template}
+
+
+def _load_templates_from_directory(folder: Path) -> dict[str, str]:
+    """Files win over tokenizer_config.json, as in Transformers."""
+    found = {file.stem: _read_text(file) for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if (folder / "chat_template.jinja").is_file():
+        return {**found, DEFAULT_TEMPLATE: _read_text(folder / "chat_template.jinja")}
+    config = folder / "tokenizer_config.json"
+    if not config.is_file():
+        return found
+    try:
+        declared = json.loads(_read_text(config)).get("chat_template")
+    except (ValueError, AttributeError) as error:
+        raise ModelInvalid(f"{config} cannot be read: {error}", "fetch the model again") from error
+    if isinstance(declared, list):
+        return {**found, **{entry["name"]: entry["template"] for entry in declared}}
+    return {**found, DEFAULT_TEMPLATE: declared} if isinstance(declared, str) else found
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelInvalid(f"{path} cannot be read: {error}", "fetch the model again") from error
+
+
+def _check_syntax(source: str) -> None:
+    from jinja2 import TemplateSyntaxError
+
+    from enginebay.text.chat.template_sandbox import compile_template
+
+    try:
+        compile_template(source)
+    except TemplateSyntaxError as error:
+        raise ModelInvalid(
+            f"the model's chat template is broken: {error.message} (line {error.lineno})", "correct chat_template.jinja"
+        ) from error
+
+
+def _render_template(source: str, variables: Mapping[str, Any]) -> str:
+    from enginebay.text.chat.template_sandbox import compile_template
+
+    try:
+        return compile_template(source).render(**variables)
+    except EnginebayError:
+        raise
+    except Exception as error:  # templates are programs: they can raise anything
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise InvalidRequest(
+            f"the model's chat template refuses these messages: {said}",
+            "see the model's page for what it takes",
+            param="messages",
+        ) from error
+
+
+def _copy_objects(values: Sequence[Mapping[str, Any]] | None, name: str) -> list[dict[str, Any]] | None:
+    if values is None:
+        return None
+    if isinstance(values, (str, Mapping)) or not all(isinstance(value, Mapping) for value in values):
+        raise InvalidRequest(f"{name} must be a list of objects", param=name)
+    try:
+        return [dict(deepcopy(value)) for value in values]
+    except RecursionError:
+        raise InvalidRequest(f"{name} is nested too deeply", param=name) from None
+
+
+def _tag_final_message(chat: list[dict[str, Any]]) -> str:
+    """Mark the end of the last message, to find it again in the text; gives back what that message says."""
+    content = chat[-1]["content"]
+    if isinstance(content, str):
+        chat[-1]["content"] = content + _CONTINUE_TAG
+        return content
+    if not content:
+        raise InvalidRequest("the last message has no text to continue", param="continue_final_message")
+    final: str = content[-1]["text"]
+    content[-1]["text"] = final + _CONTINUE_TAG
+    return final
+
+
+def _cut_after_tag(text: str, final: str) -> str:
+    tag = _CONTINUE_TAG.strip()
+    if final.strip() not in text or tag not in text:
+        raise InvalidRequest(
+            "the chat template drops part of the last message, so it cannot be continued",
+            param="continue_final_message",
+        )
+    place = text.rindex(tag)
+    # A template that trims messages has also trimmed the spaces before the tag's own.
+    return text[:place] if text[place : place + len(_CONTINUE_TAG)] == _CONTINUE_TAG else text[:place].rstrip()

@@ -1,0 +1,81 @@
+"""The sandbox in which chat templates run, with the names, filters and whitespace rules Transformers gives them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import Template, nodes
+from jinja2.exceptions import TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+
+class GenerationBlock(Extension):
+    """`{% generation %}…{% endgeneration %}` marks for training what the assistant said; it is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 - as the base class declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
+
+    def _content(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without the HTML escapes of Jinja's own filter: models were trained on plain JSON."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)
+
+
+def create_environment() -> ImmutableSandboxedEnvironment:
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
+    )
+    made.filters["tojson"] = _tojson
+    made.globals["raise_exception"] = _raise_exception
+    made.globals["strftime_now"] = _strftime_now
+    return made
+
+
+@lru_cache(maxsize=64)
+def compile_template(source: str) -> Template:
+    """Raises jinja2's `TemplateSyntaxError`."""
+    return create_environment().from_string(source)
+
+
+@lru_cache(maxsize=64)
+def reads_content_parts(source: str) -> bool:
+    """Whether the template goes through the parts of a message's content, rather than taking it as one text."""
+    return any(_is_content_node(loop.iter) for loop in create_environment().parse(source).find_all(nodes.For))
+
+
+def _is_content_node(node: nodes.Node) -> bool:
+    """`content`, `message.content`, `message['content']`, with or without filters."""
+    if isinstance(node, nodes.Filter) and node.node is not None:
+        return _is_content_node(node.node)
+    if isinstance(node, nodes.Name):
+        return node.name == "content"
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"

@@ -1,0 +1,290 @@
+"""Text to token ids and back, without the library of any engine.
+
+    tokenizer = load_tokenizer(path)                    # a model directory or a GGUF file
+    ids = tokenizer.encode("hello", add_special=True)
+    text = tokenizer.decode(ids)
+    tokenizer.bos_id, tokenizer.eos_ids, tokenizer.special_tokens["eos_token"], tokenizer.vocabulary_size
+
+The vocabulary of a GGUF file is converted into a folder of the usual kind (tokenizer.json, tokenizer_config.json,
+chat_template.jinja), which is several times faster to read. It is kept beside files in the model store, known by their
+manifest.json; nothing is ever written beside other people's files.
+Raises `Unsupported` where only the engine's own tokenizer will do, `ModelInvalid` where the files are broken.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from enginebay.errors import InvalidRequest, ModelInvalid, Unsupported
+from enginebay.text.gguf.gguf_reader import GgufFile, read_gguf, read_special_tokens
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as RawTokenizer
+import re
+from functools import lru_cache
+
+_BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
+
+
+def decode_token_bytes(tokenizer: Tokenizer, number: int) -> bytes:
+    """The bytes of one token; a special token's are those of its name."""
+    token = tokenizer.id_to_token(number)
+    if token is None:
+        return b""
+    if number in tokenizer.added_ids:
+        return token.encode()
+    if tokenizer.byte_level:
+        table = _build_byte_level_table()
+        return bytes(table[char] for char in token if char in table)
+    if found := _BYTE_TOKEN.match(token):
+        return bytes((int(found[1], 16),))
+    if token.startswith("##"):  # WordPiece: within a word
+        return token[2:].encode()
+    return token.replace("▁", " ").encode()
+
+
+@lru_cache(maxsize=1)
+def _build_byte_level_table() -> dict[str, int]:
+    """Byte-level BPE writes each byte as a printable character; the others are moved above 255, in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return table | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+CONVERSION_VERSION = 1  # raise it when the conversion of GGUF vocabularies changes, so that old caches are made again
+STAMP_FILE = "made_from.json"
+MANIFEST_FILE = "manifest.json"
+CACHE_FOLDER = "tokenizer"
+
+
+class Tokenizer:
+    """A model's tokenizer. Safe to use from several threads."""
+
+    def __init__(self, raw: RawTokenizer, special_tokens: Mapping[str, str], eos_ids: Iterable[int] = ()) -> None:
+        self.raw = raw
+        self.special_tokens = dict(special_tokens)  # "bos_token" -> "<s>", as chat templates know them
+        self.bos_id = self._find_id("bos_token")
+        self.eos_id = self._find_id("eos_token")
+        own = () if self.eos_id is None else (self.eos_id,)
+        self.eos_ids = tuple(dict.fromkeys((*own, *eos_ids)))  # all that end an answer
+        added = raw.get_added_tokens_decoder()
+        self.special_ids = frozenset(number for number, token in added.items() if token.special)
+        self.added_ids = frozenset(added)
+        self.byte_level = "ByteLevel" in repr(raw.decoder)  # tokens are written in the alphabet of byte-level BPE
+        self.vocabulary_size: int = raw.get_vocab_size(with_added_tokens=True)
+
+    def _find_id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self.raw.token_to_id(token)
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """Token ids of a text. Special tokens written in the text count as such, as they do in every engine."""
+        return self.encode_batch((text,), add_special)[0]
+
+    def encode_batch(self, texts: Sequence[str], add_special: bool = True) -> list[list[int]]:
+        """Of many. Other threads go on meanwhile, however long it takes: the library's `encode` would stop them all."""
+        try:
+            return [one.ids for one in self.raw.encode_batch(list(texts), add_special_tokens=add_special)]
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidRequest("the text is not valid Unicode", "remove lone surrogates", param="prompt") from error
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        return self.raw.decode(list(ids), skip_special_tokens=skip_special)
+
+    def id_to_token(self, number: int) -> str | None:
+        """A token as the vocabulary spells it."""
+        return self.raw.id_to_token(number)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a model directory or a GGUF file."""
+    if path.is_dir():
+        return _load_from_directory(path)
+    if (path.parent / MANIFEST_FILE).is_file():
+        with suppress(OSError):  # a full or read-only disk costs time, not the answer
+            return _load_from_directory(ensure_converted_tokenizer(path, path.parent / CACHE_FOLDER))
+    file = read_gguf(path)
+    built, _ = convert_vocabulary(file)
+    return Tokenizer(built, read_special_tokens(file), _read_end_token_ids(file))
+
+
+def ensure_converted_tokenizer(path: Path, cache: Path) -> Path:
+    """The folder with the converted tokenizer of a GGUF file, made if it is missing or of another file."""
+    stamp = _compute_stamp(path)
+    if _read_stamp(cache) == stamp:
+        return cache
+    fresh = cache.with_name(f".{cache.name}-{os.getpid()}-{secrets.token_hex(4)}")
+    fresh.mkdir(parents=True)
+    try:
+        write_tokenizer(path, fresh)
+        (fresh / STAMP_FILE).write_text(json.dumps(stamp))
+        _move_into_place(fresh, cache)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return cache
+
+
+def _move_into_place(fresh: Path, target: Path) -> None:
+    """Another process may do the same at the same time: either folder is right, so the loser leaves it."""
+    old = fresh.with_name(f"{fresh.name}-old")
+    with suppress(FileNotFoundError):
+        target.rename(old)
+    try:
+        fresh.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _read_stamp(cache: Path) -> Any:
+    try:
+        return json.loads((cache / STAMP_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _compute_stamp(path: Path) -> dict[str, Any]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise ModelInvalid(f"{path} cannot be read: {error.strerror}") from error
+    return {"size": found.st_size, "mtime_ns": found.st_mtime_ns, "conversion": CONVERSION_VERSION}
+
+
+def write_tokenizer(gguf: Path, folder: Path) -> None:
+    """Write the tokenizer and chat template of a GGUF file into `folder`, as any library can read them."""
+    file = read_gguf(gguf)
+    built, config = convert_vocabulary(file)
+    content = json.loads(built.to_str())
+    # Merges as plain strings load a third faster; safe, since no token of these models holds a space.
+    if all(" " not in part for pair in content["model"]["merges"] for part in pair):
+        content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
+    _write_json(folder / "tokenizer.json", content, indent=None)
+    _write_json(folder / "tokenizer_config.json", config, indent=2)
+    if file.chat_template is not None:
+        (folder / "chat_template.jinja").write_text(file.chat_template, encoding="utf-8")
+    _write_json(folder / "generation_config.json", {"eos_token_id": _read_end_token_ids(file)}, indent=2)
+
+
+def convert_vocabulary(file: GgufFile) -> tuple[RawTokenizer, dict[str, Any]]:
+    from enginebay.text.tokenization.gguf_tokenizer import (
+        convert_gguf_tokenizer,  # imports the library, which takes a while
+    )
+
+    return convert_gguf_tokenizer(file)
+
+
+def _read_end_token_ids(file: GgufFile) -> list[int]:
+    """What ends an answer: the end of the sequence, of the turn, of the message."""
+    found = (file.get(f"tokenizer.ggml.{name}_token_id", int, None) for name in ("eos", "eot", "eom"))
+    return list(dict.fromkeys(number for number in found if number is not None))
+
+
+def _write_json(path: Path, content: Any, indent: int | None) -> None:
+    separators = (",", ":") if indent is None else None
+    path.write_text(json.dumps(content, ensure_ascii=False, indent=indent, separators=separators), encoding="utf-8")
+
+
+def _load_from_directory(folder: Path) -> Tokenizer:
+    if not (folder / "tokenizer.json").is_file():
+        raise Unsupported(f"{folder} has no tokenizer.json", "the engine's own tokenizer is needed for this model")
+    # One request is one thread's work; and once it has used several, the library complains on stderr at every fork.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from tokenizers import Tokenizer as Raw
+
+    try:
+        raw = Raw.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises plain Exception
+        raise ModelInvalid(f"{folder / 'tokenizer.json'} cannot be read: {error}", "fetch the model again") from error
+    # Some models ship with their training's cut-off and padding switched on: text would be lost without a word.
+    raw.no_truncation()
+    raw.no_padding()
+    config = _read_json_object(folder / "tokenizer_config.json")
+    special = load_special_tokens(folder)
+    _add_declared_tokens(raw, config, special)
+    _override_post_processor(raw, config, special)
+    return Tokenizer(raw, special, _read_eos_ids(folder))
+
+
+def load_special_tokens(path: Path) -> dict[str, str]:
+    """The special tokens of a model by the names templates use; of a directory or a GGUF file."""
+    if not path.is_dir():
+        return read_special_tokens(read_gguf(path))
+    config, older = (
+        _read_json_object(path / "tokenizer_config.json"),
+        _read_json_object(path / "special_tokens_map.json"),
+    )
+    found = {name: _extract_token_text(config.get(name, older.get(name))) for name in SPECIAL_TOKEN_NAMES}
+    return {name: token for name, token in found.items() if token}
+
+
+def _extract_token_text(token: Any) -> str | None:
+    """A token written as text, or as an object with its `content`."""
+    value = token.get("content") if isinstance(token, dict) else token
+    return value if isinstance(value, str) else None
+
+
+def _add_declared_tokens(raw: RawTokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
+    """Tokens that only tokenizer_config.json declares."""
+    from tokenizers import AddedToken
+
+    present = {token.content for token in raw.get_added_tokens_decoder().values()}
+    declared = config.get("added_tokens_decoder") or {}
+    wanted = []
+    for _, fields in sorted(declared.items(), key=lambda item: int(item[0])):
+        wanted.append(AddedToken(fields["content"], **{flag: bool(fields.get(flag)) for flag in TOKEN_FLAGS}))
+    wanted += [AddedToken(token, special=True) for token in special.values()]
+    for extra in (config.get("additional_special_tokens"), config.get("extra_special_tokens")):
+        listed = extra if isinstance(extra, list) else []
+        wanted += [AddedToken(token, special=True) for token in map(_extract_token_text, listed) if token]
+    missing = {token.content: token for token in reversed(wanted) if token.content not in present}
+    if missing:
+        raw.add_tokens(list(reversed(missing.values())))
+
+
+def _override_post_processor(raw: RawTokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
+    """Where the config says whether to add a first or last token, it overrules tokenizer.json."""
+    if "add_bos_token" not in config and "add_eos_token" not in config:
+        return
+    from tokenizers import processors
+
+    first = [special["bos_token"]] if config.get("add_bos_token") and "bos_token" in special else []
+    last = [special["eos_token"]] if config.get("add_eos_token") and "eos_token" in special else []
+    ids = [(token, raw.token_to_id(token)) for token in dict.fromkeys((*first, *last))]
+    raw.post_processor = processors.TemplateProcessing(single=[*first, "$A", *last], special_tokens=ids)
+
+
+def _read_eos_ids(folder: Path) -> list[int]:
+    for name in ("generation_config.json", "config.json"):
+        value = _read_json_object(folder / name).get("eos_token_id")
+        found = value if isinstance(value, list) else [value]
+        ids = [number for number in found if isinstance(number, int)]
+        if ids:
+            return ids
+    return []
+
+
+def _read_json_object(path: Path) -> dict[str, Any]:
+    """A JSON object in a file; empty where there is no such file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelInvalid(f"{path} cannot be read: {error}", "fetch the model again") from error
+    if not isinstance(content, dict):
+        raise ModelInvalid(f"{path} is not a JSON object", "fetch the model again")
+    return content

@@ -1,0 +1,19 @@
+"""Llama 3.1 and later: {"name": …, "parameters": {…}}, several separated by `;`, with or without <|python_tag|> in front.
+
+Behind the tag Llama also writes calls of its built-in tools as Python (`brave_search.call(query="…")`); those are text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from enginebay.text.tool_calls.json_call_parser import JsonCallParser, JsonCallSyntax
+from enginebay.text.tool_calls.tool_call_events import ToolCallParser
+
+MARKERS = ("<|python_tag|>",)
+_SYNTAX = JsonCallSyntax(marker="<|python_tag|>", separators=";,", bare=True)
+
+
+def create_parser(tools: Sequence[Mapping[str, Any]]) -> ToolCallParser:
+    return JsonCallParser(_SYNTAX, tools)

@@ -1,0 +1,16 @@
+"""Plain JSON, for models without a format of their own and for guided output: an object or an array, perhaps in a fence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from enginebay.text.tool_calls.json_call_parser import JsonCallParser, JsonCallSyntax
+from enginebay.text.tool_calls.tool_call_events import ToolCallParser
+
+MARKERS: tuple[str, ...] = ()
+_SYNTAX = JsonCallSyntax(separators=";,", bare=True, fence=True)
+
+
+def create_parser(tools: Sequence[Mapping[str, Any]]) -> ToolCallParser:
+    return JsonCallParser(_SYNTAX, tools)

@@ -1,0 +1,85 @@
+"""Progress of long work: a bar on a terminal, plain lines where something else reads what we write."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from enginebay.util.child_processes import raise_if_interrupted
+
+Say = Callable[[str], None]
+Advance = Callable[[int], None]
+
+FIRST_LINE_AFTER_S = 2.0
+LINE_INTERVAL_S = 10.0
+
+
+def say_nothing(_: str) -> None: ...
+
+
+@contextmanager
+def track_progress(what: str, total: int | None, say: Say | None, done: int = 0) -> Iterator[Advance]:
+    """Gives a function to call with each number of bytes done; it raises when the work was interrupted.
+
+    `say` None: nothing is shown.
+    """
+    if say is None or say is say_nothing:
+        yield _make_interruptible(lambda _: None)
+    elif sys.stderr.isatty():
+        with _show_bar(what, total, done) as advance:
+            yield _make_interruptible(advance)
+    else:
+        yield _make_interruptible(_print_lines(what, total, say, done))
+
+
+def _make_interruptible(advance: Advance) -> Advance:
+    def checked(count: int) -> None:
+        raise_if_interrupted()
+        advance(count)
+
+    return checked
+
+
+@contextmanager
+def _show_bar(what: str, total: int | None, done: int) -> Iterator[Advance]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(what, total=total, completed=done)
+        yield lambda count: shown.advance(task, count)
+
+
+def _print_lines(what: str, total: int | None, say: Say, done: int) -> Advance:
+    started = time.monotonic()
+    next_line = started + FIRST_LINE_AFTER_S
+
+    def advance(count: int) -> None:
+        nonlocal done, next_line
+        done += count
+        now = time.monotonic()
+        if now >= next_line:
+            next_line = now + LINE_INTERVAL_S
+            of_total = f" of {format_bytes(total)}" if total else ""
+            say(f"{what}: {format_bytes(done)}{of_total}" if done > 0 else f"{what}: {now - started:.0f} s")
+
+    return advance
+
+
+def format_bytes(count: int) -> str:
+    """Bytes for a person: 98.4 MB."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

@@ -1,0 +1,94 @@
+"""What the engine made and the session has not sent yet: events in, one message of columns per flush out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from enginebay.contract import FinishReason, TokenLogprobs
+from enginebay.contract.engine_messages import Done
+from enginebay.errors import EnginebayError, EngineFailed
+from enginebay.worker import codec
+from enginebay.worker.proto import worker_pb2 as pb
+
+OutputRow = tuple[int, str, Sequence[int], int, Sequence[TokenLogprobs]]  # request, text, token ids, choice, logprobs
+
+_MAX_ROWS = 4096  # keeps messages small when a reader was slow
+
+
+class OutputQueue:
+    """One session's events. Any thread puts, one at a time takes; a deque needs no lock for that."""
+
+    def __init__(self, send: Callable[[], None] = lambda: None) -> None:
+        self._rows: deque[OutputRow] = deque()
+        self._ends: deque[pb.Finish | pb.Done | pb.Failure] = deque()
+        self._send = send
+        self.engine_numbers: dict[int, int] = {}  # this session's numbers of its live requests -> the engine's
+
+    def put_row(self, row: OutputRow) -> None:
+        self._rows.append(row)
+
+    def put_finish(self, request: int, choice: int, reason: FinishReason, stop_reason: str | int | None) -> None:
+        self._ends.append(codec.encode_finish(request, choice, reason, stop_reason))
+
+    def put_done(self, request: int, done: Done) -> None:
+        self._ends.append(codec.encode_done(request, done))
+
+    def put_failure(self, request: int, error: EnginebayError) -> None:
+        self._ends.append(codec.encode_failure(request, error))
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._rows or self._ends)
+
+    def flush(self) -> None:
+        """What was put may go."""
+        if self._rows or self._ends:
+            self._send()
+
+    def close(self) -> None:
+        """The session is over: nobody is told any more. What is still here goes with us; another thread may be taking it."""
+        self._send = lambda: None
+
+    def take(self) -> pb.Flush | None:
+        """All that there is, up to a bound; None when there is nothing."""
+        # Ends are counted before rows are taken: an end put after its last row can then never overtake it.
+        ends = len(self._ends)
+        return self._build_message(ends) if self._rows or ends else None
+
+    def _build_message(self, ends: int) -> pb.Flush:
+        rows = self._rows
+        count = len(rows)
+        if count > _MAX_ROWS:
+            count, ends = _MAX_ROWS, 0
+        taken = [rows.popleft() for _ in range(count)]
+        try:
+            message = to_columns(taken)
+        except Exception as error:  # an engine put what no message can hold: its requests end here, the engine goes on
+            failed = EngineFailed(f"the engine's output cannot be sent: {type(error).__name__}: {error}")
+            message = pb.Flush(failure=[codec.encode_failure(number, failed) for number in {row[0] for row in taken}])
+        for _ in range(ends):
+            end = self._ends.popleft()
+            if isinstance(end, pb.Finish):
+                message.finish.append(end)
+            elif isinstance(end, pb.Done):
+                message.done.append(end)
+            else:
+                message.failure.append(end)
+        return message
+
+
+def to_columns(rows: Sequence[OutputRow]) -> pb.Flush:
+    """Rows as columns, leaving out the columns that would only hold the usual value."""
+    if not rows:
+        return pb.Flush()
+    requests, texts, ids, choices, logprobs = zip(*rows, strict=True)
+    message = pb.Flush(request=requests, text=texts, token_id=[token for one in ids for token in one])
+    counts = list(map(len, ids))
+    if counts.count(1) != len(counts):
+        message.count.extend(counts)
+    if any(choices):
+        message.choice.extend(choices)
+    if any(logprobs):
+        message.logprobs.extend(codec.encode_logprobs(row, one) for row, one in enumerate(logprobs) if one)
+    return message

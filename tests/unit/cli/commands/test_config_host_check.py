@@ -1,0 +1,82 @@
+"""`bay config validate` on a host that lacks what the configuration names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginebay.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def bare_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model is stored, no engine is built."""
+    monkeypatch.setenv("ENGINEBAY_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    for variable in ("ENGINEBAY_CONFIG", "ENGINEBAY_OFFLINE", "ENGINEBAY_ENGINE", "ENGINEBAY_MODEL"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(
+        "enginebay.environments.engine_probe.is_in_current_environment", lambda spec: spec.kind == "fake"
+    )
+
+
+def warnings(capsys: pytest.CaptureFixture[str], *arguments: str, **config: Any) -> dict[str, str]:
+    Path("bay.yaml").write_text(json.dumps(config))
+    assert main(["config", "validate", "bay.yaml", "--json", *arguments]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"]
+    return {one["key"]: one["message"] for one in told["warnings"]}
+
+
+def test_an_engine_that_is_not_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    found = warnings(
+        capsys, models={"m": {"source": "smollm2", "engine": "vllm", "fallback": ["transformers", "fake"]}}
+    )
+    assert set(found) == {"models.m.engine", "models.m.fallback"}
+    assert "vllm is not installed" in found["models.m.engine"]
+    assert "bay engines install transformers" in found["models.m.fallback"]
+
+
+def test_an_engine_for_all_models_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    models = {"a": {"source": "smollm2"}, "b": {"source": "smollm2"}}
+    assert set(warnings(capsys, engine="vllm", models=models)) == {"engine"}
+
+
+def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    found = warnings(capsys, models={"gone": {"source": "file:gone.gguf"}, "nameless": {}})
+    assert set(found) == {"models.gone.source", "models.nameless"}
+    assert "there is no model at" in found["models.gone.source"] and "gone.gguf" in found["models.gone.source"]
+    assert "bay models pull" in found["models.nameless"]
+    assert set(warnings(capsys, model="nameless")) == {"model"}
+
+
+def test_what_a_server_would_fetch_is_missing_only_offline(capsys: pytest.CaptureFixture[str]) -> None:
+    models = {"small": {"source": "smollm2"}, "hub": {"source": "hf:org/name"}}
+    assert warnings(capsys, models=models) == {}
+    found = warnings(capsys, models=models, offline=True)
+    assert set(found) == {"models.small.source", "models.hub.source"}
+    assert "bay models pull hf:org/name" in found["models.hub.source"]
+
+
+def test_an_engine_without_weights_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert warnings(capsys, models={"m": {"engine": "fake"}}) == {}
+
+
+def test_the_engine_that_would_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("model").mkdir()
+    Path("model/config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    Path("model/model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    found = warnings(capsys, models={"m": {"source": "file:model"}})
+    assert "is not installed" in found["models.m.source"] and "bay engines install" in found["models.m.source"]
+
+
+def test_a_person_reads_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bay.yaml").write_text("models:\n  m:\n    source: smollm2\n    engine: vllm\n")
+    assert main(["config", "validate", "bay.yaml", "--strict"]) == 0
+    told = capsys.readouterr()
+    assert told.out == "bay.yaml: fine, 1 warning\n"
+    (line,) = told.err.splitlines()
+    assert line.startswith("warning: bay.yaml:4: models.m.engine: ") and "bay engines install vllm" in line

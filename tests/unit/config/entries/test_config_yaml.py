@@ -1,0 +1,93 @@
+"""Reading YAML: lines, duplicates, and files that mean harm."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from enginebay.config.entries.config_entry import ProblemCollector
+from enginebay.config.entries.yaml_reader import MAX_BYTES, read_yaml_file
+
+
+def read(tmp_path: Path, text: str | bytes) -> tuple[object, list[str]]:
+    path = tmp_path / "f.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    problems = ProblemCollector()
+    return read_yaml_file(path, "f.yaml", problems).to_plain(), [str(problem) for problem in problems.items]
+
+
+def test_values_keep_the_line_of_their_key(tmp_path: Path) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_text("a: 1\n\nb:\n  # words\n  c:\n    [1, 2]\n")
+    root = read_yaml_file(path, "f.yaml", ProblemCollector())
+    assert root.value["a"].origin.line == 1
+    assert root.value["b"].value["c"].origin.line == 5
+    assert root.value["b"].value["c"].place == "b.c"
+    assert root.to_plain() == {"a": 1, "b": {"c": [1, 2]}}
+
+
+def test_a_key_given_twice_is_a_problem(tmp_path: Path) -> None:
+    _, problems = read(tmp_path, "a:\n  b: 1\n  c: 2\n  b: 3\n")
+    assert problems == ["f.yaml:4: a.b: is given twice, first on line 2"]
+
+
+def test_merge_keys_share_settings_and_own_keys_win(tmp_path: Path) -> None:
+    found, problems = read(tmp_path, "base: &b {x: 1, y: 2}\nuse:\n  <<: *b\n  y: 3\n")
+    assert (found, problems) == ({"base": {"x": 1, "y": 2}, "use": {"x": 1, "y": 3}}, [])
+
+
+def test_numbers_and_words_that_yaml_1_1_gets_wrong(tmp_path: Path) -> None:
+    found, problems = read(tmp_path, "a: 1e-3\nb: 2024-01-01\nc: =\non: 1\n7: x\nd: '1e3'\n")
+    assert (found, problems) == ({"a": 0.001, "b": "2024-01-01", "c": "=", "on": 1, 7: "x", "d": "1e3"}, [])
+
+
+@pytest.mark.parametrize("text", ["", "# only words\n", "---\n"])
+def test_an_empty_file_is_an_empty_config(tmp_path: Path, text: str) -> None:
+    assert read(tmp_path, text) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("- a\n- b\n", "f.yaml:1: expected `key: value` lines"),
+        ("a: [1\n", "f.yaml:2: not valid YAML"),
+        ("a: 1\n---\nb: 2\n", "f.yaml:2: not valid YAML"),
+        ("x: 1\na: !!python/object/apply:os.system ['true']\n", "f.yaml:2: the tag !!python/object/apply:os.system"),
+        ("a: !thing 1\n", "f.yaml:1: the tag !thing is not allowed"),
+        ("a: !!int many\n", "f.yaml:1: cannot read 'many'"),
+        ("a: " + "9" * 5000 + "\n", "f.yaml:1: cannot read '999"),
+        ("? [a]\n: 1\n", "f.yaml:1: a key must be plain text"),
+        ("a: *nowhere\n", "f.yaml:1: not valid YAML: found undefined alias"),
+        ("a: &a\n  b: *a\n", "nested too deeply"),
+        ("a: " + "[" * 1500 + "]" * 1500 + "\n", "nested too deeply"),
+        ("a: " + "[" * 60 + "]" * 60 + "\n", "nested too deeply"),
+        ("<<: 3\n", "f.yaml:1: `<<` takes a mapping"),
+        (b"a: \xff\n", "f.yaml: is not UTF-8 text"),
+        (b"a: \x00\n", "f.yaml:1: not valid YAML"),
+        (b"#" * (MAX_BYTES + 1), "f.yaml: the file is over 1 MiB"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(tmp_path: Path, text: str | bytes, says: str) -> None:
+    found, problems = read(tmp_path, text)
+    assert found == {}
+    assert len(problems) == 1
+    assert says in problems[0]
+    assert "\n" not in problems[0]
+
+
+@pytest.mark.parametrize("use", ["[{refs}]", "{{<<: [{refs}]}}"])
+def test_an_alias_bomb_ends_quickly(tmp_path: Path, use: str) -> None:
+    lines = ["a0: &a0 {x: 1}"]
+    lines += [f"a{i}: &a{i} " + use.format(refs=", ".join([f"*a{i - 1}"] * 10)) for i in range(1, 12)]
+    started = time.monotonic()
+    _, problems = read(tmp_path, "\n".join(lines))
+    assert "more than 50000 values" in problems[0]
+    assert time.monotonic() - started < 10
+
+
+def test_a_directory_is_one_line(tmp_path: Path) -> None:
+    problems = ProblemCollector()
+    read_yaml_file(tmp_path, "f.yaml", problems)
+    assert str(problems.items[0]) == "f.yaml: cannot be read: Is a directory"

@@ -1,0 +1,266 @@
+"""Which JSON schemas may reach an engine: size, references, patterns, counts."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from enginebay.config.sections.server_section import ServerLimits
+from enginebay.constraints.schema_limits import check_schema
+from enginebay.errors import InvalidRequest, RequestError, Unsupported
+
+LIMITS = ServerLimits()
+
+
+def refusal(schema: Any, limits: ServerLimits = LIMITS) -> RequestError:
+    with pytest.raises(RequestError) as error:
+        check_schema(schema, limits, "response_format")
+    assert error.value.param == "response_format" and error.value.hint
+    assert len(error.value.message) < 400 and "\n" not in error.value.message
+    return error.value
+
+
+def deep(levels: int, keyword: str) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {keyword: schema} if keyword != "properties" else {"properties": {"a": schema}}
+    return schema
+
+
+def tangle(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+LINKED_LIST = {
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "value": {"type": "integer"},
+                "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+            },
+            "required": ["value", "next"],
+        }
+    },
+    "$ref": "#/$defs/node",
+}
+TREE = {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}}
+ORDINARY = [
+    True,
+    {},
+    LINKED_LIST,
+    TREE,
+    {"type": ["string", "null"], "enum": ["a", None], "minLength": 1, "maxLength": 2000},
+    {"items": [{"type": "string"}, True], "additionalItems": False, "prefixItems": [{}]},
+    {"properties": {"$ref": {"type": "string"}, "enum": {"type": "number"}, "pattern": {"type": "boolean"}}},
+    {"enum": [{"$ref": "http://x"}, {"type": "nonsense"}], "default": {"$ref": 5}, "const": {"pattern": "("}},
+    {"definitions": {"a/b": {"type": "string"}, "c~d": {}, "e f": {}}, "$ref": "#/definitions/a~1b"},
+    {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}, {"$ref": "#/$defs/b"}]}, "b": {}}, "$ref": "#/$defs/a"},
+    {"x-mine": {"deep": [{"type": "string"}]}, "$ref": "#/x-mine/deep/0"},
+    {"$defs": {"e f": {"type": "null"}}, "$ref": "#/$defs/e%20f"},
+    {"patternProperties": {"^[a-z]+$": {"pattern": r"^\d{1,3}(\.\d+)*$"}}, "additionalProperties": False},
+    {"if": {"type": "string"}, "then": {"minLength": 1.0}, "else": {"not": {"type": "null"}}},
+]
+
+
+@pytest.mark.parametrize("schema", ORDINARY, ids=lambda schema: json.dumps(schema)[:40])
+def test_ordinary_schemas_pass(schema: Any) -> None:
+    check_schema(schema, LIMITS, "p")
+    Draft202012Validator.check_schema({} if isinstance(schema, dict) and "items" in schema else schema)
+
+
+@pytest.mark.parametrize("schema", [None, False, 5, "{}", [], [{}]], ids=repr)
+def test_only_an_object_is_a_schema(schema: Any) -> None:
+    assert refusal(schema).message == "the schema is not a JSON object"
+
+
+# --- size
+
+
+@pytest.mark.parametrize(
+    ("levels", "keyword", "depth"), [(32, "items", 33), (1000, "items", 1001), (16, "properties", 33)]
+)
+def test_depth(levels: int, keyword: str, depth: int) -> None:
+    assert refusal(deep(levels, keyword)).message == f"the schema is {depth} levels deep, at most 32 are allowed"
+
+
+def test_the_deepest_allowed_schema_passes() -> None:
+    check_schema(deep(31, "items"), LIMITS, "p")
+    check_schema(deep(15, "properties"), LIMITS, "p")
+
+
+@pytest.mark.parametrize("keyword", ["items", "not", "properties"])
+def test_a_hundred_thousand_levels_are_no_recursion_error(keyword: str) -> None:
+    schema = deep(100_000, keyword)
+    assert "levels deep, at most 32 are allowed" in refusal(schema).message
+    while schema:  # taken apart by hand, since Python itself would recurse to free it
+        inner = schema[keyword]
+        schema = inner["a"] if keyword == "properties" else inner
+
+
+def test_depth_counts_in_plain_values_too() -> None:
+    assert "levels deep" in refusal({"const": tangle(40)}).message
+
+
+def test_nodes() -> None:
+    schema = {"properties": {f"p{number}": {"type": "string"} for number in range(2100)}}
+    assert refusal(schema).message == "the schema is 4202 values long, at most 4096 are allowed"
+
+
+def test_bytes() -> None:
+    text = "x" * 65_600
+    for schema in ({"description": text}, {text: 1}, {"const": [text]}, {"description": "é" * 33_000}):
+        assert " bytes long, at most 65536 are allowed" in refusal(schema).message
+    check_schema({"description": "x" * 65_000}, LIMITS, "p")
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text("abé "),
+        lambda x: st.lists(x) | st.dictionaries(st.text("ab"), x),
+    )
+)
+def test_the_size_is_close_to_what_json_takes(value: Any) -> None:
+    schema = {"const": value}
+    exact = len(json.dumps(schema, ensure_ascii=False, separators=(",", ":")).encode())
+    check_schema(schema, ServerLimits(schema_bytes=exact * 2 + 16), "p")
+    with pytest.raises(InvalidRequest, match="bytes long"):
+        check_schema(schema, ServerLimits(schema_bytes=exact // 2, schema_depth=200), "p")
+
+
+def test_a_huge_schema_is_given_up_early() -> None:
+    schema = {"enum": [[] for _ in range(300_000)]}
+    began = time.process_time()
+    assert "at least" in refusal(schema).message
+    assert time.process_time() - began < 0.2
+
+
+def test_a_huge_number_is_no_error_of_ours() -> None:
+    check_schema({"const": 10**10_000}, LIMITS, "p")
+    assert "bytes long" in refusal({"const": 1 << 400_000}).message
+
+
+# --- references
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"allOf": [{"$ref": "#"}]},
+        {"anyOf": [{"type": "null"}, {"$ref": "#"}]},
+        {"not": {"$ref": "#"}},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        {"$defs": {"a": {"oneOf": [{}, {"$ref": "#/$defs/b"}]}, "b": {"allOf": [{"$ref": "#/$defs/a"}]}}},
+        {"properties": {"x": {"$ref": "#/properties/x"}}},
+        {"$defs": {"a": {"if": {"$ref": "#/$defs/a"}}}},
+        {"dependentSchemas": {"a": {"$ref": "#"}}},
+        {"x-hidden": {"a": {"$ref": "#/x-hidden/a"}}, "properties": {"p": {"$ref": "#/x-hidden/a"}}},
+    ],
+    ids=json.dumps,
+)
+def test_pure_circles_are_refused(schema: Any) -> None:
+    error = refusal(schema)
+    assert "refers to itself without end" in error.message
+    assert error.hint == "recur through properties or items"
+
+
+def test_many_references_to_one_place_are_no_circle_and_take_no_time() -> None:
+    defs: dict[str, Any] = {"d0": {"type": "string"}}
+    for number in range(1, 200):
+        defs[f"d{number}"] = {"allOf": [{"$ref": f"#/$defs/d{number - 1}"}] * 2}
+    began = time.process_time()
+    check_schema({"$defs": defs, "$ref": "#/$defs/d199"}, LIMITS, "p")
+    assert time.process_time() - began < 0.5
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("http://example.org/s.json", "only references within the schema are followed"),
+        ("file:///etc/passwd", "only references within"),
+        ("other.json#/a", "only references within"),
+        ("#anchor", "only references within"),
+        ("", "only references within"),
+        (5, "is no text"),
+        ("#/$defs/missing", "points to '#/$defs/missing', which is not there"),
+        ("#/", "which is not there"),
+        ("#/anyOf/1", "which is not there"),
+        ("#/anyOf/99999999999999999999", "which is not there"),
+        ("#/anyOf/-1", "which is not there"),
+        ("#/title", "which is not a schema"),
+        ("#/anyOf", "which is not a schema"),
+    ],
+)
+def test_references_that_lead_nowhere(reference: Any, said: str) -> None:
+    error = refusal({"title": "t", "anyOf": [{}], "properties": {"p": {"$ref": reference}}})
+    assert error.message.startswith("in the schema, #/properties/p/$ref ") and said in error.message
+
+
+def test_dynamic_references_are_refused() -> None:
+    assert refusal({"items": {"$dynamicRef": "#x"}}).message == "in the schema, #/items/$dynamicRef is not followed"
+
+
+# --- values
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"type": "strng"}, "#/type is 'strng', known are string, number"),
+        ({"type": []}, "#/type is no type's name"),
+        ({"type": [["string"]]}, "#/type is no type's name"),
+        ({"type": None}, "#/type is no type's name"),
+        ({"enum": []}, "#/enum has no values"),
+        ({"enum": "a"}, "#/enum is not a list"),
+        ({"enum": list(range(1025))}, "#/enum has 1025 values, at most 1024 are allowed"),
+        ({"required": [1]}, "#/required is not a list of names"),
+        ({"required": "a"}, "#/required is not a list of names"),
+        ({"properties": []}, "#/properties is not an object of schemas"),
+        ({"properties": {"a": 5}}, "#/properties/a is not a schema"),
+        ({"anyOf": {}}, "#/anyOf is not a list of schemas"),
+        ({"anyOf": ["x"]}, "#/anyOf/0 is not a schema"),
+        ({"items": None}, "#/items is not a schema"),
+        ({"maxLength": 10**6}, "#/maxLength is 1000000, at most 20000 is allowed"),
+        ({"items": {"minItems": 10**400}}, "#/items/minItems is over 1000000000000000, at most 20000"),
+        ({"minItems": -1}, "#/minItems is not a whole number"),
+        ({"maxItems": True}, "#/maxItems is not a whole number"),
+        ({"maxItems": "3"}, "#/maxItems is not a whole number"),
+        ({"maxItems": 1.5}, "#/maxItems is not a whole number"),
+    ],
+    ids=str,
+)
+def test_malformed_keywords_are_named_with_their_place(schema: Any, said: str) -> None:
+    error = refusal(schema)
+    assert isinstance(error, InvalidRequest) and error.message.startswith(f"in the schema, {said}")
+
+
+@pytest.mark.parametrize("schema", [{"pattern": "(a+)+"}, {"patternProperties": {"(a+)+": {}}}], ids=str)
+def test_patterns_are_checked_as_regexes(schema: Any) -> None:
+    inside = {"properties": {"p": schema}}
+    message = refusal(inside).message
+    assert message.startswith("#/properties/p/pattern") and "repeats without end" in message
+
+
+def test_what_a_pattern_cannot_be_keeps_its_kind() -> None:
+    assert isinstance(refusal({"pattern": "(?=a)"}), Unsupported)
+    assert refusal({"pattern": 5}).message == "#/pattern: the regex is not text"
+
+
+def test_patterns_are_counted_together() -> None:
+    schema = {"properties": {f"p{number}": {"pattern": "a{9000}"} for number in range(3)}}
+    assert "need 27000 states together, at most 20000 are allowed" in refusal(schema).message
+
+
+def test_long_names_are_cut_in_messages() -> None:
+    message = refusal({"properties": {"x" * 500: {"properties": {"y" * 500: {"items": {"type": "z" * 500}}}}}}).message
+    assert "x" * 40 in message and "x" * 41 not in message and "z" * 61 not in message

@@ -1,0 +1,58 @@
+"""Reading back what was written to a log."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from enginebay.engines.llamacpp.stderr_tail import StderrTail, find_schema_error, is_out_of_memory
+
+
+def test_only_what_came_since(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("ab", buffering=0) as log:
+        log.write(b"out of memory, long ago\n")
+        words = StderrTail(log.fileno())
+        assert words.read() == ""
+        log.write(b"E llama_init: failed to allocate buffer for kv cache\n")
+        assert words.read() == "E llama_init: failed to allocate buffer for kv cache\n"
+
+
+def test_what_is_no_file_has_nothing_to_tell() -> None:
+    reading, writing = os.pipe()
+    try:
+        words = StderrTail(writing)
+        os.write(writing, b"failed to allocate\n")
+        assert words.read() == ""
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_words_for_want_of_memory() -> None:
+    assert is_out_of_memory("E ggml_aligned_malloc: insufficient memory (attempted to allocate 2880.00 MB)")
+    assert is_out_of_memory("cudaMalloc failed: out of memory")
+    assert not is_out_of_memory("E llama_model_load: unknown model architecture: 'foo'")
+
+
+def _report(reason: str, schema: str) -> str:
+    return (
+        f"0.15.783.294 E llg error: at 2(8): failed to compile JSON schema: {reason}\n"
+        f"   1 | %llguidance {{}}\n   2 | start: %json {schema}\n              ^\n\n\n"
+    )
+
+
+def test_the_problem_of_a_schema_among_those_of_others() -> None:
+    said = (
+        _report('Unimplemented keys: ["not"]', '{"not":{}}')
+        + "W something else\n"
+        + _report("regex parse error:\n    (?=a)\n    ^^^\nerror: look-around", '{"pattern":"(?=a)"}')
+    )
+    assert find_schema_error(said, {"not": {}}) == 'Unimplemented keys: ["not"]'
+    assert find_schema_error(said, {"pattern": "(?=a)"}) == "regex parse error: (?=a) ^^^ error: look-around"
+    assert find_schema_error(said, {"type": "odd"}) == find_schema_error("", {}) == ""
+
+
+def test_a_report_that_is_cut_short_tells_nothing_and_a_long_one_is_shortened() -> None:
+    said = _report("x" * 1000, '{"not":{}}')
+    assert find_schema_error(said[:1100], {"not": {}}) == ""
+    assert find_schema_error(said, {"not": {}}) == "x" * 300 + "..."

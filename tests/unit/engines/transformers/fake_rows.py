@@ -1,0 +1,33 @@
+"""Rows without a model: tokens are characters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from enginebay.contract import GenerateRequest, Sampling
+from enginebay.engines.transformers.decoding.sequence_state import SequenceState
+
+EOS = 0
+
+
+class LetterTokenizer:
+    """Token n is the character n; 0 ends a sequence and has no text."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return "".join(chr(i) for i in ids if i)
+
+
+def make_row(
+    key: int,
+    prompt: int | str = 4,
+    lora: str | None = None,
+    context: int = 4096,
+    number: int | None = None,
+    **sampling: Any,
+) -> SequenceState:
+    ids = tuple(map(ord, prompt)) if isinstance(prompt, str) else tuple(range(1, prompt + 1))
+    request = GenerateRequest(token_ids=ids, sampling=Sampling(**sampling), lora=lora)
+    return SequenceState(
+        key, key if number is None else number, 0, request, 1, frozenset({EOS}), context, LetterTokenizer()
+    )

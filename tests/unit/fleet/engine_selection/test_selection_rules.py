@@ -1,0 +1,112 @@
+"""The choice of an engine: every line of the rule, without a host or a library."""
+
+from __future__ import annotations
+
+import pytest
+
+from enginebay.contract import Probe
+from enginebay.errors import EngineMissing, UsageError
+from enginebay.fleet.engine_selection.selection_rules import ModelFacts, select_engine
+from enginebay.util.hardware import Gpu, HostFacts
+
+GGUF = ModelFacts("gguf", "LlamaForCausalLM", "small")
+TENSORS = ModelFacts("safetensors", "LlamaForCausalLM", "small")
+GPU = Gpu(0, "H200", 140 * 1024**3)
+LLAMACPP = Probe("1.0")
+TRANSFORMERS = Probe("5.0", devices=("cpu", "cuda"))
+VLLM_GPU = Probe("0.26", devices=("cuda",), architectures=("LlamaForCausalLM",))
+VLLM_CPU = Probe("0.32", devices=("cpu",), architectures=("LlamaForCausalLM",))
+
+
+def host(*gpus: Gpu) -> HostFacts:
+    return HostFacts("Linux", "x86_64", "cpu", (), 2, 2, 8, 8, gpus, "1" if gpus else "", "/h", 1, "3.12", True)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "installed", "expected"),
+    [
+        (TENSORS, (GPU,), {"vllm": VLLM_GPU, "transformers": TRANSFORMERS}, "vllm"),
+        (TENSORS, (GPU,), {"transformers": TRANSFORMERS}, "transformers"),
+        (TENSORS, (), {"vllm": VLLM_CPU, "transformers": TRANSFORMERS}, "transformers"),
+        (TENSORS, (), {"vllm": VLLM_CPU}, "vllm"),
+        (GGUF, (), {"llamacpp": LLAMACPP, "transformers": TRANSFORMERS, "vllm": VLLM_CPU}, "llamacpp"),
+        (GGUF, (), {"transformers": TRANSFORMERS}, "transformers"),
+        (GGUF, (GPU,), {"llamacpp": LLAMACPP, "vllm": VLLM_GPU}, "vllm"),
+        (GGUF, (GPU,), {"llamacpp": LLAMACPP, "transformers": TRANSFORMERS}, "llamacpp"),
+        (GGUF, (GPU,), {"llamacpp": LLAMACPP, "vllm": VLLM_CPU}, "llamacpp"),
+    ],
+)
+def test_the_rule(model: ModelFacts, gpus: tuple[Gpu, ...], installed: dict[str, Probe], expected: str) -> None:
+    decision = select_engine(model, host(*gpus), installed)
+    assert decision.kind == expected
+    assert decision.installed
+
+
+def test_auto_is_the_rule() -> None:
+    assert select_engine(GGUF, host(), {"llamacpp": LLAMACPP}, "auto") == select_engine(
+        GGUF, host(), {"llamacpp": LLAMACPP}
+    )
+
+
+def test_an_architecture_vllm_does_not_know_goes_to_transformers() -> None:
+    odd = ModelFacts("safetensors", "OddForCausalLM", "odd")
+    decision = select_engine(odd, host(GPU), {"vllm": VLLM_GPU, "transformers": TRANSFORMERS})
+    assert decision.kind == "transformers"
+    assert any("does not know the architecture OddForCausalLM" in reason for reason in decision.reasons)
+
+
+def test_a_gguf_too_big_when_dequantised_stays_with_llamacpp() -> None:
+    big = ModelFacts("gguf", "LlamaForCausalLM", "big", dense_bytes=200 * 1024**3)
+    decision = select_engine(big, host(GPU), {"vllm": VLLM_GPU, "llamacpp": LLAMACPP})
+    assert decision.kind == "llamacpp"
+    assert any("would not fit" in reason for reason in decision.reasons)
+
+
+def test_dequantised_weights_are_asked_for_where_needed() -> None:
+    assert select_engine(GGUF, host(GPU), {"vllm": VLLM_GPU}).dense
+    assert not select_engine(GGUF, host(), {"llamacpp": LLAMACPP}).dense
+    assert not select_engine(TENSORS, host(), {"transformers": TRANSFORMERS}).dense
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "kind"), [(GGUF, (), "llamacpp"), (TENSORS, (), "transformers"), (TENSORS, (GPU,), "vllm")]
+)
+def test_with_nothing_installed_the_best_is_named_with_its_command(
+    model: ModelFacts, gpus: tuple[Gpu, ...], kind: str
+) -> None:
+    decision = select_engine(model, host(*gpus), {})
+    assert (decision.kind, decision.installed) == (kind, False)
+    assert decision.reasons[-1] == f"install it with: bay engines install {kind}"
+
+
+def test_asked_by_name_and_missing_is_an_error_with_the_command() -> None:
+    with pytest.raises(EngineMissing) as caught:
+        select_engine(TENSORS, host(), {"vllm": None}, "vllm")
+    assert caught.value.hint == "install it with: bay engines install vllm"
+
+
+def test_asked_by_name_wins_over_the_rule() -> None:
+    decision = select_engine(GGUF, host(), {"llamacpp": LLAMACPP, "transformers": TRANSFORMERS}, "transformers")
+    assert (decision.kind, decision.dense) == ("transformers", True)
+
+
+def test_an_engine_asked_for_that_cannot_read_the_model_is_an_error() -> None:
+    with pytest.raises(UsageError, match="llamacpp runs gguf models, and small is safetensors"):
+        select_engine(TENSORS, host(), {"llamacpp": LLAMACPP}, "llamacpp")
+
+
+def test_another_format_goes_to_the_engine_that_declares_it() -> None:
+    formats = {"llamacpp": ("gguf",), "special": ("onnx",)}
+    model = ModelFacts("onnx", name="third")
+    assert select_engine(model, host(), {"special": Probe("1")}, formats=formats).kind == "special"
+    with pytest.raises(UsageError, match="no engine runs third"):
+        select_engine(model, host(), {"llamacpp": LLAMACPP})
+
+
+def test_a_model_no_installed_engine_can_run_says_why_for_each() -> None:
+    odd = ModelFacts("safetensors", "OddForCausalLM", "odd")
+    known = Probe("5.0", architectures=("LlamaForCausalLM",))
+    with pytest.raises(UsageError) as caught:
+        select_engine(odd, host(), {"vllm": VLLM_CPU, "transformers": known})
+    assert "not vllm" in caught.value.hint
+    assert "not transformers" in caught.value.hint

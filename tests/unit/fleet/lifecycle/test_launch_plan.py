@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from enginebay.contract import LaunchMode, Load
+from enginebay.engines.registry import get_spec
+from enginebay.errors import ConfigError
+from enginebay.fleet.lifecycle.launch_plan import _prepare_model_path, choose_launch_mode
+from enginebay.worker.client_side.worker_process import WorkerLaunch, build_argv
+
+
+def test_tensor_parallel_on_transformers_goes_through_torchrun() -> None:
+    settings = {"sharding.strategy": "tensor_parallel", "sharding.num_shards": 2}
+    assert choose_launch_mode(get_spec("transformers"), settings) == (LaunchMode.TORCHRUN, 2)
+    assert choose_launch_mode(get_spec("vllm"), settings) == (LaunchMode.DIRECT, 1), "vLLM starts its own processes"
+
+
+def test_a_launcher_can_be_asked_for_where_the_engine_knows_it() -> None:
+    assert choose_launch_mode(get_spec("transformers"), {"launch": "accelerate"}) == (LaunchMode.ACCELERATE, 1)
+    with pytest.raises(ConfigError, match="cannot be launched by accelerate"):
+        choose_launch_mode(get_spec("vllm"), {"launch": "accelerate"})
+
+
+def test_a_plan_to_look_at_makes_no_dense_weights() -> None:
+    stored: Any = SimpleNamespace(format="gguf", path=Path("model.gguf"), name="m")
+    said: list[str] = []
+    assert (
+        _prepare_model_path(stored, get_spec("transformers"), Path("no-python"), said.append, convert=False)
+        == stored.path
+        and not said
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        (LaunchMode.DIRECT, ["serve"]),
+        (LaunchMode.TORCHRUN, ["torch.distributed.run", "2"]),
+        (LaunchMode.ACCELERATE, ["accelerate.commands.launch", "2"]),
+    ],
+)
+def test_the_command_line_of_each_launcher(mode: LaunchMode, words: list[str]) -> None:
+    launch = WorkerLaunch(Load("x", "a:B", "m", ""), Path("/env/bin/python"), Path("/run"), Path("/log"), mode, 2)
+    line = build_argv(launch, Path("/run/w"))
+    assert line[0] == "/env/bin/python" and line[-2:] == ["serve", "/run/w"]
+    assert all(word in line for word in words)

@@ -1,0 +1,357 @@
+"""A small world in which a planner has to keep its promises: models that take time to move, requests that take time to run.
+
+The world knows nothing of how a planner decides. It carries out what the planner says and raises `Broken` at the first
+action that breaks a promise, or when the planner never comes to rest or leaves a request without an end.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+
+from enginebay.fleet.scheduling.planner import (
+    CancelDrain,
+    Drain,
+    PlannerAction,
+    PlannerLimits,
+    Reject,
+    ReplicaSnapshot,
+    ReplicaState,
+    Transition,
+    WaitingRequest,
+    plan_actions,
+)
+
+Planner = Callable[
+    [float, Mapping[str, int], Sequence[ReplicaSnapshot], Sequence[WaitingRequest], PlannerLimits], list[PlannerAction]
+]
+
+TICK_S = 1.0  # the planner is asked on every event, and so often
+_BACKOFF_S = 2.0
+_MOST_ROUNDS = 20  # of questions at one moment
+_MOST_EVENTS = 20_000
+
+
+class PromiseBroken(AssertionError):
+    """The planner broke a promise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedModel:
+    name: str
+    awake: Mapping[str, int]
+    asleep: Mapping[str, int] | None = None
+    pinned: bool = False
+    starts_awake: bool = False
+    load_s: float = 1.0
+    wake_s: float = 0.5
+    release_s: float = 0.5  # to fall asleep or to end
+    idle_s: float | None = None
+    min_residency_s: float = 0.0
+    failures: int = 0  # of its first raises
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedArrival:
+    at: float
+    model: str
+    service_s: float = 1.0
+    wait_s: float = math.inf
+    cancel_s: float | None = None  # after so long its client goes away
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    models: Sequence[SimulatedModel]
+    arrivals: Sequence[SimulatedArrival]
+    memory: Mapping[str, int]
+    memory_later: Sequence[tuple[float, Mapping[str, int]]] = ()  # others take some of it or give it back
+    rules: PlannerLimits = field(default_factory=PlannerLimits)
+    late: bool = False  # requests are handed over only after the planner has seen their model awake
+    tells_origin: bool = True  # whether the planner is told where a moving model came from
+
+
+@dataclass(slots=True)
+class SimulationOutcome:
+    ends: Counter[str] = field(default_factory=Counter)
+    loads: int = 0
+
+
+def count_fcfs_loads(models: Iterable[str], slots: int) -> int:
+    """How many raises serving requests strictly as they came takes, evicting the least recently used."""
+    loaded: OrderedDict[str, None] = OrderedDict()
+    raises = 0
+    for model in models:
+        if model not in loaded:
+            raises += 1
+            if len(loaded) == slots:
+                loaded.popitem(last=False)
+        loaded[model] = None
+        loaded.move_to_end(model)
+    return raises
+
+
+def simulate(history: History, planner: Planner = plan_actions) -> SimulationOutcome:
+    return _Simulation(history, planner).run()
+
+
+@dataclass(slots=True)
+class _LiveModel:
+    """A model in the world."""
+
+    model: SimulatedModel
+    depth: ReplicaState
+    origin: ReplicaState | None = None  # set while it moves
+    closed: bool = False
+    running: int = 0
+    awake_since: float = 0.0
+    idle_since: float = 0.0
+    done_at: float = 0.0
+    failures: int = 0
+    not_before: float = 0.0
+
+    def need(self, depth: ReplicaState) -> Mapping[str, int]:
+        return {
+            ReplicaState.AWAKE: self.model.awake,
+            ReplicaState.ASLEEP: self.model.asleep or {},
+            ReplicaState.COLD: {},
+        }[depth]
+
+    def holds(self, pool: str) -> int:
+        return max(self.need(depth).get(pool, 0) for depth in (self.depth, self.origin or self.depth))
+
+    def seen(self, now: float, tells_origin: bool) -> ReplicaSnapshot:
+        model, moving = self.model, self.origin is not None
+        raise_s = model.load_s if self.depth is ReplicaState.COLD else model.wake_s
+        return ReplicaSnapshot(
+            name=model.name, state=self.depth, in_transition=moving, previous_state=self.origin if tells_origin else None,
+            awake_bytes=model.awake, asleep_bytes=model.asleep, pinned=model.pinned, running=self.running, draining=self.closed,
+            awake_since=self.awake_since, idle_since=self.idle_since, idle_s=model.idle_s,
+            min_residency_s=model.min_residency_s, time_to_ready_s=self.done_at - now if moving else raise_s,
+            retry_at=self.not_before,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Request:
+    id: int
+    arrival: SimulatedArrival
+    end: str | None = None
+    running: bool = False
+
+    @property
+    def deadline(self) -> float:
+        return self.arrival.at + self.arrival.wait_s
+
+
+class _Simulation:
+    def __init__(self, history: History, planner: Planner) -> None:
+        self.history = history
+        self.planner = planner
+        self.now = 0.0
+        self.memory = dict(history.memory)
+        self.live = {
+            model.name: _LiveModel(
+                model, ReplicaState.AWAKE if model.starts_awake else ReplicaState.COLD, failures=model.failures
+            )
+            for model in history.models
+        }  # fmt: skip
+        self.waiting: dict[int, _Request] = {}
+        self.outcome = SimulationOutcome()
+        self._requests = [_Request(number, arrival) for number, arrival in enumerate(history.arrivals)]
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._ticking = False
+
+    def run(self) -> SimulationOutcome:
+        for request in self._requests:
+            self._schedule(request.arrival.at, partial(self._arrive, request))
+        for moment, memory in self.history.memory_later:
+            self._schedule(moment, partial(self.memory.update, memory))
+        for _ in range(_MOST_EVENTS):
+            if not self._events:
+                break
+            self._next_moment()
+            self._ask()
+            self._keep_ticking()
+        else:
+            raise PromiseBroken("the world never comes to an end")
+        if lost := [request.id for request in self._requests if request.end is None]:
+            raise PromiseBroken(f"requests without an end: {lost}")
+        return self.outcome
+
+    # Time
+
+    def _schedule(self, moment: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (moment, next(self._order), event))
+
+    def _next_moment(self) -> None:
+        self.now = self._events[0][0]
+        while self._events and self._events[0][0] <= self.now:
+            heapq.heappop(self._events)[2]()
+
+    def _keep_ticking(self) -> None:
+        """Asks every second for as long as anything could depend on it."""
+        idle = any(live.model.idle_s is not None and live.depth is not ReplicaState.COLD for live in self.live.values())
+        more_to_come = any(request.end is None for request in self._requests)
+        if not self._ticking and (self.waiting or (idle and more_to_come)):
+            self._ticking = True
+            self._schedule(self.now + TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = False
+        for request in self.waiting.values():
+            if self.now > request.deadline + 2 * TICK_S:
+                raise PromiseBroken(f"request {request.id} waits beyond its deadline")
+
+    # Requests
+
+    def _arrive(self, request: _Request) -> None:
+        self.waiting[request.id] = request
+        if request.arrival.cancel_s is not None:
+            self._schedule(self.now + request.arrival.cancel_s, partial(self._finish, request, "cancelled"))
+        if not self.history.late:
+            self._dispatch()
+
+    def _dispatch(self) -> None:
+        for request in list(self.waiting.values()):
+            live = self.live[request.arrival.model]
+            if live.depth is ReplicaState.AWAKE and live.origin is None and not live.closed:
+                if self.now > request.deadline + TICK_S:
+                    raise PromiseBroken(f"request {request.id} is served after its deadline")
+                del self.waiting[request.id]
+                request.running = True
+                live.running += 1
+                self._schedule(self.now + request.arrival.service_s, partial(self._finish, request, "answered"))
+
+    def _finish(self, request: _Request, how: str) -> None:
+        if request.end is not None:
+            return
+        request.end = how
+        self.outcome.ends[how] += 1
+        self.waiting.pop(request.id, None)
+        if request.running:
+            live = self.live[request.arrival.model]
+            live.running -= 1
+            live.idle_since = self.now
+
+    # The planner
+
+    def _ask(self) -> None:
+        if not self.history.late:
+            self._dispatch()
+        for _ in range(_MOST_ROUNDS):
+            seen = [live.seen(self.now, self.history.tells_origin) for live in self.live.values()]
+            line = [
+                WaitingRequest(it.id, it.arrival.model, it.arrival.at, it.deadline)
+                for it in reversed(self.waiting.values())
+            ]
+            actions = self.planner(self.now, self.memory, seen, line, self.history.rules)
+            for action in actions:
+                self._apply_action(action)
+            self._dispatch()
+            if not actions:
+                return
+        raise PromiseBroken(f"the planner does not come to rest: {actions}")
+
+    def _apply_action(self, action: PlannerAction) -> None:
+        if isinstance(action, Reject):
+            self._refuse(action)
+            return
+        live = self.live[action.name]
+        if live.origin is not None:
+            raise PromiseBroken(f"{action} while it moves")
+        if isinstance(action, Transition):
+            self._start_transition(live, action.to)
+        elif live.depth is not ReplicaState.AWAKE or live.closed is isinstance(action, Drain):
+            raise PromiseBroken(f"{action} of a door that is not there or is so already")
+        elif isinstance(action, Drain) and (
+            live.model.pinned or self.now < live.awake_since + live.model.min_residency_s
+        ):
+            raise PromiseBroken(f"{action} of a pinned model, or before its time")
+        else:
+            assert isinstance(action, Drain | CancelDrain)
+            live.closed = isinstance(action, Drain)
+
+    def _refuse(self, refusal: Reject) -> None:
+        request = self.waiting[refusal.id]
+        if refusal.reason == "deadline" and self.now < request.deadline:
+            raise PromiseBroken(f"{refusal} before its deadline")
+        if refusal.reason == "memory" and self._could_fit(self.live[request.arrival.model]):
+            raise PromiseBroken(f"{refusal} although it could fit")
+        if not 0 <= refusal.retry_after_s < math.inf:
+            raise PromiseBroken(f"{refusal} promises nothing")
+        self._finish(request, f"refused: {refusal.reason}")
+
+    def _could_fit(self, live: _LiveModel) -> bool:
+        pinned = [other for other in self.live.values() if other.model.pinned and other is not live]
+        slots = self.history.rules.max_awake
+        if slots is not None and sum(other.depth is ReplicaState.AWAKE for other in pinned) >= slots:
+            return False
+        return all(
+            amount + sum(other.need(other.depth).get(pool, 0) for other in pinned) <= self.memory.get(pool, 0)
+            for pool, amount in live.model.awake.items()
+        )
+
+    # Moves
+
+    def _start_transition(self, live: _LiveModel, to: ReplicaState) -> None:
+        if to is live.depth or (
+            to is ReplicaState.ASLEEP and (live.model.asleep is None or live.depth is ReplicaState.COLD)
+        ):
+            raise PromiseBroken(f"{live.model.name} cannot go from {live.depth} to {to}")
+        if to is ReplicaState.AWAKE:
+            self._check_load(live)
+            self.outcome.loads += 1
+            takes = live.model.load_s if live.depth is ReplicaState.COLD else live.model.wake_s
+        else:
+            self._check_release(live)
+            takes = live.model.release_s
+        before = self._sum_held_memory()
+        live.origin, live.depth, live.done_at = live.depth, to, self.now + takes
+        for pool, amount in self._sum_held_memory().items():
+            if amount > max(self.memory.get(pool, 0), before[pool]):
+                raise PromiseBroken(f"{amount} held of {self.memory.get(pool, 0)} in {pool}")
+        self._schedule(live.done_at, partial(self._finish_transition, live))
+
+    def _check_load(self, live: _LiveModel) -> None:
+        rules, others = self.history.rules, list(self.live.values())
+        if self.now < live.not_before:
+            raise PromiseBroken(f"{live.model.name} is raised too soon after a failure")
+        if sum(it.origin is not None and it.depth is ReplicaState.AWAKE for it in others) >= rules.parallel_loads:
+            raise PromiseBroken("too many raises at once")
+        if rules.max_awake is not None and sum(it.depth is ReplicaState.AWAKE for it in others) >= rules.max_awake:
+            raise PromiseBroken("too many awake")
+
+    def _check_release(self, live: _LiveModel) -> None:
+        if live.running:
+            raise PromiseBroken(f"{live.model.name} is busy")
+        if live.model.pinned:
+            raise PromiseBroken(f"{live.model.name} is pinned")
+        expired = live.model.idle_s is not None and self.now - live.idle_since >= live.model.idle_s
+        if (
+            live.depth is ReplicaState.AWAKE
+            and self.now < live.awake_since + live.model.min_residency_s
+            and not expired
+        ):
+            raise PromiseBroken(f"{live.model.name} has not been awake for long enough")
+
+    def _sum_held_memory(self) -> dict[str, int]:
+        pools = {pool for live in self.live.values() for pool in live.model.awake} | set(self.memory)
+        return {pool: sum(live.holds(pool) for live in self.live.values()) for pool in pools}
+
+    def _finish_transition(self, live: _LiveModel) -> None:
+        live.origin = None
+        live.closed = False
+        live.idle_since = self.now
+        if live.depth is ReplicaState.AWAKE:
+            live.awake_since = self.now
+            if live.failures:
+                live.failures -= 1
+                live.depth = ReplicaState.COLD
+                live.not_before = self.now + _BACKOFF_S

@@ -1,0 +1,53 @@
+"""A server that the lab starts ends with the lab. A script stands for `bay serve`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from enginebay.lab.study import bay_server
+
+SERVER = """
+import os, sys, time
+from enginebay.util.stdin_watchdog import end_with_stdin
+assert "--until-stdin-ends" in sys.argv
+end_with_stdin()
+print('{"event": "serving", "url": "http://here"}', flush=True)
+time.sleep(60)
+"""
+LAB = """
+import sys, time
+from pathlib import Path
+from enginebay.lab import served
+bay_server._BAY = (sys.executable, "-c", Path(sys.argv[1]).read_text())
+with bay_server.served([], Path(sys.argv[2])) as server:
+    print(server.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_killed_lab_leaves_no_server(tmp_path: Path) -> None:
+    script = tmp_path / "server.py"
+    script.write_text(SERVER)
+    command = [sys.executable, "-c", LAB, str(script), str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as lab:
+        try:
+            assert lab.stdout is not None
+            server = psutil.Process(int(lab.stdout.readline()))
+            assert server.is_running()
+        finally:
+            lab.kill()
+    _, alive = psutil.wait_procs([server], timeout=20)
+    assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_server_is_told_to_end_after_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bay_server, "_BAY_COMMAND", (sys.executable, "-c", SERVER))
+    with bay_server.run_bay_server([], tmp_path / "log") as server:
+        assert server.url == "http://here"
+        assert psutil.pid_exists(server.pid)
+    assert not psutil.pid_exists(server.pid)

@@ -1,0 +1,286 @@
+"""The GPUs of one engine. The driver's library is played, with its calls as they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginebay.meters.devices.engine_gpu_meter import (
+    EngineGpuMeter,
+    collect_process_tree,
+    find_gpus_of,
+    open_engine_gpu_meter,
+    parse_visible_devices,
+    uses_cuda,
+)
+from enginebay.meters.devices.nvml_driver import NvmlDriver, NvmlDriverError
+from enginebay.meters.sample import Absent
+
+OWN, OTHER = 100, 999
+UUIDS = ["GPU-aaaa", "GPU-bbbb"]
+NOT_SUPPORTED = 3
+
+
+class Call:
+    """A function of a C library."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+        self.restype: Any = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._answer(*arguments)
+
+
+class Library:
+    """Two GPUs; what is in `refused` is not supported, what is in `missing` is not there."""
+
+    def __init__(self) -> None:
+        self.refused: set[str] = set()
+        self.missing: set[str] = set()
+        self.energy_mj = [5_000, 9_000]
+        self.running: list[list[int]] = [[], []]
+        self.models = ["H200", "H200"]
+        self.shut = 0
+
+    def __getattr__(self, name: str) -> Call:
+        answer = {
+            "nvmlInit_v2": lambda: 0,
+            "nvmlShutdown": self._shutdown,
+            "nvmlDeviceGetCount_v2": lambda found: _set(found, 2),
+            "nvmlDeviceGetHandleByIndex_v2": lambda index, found: _set(found, index.value + 1),
+            "nvmlDeviceGetUUID": self._uuid,
+            "nvmlDeviceGetName": self._name,
+            "nvmlDeviceGetTotalEnergyConsumption": lambda gpu, found: _set(found, self.energy_mj[gpu.value - 1]),
+            "nvmlDeviceGetPowerUsage": lambda gpu, found: _set(found, 412_500),
+            "nvmlDeviceGetComputeRunningProcesses_v3": self._processes,
+            "nvmlErrorString": lambda code: b"Not Supported",
+        }.get(name)
+        if answer is None or name in self.missing:
+            raise AttributeError(name)
+        return Call(lambda *arguments: NOT_SUPPORTED if name in self.refused else answer(*arguments))
+
+    def _shutdown(self) -> int:
+        self.shut += 1
+        return 0
+
+    def _uuid(self, gpu: Any, found: Any, size: Any) -> int:
+        found.value = UUIDS[gpu.value - 1].encode()
+        return 0
+
+    def _name(self, gpu: Any, found: Any, size: Any) -> int:
+        found.value = self.models[gpu.value - 1].encode()
+        return 0
+
+    def _processes(self, gpu: Any, count: Any, found: Any) -> int:
+        running = self.running[gpu.value - 1]
+        for place, pid in enumerate(running):
+            found[place].pid = pid
+        return _set(count, len(running))
+
+
+def _set(place: Any, value: int) -> int:
+    place._obj.value = value
+    return 0
+
+
+def opened(library: Library, environment: str | None = None, order: str | None = None) -> EngineGpuMeter | Absent:
+    return open_engine_gpu_meter(lambda: {OWN}, environment, lambda: NvmlDriver(library), order=order)
+
+
+def test_of_several_gpus_the_one_that_computes_for_us() -> None:
+    library = Library()
+    library.running = [[OTHER], [OWN]]
+    meter = opened(library)
+    assert isinstance(meter, EngineGpuMeter)
+    (sample,) = meter.read()
+    assert (sample.device, sample.energy_j, sample.power_w) == ("gpu:1", 9.0, None)
+    meter.close()
+    assert library.shut == 1
+
+
+@pytest.mark.parametrize(
+    ("running", "environment", "places"),
+    [
+        ([[OTHER], [OWN, OTHER]], None, [1]),  # the driver tells
+        ([[OWN], [OWN]], None, [0, 1]),
+        ([[OTHER], []], "1", [1]),  # it does not, the environment does
+        ([[], []], "0,GPU-bbbb", [0, 1]),
+    ],
+)
+def test_the_gpus_of_a_server(running: list[list[int]], environment: str | None, places: list[int]) -> None:
+    library = Library()
+    library.running = running
+    assert find_gpus_of({OWN}, environment, lambda: NvmlDriver(library)) == places
+    assert library.shut == 1
+
+
+@pytest.mark.parametrize(("environment", "words"), [(None, "which of 2 GPUs"), ("", "leaves no GPU"), ("MIG-1", "MIG")])
+def test_gpus_that_nobody_tells_are_not_read(environment: str | None, words: str) -> None:
+    found = find_gpus_of({OWN}, environment, lambda: NvmlDriver(Library()))
+    assert isinstance(found, Absent) and words in found.reason
+
+
+@pytest.mark.parametrize(
+    ("environment", "order", "running", "found"),
+    [
+        ("0", None, [[], []], None),
+        ("0", "PCI_BUS_ID", [[], []], [0]),
+        ("GPU-bb", None, [[], []], [1]),
+        ("0", None, [[], [OWN]], [1]),  # the driver tells
+    ],
+)
+def test_numbers_of_different_gpus_are_no_places(
+    environment: str, order: str | None, running: list[list[int]], found: list[int] | None
+) -> None:
+    library = Library()
+    library.models, library.running = ["T4", "H200"], running
+    told = find_gpus_of({OWN}, environment, lambda: NvmlDriver(library), order=order)
+    if found is None:
+        assert isinstance(told, Absent) and "CUDA_DEVICE_ORDER=PCI_BUS_ID" in told.reason
+    else:
+        assert told == found
+
+
+def test_without_a_driver_nothing_is_said_of_gpus() -> None:
+    def none() -> NvmlDriver:
+        raise NvmlDriverError("there is none")
+
+    assert find_gpus_of({OWN}, None, none) is None
+    library = Library()
+    library.refused = {"nvmlDeviceGetCount_v2"}
+    assert find_gpus_of({OWN}, None, lambda: NvmlDriver(library)) is None and library.shut == 1
+
+
+def test_where_the_driver_tells_the_numbers_of_cuda_do_not_matter() -> None:
+    library = Library()
+    library.models = ["T4", "H200"]
+    library.running = [[], [OWN]]
+    meter = opened(library, "0")  # the fastest one, which is the second on the bus
+    assert isinstance(meter, EngineGpuMeter) and [sample.device for sample in meter.read()] == ["gpu:1"]
+
+
+@pytest.mark.parametrize(
+    ("models", "environment", "order", "found"),
+    [
+        (["T4", "H200"], "1", None, "CUDA_DEVICE_ORDER=PCI_BUS_ID"),
+        (["T4", "H200"], "1", "FASTEST_FIRST", "CUDA_DEVICE_ORDER=PCI_BUS_ID"),
+        (["T4", "H200"], "1", "PCI_BUS_ID", ["gpu:1"]),
+        (["T4", "H200"], "GPU-bb", None, ["gpu:1"]),
+        (["H200", "H200"], "1", None, ["gpu:1"]),
+    ],
+)
+def test_a_number_is_a_place_on_the_bus_only_where_that_is_certain(
+    models: list[str], environment: str, order: str | None, found: str | list[str]
+) -> None:
+    library = Library()
+    library.models = models
+    meter = opened(library, environment, order)
+    if isinstance(found, str):
+        assert isinstance(meter, Absent) and found in meter.reason and library.shut == 1
+    else:
+        assert isinstance(meter, EngineGpuMeter) and [sample.device for sample in meter.read()] == found
+
+
+def test_without_a_counter_the_power() -> None:
+    library = Library()
+    library.refused.add("nvmlDeviceGetTotalEnergyConsumption")
+    meter = opened(library, "0")
+    assert isinstance(meter, EngineGpuMeter)
+    assert [(sample.energy_j, sample.power_w) for sample in meter.read()] == [(None, 412.5)]
+
+
+def test_others_on_the_same_gpu_are_named_where_the_driver_tells() -> None:
+    library = Library()
+    library.running = [[OWN], []]
+    meter = opened(library, "0,1")
+    assert isinstance(meter, EngineGpuMeter) and meter.explain_sharing() is None
+    library.running = [[OWN, OTHER], []]
+    assert f"process {OTHER} computes on gpu:0" in (meter.explain_sharing() or "")
+
+
+def test_in_a_container_the_driver_tells_numbers_that_nobody_knows_here() -> None:
+    library = Library()
+    library.running = [[41_000], []]  # ourselves, as the host sees us
+    meter = opened(library, "0")
+    assert isinstance(meter, EngineGpuMeter) and meter.explain_sharing() is None
+    several = opened(library)
+    assert isinstance(several, Absent) and "which of 2 GPUs" in several.reason and library.shut == 1
+
+
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [
+        (("nvmlInit_v2",), "Not Supported"),
+        (("nvmlDeviceGetCount_v2",), "does not tell its GPUs"),
+        (("nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetPowerUsage"), "neither the energy nor the power"),
+    ],
+)
+def test_what_cannot_be_read_is_absent_with_its_reason(refused: tuple[str, ...], words: str) -> None:
+    library = Library()
+    library.refused.update(refused)
+    found = opened(library, "1")
+    assert isinstance(found, Absent) and words in found.reason
+
+
+def test_an_old_driver_may_not_know_who_computes() -> None:
+    library = Library()
+    library.missing.add("nvmlDeviceGetComputeRunningProcesses_v3")
+    assert isinstance(opened(library, "0"), EngineGpuMeter)
+    with pytest.raises(NvmlDriverError, match="has no nvmlDeviceGetComputeRunningProcesses_v3"):
+        NvmlDriver(library).list_compute_pids(NvmlDriver(library).get_gpu(0))
+
+
+def test_errors_have_the_drivers_words() -> None:
+    library = Library()
+    library.refused.add("nvmlDeviceGetUUID")
+    with pytest.raises(NvmlDriverError, match="Not Supported"):
+        NvmlDriver(library).read_uuid(NvmlDriver(library).get_gpu(0))
+
+
+@pytest.mark.parametrize(
+    ("environment", "places"),
+    [
+        (None, [0, 1]),
+        ("0", [0]),
+        ("1,0", [1, 0]),
+        ("GPU-bb", [1]),
+        ("0,7,1", [0]),  # as CUDA does: the first unknown one ends the list
+        ("-1", "leaves no GPU"),
+        ("", "leaves no GPU"),
+        ("MIG-1", "MIG slice"),
+    ],
+)
+def test_cuda_visible_devices(environment: str | None, places: list[int] | str) -> None:
+    found = parse_visible_devices(environment, UUIDS)
+    assert places in found if isinstance(places, str) and isinstance(found, str) else found == places
+
+
+def make_process(proc: Path, pid: int, parent: int, *, file: str = "/dev/null", maps: str = "") -> None:
+    folder = proc / str(pid)
+    (folder / "fd").mkdir(parents=True)
+    (folder / "stat").write_text(f"{pid} (a ) name) S {parent} 1 1 0 -1")
+    (folder / "fd" / "3").symlink_to(file)
+    (folder / "maps").write_text(maps)
+
+
+def test_a_family_is_a_process_and_all_that_come_from_it(tmp_path: Path) -> None:
+    for pid, parent in ((1, 0), (10, 1), (11, 10), (12, 11), (20, 1)):
+        make_process(tmp_path, pid, parent)
+    (tmp_path / "30").mkdir()  # just ended
+    assert collect_process_tree(10, tmp_path) == {10, 11, 12}
+
+
+def test_who_computes_on_a_gpu_holds_a_file_or_the_library(tmp_path: Path) -> None:
+    make_process(tmp_path, 10, 1, file="/dev/nvidiactl")  # only asks the driver
+    make_process(tmp_path, 11, 10, file="/dev/nvidia-uvm")
+    make_process(tmp_path, 12, 10, maps="7f00-7f01 r-xp 0 00:1 9 /usr/lib/libcuda.so.580.1\n")
+    assert not uses_cuda({10, 13}, tmp_path)
+    assert uses_cuda({10, 11}, tmp_path) and uses_cuda({12}, tmp_path)
+
+
+def test_this_process_is_in_its_own_family() -> None:
+    assert os.getpid() in collect_process_tree(os.getpid()) and os.getppid() not in collect_process_tree(os.getpid())

@@ -1,0 +1,254 @@
+"""Requests to /v1/responses in the terms of a chat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from enginebay.config.sections.server_section import ServerLimits
+from enginebay.errors import ContextOverflow, EnginebayError, InvalidRequest, Unsupported
+from enginebay.server.api.openai.responses_input import (
+    check_unsupported_response_fields,
+    read_logprobs,
+    to_chat_messages,
+    to_chat_tool_choice,
+    to_chat_tools,
+    to_generation_fields,
+    to_response_format,
+    to_responses_error,
+)
+from enginebay.server.api.openai.schemas import ResponsesBody
+from enginebay.server.api.openai.template_options import build_template_options
+
+
+def body(**fields: Any) -> ResponsesBody:
+    return msgspec.convert({"model": "m", "input": "hi", **fields}, ResponsesBody)
+
+
+def messages(items: Any, **fields: Any) -> list[dict[str, Any]]:
+    return to_chat_messages(body(input=items, **fields), ServerLimits(messages=10))
+
+
+def call(call_id: str = "c1", **more: Any) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": call_id, "name": "f", "arguments": '{"a": 1}', **more}
+
+
+def chat_call(call_id: str = "c1") -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+
+
+def test_what_an_sdk_has_added_to_items_and_what_a_model_has_spoilt() -> None:
+    part = {"type": "output_text", "text": "yes", "annotations": [], "parsed": {"a": 1}}
+    said = {"type": "message", "role": "assistant", "content": [part]}
+    found = messages([said, call(arguments="{", parsed_arguments=None), call("c2", parsed_arguments={"a": 1})])
+    assert found[0]["content"] == "yes"
+    assert [one["function"]["arguments"] for one in found[0]["tool_calls"]] == ["{", '{"a": 1}']
+
+
+def test_text_is_what_the_user_says() -> None:
+    assert messages("hi") == [{"role": "user", "content": "hi"}]
+
+
+def test_instructions_come_first() -> None:
+    found = messages("hi", instructions="be brief")
+    assert found == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+
+
+def test_instructions_and_a_first_system_message_are_one() -> None:
+    items = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
+    found = messages(items, instructions="be brief")
+    assert found[0] == {"role": "system", "content": "be brief\n\nbe kind"}
+    assert [one["role"] for one in found] == ["system", "user"]
+
+
+def test_parts_are_joined() -> None:
+    parts = [{"type": "input_text", "text": "one"}, {"type": "input_text", "text": "two"}]
+    assert messages([{"type": "message", "role": "user", "content": parts}])[0]["content"] == "one\ntwo"
+
+
+def test_an_output_message_can_be_sent_back() -> None:
+    part = {"type": "output_text", "text": "yes", "annotations": [], "logprobs": []}
+    item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
+    assert messages([{"role": "user", "content": "?"}, item])[1] == {"role": "assistant", "content": "yes"}
+
+
+def test_calls_of_one_turn_are_one_message_and_outputs_know_their_name() -> None:
+    found = messages(
+        [
+            {"role": "assistant", "content": "wait"},
+            call("c1", id="fc_1", status="completed"),
+            call("c2"),
+            {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "two"}]},
+            {"type": "function_call_output", "call_id": "c1", "output": "one"},
+            call("c3"),
+        ]
+    )
+    assert found == [
+        {"role": "assistant", "content": "wait", "tool_calls": [chat_call("c1"), chat_call("c2")]},
+        {"role": "tool", "tool_call_id": "c2", "name": "f", "content": "two"},
+        {"role": "tool", "tool_call_id": "c1", "name": "f", "content": "one"},
+        {"role": "assistant", "content": "", "tool_calls": [chat_call("c3")]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("item", "error", "said"),
+    [
+        ({"type": "reasoning", "summary": []}, Unsupported, "'reasoning'"),
+        ({"type": "item_reference", "id": "x"}, Unsupported, "refers to an item"),
+        ({"role": "user", "content": [{"type": "input_image"}]}, Unsupported, "input[0].content[0]"),
+        ({"role": "user", "content": [{"type": "input_text"}]}, InvalidRequest, "has no text"),
+        ({"role": "user", "content": ["text"]}, InvalidRequest, "not an object"),
+        ({"role": "user", "content": None}, InvalidRequest, "content is missing"),
+        ({"role": "robot", "content": "x"}, InvalidRequest, "'robot'"),
+        ({"role": "user", "content": "x", "name": "Ann"}, InvalidRequest, "input[0].name"),
+        ({"type": "function_call_output", "call_id": "c9", "output": "x"}, InvalidRequest, "'c9'"),
+        (call(name=3), InvalidRequest, "input[0].name is 3"),
+    ],
+)
+def test_what_a_chat_cannot_say_is_refused(item: Any, error: type[EnginebayError], said: str) -> None:
+    with pytest.raises(error) as caught:
+        messages([item])
+    assert said in caught.value.message
+    assert caught.value.param == "input"
+
+
+def test_too_many_items() -> None:
+    with pytest.raises(InvalidRequest, match="at most 10"):
+        messages([{"role": "user", "content": "x"}] * 11)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": {"id": "conv"}}, "conversation"),
+        ({"conversation": "conv"}, "conversation"),
+        ({"background": True}, "background"),
+        ({"prompt": {}}, "prompt"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"reasoning": {"effort": "low"}}, "reasoning"),
+        ({"moderation": {"model": "m"}}, "moderation"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
+    ],
+)
+def test_fields_that_ask_for_what_is_not_there(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises((Unsupported, InvalidRequest)) as caught:
+        check_unsupported_response_fields(body(**fields))
+    assert caught.value.param == param
+    assert caught.value.hint
+
+
+def test_fields_that_ask_for_nothing_are_fine() -> None:
+    check_unsupported_response_fields(
+        body(
+            background=False,
+            truncation="disabled",
+            reasoning={"effort": None},
+            text={"verbosity": "medium"},
+            stream=True,
+            stream_options={"include_obfuscation": False},
+            max_tool_calls=3,
+        )
+    )
+
+
+def test_log_probabilities_are_asked_for_by_include() -> None:
+    include = ["message.output_text.logprobs"]
+    assert read_logprobs(body()) is None
+    assert read_logprobs(body(include=include)) == 0
+    assert read_logprobs(body(include=include, top_logprobs=4)) == 4
+    with pytest.raises(InvalidRequest) as caught:
+        read_logprobs(body(top_logprobs=4))
+    assert caught.value.param == "top_logprobs"
+
+
+def test_flat_tools_become_tools_of_a_chat() -> None:
+    schema = {"type": "object", "properties": {}}
+    flat = {"type": "function", "name": "f", "description": "d", "parameters": schema, "strict": True}
+    function = {"name": "f", "description": "d", "parameters": schema, "strict": True}
+    assert to_chat_tools([flat]) == [{"type": "function", "function": function}]
+    assert to_chat_tools([{"type": "function", "name": "f", "parameters": None, "defer_loading": False}]) == [
+        {"type": "function", "function": {"name": "f"}}
+    ]
+    assert to_chat_tools(None) is None
+
+
+@pytest.mark.parametrize("tool", [{"type": "web_search"}, {}, {"type": "function", "name": "f", "defer_loading": True}])
+def test_other_tools_are_refused(tool: dict[str, Any]) -> None:
+    with pytest.raises(Unsupported) as caught:
+        to_chat_tools([tool])
+    assert caught.value.param == "tools"
+
+
+def test_tool_choice() -> None:
+    assert to_chat_tool_choice("required") == "required"
+    assert to_chat_tool_choice(None) is None
+    assert to_chat_tool_choice({"type": "function", "name": "f"}) == {"type": "function", "function": {"name": "f"}}
+    some = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
+    named = [{"type": "function", "function": {"name": "f"}}]
+    assert to_chat_tool_choice(some) == {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": named}}
+
+
+@pytest.mark.parametrize(
+    "choice", [{"type": "mcp"}, {}, {"type": "allowed_tools", "tools": [{"type": "mcp", "server_label": "x"}]},
+               {"type": "allowed_tools", "tools": ["f"]}]
+)  # fmt: skip
+def test_a_choice_of_other_tools_is_refused(choice: dict[str, Any]) -> None:
+    with pytest.raises(Unsupported) as caught:
+        to_chat_tool_choice(choice)
+    assert caught.value.param == "tool_choice"
+
+
+@pytest.mark.parametrize("tool", [{"type": "function", "function": {"name": "f"}}, {"type": "function", "name": 7}])
+def test_a_choice_in_the_form_of_a_chat_is_told_the_form_of_this_api(tool: dict[str, Any]) -> None:
+    for choice in (tool, {"type": "allowed_tools", "mode": "auto", "tools": [tool]}):
+        with pytest.raises(InvalidRequest, match="has no name") as caught:
+            to_chat_tool_choice(choice)
+        assert caught.value.param == "tool_choice" and '{"type": "function", "name": "…"}' in caught.value.hint
+
+
+def test_a_list_that_is_none_is_left_to_the_checks() -> None:
+    found = to_chat_tool_choice({"type": "allowed_tools", "tools": 7})
+    assert found == {"type": "allowed_tools", "allowed_tools": {"mode": None, "tools": 7}}
+
+
+def test_format_becomes_a_response_format() -> None:
+    schema = {"type": "object"}
+    flat = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    nested = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    assert to_response_format(body(text={"format": flat})) == nested
+    assert to_response_format(body(text={"format": {"type": "json_object"}})) == {"type": "json_object"}
+    assert to_response_format(body(text={})) is None
+    assert to_response_format(body()) is None
+
+
+def test_shared_fields_reach_the_sampling() -> None:
+    found = to_generation_fields(body(temperature=0.5, top_k=3, seed=7, stop=["x"], text={"format": {"type": "text"}}))
+    assert (found.temperature, found.top_k, found.seed, found.stop) == (0.5, 3, 7, ["x"])
+    assert found.response_format == {"type": "text"}
+
+
+def test_template_options() -> None:
+    assert build_template_options({"enable_thinking": False}, tools=[1]) == {"enable_thinking": False, "tools": [1]}
+    assert build_template_options(None, tools=None) == {}
+    for taken in ("messages", "tools", "request", "self"):
+        with pytest.raises(InvalidRequest, match=taken):
+            build_template_options({taken: 1})
+
+
+def test_errors_name_the_fields_of_this_api() -> None:
+    found = to_responses_error(ContextOverflow("max_tokens 9 is too much", "lower max_tokens", param="max_tokens"))
+    assert isinstance(found, ContextOverflow)
+    assert (found.message, found.hint, found.param) == (
+        "max_output_tokens 9 is too much", "lower max_output_tokens", "max_output_tokens"
+    )  # fmt: skip
+    tool = to_responses_error(InvalidRequest("tools[0].function.name is 3", param="tools"))
+    assert (tool.message, tool.param) == ("tools[0].name is 3", "tools")
+    schema = to_responses_error(InvalidRequest("response_format.json_schema has no schema", param="response_format"))
+    assert (schema.message, schema.param) == ("text.format has no schema", "text.format")

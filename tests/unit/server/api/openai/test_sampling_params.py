@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from enginebay.config.sections.server_section import ServerLimits
+from enginebay.contract import Guided, Sampling
+from enginebay.errors import InvalidRequest, Unsupported
+from enginebay.server.api.body_decoder import decode_body
+from enginebay.server.api.openai.chat_completions import check_unsupported_fields
+from enginebay.server.api.openai.sampling_params import list_stream_notes, read_constraint, read_sampling
+from enginebay.server.api.openai.schemas import ChatBody
+
+LIMITS = ServerLimits()
+
+
+def body(**fields: Any) -> ChatBody:
+    return decode_body(
+        ChatBody, json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}).encode()
+    )
+
+
+def read(limits: ServerLimits = LIMITS, defaults: dict[str, Any] | None = None, **fields: Any) -> Sampling:
+    asked = body(**fields)
+    guided = read_constraint(asked, limits).guided
+    return read_sampling(asked, defaults or {}, limits, max_tokens=None, vocabulary_size=100, guided=guided)
+
+
+def test_what_is_not_said_is_left_unset() -> None:
+    assert read() == Sampling()
+
+
+def test_the_request_wins_over_the_configuration() -> None:
+    found = read(defaults={"temperature": 0.1, "top_p": 0.9}, temperature=0.7)
+    assert (found.temperature, found.top_p) == (0.7, 0.9)
+
+
+def test_every_plain_field_arrives() -> None:
+    values: dict[str, Any] = {
+        "temperature": 0.5, "top_p": 0.8, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.3,
+        "frequency_penalty": 0.4, "no_repeat_ngram_size": 3, "do_sample": True, "min_tokens": 2, "ignore_eos": True,
+        "seed": 7, "n": 2, "best_of": 3, "num_beams": 1, "length_penalty": 1.1, "early_stopping": True,
+    }  # fmt: skip
+    found = read(**values)
+    assert {name: getattr(found, name) for name in values} == values
+
+
+def test_stop_and_bias() -> None:
+    assert read(stop="a").stop == ("a",)
+    assert read(stop=["a", "b"]).stop == ("a", "b")
+    assert read(logit_bias={"5": -3}).logit_bias == {5: -3.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": "x" * 2000}, "stop"),
+        ({"stop_token_ids": list(range(17))}, "stop_token_ids"),
+        ({"logit_bias": {str(number): 1 for number in range(1025)}}, "logit_bias"),
+        ({"logit_bias": {"100": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"²": 1}}, "logit_bias"),
+        ({"n": 17}, "n"),
+        ({"n": 2, "best_of": 1}, "best_of"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
+        ({"guided_choice": ["b"] * 2000}, "guided_choice"),
+        ({"guided_grammar": "x" * 70_000}, "guided_grammar"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"guided_json": "{not json"}, "guided_json"),
+    ],
+)
+def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read(**fields)
+    assert caught.value.param == param
+
+
+ASKS_FOR_NOTHING = [
+    {"verbosity": "medium"}, {"function_call": "auto"}, {"prompt_cache_retention": "in_memory"},
+    {"prompt_cache_retention": "in-memory"},
+    *({name: None} for name in ("verbosity", "prediction", "audio", "functions", "web_search_options", "moderation",
+                                "function_call", "prompt_cache_retention", "prompt_cache_options")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", ASKS_FOR_NOTHING, ids=str)
+def test_fields_for_what_is_not_done_here_may_ask_for_nothing(fields: dict[str, Any]) -> None:
+    check_unsupported_fields(body(**fields), LIMITS)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"verbosity": "low"}, {"prediction": {"type": "content", "content": "x"}}, {"audio": {"voice": "a"}},
+        {"functions": [{"name": "f"}]}, {"function_call": {"name": "f"}}, {"function_call": "none"}, {"functions": []}, {"web_search_options": {}},
+        {"moderation": {"model": "m"}}, {"prompt_cache_retention": "24h"}, {"prompt_cache_options": {"mode": "explicit"}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_fields_for_what_is_not_done_here_are_refused_by_name(fields: dict[str, Any]) -> None:
+    with pytest.raises(Unsupported) as caught:
+        check_unsupported_fields(body(**fields), LIMITS)
+    assert caught.value.param == next(iter(fields)) and caught.value.hint
+
+
+def test_running_counts_are_not_made_and_that_is_said() -> None:
+    asked = {"include_usage": True, "continuous_usage_stats": True}
+    assert list_stream_notes(body(stream=True, stream_options=asked)).keys() == {
+        "stream_options.continuous_usage_stats"
+    }
+    assert (
+        list_stream_notes(body(stream=True, stream_options={"continuous_usage_stats": False}))
+        == {}
+        == list_stream_notes(body())
+    )
+
+
+def test_the_cap_on_tokens() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read_sampling(body(), {}, ServerLimits(max_tokens=10), max_tokens=11)
+    assert caught.value.param == "max_tokens" and "10" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, Guided(json='{"type": "object"}')),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string"}}}},
+            Guided(json='{"type": "string"}'),
+        ),
+        ({"guided_json": {"type": "string"}}, Guided(json='{"type": "string"}')),
+        ({"guided_json": '{"type": "string"}'}, Guided(json='{"type": "string"}')),
+        ({"guided_regex": "[a-z]+"}, Guided(regex="[a-z]+")),
+        ({"structured_outputs": {"regex": "[a-z]+"}}, Guided(regex="[a-z]+")),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, Guided(choice=("a", "b"))),
+        ({"guided_grammar": 'root ::= "a"'}, Guided(grammar='root ::= "a"')),
+    ],
+)
+def test_constraints(fields: dict[str, Any], expected: Guided | None) -> None:
+    assert read(**fields).guided == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "param"),
+    [
+        (b"", None),
+        (b"[]", None),
+        (b"{", None),
+        (b'{"messages": [{}]}', "model"),
+        (b'{"model": "m", "messages": []}', "messages"),
+        (b'{"model": "m", "messages": [{}], "temprature": 1}', "temprature"),
+        (b'{"model": "m", "messages": [{}], "n": "1"}', "n"),
+        (b'{"model": "m", "messages": [{}], "temperature": NaN}', None),
+        (b'{"model": "m", "messages": [{}], "stream_options": {"x": 1}}', "stream_options.x"),
+        (b'{"model": "\\ud800", "messages": [{}]}', None),
+        (b"[" * 100_000, None),
+        (b"\xff\xfe", None),
+    ],
+)
+def test_bodies_that_cannot_be_read(text: bytes, param: str | None) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        decode_body(ChatBody, text)
+    assert caught.value.param == param
+
+
+def test_a_near_miss_is_suggested() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        body(temprature=1)
+    assert "temperature" in caught.value.hint

@@ -1,0 +1,94 @@
+"""What is written down of a request at its end."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from enginebay.config.sections.server_section import ServerConfig
+from enginebay.server.api import app as app_module
+from enginebay.server.api.app import App
+from enginebay.server.api.routes import Route
+from enginebay.server.auth.api_keys import ApiKey, Keyring, hash_key
+from enginebay.server.http.exchange import Exchange
+from enginebay.server.requests.request_context import RequestContext
+from enginebay.server.requests.server_context import RouteHandler, ServerContext
+from enginebay.server.sessions.model_catalog import ModelCatalog
+from enginebay.server.supervisor.supervisor import LocalRateLimits
+from enginebay.server.telemetry.log_format import RequestRecord
+from enginebay.server.telemetry.server_metrics import ServerMetrics
+from enginebay.server.telemetry.tracing import Tracer
+
+FEW = ApiKey("few", hash_key("few-key"), requests_per_minute=2)
+
+
+class _Wire:
+    peer = "127.0.0.1:5000"
+
+    def __init__(self) -> None:
+        self.aborted = False
+
+    def common(self) -> bytes:
+        return b""
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def finished(self, _: Exchange) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class _Server:
+    """An application with one endpoint, and what it writes down."""
+
+    def __init__(self, handler: RouteHandler, monkeypatch: pytest.MonkeyPatch) -> None:
+        route = Route("POST", "/", handler, "chat", rate_limited=True)
+        monkeypatch.setattr(app_module, "_find_route", lambda *_: route)
+        self.records: list[RequestRecord] = []
+        self.metrics = ServerMetrics()
+        log: Any = SimpleNamespace(request=self.records.append)
+        nothing: Any = None
+        context = ServerContext(
+            ServerConfig(), ModelCatalog([]), self.metrics, log, LocalRateLimits(), nothing, nothing, max_wait_s=1.0
+        )  # fmt: skip
+        self.app = App(context, Keyring([FEW]), Tracer(), keyless=False)
+
+    def send(self) -> Exchange:
+        exchange = Exchange(cast("Any", _Wire()), "POST", "/", {"authorization": "Bearer few-key"})
+        self.app.handle(exchange)
+        return exchange
+
+    async def ask(self) -> RequestRecord:
+        before = len(self.records)
+        self.send()
+        async with asyncio.timeout(30):
+            while len(self.records) == before:
+                await asyncio.sleep(0)
+        return self.records[-1]
+
+    def errors(self) -> dict[str, float]:
+        children: Any = self.metrics.snapshot()["enginebay_errors_total"]["children"]  # type: ignore[index]
+        return {labels[2]: value for labels, value in children}
+
+
+async def _endless(_: ServerContext, call: RequestContext) -> None:
+    call.exchange.start(200, "text/event-stream")
+    await asyncio.sleep(3600)
+
+
+async def test_an_answer_that_the_servers_end_cuts_off_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = _Server(_endless, monkeypatch)
+    exchange = server.send()
+    async with asyncio.timeout(30):
+        while not exchange.started:
+            await asyncio.sleep(0)
+    await server.app.close()
+    [record] = server.records
+    assert (record.status, record.error, record.message) == (200, "cancelled", "the server is stopping")
+    assert server.errors() == {"cancelled": 1}

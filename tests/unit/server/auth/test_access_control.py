@@ -1,0 +1,149 @@
+"""Who may ask: the key of a request, and the pages of other sites."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from enginebay.errors import Forbidden, Unauthorized
+from enginebay.server.auth.access_control import authenticate, check_origin, is_loopback
+from enginebay.server.auth.api_keys import ApiKey, Keyring, hash_key
+from enginebay.server.http.exchange import Exchange
+
+PLAIN, ADMIN = ApiKey("plain", hash_key("plain-key")), ApiKey("admin", hash_key("admin-key"), frozenset({"admin"}))
+RING = Keyring([PLAIN, ADMIN])
+
+
+def exchange(peer: str = "127.0.0.1:5000", **headers: str) -> Exchange:
+    return Exchange(cast("Any", SimpleNamespace(peer=peer)), "POST", "/v1/models", headers)
+
+
+def written(found: Exchange) -> dict[str, str]:
+    lines = [line.decode().strip().partition(": ") for line in found._header_lines]
+    return {name: value for name, _, value in lines}
+
+
+# Keys
+
+
+def test_without_keys_nobody_is_asked_for_one() -> None:
+    assert authenticate(Keyring(), {}, "inference") is None
+    assert authenticate(Keyring(), {"authorization": "Bearer whatever"}, "inference") is None
+
+
+@pytest.mark.parametrize("value", ["Bearer plain-key", "bearer plain-key", "BEARER  plain-key "])
+def test_ways_to_write_a_key(value: str) -> None:
+    assert authenticate(RING, {"authorization": value}, "inference") is PLAIN
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "plain-key",
+        "Basic plain-key",
+        "Bearer plain-ke",
+        "Bearer plain-key,Bearer plain-key",
+    ],
+)
+def test_what_is_no_key(value: str | None) -> None:
+    headers = {} if value is None else {"authorization": value}
+    with pytest.raises(Unauthorized) as refused:
+        authenticate(RING, headers, "inference")
+    assert "plain" not in str(refused.value)
+
+
+def test_a_scope_is_needed() -> None:
+    with pytest.raises(Forbidden, match="inference"):
+        authenticate(RING, {"authorization": "Bearer admin-key"}, "inference")
+    assert authenticate(RING, {"authorization": "Bearer admin-key"}, "admin") is ADMIN
+    with pytest.raises(Forbidden, match="admin"):
+        authenticate(RING, {"authorization": "Bearer plain-key"}, "admin")
+
+
+# Pages of other sites
+
+
+@pytest.mark.parametrize(
+    ("headers", "allowed"),
+    [
+        ({}, True),  # HTTP/1.0 without a Host; browsers always send one
+        ({"host": "localhost"}, True),
+        ({"host": "LOCALHOST:8000"}, True),
+        ({"host": "127.0.0.1:8000"}, True),
+        ({"host": "127.8.9.1"}, True),
+        ({"host": "[::1]:8000"}, True),
+        ({"host": "[::1]"}, True),
+        ({"host": "x.localhost"}, True),
+        ({"host": "evil.example"}, False),
+        ({"host": "evil.example:8000"}, False),
+        ({"host": "localhost.evil.example"}, False),
+        ({"host": "127.0.0.1.evil.example"}, False),
+        ({"host": "10.0.0.1"}, False),
+        ({"host": "0.0.0.0"}, False),
+        ({"host": "[::]:80"}, False),
+        ({"host": "localhost,evil.example"}, False),
+        ({"host": "localhost", "origin": "https://evil.example"}, False),
+        ({"host": "localhost", "origin": "null"}, False),
+        ({"host": "localhost", "origin": ""}, False),
+        ({"host": "localhost:8000", "origin": "http://localhost:8000"}, True),
+        ({"host": "localhost:8000", "origin": "http://localhost:3000"}, False),
+        ({"host": "evil.example", "origin": "http://evil.example"}, False),
+        ({"host": "localhost", "origin": "https://app.example"}, True),
+        ({"host": "localhost", "origin": "https://app.example.evil"}, False),
+    ],
+)
+def test_without_keys_only_this_host_may_ask(headers: dict[str, str], allowed: bool) -> None:
+    found = exchange(**headers)
+    if allowed:
+        check_origin(found, ("https://app.example",), keyless=True)
+    else:
+        with pytest.raises(Forbidden):
+            check_origin(found, ("https://app.example",), keyless=True)
+        assert "access-control-allow-origin" not in written(found)
+
+
+@pytest.mark.parametrize("peer", ["10.0.0.7:5000", "fe80::1%eth0:5000", "::ffff:10.0.0.7:5000", ""])
+@pytest.mark.parametrize("headers", [{"host": "localhost"}, {}, {"host": "localhost", "origin": "https://app.example"}])
+def test_without_keys_nobody_else_gets_in_by_the_name_of_this_host(peer: str, headers: dict[str, str]) -> None:
+    with pytest.raises(Forbidden):
+        check_origin(exchange(peer, **headers), ("https://app.example",), keyless=True)
+    check_origin(exchange(peer, **headers), ("https://app.example",), keyless=False)
+
+
+@pytest.mark.parametrize("peer", ["127.0.0.1:5000", "::1:5000", "::ffff:127.0.0.1:5000", "local"])
+def test_without_keys_this_host_is_whoever_comes_from_it(peer: str) -> None:
+    check_origin(exchange(peer, host="localhost"), (), keyless=True)
+
+
+def test_with_keys_the_key_decides() -> None:
+    for headers in ({"host": "models.example"}, {"host": "models.example", "origin": "https://other.example"}):
+        found = exchange(**headers)
+        check_origin(found, (), keyless=False)
+        assert written(found) == {}  # and the browser keeps the answer from a page that was not allowed
+
+
+@pytest.mark.parametrize("origins", [("https://app.example",), ("*",), ("https://a.example", "https://app.example")])
+def test_an_allowed_page_is_told_so(origins: tuple[str, ...]) -> None:
+    for keyless in (True, False):
+        found = exchange(host="localhost", origin="https://app.example")
+        check_origin(found, origins, keyless)
+        headers = written(found)
+        assert headers["access-control-allow-origin"] == "https://app.example" and headers["vary"] == "origin"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.255.0.1", "::1"])
+def test_addresses_of_this_host_alone(address: str) -> None:
+    assert is_loopback(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["0.0.0.0", "::", "10.0.0.1", "fe80::1%eth0", "localhost", "", "127.0.0.1.evil.example"]
+)
+def test_other_addresses(address: str) -> None:
+    assert not is_loopback(address)

@@ -1,0 +1,275 @@
+"""/admin/*: which order each request becomes, who may give it, and what is said when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from enginebay.config.sections.server_section import ServerConfig
+from enginebay.errors import (
+    ConfigError,
+    EnginebayError,
+    EngineMissing,
+    InvalidRequest,
+    LoadFailed,
+    Overloaded,
+    UnknownEngine,
+    UnknownModel,
+)
+from enginebay.server.api.app import App
+from enginebay.server.api.routes import ROUTES
+from enginebay.server.auth.api_keys import ApiKey, Keyring, hash_key
+from enginebay.server.http.exchange import Exchange
+from enginebay.server.requests.server_context import ServerContext
+from enginebay.server.sessions.model_catalog import ModelCatalog
+from enginebay.server.telemetry.server_log import ServerLog
+from enginebay.server.telemetry.server_metrics import ServerMetrics
+from enginebay.server.telemetry.tracing import Tracer
+
+PLAIN = ApiKey("plain", hash_key("plain-key"), requests_per_minute=1)
+ADMIN = ApiKey("admin", hash_key("admin-key"), frozenset({"admin"}), requests_per_minute=1)
+KEYS = Keyring([PLAIN, ADMIN])
+AS_ADMIN = {"authorization": "Bearer admin-key"}
+
+
+class Scripted:
+    """A fleet that does what it is told to have done."""
+
+    def __init__(self) -> None:
+        self.orders: list[tuple[str, dict[str, Any]]] = []
+        self.answer: Any = {"said": "done"}
+        self.go = asyncio.Event()
+        self.go.set()
+        self.done = 0
+
+    async def order(self, command: str, arguments: dict[str, Any]) -> Any:
+        self.orders.append((command, arguments))
+        await self.go.wait()
+        self.done += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class Wire:
+    """The connection's end of an exchange."""
+
+    congested = False
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.written = b""
+        self.answered = asyncio.Event()
+
+    def common(self) -> bytes:
+        return b""
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def finished(self, _: Exchange) -> None:
+        self.answered.set()
+
+    @property
+    def status(self) -> int:
+        return int(self.written.split()[1])
+
+    @property
+    def head(self) -> str:
+        return self.written.partition(b"\r\n\r\n")[0].decode()
+
+    @property
+    def body(self) -> Any:
+        return json.loads(self.written.partition(b"\r\n\r\n")[2])
+
+
+class Server:
+    def __init__(self, keyring: Keyring, **config: Any) -> None:
+        self.fleet = Scripted()
+        rates: Any = SimpleNamespace(take=None)  # whoever is counted here fails
+        context = ServerContext(
+            ServerConfig(**config), ModelCatalog([]), ServerMetrics(), ServerLog(level="error"), rates, cast("Any", None),
+            cast("Any", self.fleet), 1.0,
+        )  # fmt: skip
+        keyless = not keyring and not context.config.allow_without_key
+        self.app = App(context, keyring, Tracer(), keyless=keyless)
+
+    def send(
+        self, method: str, target: str, body: Any = None, peer: str = "127.0.0.1:5000", **headers: str
+    ) -> tuple[Wire, Exchange]:
+        wire = Wire(peer)
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        exchange = Exchange(cast("Any", wire), method, target, {"host": "localhost:8000", **given})
+        exchange.body = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        self.app.handle(exchange)
+        return wire, exchange
+
+    async def ask(self, method: str, target: str, body: Any = None, **more: str) -> Wire:
+        wire, _ = self.send(method, target, body, **more)
+        await asyncio.wait_for(wire.answered.wait(), 30)
+        return wire
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    made = Server(Keyring())
+    yield made
+    await made.app.close()
+
+
+ADAPTER = {"model": "m", "name": "n", "path": tempfile.gettempdir()}
+PROPER: list[tuple[str, str, Any, str, dict[str, Any]]] = [
+    ("GET", "/admin/ps", None, "ps", {}),
+    ("GET", "/admin/switches", None, "switches", {}),
+    ("GET", "/admin/meters", None, "meters", {}),
+    ("GET", "/admin/logs?model=a%2Fb", None, "logs", {"model": "a/b", "lines": 100}),
+    ("GET", "/admin/logs?lines=10000&model=m", None, "logs", {"model": "m", "lines": 10_000}),
+    ("POST", "/admin/load", {"model": "m"}, "load", {"model": "m"}),
+    ("POST", "/admin/sleep", {"model": "m"}, "sleep", {"model": "m"}),
+    ("POST", "/admin/unload", {"model": "m"}, "unload", {"model": "m"}),
+    ("POST", "/admin/switch", {"from": "m", "to": "o"}, "switch", {"from_": "m", "to": "o"}),
+    ("POST", "/admin/reload", None, "reload", {}),
+    ("POST", "/admin/reload", {}, "reload", {}),
+    ("POST", "/admin/adapters", ADAPTER, "add_lora", ADAPTER),
+    ("POST", "/admin/adapters/remove", {"model": "m", "name": "n"}, "remove_lora", {"model": "m", "name": "n"}),
+    ("POST", "/admin/engines/upgrade", {"engine": "vllm==1.2"}, "upgrade", {"engine": "vllm==1.2"}),
+]
+
+
+@pytest.mark.parametrize(("method", "target", "body", "command", "arguments"), PROPER)
+async def test_requests_become_orders(
+    server: Server, method: str, target: str, body: Any, command: str, arguments: dict[str, Any]
+) -> None:
+    answer = await server.ask(method, target, body)
+    assert (answer.status, answer.body) == (200, {"said": "done"})
+    assert server.fleet.orders == [(command, arguments)]
+
+
+def test_every_admin_route_is_tried_here() -> None:
+    asked = {(method, target.partition("?")[0]) for method, target, *_ in PROPER}
+    assert asked == {(route.method, route.path) for route in ROUTES if route.path.startswith("/admin/")}
+    assert all(route.scope == "admin" and not route.rate_limited for route in ROUTES if route.path.startswith("/admin"))
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "body", "param"),
+    [
+        ("POST", "/admin/load", {}, "model"),
+        ("POST", "/admin/load", {"model": ""}, "model"),
+        ("POST", "/admin/load", {"model": 1}, "model"),
+        ("POST", "/admin/load", {"model": "m", "force": True}, "force"),
+        ("POST", "/admin/load", b"model", None),
+        ("POST", "/admin/load", None, None),
+        ("POST", "/admin/switch", {"from": "m"}, "to"),
+        ("POST", "/admin/switch", {"from_": "m", "to": "n"}, "from_"),
+        ("POST", "/admin/reload", {"now": True}, "now"),
+        ("POST", "/admin/reload", [], None),
+        ("POST", "/admin/adapters", {**ADAPTER, "path": "beside"}, "path"),
+        ("POST", "/admin/adapters", {**ADAPTER, "path": "/a\0b"}, "path"),
+        ("POST", "/admin/adapters", {**ADAPTER, "path": "/there/is/nothing"}, "path"),
+        ("POST", "/admin/adapters", {**ADAPTER, "path": "/" + "x" * 4000}, "path"),
+        ("POST", "/admin/adapters/remove", ADAPTER, "path"),
+        ("POST", "/admin/engines/upgrade", {"engine": ""}, "engine"),
+        ("GET", "/admin/logs", None, "model"),
+        ("GET", "/admin/logs?model=", None, "model"),
+        ("GET", "/admin/logs?model=m&follow=1", None, "follow"),
+        *(("GET", f"/admin/logs?model=m&lines={n}", None, "lines") for n in ("0", "10001", "-1", "x", "", "1e2", "9" * 9999)),
+    ],
+)  # fmt: skip
+async def test_what_is_wrong_is_named_and_nothing_is_ordered(
+    server: Server, method: str, target: str, body: Any, param: str | None
+) -> None:
+    answer = await server.ask(method, target, body)
+    assert answer.status == 400 and answer.body["error"]["param"] == param
+    assert server.fleet.orders == []
+
+
+async def test_a_misspelt_field_is_corrected_to_the_name_on_the_wire(server: Server) -> None:
+    answer = await server.ask("POST", "/admin/switch", {"frm": "a", "to": "b"})
+    assert "did you mean from?" in answer.body["error"]["message"].lower()
+
+
+SECRET = "cannot open /models/x.gguf"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "param"),
+    [
+        (LoadFailed(SECRET, "look into it"), 503, "engine_unavailable", None),
+        (ConfigError(SECRET, "write another"), 400, "misconfigured", None),
+        (UnknownEngine(SECRET), 400, "misconfigured", "engine"),
+        (EngineMissing(SECRET, "install it"), 400, "engine_unavailable", "engine"),
+        (UnknownModel(SECRET, "there are: a", param="model"), 404, "model_not_found", "model"),
+        (InvalidRequest(SECRET, param="to"), 400, "invalid_value", "to"),
+        (Overloaded(SECRET, retry_after_s=6.5), 503, "overloaded", None),
+        (EnginebayError(SECRET), 500, None, None),
+    ],
+)
+async def test_administrators_are_told_the_whole_reason(
+    server: Server, error: EnginebayError, status: int, code: str | None, param: str | None
+) -> None:
+    server.fleet.answer = error
+    answer = await server.ask("POST", "/admin/load", {"model": "m"})
+    found = answer.body["error"]
+    assert (answer.status, found["code"], found["param"]) == (status, code, param)
+    assert found["message"].startswith(SECRET) and error.hint[1:] in found["message"]
+    assert (found["type"] == "server_error") == (status >= 500)
+    assert ("retry-after: 7" in answer.head) == isinstance(error, Overloaded)
+
+
+async def test_what_nobody_expected_stays_in_the_log(server: Server) -> None:
+    server.fleet.answer = ValueError(SECRET)
+    answer = await server.ask("GET", "/admin/ps")
+    assert answer.status == 500 and SECRET not in answer.written.decode()
+
+
+async def test_an_order_goes_on_when_the_client_hangs_up(server: Server) -> None:
+    server.fleet.go.clear()
+    wire, exchange = server.send("POST", "/admin/load", {"model": "m"})
+    while not server.fleet.orders:
+        await asyncio.sleep(0)
+    exchange.closed = True
+    assert exchange.on_close is None  # which would be called now
+    server.fleet.go.set()
+    while not server.fleet.done:
+        await asyncio.sleep(0)
+    assert wire.written == b""
+
+
+# Who may
+
+
+@pytest.mark.parametrize(("method", "target", "body"), [one[:3] for one in PROPER])
+async def test_only_keys_with_the_scope(method: str, target: str, body: Any) -> None:
+    server = Server(KEYS)
+    assert (await server.ask(method, target, body)).status == 401
+    refused = await server.ask(method, target, body, authorization="Bearer plain-key")
+    assert refused.status == 403 and "scope admin" in refused.body["error"]["message"]
+    assert server.fleet.orders == []
+    for _ in range(3):  # more than the key has requests a minute
+        far = await server.ask(method, target, body, peer="10.0.0.9:1", host="models.example", **AS_ADMIN)
+        assert far.status == 200
+
+
+@pytest.mark.parametrize("config", [{}, {"allow_without_key": True}, {"cors_origins": ("https://app.example",)}])
+async def test_without_keys_only_this_host_manages(config: dict[str, Any]) -> None:
+    server = Server(Keyring(), **config)
+    for peer in ("127.0.0.1:1", "::1:1", "::ffff:127.0.0.1:1", "local"):
+        assert (await server.ask("GET", "/admin/ps", peer=peer)).status == 200
+    for far in (
+        {"peer": "10.0.0.9:1"},
+        {"peer": "::ffff:10.0.0.9:1"},
+        {"x_forwarded_for": "10.0.0.9"},
+        {"forwarded": "for=10.0.0.9"},
+        {"host": "evil.example"},
+        {"origin": "https://evil.example"},
+        {"origin": "https://app.example"},
+    ):
+        assert (await server.ask("GET", "/admin/ps", **far)).status == 403, far
+    assert len(server.fleet.orders) == 4

@@ -1,0 +1,143 @@
+"""A connection with both of its ends in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from enginebay.server.http.exchange import Exchange
+from enginebay.server.http.http_connection import HttpConnection, expire_overdue
+from enginebay.server.http.http_settings import HttpSettings
+
+SETTINGS = HttpSettings(
+    max_body_bytes=1000,
+    max_header_bytes=500,
+    max_connections=10,
+    header_timeout_s=10,
+    body_timeout_s=20,
+    keep_alive_s=30,
+    stall_timeout_s=40,
+    write_buffer_bytes=100,
+    encode_refusal=lambda status, message, limit: f"{status}:{message}:{limit}".encode(),
+    common_headers=b"server: test\r\n",
+)
+
+
+class MemoryTransport(asyncio.Transport):
+    """Keeps what is written; `room` is what the client reads, the rest is backlog."""
+
+    def __init__(self, room: int = 10**9) -> None:
+        super().__init__()
+        self.protocol: Any = None
+        self.written = b""
+        self.room = room
+        self.closed = self.aborted = self.ended = self.reading_paused = False
+        self._high = 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._high = high or 0
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return ("192.0.2.1", 1234) if name == "peername" else default
+
+    def write(self, data: Any) -> None:
+        assert not self.closed and not self.ended, "nothing is written after the end"
+        self.written += data
+        if self.get_write_buffer_size() > self._high and not self.protocol.congested:
+            self.protocol.pause_writing()
+
+    def get_write_buffer_size(self) -> int:
+        return max(0, len(self.written) - self.room)
+
+    def drain(self) -> None:
+        """The client reads everything."""
+        self.room = len(self.written)
+        self.protocol.resume_writing()
+
+    def write_eof(self) -> None:
+        self.ended = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = self.aborted = True
+
+    def pause_reading(self) -> None:
+        self.reading_paused = True
+
+    def resume_reading(self) -> None:
+        self.reading_paused = False
+
+
+class RecordingApp:
+    """Keeps what it is asked; answers at once if told how."""
+
+    def __init__(self, reply: Callable[[Exchange], None] | None = None) -> None:
+        self.asked: list[Exchange] = []
+        self.refusals: list[int] = []
+        self._reply = reply
+
+    def answer(self, exchange: Exchange) -> None:
+        self.asked.append(exchange)
+        if self._reply is not None:
+            self._reply(exchange)
+
+    def unwelcome(self, exchange: Exchange) -> tuple[int, str] | None:
+        return (401, "who are you?") if "x-stranger" in exchange.headers else None
+
+    def refused(self, status: int, exchange: Exchange | None) -> None:
+        self.refusals.append(status)
+        if exchange is not None:
+            exchange.add_header("x-told", exchange.headers.get("x-asked", ""))
+
+
+class MemoryClient:
+    """One connection with both of its ends."""
+
+    def __init__(self, reply: Callable[[Exchange], None] | None = None, room: int = 10**9) -> None:
+        self.app = RecordingApp(reply)
+        self.transport = MemoryTransport(room)
+        self.all: set[HttpConnection] = set()
+        self.connection = HttpConnection(SETTINGS, self.app, self.all)
+        self.transport.protocol = self.connection
+        self.connection.connection_made(self.transport)
+
+    def send(self, *pieces: bytes) -> MemoryClient:
+        for piece in pieces:
+            self.connection.data_received(piece)
+        return self
+
+    @property
+    def received(self) -> bytes:
+        return self.transport.written
+
+    def statuses(self) -> list[int]:
+        return [int(part[:3]) for part in self.received.split(b"HTTP/1.1 ")[1:]]
+
+
+GET = b"GET /a?b=c HTTP/1.1\r\nhost: x\r\n\r\n"
+OLD = b"GET /old HTTP/1.0\r\nhost: x\r\n\r\n"
+
+
+def build_post(body: bytes, headers: str = "") -> bytes:
+    return f"POST /p HTTP/1.1\r\nhost: x\r\n{headers}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def reply_ok(exchange: Exchange) -> None:
+    exchange.respond(200, exchange.path.encode())
+
+
+async def run_pending_callbacks() -> None:
+    """What was put off with call_soon happens."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def wait(client: MemoryClient, seconds: float) -> None:
+    expire_overdue(client.all, time.monotonic() + seconds)

@@ -1,0 +1,146 @@
+"""Gauges of models that have gone: reported no longer. And what is counted of a request that is tried again."""
+
+from __future__ import annotations
+
+import socket
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from enginebay.config.sections.server_section import ServerConfig, ServerLimits
+from enginebay.errors import Draining, EnginebayError, WorkerDied
+from enginebay.fleet.routing.variants import ModelRoute
+from enginebay.server.api.app import App
+from enginebay.server.api.routes import Route
+from enginebay.server.auth.api_keys import Keyring
+from enginebay.server.requests.request_context import RequestContext
+from enginebay.server.requests.run_generation import enter_queue
+from enginebay.server.sessions.admission_queue import AdmissionQueue
+from enginebay.server.sessions.model_session import ModelSession
+from enginebay.server.supervisor.server_instance import ServerInstance, ServerSetup
+from enginebay.server.telemetry.fleet_observer import FleetObserver
+from enginebay.server.telemetry.server_metrics import ServerMetrics
+from enginebay.server.telemetry.tracing import Tracer
+from enginebay.server.telemetry.worker_metrics import observe_workers
+from enginebay.worker.proto import worker_pb2 as pb
+from tests.unit.server.requests.test_retry_policy import call_of
+
+
+def place(model: str, kind: str, ready: bool) -> Any:
+    return SimpleNamespace(variant=SimpleNamespace(model=model, kind=kind), ready=ready)
+
+
+def setup(*models: str, kind: str = "fake") -> ServerSetup:
+    return ServerSetup(
+        ServerConfig(log_level="error"), tuple(ModelRoute(one, (one,), (kind,)) for one in models), Keyring()
+    )
+
+
+def served(model: str, metrics: ServerMetrics) -> ModelSession:
+    client: Any = SimpleNamespace(
+        resident=SimpleNamespace(model=model, sampling={}, tool_format="auto"),
+        facts=SimpleNamespace(kind="fake", version="1"),
+        spec=SimpleNamespace(renders=True),
+        prompts=SimpleNamespace(tokenizer=None),
+    )
+    return ModelSession(client, ServerLimits(), metrics, AdmissionQueue(2, 2, 1.0))
+
+
+class Worker:
+    """Says of itself what it is told to; nothing when that is None."""
+
+    def __init__(self, model: str, state: pb.StateReply | None) -> None:
+        self.resident, self.facts = SimpleNamespace(model=model), SimpleNamespace(kind="fake")
+        self.client = self
+        self.told = state
+
+    async def state(self) -> pb.StateReply:
+        if self.told is None:
+            raise TimeoutError
+        return self.told
+
+
+def shown(metrics: ServerMetrics, name: str) -> dict[str, float]:
+    return {labels[0]: value for labels, value in metrics.snapshot()[f"enginebay_{name}"]["children"]}
+
+
+def test_a_model_that_was_removed_is_neither_awake_nor_not() -> None:
+    metrics = ServerMetrics()
+    events = FleetObserver(None, metrics)  # type: ignore[arg-type]
+    events.update_gauges([place("a", "fake", True), place("b", "fake", False)])
+    assert shown(metrics, "model_awake") == {"a": 1, "b": 0}
+    events.update_gauges([place("b", "fake", True)])
+    assert shown(metrics, "model_awake") == {"b": 1}
+    events.update_gauges([])
+    assert shown(metrics, "model_awake") == {}
+
+
+async def test_a_model_without_a_worker_uses_nothing() -> None:
+    metrics = ServerMetrics()
+    names = ("worker_memory_bytes", "engine_running", "kv_cache_usage_ratio", "engine_steps_total")
+    state = pb.StateReply(running=2, memory_bytes=100, steps=7, kv_used_ratio=0.5)
+    workers: list[Any] = [Worker("a", state), Worker("b", state)]
+    await observe_workers(metrics, workers)
+    assert all(set(shown(metrics, name)) == {"a", "b"} for name in names)
+    workers[1].told = None
+    await observe_workers(metrics, workers[1:])
+    assert [shown(metrics, name) for name in names] == [{"b": 100}, {"b": 2}, {"b": 0.5}, {"b": 7}], "as last told"
+    workers[1].told = pb.StateReply(running=1, memory_bytes=50)
+    await observe_workers(metrics, workers[1:])
+    assert [shown(metrics, name) for name in names] == [{"b": 50}, {"b": 1}, {}, {}], "what it does not tell is unknown"
+    await observe_workers(metrics, [])
+    assert not any(shown(metrics, name) for name in names)
+
+
+async def test_requests_of_a_model_that_has_gone_are_told_as_long_as_there_are_any() -> None:
+    metrics, names = ServerMetrics(), ("requests_running", "requests_waiting")
+    with socket.socket() as sock:
+        instance = ServerInstance(sock, setup("a", "b"), None, None, None, metrics)  # type: ignore[arg-type]
+        gone, kept = served("a", metrics), served("b", metrics)
+        kept.running_gauge.inc()
+        leave = await enter_queue(call_of(), gone)
+        await instance.configure(setup("b"))
+        instance.snapshot()
+        assert [shown(metrics, name) for name in names] == [{"a": 1, "b": 1}, {"b": 0}]
+        leave()
+        instance.snapshot()
+        assert shown(metrics, "requests_running") == {"b": 1}
+        leave = await enter_queue(call_of(), gone)  # one that had its session before the model left
+        instance.snapshot()
+        assert shown(metrics, "requests_running") == {"a": 1, "b": 1}
+        leave()
+        await instance.close()
+
+
+async def test_requests_of_a_model_on_another_engine_are_told_there_alone() -> None:
+    metrics = ServerMetrics()
+    with socket.socket() as sock:
+        instance = ServerInstance(sock, setup("a", kind="other"), None, None, None, metrics)  # type: ignore[arg-type]
+        served("a", metrics)
+        instance.snapshot()
+        assert shown(metrics, "requests_running") == shown(metrics, "requests_waiting") == {}
+        await instance.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "retries"), [(Draining("it sleeps"), []), (WorkerDied("it is gone"), [[["m", "fake", "worker_died"], 2]])]
+)
+async def test_a_request_that_is_tried_again_has_waited_once(error: EnginebayError, retries: list[Any]) -> None:
+    metrics, failures = ServerMetrics(), [error, error]
+    model, call = served("m", metrics), call_of()
+    context: Any = SimpleNamespace(metrics=metrics, log=SimpleNamespace(request=lambda _: None))
+    app = App(context, Keyring(), Tracer(), keyless=True)
+
+    async def handler(_: Any, call: RequestContext) -> None:
+        call.session, call.labels = model, model.labels
+        (await enter_queue(call, model))()
+        if failures:
+            failures.pop()
+            raise error
+
+    await app._run_with_retries(call, Route("POST", "/", handler, "completions", scope=None))
+    app._record_request(call)
+    snapshot = metrics.snapshot()
+    assert [sum(data[0]) for _, data in snapshot["enginebay_queue_time_seconds"]["children"]] == [1]
+    assert snapshot["enginebay_retries_total"]["children"] == retries

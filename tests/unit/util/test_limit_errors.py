@@ -1,0 +1,133 @@
+"""A request over a limit is told which setting an operator could change."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from enginebay.config.sections.server_section import ServerLimits
+from enginebay.constraints.regex_limits import check_regex
+from enginebay.constraints.schema_limits import check_schema
+from enginebay.errors import EnginebayError, InvalidRequest, Overloaded
+from enginebay.server.api.openai.chat_completions import check_unsupported_fields
+from enginebay.server.api.openai.completions import parse_prompts
+from enginebay.server.api.openai.responses_input import to_chat_messages
+from enginebay.server.api.openai.sampling_params import read_constraint, read_sampling
+from enginebay.server.api.openai.schemas import ChatBody, ResponsesBody
+from enginebay.server.api.openai.tool_use import plan_tools
+from enginebay.server.encoding.error_responses import encode_error, encode_refusal
+from enginebay.server.requests.run_generation import make_timeout_error
+from enginebay.server.sessions.admission_queue import AdmissionQueue
+from enginebay.util.limit_errors import make_limit_error
+from tests.unit.server.http.memory_client import MemoryClient, build_post, wait
+
+TIGHT = ServerLimits(
+    n=2, stop=1, stop_chars=3, logit_bias=1, max_tokens=5, messages=1, tools=0, prompts=1, inputs=1, grammar_bytes=64,
+    choices=1, regex_chars=4, regex_states=10, schema_depth=3, schema_nodes=8, schema_bytes=64,
+)  # fmt: skip
+SERVED: Any = SimpleNamespace(limits=TIGHT)
+HI = {"role": "user", "content": "hi"}
+
+
+def _body(**fields: Any) -> ChatBody:
+    return msgspec.convert({"model": "m", "messages": [HI], **fields}, ChatBody)
+
+
+def _sampling(max_tokens: int | None = None, **fields: Any) -> Callable[[], object]:
+    return lambda: read_sampling(_body(**fields), {}, TIGHT, max_tokens=max_tokens)
+
+
+def _constraint(**fields: Any) -> Callable[[], object]:
+    return lambda: read_constraint(_body(**fields), TIGHT)
+
+
+def _schema(**schema: Any) -> Callable[[], object]:
+    return lambda: check_schema(schema, TIGHT, "guided_json")
+
+
+def _responses() -> object:
+    return to_chat_messages(msgspec.convert({"model": "m", "input": [HI, HI]}, ResponsesBody), TIGHT)
+
+
+OVER: list[tuple[str, Callable[[], object]]] = [
+    ("n", _sampling(n=3)),
+    ("n", _sampling(best_of=3)),
+    ("stop", _sampling(stop=["a", "b"])),
+    ("stop", _sampling(stop_token_ids=[1, 2])),
+    ("stop_chars", _sampling(stop="long")),
+    ("logit_bias", _sampling(logit_bias={"1": 1, "2": 1})),
+    ("max_tokens", _sampling(max_tokens=6)),
+    ("messages", lambda: check_unsupported_fields(_body(messages=[HI, HI]), TIGHT)),
+    ("messages", _responses),
+    ("tools", lambda: plan_tools([{}], None, None, TIGHT, SERVED)),
+    ("prompts", lambda: parse_prompts(["a", "b"], "prompts", SERVED, "prompt")),
+    ("inputs", lambda: parse_prompts(["a", "b"], "inputs", SERVED, "input")),
+    ("grammar_bytes", _constraint(guided_grammar="x" * 65)),
+    ("choices", _constraint(guided_choice=["a", "b"])),
+    ("choices", _schema(enum=[1, 2])),
+    ("regex_chars", lambda: check_regex("abcde", TIGHT, "guided_regex")),
+    ("regex_states", lambda: check_regex("a{99}", ServerLimits(regex_states=10), "guided_regex")),
+    ("regex_states", _schema(maxLength=11)),
+    ("regex_states", _schema(allOf=[{"pattern": "a{6}"}, {"pattern": "a{7}"}])),
+    ("schema_depth", _schema(items={"items": {"items": {}}})),
+    ("schema_nodes", _schema(enum=[1, 2, 3, 4, 5, 6, 7, 8])),
+    ("schema_bytes", _schema(title="x" * 64)),
+]
+
+
+@pytest.mark.parametrize(("setting", "ask"), OVER)
+def test_the_setting_is_named(setting: str, ask: Callable[[], object]) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        ask()
+    assert _names(refused.value, setting)
+
+
+def _names(error: EnginebayError, setting: str) -> bool:
+    """What the client gets ends with the name of a setting that there is."""
+    assert setting in ServerLimits.__dataclass_fields__
+    return str(encode_error(error)["message"]).endswith(f"server.limits.{setting}.")
+
+
+async def test_the_settings_of_the_queue_are_named() -> None:
+    for queue, setting in ((0, "queue"), (1, "queue_timeout_s")):
+        gate = AdmissionQueue(1, queue, 0.01)
+        await gate.enter()
+        with pytest.raises(Overloaded) as refused:
+            await gate.enter()
+        assert _names(refused.value, setting)
+
+
+def test_the_setting_for_the_time_of_an_answer_is_named() -> None:
+    error = make_timeout_error(SERVED, "ask for fewer tokens")
+    assert _names(error, "request_timeout_s") and "ask for fewer tokens; " in error.hint
+
+
+def test_a_limit_that_does_not_exist_cannot_be_named() -> None:
+    with pytest.raises(AttributeError):
+        make_limit_error("n is 3", TIGHT, "choises", "n")
+
+
+# Before it is a whole request
+
+
+async def test_limits_on_the_transport_name_their_settings() -> None:
+    too_large = MemoryClient().send(build_post(b"x" * 2000))
+    unpacked = MemoryClient().send(build_post(gzip.compress(b"x" * 2000), "content-encoding: gzip\r\n"))
+    long_head = MemoryClient().send(b"GET / HTTP/1.1\r\nhost: x\r\nx-long: " + b"x" * 600 + b"\r\n\r\n")
+    slow_head, slow_body = MemoryClient().send(b"GET / HT"), MemoryClient().send(build_post(b"12345")[:-1])
+    wait(slow_head, 11)
+    wait(slow_body, 21)
+    assert [client.received.rpartition(b":")[2] for client in (too_large, unpacked, long_head, slow_head, slow_body)] == [
+        b"body_bytes", b"body_bytes", b"header_bytes", b"header_timeout_s", b"body_timeout_s"
+    ]  # fmt: skip
+
+
+def test_a_refusal_over_a_limit_names_it() -> None:
+    found = json.loads(encode_refusal(413, "the body is over 9 bytes", "body_bytes"))["error"]["message"]
+    assert found == "the body is over 9 bytes. The limit is set by server.limits.body_bytes."
