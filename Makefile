@@ -1,4 +1,4 @@
-# `make serve` serves a small model, `make test` proves everything. Both start from nothing but Python 3.11+ and make.
+# `make serve` serves a small model, `make test` tests a change. Both start from nothing but Python 3.11+ and make.
 PYTHON ?= python3
 VENV   := .venv
 BAY    := $(VENV)/bin/bay
@@ -6,12 +6,12 @@ MODEL  ?= smollm2
 PROMPT ?= Give three tips for a good night's sleep.
 # Engine environments and models made for the tests live in the checkout, so that nothing of yours is touched.
 TEST_HOME := $(CURDIR)/.home
-# Tests that wait leave the processor to others; those of one file share what they have started, and stay together.
-BESIDE ?= -n 2 --dist loadfile
-# These measure, and have the machine to themselves.
-ALONE := $(addprefix tests/integration/,lab server/test_energy.py server/test_soak.py)
+# Two processes: tests that wait leave the processor to others. Tests that share a server or a worker stay in one (tests/conftest.py).
+PARALLEL ?= -n 2 --dist loadgroup
+PYTEST = ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest
+REAL := tests/browser tests/contract tests/integration
 
-.PHONY: install serve run node check unit browser engines engine-transformers engine-vllm model contract integration test soak bench-server bench-switch bench-worker bench-spinning bench-start bench-lab compare docs clean
+.PHONY: install serve run node chromium check unit browser engines engine-transformers engine-vllm model contract integration test test-slow test-ci test-all soak bench-server bench-switch bench-worker bench-spinning bench-start bench-lab compare docs clean
 
 install: $(VENV)/.installed
 
@@ -45,7 +45,7 @@ check: $(VENV)/.dev
 	$(VENV)/bin/lint-imports
 
 unit: $(VENV)/.dev
-	$(VENV)/bin/pytest tests/unit $(BESIDE)
+	$(VENV)/bin/pytest tests/unit $(PARALLEL)
 
 # Real engines, each in its own environment, built here on first use; side by side with make -j.
 engines: engine-transformers engine-vllm $(TEST_HOME)/.echo model
@@ -60,21 +60,42 @@ $(TEST_HOME)/.echo: $(VENV)/.dev $(wildcard examples/engine-echo/*.toml examples
 model: $(VENV)/.dev
 	ENGINEBAY_HOME=$(TEST_HOME) $(BAY) models pull smollm2
 
-# The report in a real browser; skipped where there is no Chromium.
-browser: $(VENV)/.dev
-	$(VENV)/bin/pytest tests/browser
+# Chromium for the browser tests. On Debian as root it is installed; elsewhere the tests say what is missing.
+chromium:
+	@command -v chromium chromium-browser google-chrome > /dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get > /dev/null || \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium > /dev/null; }
+
+browser: $(VENV)/.dev chromium
+	$(PYTEST) tests/browser
 
 contract: engines
-	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest tests/contract $(BESIDE)
+	$(PYTEST) tests/contract $(PARALLEL)
 
 integration: engines node
-	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest tests/integration $(BESIDE) $(addprefix --ignore=,$(ALONE))
-	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest $(ALONE)
+	$(PYTEST) tests/integration -m "not alone" $(PARALLEL)
+	$(PYTEST) tests/integration -m "alone"
 
-# What needs no quiet machine is done side by side.
+# Before a push: every kind of test, at most 15 minutes on two cores once the engines are installed.
 test: $(VENV)/.dev
-	$(MAKE) --no-print-directory -j 4 check engines node
-	$(MAKE) --no-print-directory unit browser contract integration
+	$(MAKE) --no-print-directory -j 4 check engines node chromium
+	$(MAKE) --no-print-directory unit
+	$(PYTEST) $(REAL) -m "not slow and not alone" $(PARALLEL)
+	$(PYTEST) $(REAL) -m "alone and not slow"
+
+# What `make test` leaves out.
+test-slow: engines node
+	$(PYTEST) $(REAL) -m "slow and not alone" $(PARALLEL)
+	$(PYTEST) $(REAL) -m "slow and alone"
+
+# What continuous integration runs, from nothing: at most an hour on two cores.
+test-ci:
+	$(MAKE) --no-print-directory test
+	$(MAKE) --no-print-directory test-slow
+
+# Everything that needs no GPU: also random examples of the property tests, and ten minutes at full load.
+test-all: test-ci
+	ENGINEBAY_DICE=1 $(VENV)/bin/pytest tests/unit $(PARALLEL)
+	$(MAKE) --no-print-directory soak MINUTES=10
 
 # Each part is run, whatever the one before it found; the result is that of all.
 bench-server: engines
@@ -82,7 +103,7 @@ bench-server: engines
 	  ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python -m bench.server.$$part || failed=1; done; exit $$failed
 
 soak: $(VENV)/.dev
-	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python tests/soak.py --minutes 30
+	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python tests/soak.py --minutes $(or $(MINUTES),30)
 
 bench-worker: engines
 	ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/python bench/worker_overhead.py

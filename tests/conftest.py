@@ -1,13 +1,19 @@
-"""For all tests."""
+"""For all tests: what each one needs (its markers), and which of them share a process (their xdist group)."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
-# Machines that run tests stall: how long an example takes says nothing. The same examples in every run, so that a failure
-# comes from what was changed; others with ENGINEBAY_DICE=1.
+HERE = Path(__file__).parent
+MOUNTS = {"tiny", "small_disk"}  # fixtures that mount a file system
+HEAVY_ENGINES = {"transformers", "vllm"}  # each load takes most of a minute
+
+# Machines that run tests stall, so the duration of an example says nothing. Every run uses the same examples: a failure
+# then comes from a change. ENGINEBAY_DICE=1 draws others.
 settings.register_profile(
     "enginebay",
     deadline=None,
@@ -16,3 +22,46 @@ settings.register_profile(
     database=None,
 )
 settings.load_profile("enginebay")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for name in _implied_markers(item):
+            item.add_marker(name)
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+def _implied_markers(item: pytest.Item) -> set[str]:
+    """What a test's folder and engine say about it; everything else is a marker at the test."""
+    folder = _folder(item)
+    heavy = not HEAVY_ENGINES.isdisjoint(_engines(item))
+    markers = set()
+    if folder == "contract" or heavy:
+        markers.add("engine")
+    if heavy and (folder == "integration" or "test_parameter_" in item.name):
+        markers.add("slow")
+    if folder == "browser":
+        markers.add("browser")
+    if not MOUNTS.isdisjoint(getattr(item, "fixturenames", ())):
+        markers.add("root")
+    if item.path.parent.name == "lab" and folder == "integration":
+        markers.add("alone")  # they measure
+    return markers
+
+
+def _group(item: pytest.Item) -> str:
+    """Tests of one group run in one process: those of a file share its servers, those of an engine its loaded worker."""
+    engine = next((kind for kind in _engines(item) if kind in HEAVY_ENGINES), "")
+    if item.path.name == "test_features.py":
+        return item.nodeid
+    return f"{item.path.relative_to(HERE)} {engine}"
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(HERE).parts[0]
+
+
+def _engines(item: pytest.Item) -> list[str]:
+    """The engines among a test's parameters."""
+    parameters = getattr(item, "callspec", None)
+    return [value for value in parameters.params.values() if isinstance(value, str)] if parameters else []

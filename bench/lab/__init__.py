@@ -1,1 +1,1 @@
-"""Whether the lab's own figures can be trusted."""
+"""Benchmarks of the lab itself: the accuracy of the load generator and of the statistics."""

@@ -1,9 +1,9 @@
-"""The whole lab, live on the fake engine: does it find a difference that is there, and none that is not?
+"""Test the whole lab on the fake engine: it must detect a real difference, and none between equal engines.
 
     python -m bench.lab.aa_repeats
 
-Forty comparisons of an engine with itself, of five paired cycles each: at most 5 may differ. Then an engine that was made 5% slower must be
-found slower. Servers are started once; order alternates from cycle to cycle as in a study.
+Forty A/A comparisons of five paired cycles each: at most 5 may differ. Then an engine made 5% slower must be detected.
+Servers start once; the order alternates from cycle to cycle as in a study.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIGURE = "tpot_s"
 
 @contextmanager
 def serve_fake(step_s: float) -> Iterator[TargetServer]:
-    """`bay serve` with the fake engine, one step taking so long."""
+    """Run `bay serve` with the fake engine and this step time."""
     with tempfile.TemporaryDirectory(prefix="bench-lab-") as folder:
         config = Path(folder) / "serve.yaml"
         config.write_bytes(encode_config({"engine": "fake", "models": {"toy": {}}, "fake": {"step_s": step_s}}))
@@ -38,24 +38,24 @@ def serve_fake(step_s: float) -> Iterator[TargetServer]:
 
 
 def measure_run(target: TargetServer, seed: int) -> float:
-    """One run's mean time per output token."""
-    requests = [Request(tuple(65 + (seed * 31 + number * 7 + place) % 26 for place in range(16)), 16, TOKENS)
+    """Return one run's mean time per output token."""
+    requests = [Request(tuple(65 + (seed * 31 + number * 7 + position) % 26 for position in range(16)), 16, TOKENS)
                 for number in range(REQUESTS)]  # fmt: skip
-    fired = run_loadgen(split_into_tasks(target, requests, None, STREAMS, 1), requests)
-    figures = compute_measures(fired.records, fired.tokens, fired.window_s)
+    result = run_loadgen(split_into_tasks(target, requests, None, STREAMS, 1), requests)
+    figures = compute_measures(result.records, result.tokens, result.window_s)
     if figures["errors"]:
         raise SystemExit(f"requests failed: {figures['errors_by_code']}")
     return float(figures[FIGURE]["mean"])
 
 
 def measure_pairs(a: TargetServer, b: TargetServer, seed: int) -> tuple[list[float], list[float]]:
-    """Paired cycles on the same prompts, in alternating order."""
-    found: dict[str, list[float]] = {"a": [], "b": []}
+    """Measure paired cycles on the same prompts, in alternating order."""
+    values: dict[str, list[float]] = {"a": [], "b": []}
     for cycle in range(CYCLES):
         sides = [("a", a), ("b", b)]
         for name, target in sides if cycle % 2 else reversed(sides):
-            found[name].append(measure_run(target, seed * CYCLES + cycle))
-    return found["a"], found["b"]
+            values[name].append(measure_run(target, seed * CYCLES + cycle))
+    return values["a"], values["b"]
 
 
 def main() -> int:
@@ -65,18 +65,20 @@ def main() -> int:
             measure_run(target, 999)
         alarms = 0
         for repeat in range(REPEATS):
-            found = compare_pairs(*measure_pairs(first, second, repeat))
-            alarms += found.differs
+            comparison = compare_pairs(*measure_pairs(first, second, repeat))
+            alarms += comparison.differs
             print(f"\rA/A {repeat + 1}/{REPEATS}: {alarms} differ", end="", flush=True)
         print(
             f"\nA/A: {alarms} of {REPEATS} differ (at most {MAX_ALARMS}): {'met' if alarms <= MAX_ALARMS else 'MISSED'}"
         )
-        found = compare_pairs(*measure_pairs(first, slow, REPEATS))
-    ratio = found.ratio
-    seen = found.differs and found.difference.estimate > 0
-    said = f"{ratio.estimate:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]" if ratio and ratio.low and ratio.high else "?"
-    print(f"a slowdown of {SLOWDOWN - 1:.0%}: measured {said}: {'found, met' if seen else 'MISSED'}")
-    return 0 if seen and alarms <= MAX_ALARMS else 1
+        comparison = compare_pairs(*measure_pairs(first, slow, REPEATS))
+    ratio = comparison.ratio
+    detected = comparison.differs and comparison.difference.estimate > 0
+    measured = (
+        f"{ratio.estimate:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]" if ratio and ratio.low and ratio.high else "?"
+    )
+    print(f"slowdown of {SLOWDOWN - 1:.0%}: measured {measured}: {'detected, met' if detected else 'MISSED'}")
+    return 0 if detected and alarms <= MAX_ALARMS else 1
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Do the lab's intervals hold the truth as often as they say, and do equal engines seldom seem to differ?
+"""Check the coverage of the lab's confidence intervals, and its rate of false alarms.
 
     python -m bench.lab.interval_coverage
     python -m bench.lab.interval_coverage --studies 10000 --seed 7     more studies, another stream
 
-Each study has 5 cycles of two engines, in several worlds of noise (`worlds.py`). The bars, over 2,000 studies in each: the
-interval of a mean, of a difference, of a ratio and of a percentile holds the truth 93.5 to 96.5% of the time, and two
-equal engines seem to differ 3.5 to 6.5% of the time. How often a planted slowdown of 5% is found depends on the noise and is
-only told.
+Each study has 5 cycles of two engines, under several noise models (`simulated_studies.py`). The bars, over 2,000 studies of
+each: the intervals of a mean, a difference, a ratio and a percentile contain the true value 93.5 to 96.5% of the time, and
+two equal engines differ 3.5 to 6.5% of the time. How often a planted slowdown of 5% is detected depends on the noise and is
+only reported.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from enginebay.lab.statistics.paired_comparison import compare_pairs
 STUDIES, CYCLES, SEED, SLOWDOWN = 2000, 5, 20260101, 0.05
 COVERAGE, ALARMS = (0.935, 0.965), (0.035, 0.065)
 PERCENTILES = (50.0, 90.0, 95.0)
-_REQUESTS = 1000  # of which percentiles are taken
+_REQUESTS = 1000  # per percentile
 
 
 @dataclass(frozen=True, slots=True)
 class CoverageResult:
-    """Shares of the studies of one world."""
+    """Shares of the studies under one noise model."""
 
-    world: str
+    noise: str
     mean: float
     difference: float
     ratio: float
@@ -48,11 +48,11 @@ class CoverageResult:
 
 
 def measure_coverage(
-    world: NoiseModel, studies: int = STUDIES, cycles: int = CYCLES, seed: int = SEED
+    noise: NoiseModel, studies: int = STUDIES, cycles: int = CYCLES, seed: int = SEED
 ) -> CoverageResult:
-    """Every study of a world through the lab's own functions: equal engines, and one made slower."""
-    truth = world.estimate_true_mean(seed)
-    left, right = world.runs(np.random.default_rng([seed, 0]), studies, cycles)
+    """Evaluate every study with the lab's own functions: for equal engines, and for one made slower."""
+    truth = noise.estimate_true_mean(seed)
+    left, right = noise.runs(np.random.default_rng([seed, 0]), studies, cycles)
     mean = difference = ratio = alarms = found = 0
     for a, b in zip(left.tolist(), right.tolist(), strict=True):
         slower = compare_pairs(a, [value * (1 + SLOWDOWN) for value in b])
@@ -61,11 +61,11 @@ def measure_coverage(
         ratio += slower.ratio is not None and slower.ratio.contains(1 + SLOWDOWN)
         found += slower.differs
         alarms += compare_pairs(a, b).differs
-    return CoverageResult(world.name, *(count / studies for count in (mean, difference, ratio, alarms, found)))
+    return CoverageResult(noise.name, *(count / studies for count in (mean, difference, ratio, alarms, found)))
 
 
 def measure_percentile_coverage(percent: float, studies: int = STUDIES, seed: int = SEED) -> float:
-    """How often the interval of a percentile of one run's independent requests holds it."""
+    """Return how often the interval of a percentile of independent requests contains the true value."""
     random = np.random.default_rng([seed, 2, round(percent)])
     values = random.exponential(1.0, (studies, _REQUESTS))
     truth = float(-np.log(1 - percent / 100))
@@ -73,26 +73,30 @@ def measure_percentile_coverage(percent: float, studies: int = STUDIES, seed: in
 
 
 def main(studies: int, seed: int) -> int:
-    found = [measure_coverage(world, studies, seed=seed) for world in NOISE_MODELS]
+    results = [measure_coverage(noise, studies, seed=seed) for noise in NOISE_MODELS]
     percentiles = {percent: measure_percentile_coverage(percent, studies, seed) for percent in PERCENTILES}
-    print_coverage(found, percentiles, studies)
-    good = all(one.is_within for one in found) and all(_is_inside(share, COVERAGE) for share in percentiles.values())
-    print(f"coverage {_format_range(COVERAGE)} and false alarms {_format_range(ALARMS)}: {'met' if good else 'MISSED'}")
-    return 0 if good else 1
+    print_coverage(results, percentiles, studies)
+    met = all(result.is_within for result in results) and all(
+        _is_inside(share, COVERAGE) for share in percentiles.values()
+    )
+    print(f"coverage {_format_range(COVERAGE)} and false alarms {_format_range(ALARMS)}: {'met' if met else 'MISSED'}")
+    return 0 if met else 1
 
 
-def print_coverage(found: Sequence[CoverageResult], percentiles: dict[float, float], studies: int) -> None:
-    print(f"{studies} studies of {CYCLES} cycles in each world; shares in %")
+def print_coverage(results: Sequence[CoverageResult], percentiles: dict[float, float], studies: int) -> None:
+    print(f"{studies} studies of {CYCLES} cycles per noise model; shares in %")
     print_table(
-        ["world", "mean held", "difference held", "ratio held", "false alarms", "5% found", "bars"],
-        [[one.world, *_format_cells(one), "met" if one.is_within else "MISSED"] for one in found],
+        ["noise model", "mean covered", "difference covered", "ratio covered", "false alarms", "5% detected", "bars"],
+        [[result.noise, *_format_cells(result), "met" if result.is_within else "MISSED"] for result in results],
     )
     for percent, share in percentiles.items():
-        print(f"percentile {percent:g} of {_REQUESTS} requests held: {share:.2%}")
+        print(f"percentile {percent:g} of {_REQUESTS} requests covered: {share:.2%}")
 
 
-def _format_cells(one: CoverageResult) -> list[str]:
-    return [f"{100 * share:.2f}" for share in (one.mean, one.difference, one.ratio, one.alarms, one.found)]
+def _format_cells(result: CoverageResult) -> list[str]:
+    return [
+        f"{100 * share:.2f}" for share in (result.mean, result.difference, result.ratio, result.alarms, result.found)
+    ]
 
 
 def _is_inside(share: float, bar: tuple[float, float]) -> bool:
@@ -104,8 +108,8 @@ def _format_range(bar: tuple[float, float]) -> str:
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description="How often the lab's intervals hold the truth, in simulated studies.")
+    options = argparse.ArgumentParser(description="Coverage of the lab's confidence intervals in simulated studies.")
     options.add_argument("--studies", type=int, default=STUDIES)
     options.add_argument("--seed", type=int, default=SEED)
-    given = options.parse_args()
-    sys.exit(main(given.studies, given.seed))
+    arguments = options.parse_args()
+    sys.exit(main(arguments.studies, arguments.seed))

@@ -1,4 +1,4 @@
-"""One load as a load client saw it, and whether the client was up to it. Pure."""
+"""What a load generator reports of a workload, and whether it sustained it. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ERROR = 0.05  # of each figure
 
 @dataclass(frozen=True, slots=True)
 class KnownDelays:
-    """What the server was told to do with every request."""
+    """The server's configured delays."""
 
     ttft_s: float
     itl_s: float
@@ -22,9 +22,9 @@ class KnownDelays:
 
 @dataclass(frozen=True, slots=True)
 class RateWorkload:
-    """Requests at a constant rate, or as fast as so many at once are answered.
+    """Requests at a constant rate, or at a constant concurrency.
 
-    The first of them warm up: connections are opened, and streams become as many as stay.
+    The first of them warm up: connections open, and the number of streams settles.
     """
 
     url: str
@@ -40,13 +40,13 @@ class RateWorkload:
 
 
 def make_constant_rate(url: str, tokens: int, rate: float, warmup_s: float, measured_s: float) -> RateWorkload:
-    """A constant rate for so long."""
+    """Return a workload with a constant rate for this long."""
     return RateWorkload(url, tokens, ceil(rate * warmup_s), max(2, ceil(rate * measured_s)), rate)
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedRequest:
-    """One request that was answered, as a load client saw it. Moments are on any one clock."""
+    """One answered request, as a load generator saw it. Times are on any one clock."""
 
     start_s: float
     end_s: float
@@ -57,11 +57,11 @@ class ObservedRequest:
 
 @dataclass(frozen=True, slots=True)
 class LoadgenReport:
-    """What a load client says of a load."""
+    """A load generator's figures of a workload."""
 
-    answered: int  # requests that were answered
+    answered: int
     tokens: int
-    rate: float  # requests/s that it sent
+    rate: float  # requests/s sent
     ttft_s: float
     tpot_s: float
 
@@ -71,51 +71,53 @@ class LoadgenReport:
 
 
 class Loadgen(Protocol):
-    """A load client. `load` raises SystemExit when it cannot do its work at all."""
+    """A load generator. `run_workload` raises SystemExit if it fails altogether."""
 
     name: str
 
-    def run_workload(self, load: RateWorkload) -> list[ObservedRequest]: ...
+    def run_workload(self, workload: RateWorkload) -> list[ObservedRequest]: ...
 
 
-def drop_warmup(ones: Sequence[ObservedRequest], load: RateWorkload) -> list[ObservedRequest]:
-    return sorted(ones, key=lambda one: one.start_s)[load.warmup :]
+def drop_warmup(requests: Sequence[ObservedRequest], workload: RateWorkload) -> list[ObservedRequest]:
+    return sorted(requests, key=lambda request: request.start_s)[workload.warmup :]
 
 
-def compute_throughput(ones: Sequence[ObservedRequest], load: RateWorkload) -> float:
-    """Tokens/s from the first request after the warm-up to the last answer."""
-    ones = drop_warmup(ones, load)
-    return sum(one.tokens for one in ones) / (max(one.end_s for one in ones) - ones[0].start_s)
+def compute_throughput(requests: Sequence[ObservedRequest], workload: RateWorkload) -> float:
+    """Return tokens/s from the first request after the warm-up to the last response."""
+    requests = drop_warmup(requests, workload)
+    return sum(request.tokens for request in requests) / (
+        max(request.end_s for request in requests) - requests[0].start_s
+    )
 
 
-def summarize_requests(ones: Sequence[ObservedRequest], load: RateWorkload) -> LoadgenReport:
-    """The figures of all requests after the warm-up."""
-    ones = drop_warmup(ones, load)
-    if len(ones) < 2:
-        return LoadgenReport(len(ones), 0, 0.0, 0.0, 0.0)
-    rate = (len(ones) - 1) / (ones[-1].start_s - ones[0].start_s)
-    means = fmean(one.ttft_s for one in ones), fmean(one.tpot_s for one in ones)
-    return LoadgenReport(len(ones), sum(one.tokens for one in ones), rate, *means)
+def summarize_requests(requests: Sequence[ObservedRequest], workload: RateWorkload) -> LoadgenReport:
+    """Return the figures of all requests after the warm-up."""
+    requests = drop_warmup(requests, workload)
+    if len(requests) < 2:
+        return LoadgenReport(len(requests), 0, 0.0, 0.0, 0.0)
+    rate = (len(requests) - 1) / (requests[-1].start_s - requests[0].start_s)
+    means = fmean(request.ttft_s for request in requests), fmean(request.tpot_s for request in requests)
+    return LoadgenReport(len(requests), sum(request.tokens for request in requests), rate, *means)
 
 
-def find_faults(seen: LoadgenReport, load: RateWorkload, known: KnownDelays) -> list[str]:
-    """Why a load was not sustained; nothing: it was."""
-    found = []
-    if seen.answered != load.measured or seen.tokens != load.measured * known.tokens:
-        found.append(f"{seen.answered} answers of {load.measured}, {seen.tokens} tokens")
-    for name, figure, wanted in (
-        ("TTFT", seen.ttft_s, known.ttft_s),
-        ("TPOT", seen.tpot_s, known.itl_s),
-        ("rate", seen.rate, load.rate),
+def find_faults(report: LoadgenReport, workload: RateWorkload, known: KnownDelays) -> list[str]:
+    """Return why a workload was not sustained; empty if it was."""
+    faults = []
+    if report.answered != workload.measured or report.tokens != workload.measured * known.tokens:
+        faults.append(f"{report.answered} answers of {workload.measured}, {report.tokens} tokens")
+    for name, figure, expected in (
+        ("TTFT", report.ttft_s, known.ttft_s),
+        ("TPOT", report.tpot_s, known.itl_s),
+        ("rate", report.rate, workload.rate),
     ):
-        off = figure / wanted - 1
+        off = figure / expected - 1
         if abs(off) > ERROR:
-            found.append(f"{name} {off:+.0%}")
-    return found
+            faults.append(f"{name} {off:+.0%}")
+    return faults
 
 
 def find_highest_step(sustains: Callable[[int], bool], start: int) -> int | None:
-    """The highest step that is sustained, looked for step by step from where it is thought to be."""
+    """Return the highest sustained step, searched step by step from `start`."""
     step = start
     if sustains(step):
         while sustains(step + 1):

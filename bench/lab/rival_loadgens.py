@@ -1,6 +1,6 @@
-"""The load clients of others, as their users run them: a command for each load, and what it wrote when it ended.
+"""Other load generators, run as their users do: one command per workload, and the result file it writes.
 
-python -m bench.lab.rival_loadgens            install what is missing, and have each carry out a small load
+python -m bench.lab.rival_loadgens            install what is missing, and smoke-test each
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ GUIDELLM = "0.8.1"
 INPUT_TOKENS = 8
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 _LONGEST_S = 300.0
-_EVEN_BURSTINESS = 10_000  # vLLM draws gaps from a gamma distribution of this shape: they are within 1% of each other
+_EVEN_BURSTINESS = 10_000  # shape of vLLM's gamma-distributed gaps: they are within 1% of each other
 
 
 class VllmBench:
-    """`vllm bench serve`, from the environment of the engine. One process."""
+    """`vllm bench serve`, from the engine's environment. One process."""
 
     name = "vllm bench serve"
 
@@ -42,21 +42,21 @@ class VllmBench:
         self._tokenizer = plan.launch.load.path
         self._environment = {**_OFFLINE, "PYTHONPATH": str(ensure_vllm_distribution(plan))}
 
-    def run_workload(self, load: RateWorkload) -> list[ObservedRequest]:
+    def run_workload(self, workload: RateWorkload) -> list[ObservedRequest]:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             options = {
-                "backend": "openai", "base-url": load.url, "endpoint": "/v1/completions", "model": "known",
+                "backend": "openai", "base-url": workload.url, "endpoint": "/v1/completions", "model": "known",
                 "tokenizer": self._tokenizer, "dataset-name": "random", "random-input-len": INPUT_TOKENS,
-                "random-output-len": load.tokens, "num-prompts": load.requests, "request-rate": load.rate,
+                "random-output-len": workload.tokens, "num-prompts": workload.requests, "request-rate": workload.rate,
                 "burstiness": _EVEN_BURSTINESS, "temperature": 0, "result-dir": folder, "result-filename": "result.json",
-                **({} if load.concurrency is None else {"max-concurrency": load.concurrency}),
+                **({} if workload.concurrency is None else {"max-concurrency": workload.concurrency}),
             }  # fmt: skip
-            named = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-            command = [*self._command, *named, "--save-result", "--save-detailed", "--disable-tqdm"]
-            found = _run_for_result(command, self._environment, Path(folder), "result.json")
+            arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+            command = [*self._command, *arguments, "--save-result", "--save-detailed", "--disable-tqdm"]
+            result = _run_for_result(command, self._environment, Path(folder), "result.json")
         names = ("start_times", "latencies", "output_lens", "ttfts", "itls")
-        ones = (_parse_vllm_request(*values) for values in zip(*(found[name] for name in names), strict=True))
-        return [one for one in ones if one.ttft_s]  # one without an answer has none
+        requests = (_parse_vllm_request(*values) for values in zip(*(result[name] for name in names), strict=True))
+        return [request for request in requests if request.ttft_s]  # a failed request has no TTFT
 
 
 def _parse_vllm_request(
@@ -66,7 +66,7 @@ def _parse_vllm_request(
 
 
 class Guidellm:
-    """guidellm, in an environment of its own, with its libraries for speed and all prompts made beforehand."""
+    """guidellm in its own environment, with its performance extras and all prompts generated in advance."""
 
     def __init__(self, processes: int | None = None) -> None:
         self.name = "guidellm"
@@ -77,26 +77,26 @@ class Guidellm:
         self._python = _ensure_guidellm()
         self._tokenizer = make_launch_plan(MODEL, engine="transformers", config=load_config(None)).launch.load.path
 
-    def run_workload(self, load: RateWorkload) -> list[ObservedRequest]:
+    def run_workload(self, workload: RateWorkload) -> list[ObservedRequest]:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             options = {
-                "backend": f"kind=openai_http,target={load.url},model=known,request_format=/v1/completions",
+                "backend": f"kind=openai_http,target={workload.url},model=known,request_format=/v1/completions",
                 "profile": (
-                    f"kind=constant,rate={load.rate}"
-                    if load.concurrency is None
-                    else f"kind=concurrent,streams={load.concurrency}"
+                    f"kind=constant,rate={workload.rate}"
+                    if workload.concurrency is None
+                    else f"kind=concurrent,streams={workload.concurrency}"
                 ),
-                "constraint": f"kind=max_requests,count={load.requests}",
+                "constraint": f"kind=max_requests,count={workload.requests}",
                 "tokenizer": f"kind=huggingface_auto,model={self._tokenizer}",
-                "data": f"kind=synthetic_text,prompt_tokens={INPUT_TOKENS},output_tokens={load.tokens}",
-                "data-loader": f"kind=pytorch,samples={load.requests}",
+                "data": f"kind=synthetic_text,prompt_tokens={INPUT_TOKENS},output_tokens={workload.tokens}",
+                "data-loader": f"kind=pytorch,samples={workload.requests}",
                 "metrics": "kind=generative,sample_size=0",
                 "output": f"kind=json,path={folder}/result.json",
             }
-            named = [text for name, value in options.items() for text in (f"--{name}", value)]
-            command = [str(self._python.with_name("guidellm")), "run", *named, "--disable-console"]
-            found = _run_for_result(command, self._environment, Path(folder), "result.json")
-        return [_parse_guidellm_request(request) for request in found["benchmarks"][0]["requests"]["successful"]]
+            arguments = [text for name, value in options.items() for text in (f"--{name}", value)]
+            command = [str(self._python.with_name("guidellm")), "run", *arguments, "--disable-console"]
+            result = _run_for_result(command, self._environment, Path(folder), "result.json")
+        return [_parse_guidellm_request(request) for request in result["benchmarks"][0]["requests"]["successful"]]
 
 
 def _parse_guidellm_request(request: Mapping[str, Any]) -> ObservedRequest:
@@ -110,21 +110,21 @@ def _parse_guidellm_request(request: Mapping[str, Any]) -> ObservedRequest:
 
 
 def _ensure_guidellm() -> Path:
-    """The Python of guidellm's environment; makes it on first use."""
-    place = home_dir() / "bench" / f"guidellm-{GUIDELLM}"
-    python, marker = place / "bin/python", place / "installed"
+    """Return the Python of guidellm's environment; create it on first use."""
+    folder = home_dir() / "bench" / f"guidellm-{GUIDELLM}"
+    python, marker = folder / "bin/python", folder / "installed"
     if not marker.exists():
         engine = find_environment("transformers").python
         print(f"installing guidellm {GUIDELLM}", flush=True)
-        venv.create(place, with_pip=True, clear=True)
-        # It asks for torch, and loads its prompts with it: the engine's will do, and is already here.
-        where = ("-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
-        own, engines = (_read_output([str(one), *where]) for one in (python, engine))
-        (Path(own) / "engine.pth").write_text(f"{engines}\n")
-        wanted = f"guidellm[perf]=={GUIDELLM}"
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wanted]
+        venv.create(folder, with_pip=True, clear=True)
+        # It needs torch to load its prompts: reuse the engine's, which is already installed.
+        code = ("-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
+        site_packages, engine_packages = (_read_output([str(interpreter), *code]) for interpreter in (python, engine))
+        (Path(site_packages) / "engine.pth").write_text(f"{engine_packages}\n")
+        requirement = f"guidellm[perf]=={GUIDELLM}"
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", requirement]
         if subprocess.run(pip).returncode:
-            raise SystemExit(f"{wanted} cannot be installed")
+            raise SystemExit(f"{requirement} cannot be installed")
         marker.touch()
     return python
 
@@ -134,16 +134,16 @@ def _read_output(command: Sequence[str]) -> str:
 
 
 def _run_for_result(command: Sequence[str], environment: Mapping[str, str], folder: Path, name: str) -> Any:
-    """What a command leaves in a file. Raises SystemExit with the end of what it printed when it leaves none."""
+    """Run a command and return the JSON file it writes. Raise SystemExit with the end of its output if there is none."""
     log = folder / "log"
-    with log.open("wb") as out:
+    with log.open("wb") as log_file:
         process = subprocess.Popen(
             command,
             cwd=folder,
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
+            stdout=log_file,
+            stderr=log_file,
             start_new_session=True,
         )
         try:
@@ -151,13 +151,13 @@ def _run_for_result(command: Sequence[str], environment: Mapping[str, str], fold
         except subprocess.TimeoutExpired:
             pass
         finally:
-            with suppress(ProcessLookupError):  # what it started ends with it
+            with suppress(ProcessLookupError):  # stop its children too
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    place = folder / name
-    if not place.exists():
-        raise SystemExit(f"{' '.join(command)} left no result:\n{_read_log_tail(log)}")
-    return json.loads(place.read_text())
+    result = folder / name
+    if not result.exists():
+        raise SystemExit(f"{' '.join(command)} wrote no result:\n{_read_log_tail(log)}")
+    return json.loads(result.read_text())
 
 
 def _read_log_tail(log: Path) -> str:
@@ -171,10 +171,10 @@ def _smoke_test() -> int:
     lost = 0
     for rival in rivals:
         with run_calibration_server(0.1, 0.01) as url:
-            load = make_constant_rate(url, tokens=16, rate=8.0, warmup_s=1.0, measured_s=2.0)
-            seen = summarize_requests(rival.run_workload(load), load)
-        print(f"{rival.name}: {seen}", flush=True)
-        lost += load.measured - seen.answered
+            workload = make_constant_rate(url, tokens=16, rate=8.0, warmup_s=1.0, measured_s=2.0)
+            report = summarize_requests(rival.run_workload(workload), workload)
+        print(f"{rival.name}: {report}", flush=True)
+        lost += workload.measured - report.answered
     return 1 if lost else 0
 
 

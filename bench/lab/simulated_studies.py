@@ -1,6 +1,6 @@
-"""Simulated studies whose truth is known: a figure of two equal engines, measured in interleaved runs over cycles.
+"""Simulated studies with a known true value: a figure of two equal engines, in interleaved runs over cycles.
 
-The host is a little faster or slower from cycle to cycle, alike for both engines, and each run has a spread of its own.
+The host's speed varies from cycle to cycle, alike for both engines, and each run has its own noise.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ from typing import Any
 
 import numpy as np
 
-HOST_SPREAD = 0.02  # of the host from cycle to cycle; both engines of a cycle have it in common
+HOST_SPREAD = 0.02  # from cycle to cycle, common to both engines
 _REQUESTS = 300  # in a simulated run
 _TRUTH_RUNS = 60_000
 
-RunSimulator = Callable[
-    [Any, int, int], tuple[Any, Any]
-]  # generator, studies, cycles -> figures [study, cycle] of both engines
+# (generator, studies, cycles) -> figures [study, cycle] of both engines
+RunSimulator = Callable[[Any, int, int], tuple[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseModel:
-    """`truth`: the mean that runs have in the long run; None where it has to be found by running very many."""
+    """`truth`: the long-run mean; None: estimate it from very many runs."""
 
     name: str
     runs: RunSimulator
@@ -31,7 +30,7 @@ class NoiseModel:
     def estimate_true_mean(self, seed: int) -> float:
         if self.truth is not None:
             return self.truth
-        # Another stream than the studies', or the truth would know their noise.
+        # A different random stream than the studies', so that the estimate is independent of their noise.
         figures, _ = self.runs(np.random.default_rng([seed, 1]), _TRUTH_RUNS // 5, 5)
         return float(figures.mean())
 
@@ -47,7 +46,7 @@ def _draw_normal(random: Any, studies: int, cycles: int) -> tuple[Any, Any]:
 
 
 def _draw_lognormal(random: Any, studies: int, cycles: int) -> tuple[Any, Any]:
-    """Skewness 0.46: now and then a run is much slower."""
+    """Skewness 0.46: occasionally a run is much slower."""
     sigma = 0.15
     a, b = np.exp(sigma * random.standard_normal((2, studies, cycles)) - sigma**2 / 2)
     host = _draw_host(random, studies, cycles)
@@ -55,14 +54,14 @@ def _draw_lognormal(random: Any, studies: int, cycles: int) -> tuple[Any, Any]:
 
 
 def _draw_gamma(random: Any, studies: int, cycles: int) -> tuple[Any, Any]:
-    """A floor that no run undercuts, and a skewed delay above it (skewness 0.63 of the delay)."""
+    """A floor plus a skewed delay (skewness 0.63)."""
     a, b = 0.9 + 0.1 * random.gamma(10.0, 1 / 10.0, (2, studies, cycles))
     host = _draw_host(random, studies, cycles)
     return host * a, host * b
 
 
 def _draw_latencies(random: Any, studies: int, cycles: int) -> Any:
-    """Of the requests of one engine's runs: [study, cycle, request]."""
+    """Return latencies of one engine's runs: [study, cycle, request]."""
     return np.exp(0.6 * random.standard_normal((studies, cycles, _REQUESTS), dtype=np.float32))
 
 
@@ -79,7 +78,7 @@ def _draw_p95_latency(random: Any, studies: int, cycles: int) -> tuple[Any, Any]
 
 
 def _simulate_queue(random: Any, studies: int, cycles: int) -> tuple[Any, Any]:
-    """Mean end-to-end latency behind one queue, half busy: both engines see the same arrivals, as seeds make it so."""
+    """Mean end-to-end latency behind one queue at 50% load. Both engines see the same arrivals, as equal seeds give them."""
     shape = (studies, cycles)
     host = _draw_host(random, studies, cycles)
     waits, totals = [np.zeros(shape), np.zeros(shape)], [np.zeros(shape), np.zeros(shape)]
@@ -93,7 +92,7 @@ def _simulate_queue(random: Any, studies: int, cycles: int) -> tuple[Any, Any]:
 
 
 def _draw_throughput(random: Any, studies: int, cycles: int) -> tuple[Any, Any]:
-    """Tokens per second of a fixed amount of work: the inverse of a time."""
+    """Tokens/s of a fixed amount of work: the inverse of a time."""
     a, b = _draw_gamma(random, studies, cycles)
     return 1000 / a, 1000 / b
 

@@ -1,4 +1,4 @@
-"""Run any LLM on any engine behind one API. Public names only; nothing heavy is imported until it is used."""
+"""Run any LLM on any engine behind one API. Exports public names only and imports them on first use."""
 
 from __future__ import annotations
 

@@ -1,33 +1,33 @@
-"""Every error Enginebay raises on purpose.
+"""The exception hierarchy.
 
 EnginebayError                   has `message` (what is wrong) and `hint` (what to do), one line each
-├── UsageError                   the caller asked for something impossible            exit code 2
+├── UsageError                   the caller asked for something impossible; exit code 2
 │   ├── ConfigError              a config file, variable or flag is wrong
 │   ├── UnknownModel             no such model in the store or the config
 │   └── UnknownEngine            no engine of that kind
 ├── RequestError                 this one request is wrong; the engine is fine
 │   ├── InvalidRequest           a parameter is out of range or malformed
-│   ├── Unsupported              the engine cannot do what the parameter asks
+│   ├── Unsupported              the engine does not support the parameter
 │   ├── ContextOverflow          prompt and output do not fit the context
-│   ├── NoSuchPlace              the server has nothing at this path
-│   │   └── WrongMethod          ... for this method                                     has `allowed`
-│   ├── Unauthorized             an API key is needed, or the one given is not known
+│   ├── NotFound                 no endpoint at this path
+│   │   └── MethodNotAllowed     the endpoint does not allow this method; has `allowed`
+│   ├── Unauthorized             the API key is missing or unknown
 │   └── Forbidden                the API key lacks the scope
-├── Overloaded                   not now: too many wait already, or waited too long      has `retry_after_s`
-│   └── RateLimited              this API key has used up its share for now
+├── Overloaded                   the queue is full, or the request waited too long; has `retry_after_s`
+│   └── RateLimited              this API key reached its rate limit
 ├── TimedOut                     the answer took longer than the server allows
 ├── EngineMissing                the engine's library is not installed
-├── LoadFailed                   the worker could not load the model
-│   ├── OutOfMemory              ... because memory ran out
-│   └── UnknownArchitecture      ... because the engine does not know what it is
-├── WorkerDied                   the worker process ended while it was needed
-│   └── CrashLoop                ... again and again, so that it is not started for now    has `retry_after_s`
-├── Draining                     the worker takes no more requests; another one may
-├── EngineFailed                 the engine failed on a request it should have served
-│   └── Unreachable              ... because it is elsewhere, and cannot be reached or does not let us in
+├── LoadFailed                   the worker failed to load the model
+│   ├── OutOfMemory              memory ran out
+│   └── UnknownArchitecture      the engine does not support the architecture
+├── WorkerDied                   the worker process died
+│   └── CrashLoop                it keeps dying and is not restarted for now; has `retry_after_s`
+├── Draining                     the worker accepts no more requests; another may
+├── EngineFailed                 the engine failed on a valid request
+│   └── Unreachable              a remote engine cannot be reached or denies access
 ├── ModelInvalid                 the model's files are corrupt, unsafe or of the wrong kind
 ├── FetchFailed                  a model or package could not be fetched or stored
-├── Offline                      `--offline` was given and the network would be needed
+├── Offline                      `--offline` is set and the network is needed
 └── Cancelled                    the caller cancelled the request
 """
 
@@ -35,7 +35,7 @@ from __future__ import annotations
 
 
 class EnginebayError(Exception):
-    """Base of all errors: one line on what is wrong, one on what to do."""
+    """Base class: one line on what is wrong, one on what to do."""
 
     exit_code = 1
     kind = "error"
@@ -85,11 +85,11 @@ class ContextOverflow(RequestError):
 
 
 class NotFound(RequestError):
-    kind = "no_such_place"
+    kind = "not_found"
 
 
 class MethodNotAllowed(NotFound):
-    kind = "wrong_method"
+    kind = "method_not_allowed"
 
     def __init__(self, message: str, hint: str = "", *, param: str | None = None, allowed: str = "") -> None:
         super().__init__(message, hint, param=param)
@@ -184,5 +184,5 @@ ERRORS_BY_KIND: dict[str, type[EnginebayError]] = {error.kind: error for error i
 
 
 def from_kind(kind: str, message: str, hint: str = "", param: str | None = None) -> EnginebayError:
-    """Rebuild an error that crossed a process border."""
+    """Rebuild an error that crossed a process boundary."""
     return ERRORS_BY_KIND.get(kind, EngineFailed)(message, hint, param=param)

@@ -3,8 +3,8 @@
     with Stack("smollm2") as stack:
         print(stack.generate("What is the capital of France?"))
 
-A string is asked as one chat message when the model has a chat template, and taken as it is otherwise or with
-`raw=True`. A list of strings (or of chats) is one batch. Sampling defaults: temperature 0.1, top_p 0.9, max_tokens 500.
+A string becomes one chat message if the model has a chat template; otherwise, or with `raw=True`, it is the raw prompt.
+A list of strings or chats runs as one batch. Sampling defaults: temperature 0.1, top_p 0.9, max_tokens 500.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ T = TypeVar("T")
 class AsyncStack:
     """One model on one engine. Open it with `async with`, or with `await stack.open()` and `await stack.close()`.
 
-    `engine` is a kind, `KIND==VERSION`, or None for the best one here; `settings` are the engine's own, by dotted name;
-    `task` is "generate" or "embed"; further keywords are sampling defaults of this stack.
+    `engine` is a kind, `KIND==VERSION`, or None for the best one on this host. `settings` are engine settings by dotted name.
+    `task` is "generate" or "embed". Further keywords are sampling defaults of this stack.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class AsyncStack:
         if not isinstance(config, Config):
             flags = {} if offline is None else {"offline": offline}
             config = load_config(Path(config) if config else None, flags=flags, strict=strict)
-        parse_sampling(sampling)  # a mistake shows here rather than at the first request
+        parse_sampling(sampling)  # fail now rather than at the first request
         self._config = config
         self._plan_options = {"engine": engine, "settings": settings, "task": task, "strict": strict}
         self._model, self._say, self._sampling = model, say, sampling
@@ -72,7 +72,7 @@ class AsyncStack:
 
     @property
     def facts(self) -> Facts:
-        """What is true of the loaded engine: versions, effective settings, context length, memory."""
+        """Facts about the loaded engine: versions, effective settings, context length, memory."""
         return self.worker.facts
 
     @property
@@ -81,24 +81,24 @@ class AsyncStack:
 
     @property
     def warnings(self) -> list[str]:
-        """Settings that loaded and have no effect, one line for each key."""
-        known = [str(one) for one in (*self._config.warnings, *self.plan.warnings)]
-        others = [line for line in self.facts.warnings if not any(line.partition(":")[0] in one for one in known)]
+        """Settings without effect, one line per key."""
+        known = [str(warning) for warning in (*self._config.warnings, *self.plan.warnings)]
+        others = [line for line in self.facts.warnings if not any(line.partition(":")[0] in text for text in known)]
         return list(dict.fromkeys((*known, *others)))
 
     def prepare(self) -> LaunchPlan:
-        """Fetch, convert and choose what is needed, in this thread: Ctrl-C ends it at once."""
+        """Choose the engine, fetch and convert the model. Runs in the calling thread, so that Ctrl-C stops it at once."""
         if self._plan is None:
             self._plan = make_launch_plan(self._model, config=self._config, say=self._say, **self._plan_options)  # type: ignore[arg-type]
         return self._plan
 
     async def open(self) -> AsyncStack:
-        """Start the worker and load the model, after whatever `prepare` has to do."""
+        """Start the worker and load the model, after `prepare`."""
         if self._worker is None:
             try:
                 plan = await asyncio.to_thread(self.prepare)
             except asyncio.CancelledError:
-                interrupt_all()  # or the thread would go on fetching
+                interrupt_all()  # the thread would keep fetching
                 raise
             self._say(f"loading {plan.model} on {plan.spec.kind}")
             self._worker = await ModelWorker.start(plan)
@@ -118,17 +118,17 @@ class AsyncStack:
     async def generate(
         self, prompt: Prompt | Sequence[Prompt], *, raw: bool = False, **sampling: Any
     ) -> str | list[str]:
-        """The answer to a prompt; a list of answers to a list of prompts, which run as one batch."""
+        """Return the answer to a prompt, or a list of answers to a list of prompts, run as one batch."""
         if _is_batch(prompt):
-            many = [self._collect(one, raw, sampling) for one in cast("Sequence[Prompt]", prompt)]
-            return list(await asyncio.gather(*many))
+            answers = [self._collect(item, raw, sampling) for item in cast("Sequence[Prompt]", prompt)]
+            return list(await asyncio.gather(*answers))
         return await self._collect(cast("Prompt", prompt), raw, sampling)
 
     async def _collect(self, prompt: Prompt, raw: bool, sampling: Mapping[str, Any]) -> str:
         return "".join([piece async for piece in self.stream(prompt, raw=raw, **sampling)])
 
     async def stream(self, prompt: Prompt, *, raw: bool = False, **sampling: Any) -> AsyncIterator[str]:
-        """The answer piece by piece. Leaving the loop early cancels the request."""
+        """Yield the answer piece by piece. Leaving the loop early cancels the request."""
         async for event in self.events(prompt, raw=raw, **sampling):
             if isinstance(event, Delta) and event.text and event.choice == 0:
                 yield event.text
@@ -136,7 +136,7 @@ class AsyncStack:
     async def events(
         self, prompt: Prompt, *, raw: bool = False, lora: str | None = None, **sampling: Any
     ) -> AsyncIterator[Delta | Done]:
-        """Everything the engine says: deltas with token ids and logprobs, then `Done` with usage and timing."""
+        """Yield all engine events: deltas with token ids and logprobs, then `Done` with usage and timing."""
         request = self.build_request(prompt, raw=raw, lora=lora, **sampling)
         stream = self.worker.generate(request)
         try:
@@ -148,18 +148,18 @@ class AsyncStack:
     def build_request(
         self, prompt: Prompt, *, raw: bool = False, lora: str | None = None, **sampling: Any
     ) -> GenerateRequest:
-        """The request as it will be sent: defaults < configuration < this stack's sampling < this call's."""
+        """Build the request. Precedence: defaults < configuration < this stack's sampling < this call's."""
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
             raise InvalidRequest(
-                f"a prompt is a text or a list of messages, not {type(prompt).__name__}", param="prompt"
+                f"expected a prompt as text or a list of messages, got {type(prompt).__name__}", param="prompt"
             )
         if not prompt:
             raise InvalidRequest("the prompt is empty", param="prompt")
         configured = self._config.sampling_for(self.plan.spec.kind, self.plan.model)
-        possible = {
+        defaults = {
             name: value for name, value in {**SAMPLING_DEFAULTS, **configured}.items() if self._supports_parameter(name)
         }
-        chosen = parse_sampling({**possible, **self._sampling, **sampling})
+        chosen = parse_sampling({**defaults, **self._sampling, **sampling})
         if not isinstance(prompt, str):
             return GenerateRequest(messages=tuple(prompt), sampling=chosen, lora=lora)
         if raw or not self.worker.prompt_encoder.has_chat_template:
@@ -167,15 +167,15 @@ class AsyncStack:
         return GenerateRequest(messages=({"role": "user", "content": prompt},), sampling=chosen, lora=lora)
 
     def _supports_parameter(self, parameter: str) -> bool:
-        """Defaults that an engine refuses are left out; what a request itself asks for is not."""
+        """Return whether a default applies: those that the engine refuses are dropped."""
         declared = self.plan.spec.request.get(parameter)
         refused = declared is None or declared.support is Support.REFUSES
         return not refused and parameter not in self.facts.refused
 
     async def embed(self, texts: str | Sequence[str]) -> list[tuple[float, ...]]:
-        """One vector for each text; the stack must be made with `task="embed"` on most engines."""
-        found = await self.worker.embed([texts] if isinstance(texts, str) else list(texts))
-        return list(found.vectors)
+        """Return one vector per text. Most engines need a stack with `task="embed"`."""
+        result = await self.worker.embed([texts] if isinstance(texts, str) else list(texts))
+        return list(result.vectors)
 
     async def __aenter__(self) -> AsyncStack:
         return await self.open()
@@ -185,7 +185,7 @@ class AsyncStack:
 
 
 class Stack:
-    """The same without `await`. Works in scripts and in notebooks: its event loop runs in a thread of its own."""
+    """The same without `await`. Works in scripts and notebooks: its event loop runs in its own thread."""
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self._stack = AsyncStack(model, **options)
@@ -229,12 +229,12 @@ class Stack:
     @overload
     def generate(self, prompt: Chat | Sequence[Prompt], *, raw: bool = False, **sampling: Any) -> str | list[str]: ...
     def generate(self, prompt: Any, *, raw: bool = False, **sampling: Any) -> str | list[str]:
-        """The answer to a prompt; a list of answers to a list of prompts, which run as one batch."""
+        """Return the answer to a prompt, or a list of answers to a list of prompts, run as one batch."""
         answer: str | list[str] = self._run_blocking(self._stack.generate(prompt, raw=raw, **sampling))
         return answer
 
     def stream(self, prompt: Prompt, *, raw: bool = False, **sampling: Any) -> Iterator[str]:
-        """The answer piece by piece. Leaving the loop early cancels the request."""
+        """Yield the answer piece by piece. Leaving the loop early cancels the request."""
         return self._iterate(self._stack.stream(prompt, raw=raw, **sampling))
 
     def events(self, prompt: Prompt, *, raw: bool = False, **sampling: Any) -> Iterator[Delta | Done]:
@@ -251,7 +251,7 @@ class Stack:
                 yield cast("T", piece)
         finally:
             if self._loop is not None:
-                with suppress(RuntimeError):  # it still runs: an interrupt has cancelled it, and so it ends by itself
+                with suppress(RuntimeError):  # still running: an interrupt has cancelled it, so it ends on its own
                     self._run_blocking(cast("Any", pieces).aclose())
 
     def _run_blocking(self, work: Any) -> Any:

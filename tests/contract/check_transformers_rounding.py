@@ -1,4 +1,4 @@
-"""What the transformers engine takes for rounding, and what for another kind of attention; run by test_features.py in its environment."""
+"""Checks that the transformers engine tells rounding from wrong attention; test_features.py runs them in its environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NoAdapters:
 
 
 def make_model(dtype: Any, layers: int = 48, weights: float = 0.08) -> Any:
-    """Deep ones with large weights have large rounding errors, so large that a fixed limit would take them for wrong."""
+    """Make a random model. Deep models with large weights have rounding errors that a fixed limit would reject."""
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=256, intermediate_size=512, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
@@ -34,13 +34,13 @@ def find_obstacle(model: Any) -> str | None:
     return ModelRunner(model, NoAdapters(), 512, torch.device("cpu"), None).find_obstacle()  # type: ignore[arg-type]
 
 
-def check_every_format_is_batched_continuously() -> None:
+def check_every_dtype_is_batched_continuously() -> None:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for layers, weights in ((32, 0.02), (80, 0.2)):
             assert find_obstacle(make_model(dtype, layers, weights)) is None, (dtype, layers, weights)
 
 
-def check_one_row_of_many_is_seen() -> None:
+def check_one_wrong_row_is_detected() -> None:
     torch.manual_seed(0)
     logits = torch.randn(256, _VOCABULARY)
     assert compute_logit_distance(logits + 0.05 * torch.randn_like(logits), logits) < _MAX_REPLAY_DISTANCE
@@ -50,58 +50,58 @@ def check_one_row_of_many_is_seen() -> None:
         assert compute_logit_distance(other, logits) > _MAX_REPLAY_DISTANCE
 
 
-def check_another_attention_is_seen() -> None:
+def check_wrong_attention_is_detected() -> None:
     for dtype, factor in ((torch.float32, 1.001), (torch.float16, 1.1), (torch.bfloat16, 1.5)):
         model = make_model(dtype)
-        plain, usual = ModelRunner._compute_reference_logits, model.model.layers[0].self_attn.scaling
+        compute, scaling = ModelRunner._compute_reference_logits, model.model.layers[0].self_attn.scaling
 
         def scaled(
-            runner: Any, rows: Any, model: Any = model, scale: float = factor * usual, plain: Any = plain
+            runner: Any, rows: Any, model: Any = model, scale: float = factor * scaling, compute: Any = compute
         ) -> Any:
             for layer in model.model.layers:
                 layer.self_attn.scaling = scale
-            return plain(runner, rows)
+            return compute(runner, rows)
 
         with mock.patch.object(ModelRunner, "_compute_reference_logits", scaled):
-            assert "not plain" in (find_obstacle(model) or ""), dtype
+            assert "not standard" in (find_obstacle(model) or ""), dtype
 
 
-def check_a_model_with_one_attention_has_a_limit_too() -> None:
-    for fault in (ValueError("there is no such attention"), torch.full((2, _VOCABULARY), torch.nan)):
-        plain = ModelRunner._compute_reference_logits
+def check_a_model_with_one_attention_has_a_tolerance() -> None:
+    for fault in (ValueError("unknown attention"), torch.full((2, _VOCABULARY), torch.nan)):
+        compute = ModelRunner._compute_reference_logits
 
-        def only_its_own(runner: Any, rows: Any, plain: Any = plain, fault: Any = fault) -> Any:
+        def fail_other_attention(runner: Any, rows: Any, compute: Any = compute, fault: Any = fault) -> Any:
             if runner._config._attn_implementation == runner._library_attention:
-                return plain(runner, rows)
+                return compute(runner, rows)
             if isinstance(fault, Exception):
                 raise fault
             return fault
 
-        with mock.patch.object(ModelRunner, "_compute_reference_logits", only_its_own):
+        with mock.patch.object(ModelRunner, "_compute_reference_logits", fail_other_attention):
             model = make_model(torch.bfloat16)
             assert find_obstacle(model) is None and model.config._attn_implementation == "sdpa"
 
 
-def check_where_the_library_is_at_odds_with_itself_not_everything_passes() -> None:
+def check_an_inconsistent_library_does_not_disable_the_check() -> None:
     def random_logits(runner: Any, rows: Any) -> Any:
         return torch.randn(len(rows), _VOCABULARY)
 
     with mock.patch.object(ModelRunner, "_compute_reference_logits", random_logits):
-        assert "not plain" in (find_obstacle(make_model(torch.float32, layers=2)) or "")
+        assert "not standard" in (find_obstacle(make_model(torch.float32, layers=2)) or "")
 
 
-def check_an_error_without_words_is_an_obstacle() -> None:
+def check_an_error_without_a_message_is_an_obstacle() -> None:
     with mock.patch.object(ModelRunner, "_compare_with_library", side_effect=NotImplementedError()):
         assert "NotImplementedError" in (find_obstacle(make_model(torch.float32, layers=2)) or "")
 
 
 CHECKS = (
-    check_every_format_is_batched_continuously,
-    check_one_row_of_many_is_seen,
-    check_another_attention_is_seen,
-    check_a_model_with_one_attention_has_a_limit_too,
-    check_where_the_library_is_at_odds_with_itself_not_everything_passes,
-    check_an_error_without_words_is_an_obstacle,
+    check_every_dtype_is_batched_continuously,
+    check_one_wrong_row_is_detected,
+    check_wrong_attention_is_detected,
+    check_a_model_with_one_attention_has_a_tolerance,
+    check_an_inconsistent_library_does_not_disable_the_check,
+    check_an_error_without_a_message_is_an_obstacle,
 )
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Workers for the contract suite: one per profile, shared by all its tests, since a load can take most of a minute."""
+"""Workers of the contract suite: one per profile, shared by all its tests, because a load can take a minute."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ async def open_worker(
     log: Path | None = None,
     **settings: Any,
 ) -> ModelWorker:
-    """A worker as the product starts it, with adapters on top, and a log of its own if it is to have one."""
+    """Start a worker as the product does, with adapters and optionally its own log."""
     config = load_config(None, environ={})
-    chosen = {**profile.settings, **settings}
-    plan = make_launch_plan(model or profile.model, engine=profile.kind, config=config, settings=chosen, task=task)
+    merged = {**profile.settings, **settings}
+    plan = make_launch_plan(model or profile.model, engine=profile.kind, config=config, settings=merged, task=task)
     load = replace(plan.launch.load, loras=loras or {})
     launch = replace(plan.launch, load=load, log=log or plan.launch.log)
     return await ModelWorker.start(replace(plan, launch=launch))
@@ -38,14 +38,14 @@ async def open_worker(
 
 @pytest.fixture(scope="session", params=list(PROFILES))
 def profile(request: pytest.FixtureRequest) -> EngineProfile:
-    found = PROFILES[request.param]
+    selected = PROFILES[request.param]
     if is_on_cuda():
-        skip_without(found.kind)
-    return found
+        skip_without(selected.kind)
+    return selected
 
 
 def skip_without(kind: str) -> None:
-    """For hosts where nothing can be installed: leave out what is not there. Elsewhere its absence is a failure."""
+    """Skip the test if the engine is missing, for hosts without network. Elsewhere that is a failure."""
     try:
         environments.find_environment(kind)
     except (EngineMissing, UnknownEngine) as missing:

@@ -1,4 +1,4 @@
-"""How each engine is set up for the contract suite, and prompts that make its model do what a check needs."""
+"""Engine settings of the contract suite, and prompts that make each model behave as a check needs."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from typing import Any
 
 
 def is_on_cuda() -> bool:
-    """Whether the engines run on a CUDA device here; ENGINEBAY_TEST_CUDA=0 or 1 knows better."""
-    asked = os.environ.get("ENGINEBAY_TEST_CUDA")
-    return Path("/dev/nvidia0").exists() if asked is None else asked == "1"
+    """Return whether the engines run on CUDA here; ENGINEBAY_TEST_CUDA=0 or 1 overrides."""
+    override = os.environ.get("ENGINEBAY_TEST_CUDA")
+    return Path("/dev/nvidia0").exists() if override is None else override == "1"
 
 
 def build_vllm_memory(gib: float) -> dict[str, Any]:
-    """Settings for a KV cache of this size. Told in bytes on a GPU too: a worker that measures what is free there would
-    be misled by the others that load at the same time."""
+    """Return the settings for a KV cache of this size. In bytes on a GPU too: free memory changes while others load."""
     if not is_on_cuda():
         return {"cpu_kvcache_space_gib": gib}
     return {"gpu_memory_utilization": 0.02, "extra": {"kv_cache_memory_bytes": int(gib * 1024**3)}}
 
 
-# Tensor parallel wants a device for each part; on a CPU the parts share the cores.
+# Tensor parallel needs a device per shard; on a CPU the shards share the cores.
 ONE_GPU = is_on_cuda() and len(list(Path("/dev").glob("nvidia[0-9]*"))) < 2
-# On a GPU vLLM's adapters and 8-bit kernels take no float32; float16 rounds less than bfloat16.
+# On a GPU, vLLM's adapters and 8-bit kernels do not support float32; float16 rounds less than bfloat16.
 VLLM_DTYPE = "float16" if is_on_cuda() else "float32"
 
-# Nor do the 8-bit kernels of processors with AMX.
+# Nor do the 8-bit kernels of CPUs with AMX.
 _AMX = Path("/proc/cpuinfo").exists() and "amx_int8" in Path("/proc/cpuinfo").read_text()
 VLLM_INT8_DTYPE = "bfloat16" if _AMX and not is_on_cuda() else VLLM_DTYPE
 
@@ -39,24 +38,24 @@ class EngineProfile:
     kind: str
     model: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    long: str = "Once upon a time, in a small village by the sea, there lived"  # goes on for at least 64 tokens
-    # What follows is beyond doubt: engines whose arithmetic depends on the batch still agree on it.
+    long: str = "Once upon a time, in a small village by the sea, there lived"  # continues for at least 64 tokens
+    # The continuation is certain: engines whose arithmetic depends on the batch still agree on it.
     certain: str = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20,"
     also_certain: str = "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday, Monday, Tuesday,"
     short: str = "<|im_start|>user\nSay yes.<|im_end|>\n<|im_start|>assistant\n"  # ends within 30 tokens
     short_sampling: Mapping[str, Any] = field(default_factory=dict)
-    repeats: str = "la la la la la la la la la la la la la la la la la la la la"  # goes on repeating itself
+    repeats: str = "la la la la la la la la la la la la la la la la la la la la"  # keeps repeating
     more: tuple[str, ...] = (
         "<|im_start|>user\nName three colours.<|im_end|>\n<|im_start|>assistant\n",
         "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
     )
     unicode: str = (
-        "🌍🎉 日本語 ü 🌍🎉 日本語 ü 🌍🎉 日本語 ü 🌍🎉"  # makes the model answer in characters of several tokens
+        "🌍🎉 日本語 ü 🌍🎉 日本語 ü 🌍🎉 日本語 ü 🌍🎉"  # makes the model generate characters of several tokens
     )
     lora: str = "tiny"
 
 
-_BABBLE = {
+_FAKE_PROMPTS = {
     "long": "hello",
     "certain": "hello",
     "also_certain": "other",
@@ -67,9 +66,9 @@ _BABBLE = {
 }
 
 PROFILES: dict[str, EngineProfile] = {
-    one.name: one
-    for one in (
-        EngineProfile("fake", "fake", "toy", {"step_s": 0.002}, **_BABBLE),
+    profile.name: profile
+    for profile in (
+        EngineProfile("fake", "fake", "toy", {"step_s": 0.002}, **_FAKE_PROMPTS),
         EngineProfile(
             "echo", "echo", "toy", {"step_s": 0.002}, short="Say yes.", repeats="abababab", more=("some", "other")
         ),

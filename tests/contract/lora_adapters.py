@@ -1,4 +1,4 @@
-"""Small LoRA adapters and models for the suite, made by scripts that run in the Transformers environment."""
+"""Small LoRA adapters and models of the suite, made by scripts in the transformers environment."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ HERE = Path(__file__).parent
 
 
 def run_make_script(script: str, *arguments: object) -> None:
-    """Run one of the make_*.py scripts beside this file."""
+    """Run a make_*.py script of this folder."""
     python = environments.find_environment("transformers").python
-    done = subprocess.run(
+    result = subprocess.run(
         [str(python), str(HERE / script), *map(str, arguments)], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
 
 
 def ensure_dense_smollm2() -> Path:
@@ -26,7 +26,7 @@ def ensure_dense_smollm2() -> Path:
 
 
 def make_adapter(kind: str, folder: Path) -> str:
-    """An adapter in the format the engine reads. Engines without weights take any name."""
+    """Make an adapter in the engine's format. Engines without weights accept any path."""
     if kind == "llamacpp":
         run_make_script("make_gguf_lora.py", folder / "tiny.gguf")
         return str(folder / "tiny.gguf")

@@ -1,6 +1,6 @@
-"""Make a small GGUF LoRA adapter that visibly changes what SmolLM2-135M says: python make_gguf_lora.py OUT.gguf.
+"""Make a small GGUF LoRA adapter that visibly changes the output of SmolLM2-135M: python make_gguf_lora.py OUT.gguf.
 
-Random low-rank updates of the attention projections, large enough to move greedy output. Needs numpy and gguf.
+Random low-rank updates of the attention projections, large enough to change greedy output. Needs numpy and gguf.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import gguf
 import numpy as np
 
 RANK = 8
-STRENGTH = 0.15  # standard deviation of each factor; with ALPHA it moves the output, and the text stays finite
+STRENGTH = 0.15  # standard deviation of each factor; with ALPHA it changes the output and keeps values finite
 ALPHA = 16.0
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of the base model; as it stands, SmolLM2-135M."""
+    """Dimensions of the base model; default: SmolLM2-135M."""
 
     architecture: str = "llama"
     layers: int = 30
@@ -37,8 +37,8 @@ def make(out: Path, shape: Shape | None = None, seed: int = 1) -> Path:
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, ALPHA)
     for layer in range(base.layers):
         for target, width in (("attn_q", base.hidden), ("attn_v", base.kv_width)):
-            writer.add_tensor(f"blk.{layer}.{target}.weight.lora_a", _factor(random, RANK, base.hidden))
-            writer.add_tensor(f"blk.{layer}.{target}.weight.lora_b", _factor(random, width, RANK))
+            writer.add_tensor(f"blk.{layer}.{target}.weight.lora_a", _make_factor(random, RANK, base.hidden))
+            writer.add_tensor(f"blk.{layer}.{target}.weight.lora_b", _make_factor(random, width, RANK))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -46,7 +46,7 @@ def make(out: Path, shape: Shape | None = None, seed: int = 1) -> Path:
     return out
 
 
-def _factor(random: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+def _make_factor(random: np.random.Generator, rows: int, columns: int) -> np.ndarray:
     return (random.standard_normal((rows, columns)) * STRENGTH).astype(np.float32)
 
 

@@ -1,6 +1,6 @@
 """Quantize a Llama-like model to 8-bit compressed-tensors files (W8A8, dynamic activations): make_int8.py MODEL OUT.
 
-Unlike 4-bit GPTQ, vLLM computes it on every kind of CPU. Needs numpy and safetensors.
+Unlike 4-bit GPTQ, vLLM runs it on every CPU. Needs numpy and safetensors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def make(model: Path, out: Path) -> Path:
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     (out / "config.json").write_text(
-        json.dumps({**config, "quantization_config": _config()}, indent=2), encoding="utf-8"
+        json.dumps({**config, "quantization_config": _build_config()}, indent=2), encoding="utf-8"
     )
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
         if (model / name).exists():
@@ -37,7 +37,7 @@ def make(model: Path, out: Path) -> Path:
     return out
 
 
-def _config() -> dict[str, object]:
+def _build_config() -> dict[str, object]:
     eight_bits = {"num_bits": 8, "type": "int", "symmetric": True}
     group = {
         "targets": ["Linear"],

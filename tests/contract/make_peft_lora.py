@@ -1,6 +1,6 @@
-"""Make a small PEFT adapter that visibly changes what a Llama-like model says: make_peft_lora.py MODEL OUT.
+"""Make a small PEFT adapter that visibly changes the output of a Llama-like model: make_peft_lora.py MODEL OUT.
 
-Random low-rank updates of the attention projections, large enough to move greedy output. Needs numpy and safetensors.
+Random low-rank updates of the attention projections, large enough to change greedy output. Needs numpy and safetensors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 TARGETS = ("q_proj", "v_proj")
 RANK = 8
-STRENGTH = 0.1  # standard deviation of each factor; with ALPHA it moves the output, and the text stays finite
+STRENGTH = 0.1  # standard deviation of each factor; with ALPHA it changes the output and keeps values finite
 ALPHA = 16
 
 
@@ -33,19 +33,19 @@ def make(model: Path, out: Path, seed: int = 1) -> Path:
     for layer in range(int(config["num_hidden_layers"])):
         for target in TARGETS:
             name = f"base_model.model.model.layers.{layer}.self_attn.{target}"
-            tensors[f"{name}.lora_A.weight"] = _factor(random, RANK, hidden)
-            tensors[f"{name}.lora_B.weight"] = _factor(random, sizes[target], RANK)
+            tensors[f"{name}.lora_A.weight"] = _make_factor(random, RANK, hidden)
+            tensors[f"{name}.lora_B.weight"] = _make_factor(random, sizes[target], RANK)
     out.mkdir(parents=True, exist_ok=True)
     save_file(tensors, out / "adapter_model.safetensors")
-    (out / "adapter_config.json").write_text(json.dumps(_config(model), indent=2), encoding="utf-8")
+    (out / "adapter_config.json").write_text(json.dumps(_build_config(model), indent=2), encoding="utf-8")
     return out
 
 
-def _factor(random: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+def _make_factor(random: np.random.Generator, rows: int, columns: int) -> np.ndarray:
     return (random.standard_normal((rows, columns)) * STRENGTH).astype(np.float32)
 
 
-def _config(model: Path) -> dict[str, object]:
+def _build_config(model: Path) -> dict[str, object]:
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -1,4 +1,4 @@
-"""Writes a small random Llama with even heads, so that tensor parallel 2 has something to split.
+"""Writes a small random Llama with an even number of heads, for tensor parallel 2.
 
     python make_tiny_llama.py TOKENIZER_DIR OUT_DIR
 

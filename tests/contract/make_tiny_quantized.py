@@ -2,8 +2,8 @@
 
     python make_tiny_quantized.py {gptq,awq,compressed-tensors} MODEL_DIR OUT_DIR
 
-Beside OUT_DIR it writes OUT_DIR-dense: the same rounded weights, not packed. An engine that reads the packed ones right
-gives the same answers for both. Runs in an environment with torch and safetensors.
+Also writes OUT_DIR-dense: the same rounded weights, unpacked. An engine that reads the packed weights correctly gives
+the same output for both. Runs in an environment with torch and safetensors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 GROUP = 32
-_AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight neighbours stands in each place of a word
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight neighbours is at each position of a word
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "gptq": {
@@ -75,10 +75,10 @@ def make(method: str, source: Path, out: Path) -> None:
 
 
 def round_weights(weight: Any) -> tuple[Any, Any]:
-    """Values from -8 to 7 [out, in], and a scale for each group of inputs [out, groups]."""
+    """Return values from -8 to 7 [out, in], and a scale for each group of inputs [out, groups]."""
     groups = weight.float().reshape(weight.shape[0], -1, GROUP)
     scales = (groups.abs().amax(-1) / 7).clamp(min=1e-6)
-    scales = scales.half().float()  # as it is stored
+    scales = scales.half().float()  # as stored
     return (groups / scales[..., None]).round().clamp(-8, 7).int().reshape(weight.shape), scales
 
 
@@ -95,7 +95,7 @@ def pack_layer(method: str, layer: str, values: Any, scales: Any) -> dict[str, A
     out, inputs = values.shape
     groups = inputs // GROUP
     if method == "gptq":
-        zeros = torch.full((groups, out), 8 - 1)  # the format stores zero points less one
+        zeros = torch.full((groups, out), 8 - 1)  # the format stores zero points minus one
         return {
             f"{layer}.qweight": pack_words(unsigned).T.contiguous(),
             f"{layer}.qzeros": pack_words(zeros),
@@ -111,7 +111,7 @@ def pack_layer(method: str, layer: str, values: Any, scales: Any) -> dict[str, A
 
 
 def pack_words(values: Any) -> Any:
-    """Eight 4-bit values of the last dimension in one 32-bit word, the first in the lowest bits."""
+    """Pack eight 4-bit values of the last dimension into a 32-bit word, the first in the lowest bits."""
     import torch
 
     eights = values.reshape(*values.shape[:-1], -1, 8).long()
@@ -121,7 +121,7 @@ def pack_words(values: Any) -> Any:
 
 def reorder_awq(values: Any) -> Any:
     eights = values.reshape(*values.shape[:-1], -1, 8)
-    return eights[..., list(_AWQ_PLACES)].reshape(values.shape)
+    return eights[..., list(_AWQ_ORDER)].reshape(values.shape)
 
 
 if __name__ == "__main__":

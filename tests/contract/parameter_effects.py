@@ -1,4 +1,4 @@
-"""For every request parameter, one check of what it does to the output: its observable effect, not the absence of an error."""
+"""One check per request parameter of its observable effect on the output, not of the absence of an error."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def effect(check: Effect) -> Effect:
 
 
 async def _sample_answers(worker: ModelWorker, prompt: str, count: int = 4, **sampling: Any) -> list[list[int]]:
-    """The same request under several seeds."""
+    """Run the same request with several seeds."""
     seeds = range(100, 100 + count)
     requests = [
         make_request(prompt, **{"max_tokens": 12, "temperature": 2.0, **sampling, "seed": seed}) for seed in seeds
@@ -49,12 +49,12 @@ def _count_distinct(outputs: list[list[int]]) -> int:
 
 
 async def _check_forces_greedy(worker: ModelWorker, profile: EngineProfile, **sampling: Any) -> None:
-    """At a high temperature the answers differ; with the parameter they are all the greedy one."""
+    """Check that outputs differ at a high temperature, and that the parameter makes them all greedy."""
     free = await _sample_answers(worker, profile.certain)
     assert _count_distinct(free) > 1, "sampling without the parameter is not random: the check would prove nothing"
-    wanted = (await ask_greedy(worker, profile.certain, max_tokens=12)).ids
+    greedy = (await ask_greedy(worker, profile.certain, max_tokens=12)).ids
     for ids in await _sample_answers(worker, profile.certain, **sampling):
-        assert ids == wanted
+        assert ids == greedy
 
 
 @effect
@@ -144,11 +144,11 @@ async def max_tokens(worker: ModelWorker, profile: EngineProfile) -> None:
 
 @effect
 async def stop(worker: ModelWorker, profile: EngineProfile) -> None:
-    """A stop string that begins in one token and ends in another."""
+    """Use a stop string that starts in one token and ends in another."""
     plain = (await ask_greedy(worker, profile.certain, max_tokens=24)).choices[0]
-    shown = [piece for piece, _ in plain.pieces if piece]
-    border = next(at for at in range(4, len(shown) - 1) if len(set(shown[at] + shown[at + 1])) > 1)
-    text = shown[border][-1] + shown[border + 1][0]
+    pieces = [piece for piece, _ in plain.pieces if piece]
+    border = next(i for i in range(4, len(pieces) - 1) if len(set(pieces[i] + pieces[i + 1])) > 1)
+    text = pieces[border][-1] + pieces[border + 1][0]
     choice = (await ask_greedy(worker, profile.certain, max_tokens=24, stop=(text, "never in any answer"))).choices[0]
     assert choice.text == plain.text[: plain.text.index(text)]
     assert (choice.finish_reason, choice.stop_reason) == (FinishReason.STOP, text)
@@ -157,11 +157,11 @@ async def stop(worker: ModelWorker, profile: EngineProfile) -> None:
 @effect
 async def stop_token_ids(worker: ModelWorker, profile: EngineProfile) -> None:
     plain = await ask_greedy(worker, profile.certain, max_tokens=12)
-    wanted = plain.ids[6]
-    answer = await ask_greedy(worker, profile.certain, max_tokens=12, stop_token_ids=(wanted,))
-    before = plain.ids[: plain.ids.index(wanted)]
+    token = plain.ids[6]
+    answer = await ask_greedy(worker, profile.certain, max_tokens=12, stop_token_ids=(token,))
+    before = plain.ids[: plain.ids.index(token)]
     assert answer.ids[: len(before)] == before and len(answer.ids) <= len(before) + 1
-    assert (answer.finish_reason, answer.choices[0].stop_reason) == (FinishReason.STOP, wanted)
+    assert (answer.finish_reason, answer.choices[0].stop_reason) == (FinishReason.STOP, token)
 
 
 @effect
@@ -174,14 +174,14 @@ async def ignore_eos(worker: ModelWorker, profile: EngineProfile) -> None:
 
 @effect
 async def seed(worker: ModelWorker, profile: EngineProfile) -> None:
-    """One at a time, since the arithmetic of some engines depends on what else is in the batch."""
-    found: list[list[list[int]]] = []
+    """Run one request at a time: the arithmetic of some engines depends on the batch."""
+    rounds: list[list[list[int]]] = []
     for _ in range(3):  # the first round fills the prompt cache, so that the other two compute the same
-        found.append(
+        rounds.append(
             [(await ask(worker, profile.certain, seed=seed, temperature=1.5, max_tokens=10)).ids for seed in (1, 2, 3)]
         )
-    assert found[1] == found[2]
-    assert _count_distinct(found[1]) > 1
+    assert rounds[1] == rounds[2]
+    assert _count_distinct(rounds[1]) > 1
 
 
 @effect
@@ -197,13 +197,15 @@ async def best_of(worker: ModelWorker, profile: EngineProfile) -> None:
     options: dict[str, Any] = {"temperature": 1.5, "seed": 7, "max_tokens": 12, "ignore_eos": True}
     answer = await ask(worker, profile.long, best_of=4, **options)
     assert list(answer.choices) == [0]
-    assert answer.usage.completion_tokens == 4 * len(answer.ids), "four were to be generated and one kept"
-    assert answer.choices[0].logprobs == [], "logprobs were not asked for"
+    assert answer.usage.completion_tokens == 4 * len(answer.ids), "four should be generated and one returned"
+    assert answer.choices[0].logprobs == [], "logprobs were not requested"
     best = await ask(worker, profile.long, best_of=4, logprobs=0, **options)
     all_four = await ask(worker, profile.long, n=4, logprobs=0, **options)
-    means = [sum(one.logprob for one in choice.logprobs) / len(choice.logprobs) for choice in all_four.choices.values()]
-    kept = [one.logprob for one in best.choices[0].logprobs]
-    assert sum(kept) / len(kept) > min(means), "the kept answer is not better than the worst of four"
+    means = [
+        sum(entry.logprob for entry in choice.logprobs) / len(choice.logprobs) for choice in all_four.choices.values()
+    ]
+    returned = [entry.logprob for entry in best.choices[0].logprobs]
+    assert sum(returned) / len(returned) > min(means), "the returned output is not better than the worst of four"
 
 
 @effect
@@ -219,7 +221,7 @@ async def length_penalty(worker: ModelWorker, profile: EngineProfile) -> None:
 
 @effect
 async def early_stopping(worker: ModelWorker, profile: EngineProfile) -> None:
-    """Ends as soon as enough beams have ended, so it never makes an answer longer, and somewhere a different one."""
+    """The search ends once enough beams have ended, so some output differs."""
     late, early = (
         {"num_beams": 4, "length_penalty": 4.0},
         {"num_beams": 4, "length_penalty": 4.0, "early_stopping": True},
@@ -228,10 +230,11 @@ async def early_stopping(worker: ModelWorker, profile: EngineProfile) -> None:
 
 
 async def _do_beams_differ(
-    worker: ModelWorker, profile: EngineProfile, one: dict[str, Any], other: dict[str, Any]
+    worker: ModelWorker, profile: EngineProfile, first_options: dict[str, Any], second_options: dict[str, Any]
 ) -> bool:
     for prompt in (profile.short, profile.long, profile.repeats, *profile.more):
-        first, second = await ask_greedy(worker, prompt, **one), await ask_greedy(worker, prompt, **other)
+        first = await ask_greedy(worker, prompt, **first_options)
+        second = await ask_greedy(worker, prompt, **second_options)
         if first.ids != second.ids:
             return True
     return False
@@ -240,14 +243,14 @@ async def _do_beams_differ(
 @effect
 async def logprobs(worker: ModelWorker, profile: EngineProfile) -> None:
     choice = (await ask_greedy(worker, profile.long, logprobs=5, max_tokens=12)).choices[0]
-    assert [one.token_id for one in choice.logprobs] == choice.ids
-    for one in choice.logprobs:
-        assert len(one.top) == 5
-        values = [value for _, value in one.top]
+    assert [entry.token_id for entry in choice.logprobs] == choice.ids
+    for entry in choice.logprobs:
+        assert len(entry.top) == 5
+        values = [value for _, value in entry.top]
         assert values == sorted(values, reverse=True) and all(value <= 1e-4 for value in values)
-        assert one.top[0][0] == one.token_id and abs(one.top[0][1] - one.logprob) < 1e-4
+        assert entry.top[0][0] == entry.token_id and abs(entry.top[0][1] - entry.logprob) < 1e-4
     alone = (await ask_greedy(worker, profile.long, logprobs=0, max_tokens=4)).choices[0]
-    assert len(alone.logprobs) == 4 and all(one.logprob <= 1e-4 for one in alone.logprobs)
+    assert len(alone.logprobs) == 4 and all(entry.logprob <= 1e-4 for entry in alone.logprobs)
 
 
 @effect
@@ -264,8 +267,8 @@ async def guided_json(worker: ModelWorker, profile: EngineProfile) -> None:
     answer = await ask(
         worker, profile.long, guided=Guided(json=json.dumps(SCHEMA)), max_tokens=120, temperature=0.7, seed=3
     )
-    found = json.loads(answer.text)
-    assert set(found) == {"name", "age"} and isinstance(found["name"], str) and 0 <= found["age"] <= 99
+    instance = json.loads(answer.text)
+    assert set(instance) == {"name", "age"} and isinstance(instance["name"], str) and 0 <= instance["age"] <= 99
 
 
 @effect
@@ -297,7 +300,7 @@ async def lora(worker: ModelWorker, profile: EngineProfile) -> None:
         for lora in (profile.lora, None, profile.lora, None)
     ]
     answers = [answer.ids for answer in await ask_all(worker, together)]
-    assert answers[1] == answers[3] == plain.ids, "the adapter leaks into requests that did not ask for it"
+    assert answers[1] == answers[3] == plain.ids, "the adapter leaks into other requests"
     assert (await ask_greedy(worker, profile.long, lora=profile.lora)).ids != (
         await ask_greedy(worker, profile.long)
     ).ids
@@ -307,6 +310,6 @@ async def lora(worker: ModelWorker, profile: EngineProfile) -> None:
 
 @effect
 async def embeddings(worker: ModelWorker, profile: EngineProfile) -> None:
-    """On engines that embed with a model loaded to generate; the others are checked in test_features."""
-    found = await worker.embed(["one text", "another", "one text"])
-    assert found.vectors[0] == found.vectors[2] != found.vectors[1]
+    """For engines that embed with a generation model; test_features checks the others."""
+    embedding = await worker.embed(["one text", "another", "one text"])
+    assert embedding.vectors[0] == embedding.vectors[2] != embedding.vectors[1]

@@ -1,4 +1,4 @@
-"""The contract, on every engine: what is declared is what happens."""
+"""The contract on every engine: each declared capability has its effect."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ async def test_parameter_does_what_the_spec_declares(
 
 
 async def test_translations_are_announced(worker: ModelWorker, profile: EngineProfile) -> None:
-    declared = {name for name, one in worker.plan.spec.request.items() if one.support is Support.TRANSLATES}
+    declared = {
+        name for name, capability in worker.plan.spec.request.items() if capability.support is Support.TRANSLATES
+    }
     for name in declared & set(_REFUSED):
         request = make_request(profile.long, **_REFUSED[name])
         _, translated = await worker.prepare(request)
@@ -80,7 +82,7 @@ async def test_translations_are_announced(worker: ModelWorker, profile: EnginePr
 async def test_text_is_the_text_of_the_tokens(worker: ModelWorker, profile: EngineProfile) -> None:
     for prompt in (profile.long, profile.unicode, profile.repeats):
         answer = await ask_greedy(worker, prompt, max_tokens=64, ignore_eos=True)
-        assert "\ufffd" not in answer.text, "a character was cut in two"
+        assert "\ufffd" not in answer.text, "a character was split"
         if worker.prompt_encoder.tokenizer is not None:
             prefix = worker.prompt_encoder.tokenizer.decode(
                 worker.prompt_encoder.tokenizer.encode("a", add_special=False)
@@ -91,16 +93,16 @@ async def test_text_is_the_text_of_the_tokens(worker: ModelWorker, profile: Engi
             assert whole[len(prefix) :].rstrip("\ufffd") == answer.text.rstrip("\ufffd")
 
 
-async def test_stream_arrives_as_it_is_made(worker: ModelWorker, profile: EngineProfile) -> None:
-    """The first token comes well before the last: nobody slices a finished answer."""
-    tries = [await _spread(worker, profile)]
-    while max(tries) <= 1.5 and len(tries) < 3:  # on a machine that stalls, one wait may be the longest by far
-        tries.append(await _spread(worker, profile))
+async def test_stream_arrives_as_it_is_generated(worker: ModelWorker, profile: EngineProfile) -> None:
+    """The first token arrives well before the last: the stream is not a sliced finished output."""
+    tries = [await _measure_spread(worker, profile)]
+    while max(tries) <= 1.5 and len(tries) < 3:  # on a stalling machine one wait may dominate
+        tries.append(await _measure_spread(worker, profile))
     assert max(tries) > 1.5
 
 
-async def _spread(worker: ModelWorker, profile: EngineProfile) -> float:
-    """How many times the longest wait for a token all waits between tokens are."""
+async def _measure_spread(worker: ModelWorker, profile: EngineProfile) -> float:
+    """Return the total time between tokens, divided by the longest gap."""
     times: list[float] = []
     async for event in worker.generate(make_request(profile.long, temperature=0.0, max_tokens=64, ignore_eos=True)):
         if isinstance(event, Delta) and event.token_ids:
@@ -117,30 +119,30 @@ async def test_usage_counts_tokens(worker: ModelWorker, profile: EngineProfile) 
     assert 0 < answer.timing.ttft_s <= answer.timing.total_s
 
 
-async def test_same_prompt_alone_or_in_a_crowd(worker: ModelWorker, profile: EngineProfile) -> None:
-    """Batching must not mix requests up: each answer in a crowd of other requests is what it is alone."""
+async def test_same_output_alone_or_in_a_batch(worker: ModelWorker, profile: EngineProfile) -> None:
+    """Batching must not mix requests: each output is the same alone and in a batch."""
     prompts = [profile.certain, profile.also_certain]
     alone = [(await ask_greedy(worker, prompt, max_tokens=8)).ids for prompt in prompts]
-    asked = [*prompts, profile.long, *profile.more] * 4
-    crowd = await ask_all(worker, [make_request(prompt, temperature=0.0, max_tokens=8) for prompt in asked])
-    for prompt, answer in zip(asked, crowd, strict=True):
+    batch = [*prompts, profile.long, *profile.more] * 4
+    answers = await ask_all(worker, [make_request(prompt, temperature=0.0, max_tokens=8) for prompt in batch])
+    for prompt, answer in zip(batch, answers, strict=True):
         if prompt in prompts:
             assert answer.ids == alone[prompts.index(prompt)]
 
 
 async def test_32_requests_run_together(worker: ModelWorker, profile: EngineProfile) -> None:
-    """As many requests as the engine promises are between their first and their last token at one moment."""
-    wanted = min(32, worker.facts.max_batch) * 3 // 4
-    for _ in range(3):  # a machine that stalls may bring all tokens at once
-        if await _most_together(worker, profile) >= wanted:
+    """At some moment most of the promised batch is between its first and last token."""
+    expected = min(32, worker.facts.max_batch) * 3 // 4
+    for _ in range(3):  # a stalling machine may deliver all tokens at once
+        if await _count_concurrent(worker, profile) >= expected:
             return
-    raise AssertionError(f"{wanted} requests never ran together")
+    raise AssertionError(f"{expected} requests never ran together")
 
 
-async def _most_together(worker: ModelWorker, profile: EngineProfile) -> int:
+async def _count_concurrent(worker: ModelWorker, profile: EngineProfile) -> int:
     spans: list[tuple[float, float]] = []
 
-    async def one(number: int) -> None:
+    async def run(number: int) -> None:
         first = last = 0.0
         prompt = f"{profile.long} {number}"
         async for event in worker.generate(make_request(prompt, temperature=0.0, max_tokens=12, ignore_eos=True)):
@@ -148,15 +150,15 @@ async def _most_together(worker: ModelWorker, profile: EngineProfile) -> int:
                 first, last = first or time.perf_counter(), time.perf_counter()
         spans.append((first, last))
 
-    await asyncio.gather(*(one(number) for number in range(32)))
+    await asyncio.gather(*(run(number) for number in range(32)))
     return max(sum(start <= moment < end for start, end in spans) for moment, _ in spans)
 
 
-async def test_cancel_frees_the_place(worker: ModelWorker, profile: EngineProfile) -> None:
+async def test_cancel_frees_the_slot(worker: ModelWorker, profile: EngineProfile) -> None:
     async for event in worker.generate(make_request(profile.long, temperature=0.0, max_tokens=1500, ignore_eos=True)):
         if isinstance(event, Delta) and event.token_ids:
             break  # leaving the loop cancels
-    await _until_idle(worker)
+    await _wait_idle(worker)
     assert (await ask_greedy(worker, profile.long, max_tokens=3)).finish_reason is FinishReason.LENGTH
 
 
@@ -169,13 +171,13 @@ async def test_cancel_before_the_first_token(worker: ModelWorker, profile: Engin
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await _until_idle(worker)
+    await _wait_idle(worker)
 
 
-async def _until_idle(worker: ModelWorker, within_s: float = 10.0) -> None:
+async def _wait_idle(worker: ModelWorker, within_s: float = 10.0) -> None:
     deadline = time.monotonic() + within_s
     while (await worker.client.state()).running:
-        assert time.monotonic() < deadline, "a cancelled request still holds its place"
+        assert time.monotonic() < deadline, "a cancelled request is still running"
         await asyncio.sleep(0.05)
 
 
@@ -200,13 +202,13 @@ async def test_requests_after_an_error_are_answered(worker: ModelWorker, profile
     token = (await worker.prompt_encoder.encode(profile.long))[-1]
     good = make_request(profile.long, temperature=0.0, max_tokens=4)
     bad = GenerateRequest(token_ids=(token,) * (worker.facts.context_length + 1), sampling=Sampling())
-    found = await asyncio.gather(
-        *(_outcome(worker, one) for one in (good, bad, good, bad, good)),
+    outcomes = await asyncio.gather(
+        *(_run_to_outcome(worker, request) for request in (good, bad, good, bad, good)),
     )
-    assert [isinstance(one, Done) for one in found] == [True, False, True, False, True]
+    assert [isinstance(outcome, Done) for outcome in outcomes] == [True, False, True, False, True]
 
 
-async def _outcome(worker: ModelWorker, request: GenerateRequest) -> Done | Exception:
+async def _run_to_outcome(worker: ModelWorker, request: GenerateRequest) -> Done | Exception:
     try:
         async for event in worker.generate(request):
             last = event

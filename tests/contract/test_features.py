@@ -1,6 +1,6 @@
-"""What single engines do beyond the contract: embeddings, speculation, parallel processes, batching strategies, quantization.
+"""Engine features beyond the contract: embeddings, speculation, parallelism, batching strategies, quantization.
 
-A vLLM load takes most of a minute, so the checks that can share one do.
+A vLLM load takes most of a minute, so checks share one where possible.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ from tests.contract.engine_profiles import ONE_GPU, PROFILES, VLLM_DTYPE, VLLM_I
 from tests.contract.lora_adapters import HERE, ensure_dense_smollm2, run_make_script
 from tests.contract.worker_requests import ask, ask_all, ask_greedy, make_request
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ("The cat sleeps on the sofa.", "A kitten is napping on the couch.", "Interest rates rose again in March.")
 
 
-def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
-    return sum(a * b for a, b in zip(one, other, strict=True)) / (math.hypot(*one) * math.hypot(*other))
+def _compute_cosine(first: Sequence[float], second: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(first, second, strict=True)) / (math.hypot(*first) * math.hypot(*second))
 
 
 @pytest.fixture(scope="session")
 def tiny_llama() -> Path:
-    """A small random Llama with even heads, for what SmolLM2's nine heads cannot be split into."""
+    """A small random Llama with an even number of heads: SmolLM2's nine cannot be split."""
     folder = home_dir() / "test-models" / "tiny-llama"
     if not folder.is_dir():
         run_make_script("make_tiny_llama.py", ensure_dense_smollm2(), folder)
@@ -45,7 +47,7 @@ def tiny_llama() -> Path:
 
 
 @pytest.mark.parametrize("kind", ["transformers", "vllm"])
-def test_an_engine_makes_dense_weights_without_any_other(kind: str, tmp_path: Path) -> None:
+def test_each_engine_can_make_dense_weights(kind: str, tmp_path: Path) -> None:
     if is_on_cuda():
         skip_without(kind)
     stored = models.ModelStore().get("smollm2")
@@ -74,10 +76,10 @@ TINY = {
     "transformers": {"dtype": "float32", "context_length": 256},
     "vllm": {"dtype": VLLM_DTYPE, "max_model_len": 256, "enforce_eager": True, **build_vllm_memory(1)},
 }
-needs_two_devices = pytest.mark.skipif(ONE_GPU, reason="one GPU cannot be two of them")
+needs_two_devices = pytest.mark.skipif(ONE_GPU, reason="needs two devices")
 
 
-async def _tiny(kind: str, path: Path, **settings: Any) -> ModelWorker:
+async def _open_tiny(kind: str, path: Path, **settings: Any) -> ModelWorker:
     profile = PROFILES[kind]
     return await open_worker(
         type(profile)(profile.name, kind, str(path), {**TINY[kind], **settings}),
@@ -87,7 +89,7 @@ async def _tiny(kind: str, path: Path, **settings: Any) -> ModelWorker:
 PROMPTS = [[7, 11, 13, 17, 19, 23], [101, 202, 303], list(range(50, 90))]
 
 
-async def _tiny_answers(worker: ModelWorker) -> list[list[int]]:
+async def _generate_tiny(worker: ModelWorker) -> list[list[int]]:
     requests = [make_request(prompt, temperature=0.0, max_tokens=10, ignore_eos=True) for prompt in PROMPTS]
     return [answer.ids for answer in await ask_all(worker, requests)]
 
@@ -95,8 +97,8 @@ async def _tiny_answers(worker: ModelWorker) -> list[list[int]]:
 @pytest.fixture(scope="session")
 async def reference(tiny_llama: Path) -> list[list[int]]:
     """Greedy answers of the tiny model in one process, by Transformers."""
-    async with await _tiny("transformers", tiny_llama) as worker:
-        return await _tiny_answers(worker)
+    async with await _open_tiny("transformers", tiny_llama) as worker:
+        return await _generate_tiny(worker)
 
 
 @pytest.mark.parametrize(("kind", "model"), [("llamacpp", "smollm2"), ("transformers", "minilm"), ("vllm", "minilm")])
@@ -104,7 +106,7 @@ async def test_embeddings(kind: str, model: str) -> None:
     if is_on_cuda():
         skip_without(kind)
         if models.ModelStore().get(model) is None:
-            pytest.skip(f"{model} is not here, and a host that only has a GPU to offer may not reach it")
+            pytest.skip(f"{model} is not stored, and this host may have no network")
     settings = {
         "llamacpp": {"context_length": 256},
         "transformers": {"dtype": "float32"},
@@ -112,21 +114,23 @@ async def test_embeddings(kind: str, model: str) -> None:
     }
     profile = PROFILES[kind]
     async with await open_worker(type(profile)(kind, kind, model, settings[kind]), task="embed") as worker:
-        found = await worker.embed(TEXTS)
+        embedding = await worker.embed(TEXTS)
         again = await worker.embed(TEXTS[:1])
-        assert _cosine(found.vectors[0], again.vectors[0]) > 0.999
-        assert _cosine(found.vectors[0], found.vectors[1]) > _cosine(found.vectors[0], found.vectors[2])
-        assert math.isclose(math.hypot(*found.vectors[0]), 1.0, rel_tol=1e-2)
-        assert found.prompt_tokens == sum([len(await worker.prompt_encoder.encode(text)) for text in TEXTS])
+        assert _compute_cosine(embedding.vectors[0], again.vectors[0]) > 0.999
+        assert _compute_cosine(embedding.vectors[0], embedding.vectors[1]) > _compute_cosine(
+            embedding.vectors[0], embedding.vectors[2]
+        )
+        assert math.isclose(math.hypot(*embedding.vectors[0]), 1.0, rel_tol=1e-2)
+        assert embedding.prompt_tokens == sum([len(await worker.prompt_encoder.encode(text)) for text in TEXTS])
         with pytest.raises(Unsupported):
             await ask_greedy(worker, "hello")
         if model == "minilm":
             expected = (0.5, 1.0)
-            assert expected[0] < _cosine(found.vectors[0], found.vectors[1]) < expected[1]
+            assert expected[0] < _compute_cosine(embedding.vectors[0], embedding.vectors[1]) < expected[1]
 
 
 async def test_vllm_speculates_with_ngrams_and_reuses_prefixes() -> None:
-    """The prompt repeats itself, so drafts are accepted: several tokens come in one step, and the answer is the same."""
+    """The prompt repeats itself, so drafts are accepted: one step yields several tokens, and the output is the same."""
     settings = {
         "speculative.method": "ngram",
         "speculative.num_tokens": 4,
@@ -151,18 +155,18 @@ async def test_vllm_speculates_with_ngrams_and_reuses_prefixes() -> None:
 
 @needs_two_devices
 async def test_vllm_tensor_parallel_2_gives_the_same_answers(tiny_llama: Path, reference: list[list[int]]) -> None:
-    async with await _tiny("vllm", tiny_llama, tensor_parallel_size=2) as worker:
-        assert await _tiny_answers(worker) == reference
+    async with await _open_tiny("vllm", tiny_llama, tensor_parallel_size=2) as worker:
+        assert await _generate_tiny(worker) == reference
         assert worker.facts.effective["tensor_parallel_size"] == 2
 
 
 async def test_vllm_runs_a_quantized_checkpoint_through_generate(tiny_int8: Path, reference: list[list[int]]) -> None:
-    """Eight-bit weights, and at the same time the slower public way out of vLLM, which must do all the same."""
-    async with await _tiny("vllm", tiny_int8, stepwise="off", dtype=VLLM_INT8_DTYPE) as worker:
-        for prompt, wanted in zip(PROMPTS, reference, strict=True):
+    """8-bit weights, and at the same time vLLM's slower public API (stepwise: off)."""
+    async with await _open_tiny("vllm", tiny_int8, stepwise="off", dtype=VLLM_INT8_DTYPE) as worker:
+        for prompt, expected in zip(PROMPTS, reference, strict=True):
             first = (await ask_greedy(worker, prompt, max_tokens=1, logprobs=5, ignore_eos=True)).choices[0].logprobs[0]
-            assert wanted[0] in dict(first.top), (
-                "rounding moves a token's rank a little, wrong weights move it anywhere"
+            assert expected[0] in dict(first.top), (
+                "rounding changes a token's rank a little, wrong weights change it a lot"
             )
         several = await ask(worker, PROMPTS[0], n=3, temperature=1.0, seed=5, max_tokens=6, logprobs=2, ignore_eos=True)
         assert sorted(several.choices) == [0, 1, 2]
@@ -173,23 +177,23 @@ async def test_vllm_runs_a_quantized_checkpoint_through_generate(tiny_int8: Path
 @needs_two_devices
 async def test_transformers_tensor_parallel_2_under_torchrun(tiny_llama: Path, reference: list[list[int]]) -> None:
     settings = {"sharding.strategy": "tensor_parallel", "sharding.num_shards": 2}
-    async with await _tiny("transformers", tiny_llama, **settings) as worker:
+    async with await _open_tiny("transformers", tiny_llama, **settings) as worker:
         assert worker.plan.launch.processes == 2
-        assert await _tiny_answers(worker) == reference
+        assert await _generate_tiny(worker) == reference
 
 
 async def test_transformers_launched_by_accelerate(tiny_llama: Path, reference: list[list[int]]) -> None:
-    async with await _tiny("transformers", tiny_llama, launch="accelerate") as worker:
+    async with await _open_tiny("transformers", tiny_llama, launch="accelerate") as worker:
         assert "accelerate.commands.launch" in Path(f"/proc/{worker.process.pid}/cmdline").read_text()
-        assert await _tiny_answers(worker) == reference
+        assert await _generate_tiny(worker) == reference
         pids = list_process_tree(worker.process.pid)
     deadline = time.monotonic() + 15
-    while left := [pid for pid in pids if _alive(pid)]:
-        assert time.monotonic() < deadline, f"the launcher or its worker is still there: {left}"
+    while left := [pid for pid in pids if _is_alive(pid)]:
+        assert time.monotonic() < deadline, f"the launcher or its worker is still running: {left}"
         await asyncio.sleep(0.1)
 
 
-def _alive(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0] != "Z"
     except OSError:
@@ -199,8 +203,8 @@ def _alive(pid: int) -> bool:
 @pytest.mark.parametrize("strategy", ["static", "dynamic", "sorted_static", "sorted_dynamic"])
 async def test_transformers_batching_strategies(tiny_llama: Path, reference: list[list[int]], strategy: str) -> None:
     settings = {"batching.strategy": strategy, "batching.batch_size": 2}
-    async with await _tiny("transformers", tiny_llama, **settings) as worker:
-        assert await _tiny_answers(worker) == reference
+    async with await _open_tiny("transformers", tiny_llama, **settings) as worker:
+        assert await _generate_tiny(worker) == reference
         assert worker.facts.effective["batching.strategy"] == strategy
 
 
@@ -208,39 +212,39 @@ async def test_transformers_assisted_generation_gives_the_same_answers(
     tiny_llama: Path, reference: list[list[int]]
 ) -> None:
     settings = {"assisted_generation.num_tokens": 3, "assisted_generation.model": str(tiny_llama)}
-    async with await _tiny("transformers", tiny_llama, **settings) as worker:
-        assert await _tiny_answers(worker) == reference
+    async with await _open_tiny("transformers", tiny_llama, **settings) as worker:
+        assert await _generate_tiny(worker) == reference
 
 
 async def test_transformers_runs_quantized_checkpoints(tiny_gptq: Path) -> None:
-    """Packed and unpacked, the same rounded weights: reading them right means the same answers."""
-    found = []
+    """Packed and unpacked weights are the same, so the outputs must be too."""
+    outputs = []
     for path in (tiny_gptq, tiny_gptq.with_name("tiny-gptq-dense")):
-        async with await _tiny("transformers", path) as worker:
-            found.append(await _tiny_answers(worker))
-    assert found[0] == found[1]
+        async with await _open_tiny("transformers", path) as worker:
+            outputs.append(await _generate_tiny(worker))
+    assert outputs[0] == outputs[1]
 
 
 async def test_rope_scaling_changes_the_answers_alike(tiny_llama: Path, reference: list[list[int]]) -> None:
     settings = {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}
-    async with await _tiny("transformers", tiny_llama, **settings) as worker:
-        scaled = await _tiny_answers(worker)
+    async with await _open_tiny("transformers", tiny_llama, **settings) as worker:
+        scaled = await _generate_tiny(worker)
     assert scaled != reference
-    async with await _tiny("vllm", tiny_llama, **settings) as worker:
-        assert await _tiny_answers(worker) == scaled
+    async with await _open_tiny("vllm", tiny_llama, **settings) as worker:
+        assert await _generate_tiny(worker) == scaled
 
 
 @pytest.mark.parametrize(
     "script", ["check_transformers.py", "check_transformers_kernel.py", "check_transformers_rounding.py"]
 )
 def test_transformers_inside_its_own_environment(tiny_llama: Path, script: str) -> None:
-    """Checks that need torch in the same process: sampling against plain formulas, caches against generate(), rounding."""
+    """Run the checks that need torch: sampling against formulas, caches against generate(), rounding."""
     python = environments.find_environment("transformers").python
     env = {**os.environ, "PYTHONPATH": f"{HERE.parents[1] / 'src'}{os.pathsep}{HERE.parents[1]}"}
-    done = subprocess.run(
+    result = subprocess.run(
         [str(python), str(HERE / script), str(tiny_llama)],
         capture_output=True, text=True, timeout=500, env=env, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert result.returncode == 0, result.stderr[-3000:]
     checks = (HERE / script).read_text().partition("CHECKS = (")[2].partition("\n)\n")[0]
-    assert done.stdout.count("ok ") >= checks.count("\n    check_") >= 3
+    assert result.stdout.count("ok ") >= checks.count("\n    check_") >= 3

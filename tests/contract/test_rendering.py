@@ -1,4 +1,4 @@
-"""One chat rendering: our token ids are the ids of each engine's own native rendering."""
+"""Chat rendering gives the same token ids as each engine's native rendering."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ print("@" + json.dumps(found))
 """
 
 
-def _native(kind: str, script: str, model: Path) -> Any:
+def _render_natively(kind: str, script: str, model: Path) -> Any:
     python = environments.find_environment(kind).python
-    done = subprocess.run(
+    result = subprocess.run(
         [str(python), "-c", script, str(model)],
         input=json.dumps(CHATS),
         capture_output=True,
@@ -75,8 +75,8 @@ def _native(kind: str, script: str, model: Path) -> Any:
         check=False,
         timeout=300,
     )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("@")]
-    assert lines, done.stderr[-2000:]
+    lines = [line for line in result.stdout.splitlines() if line.startswith("@")]
+    assert lines, result.stderr[-2000:]
     return json.loads(lines[-1][1:])
 
 
@@ -85,24 +85,24 @@ class _NoEngine:
         raise AssertionError("the model's own tokenizer should have been used")
 
 
-async def _ours(path: Path) -> list[list[int]]:
+async def _render(path: Path) -> list[list[int]]:
     prompts = PromptEncoder(path, _NoEngine())
     return [list(await prompts.encode_request(GenerateRequest(messages=tuple(chat)))) for chat in CHATS]
 
 
 @pytest.mark.parametrize(("kind", "script"), [("transformers", TRANSFORMERS), ("vllm", VLLM)])
-async def test_ids_are_those_of_the_library(kind: str, script: str) -> None:
+async def test_ids_match_the_library(kind: str, script: str) -> None:
     stored = models.ensure_model("smollm2")
     dense = models.ensure_dense_weights(stored, environments.find_environment("transformers").python)
-    native = _native(kind, script, dense)
-    assert await _ours(dense) == native
-    assert await _ours(stored.path) == native, "the same chats, rendered from the GGUF file"
+    native = _render_natively(kind, script, dense)
+    assert await _render(dense) == native
+    assert await _render(stored.path) == native, "the same chats, rendered from the GGUF file"
 
 
 async def test_llamacpp_renders_and_counts_the_same() -> None:
     stored = models.ensure_model("smollm2")
     prompts = PromptEncoder(stored.path, _NoEngine())
-    native = _native("llamacpp", LLAMACPP, stored.path)
-    for chat, found, ids in zip(CHATS, native, await _ours(stored.path), strict=True):
-        assert prompts.render(chat) == found["prompt"]
-        assert len(ids) == found["count"]
+    native = _render_natively("llamacpp", LLAMACPP, stored.path)
+    for chat, reply, ids in zip(CHATS, native, await _render(stored.path), strict=True):
+        assert prompts.render(chat) == reply["prompt"]
+        assert len(ids) == reply["count"]

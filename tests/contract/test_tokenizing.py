@@ -1,4 +1,4 @@
-"""Our tokenizer of a GGUF file gives the ids of llama.cpp itself, for every pre-tokenizer we claim to know."""
+"""The tokenizer of a GGUF file gives the same ids as llama.cpp, for every supported pre-tokenizer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from enginebay.text.tokenization.pretokenizers import PRETOKENIZERS
 from enginebay.text.tokenization.tokenizer import load_tokenizer
 from tests.unit.text.tiny_gguf import build_tiny_llama
 
-# One name for each way of cutting text. Left out are the two where llama.cpp knowingly differs from the models' own
-# tokenizer.json (it takes combining marks without a letter for punctuation), which is what we follow.
+# One name per way of splitting text, except two where llama.cpp knowingly differs from the models' tokenizer.json
+# (it treats combining marks without a letter as punctuation), which we follow.
 DIFFERENT = {PRETOKENIZERS[name] for name in ("tekken", "gpt-4o")}
 ONE_OF_EACH = sorted({how: name for name, how in PRETOKENIZERS.items() if how not in DIFFERENT}.values())
 
@@ -76,49 +76,53 @@ print("@" + json.dumps(found))
 """
 
 
-def texts() -> list[str]:
-    dice = random.Random(1)
-    made = ["".join(dice.choice(dice.choice(POOLS)) for _ in range(dice.randrange(1, 30))) for _ in range(150)]
-    runs = ["".join(dice.choice(pool) * dice.randrange(1, 4) for pool in dice.sample(POOLS, 4)) for _ in range(150)]
-    return [*TEXTS, *made, *runs]
+def make_texts() -> list[str]:
+    source = random.Random(1)
+    mixed = ["".join(source.choice(source.choice(POOLS)) for _ in range(source.randrange(1, 30))) for _ in range(150)]
+    runs = [
+        "".join(source.choice(pool) * source.randrange(1, 4) for pool in source.sample(POOLS, 4)) for _ in range(150)
+    ]
+    return [*TEXTS, *mixed, *runs]
 
 
-def vocabulary(path: Path) -> dict[str, Any]:
-    found = read_gguf(path).metadata
-    kept = {key: value for key, value in found.items() if key.startswith("tokenizer.ggml.") and "add_bos" not in key}
-    return {key: list(value) if isinstance(value, StringArray | tuple) else value for key, value in kept.items()}
+def read_vocabulary(path: Path) -> dict[str, Any]:
+    metadata = read_gguf(path).metadata
+    entries = {
+        key: value for key, value in metadata.items() if key.startswith("tokenizer.ggml.") and "add_bos" not in key
+    }
+    return {key: list(value) if isinstance(value, StringArray | tuple) else value for key, value in entries.items()}
 
 
-def of_llamacpp(paths: list[Path]) -> dict[str, list[list[int]]]:
+def tokenize_with_llamacpp(paths: list[Path]) -> dict[str, list[list[int]]]:
     python = environments.find_environment("llamacpp").python
-    asked = json.dumps({"paths": [str(path) for path in paths], "texts": texts()})
-    done = subprocess.run([str(python), "-c", LLAMACPP], input=asked, capture_output=True, text=True, timeout=500)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("@")]
-    assert lines, done.stderr[-2000:]
-    found: dict[str, list[list[int]]] = json.loads(lines[-1][1:])
-    return found
+    payload = json.dumps({"paths": [str(path) for path in paths], "texts": make_texts()})
+    result = subprocess.run([str(python), "-c", LLAMACPP], input=payload, capture_output=True, text=True, timeout=500)
+    lines = [line for line in result.stdout.splitlines() if line.startswith("@")]
+    assert lines, result.stderr[-2000:]
+    ids: dict[str, list[list[int]]] = json.loads(lines[-1][1:])
+    return ids
 
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list[list[int]]]]:
-    """A tiny model for each pre-tokenizer, with a real vocabulary, and what llama.cpp makes of the texts with it."""
+    """A tiny model for each pre-tokenizer, with a real vocabulary, and llama.cpp's token ids for the texts."""
     folder = tmp_path_factory.mktemp("pre")
-    shared = vocabulary(models.ensure_model("smollm2").path)
+    shared = read_vocabulary(models.ensure_model("smollm2").path)
     paths = {}
     for name in ONE_OF_EACH:
         paths[name] = folder / f"{name}.gguf"
         paths[name].write_bytes(build_tiny_llama({**shared, "tokenizer.ggml.pre": name}, width=8))
-    native = of_llamacpp(list(paths.values()))
+    native = tokenize_with_llamacpp(list(paths.values()))
     return {name: (path, native[str(path)]) for name, path in paths.items()}
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
-def test_ids_are_those_of_llamacpp(name: str, cases: dict[str, tuple[Path, list[list[int]]]]) -> None:
+def test_ids_match_llamacpp(name: str, cases: dict[str, tuple[Path, list[list[int]]]]) -> None:
     path, native = cases[name]
     tokenizer = load_tokenizer(path)
     different = {
         text: (ours, theirs)
-        for text, theirs in zip(texts(), native, strict=True)
+        for text, theirs in zip(make_texts(), native, strict=True)
         if (ours := tokenizer.encode(text, add_special=True)) != theirs
     }
     assert different == {}

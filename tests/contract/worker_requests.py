@@ -1,4 +1,4 @@
-"""Asking a worker and collecting the whole answer, the way every contract test does it."""
+"""Sends requests to a worker and collects the complete output."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ class GeneratedAnswer:
 
 
 def make_request(prompt: str | Sequence[int], lora: str | None = None, **sampling: Any) -> GenerateRequest:
-    chosen = Sampling(**{"max_tokens": 48, **sampling})
+    parameters = Sampling(**{"max_tokens": 48, **sampling})
     if isinstance(prompt, str):
-        return GenerateRequest(text=prompt, sampling=chosen, lora=lora)
-    return GenerateRequest(token_ids=tuple(prompt), sampling=chosen, lora=lora)
+        return GenerateRequest(text=prompt, sampling=parameters, lora=lora)
+    return GenerateRequest(token_ids=tuple(prompt), sampling=parameters, lora=lora)
 
 
 async def collect(worker: ModelWorker, request: GenerateRequest) -> GeneratedAnswer:
-    """The whole answer; fails when events come in an order that the contract forbids."""
+    """Return the complete output; assert that events arrive in the order of the contract."""
     choices: dict[int, ChoiceOutput] = {}
     done: Done | None = None
     async for event in worker.generate(request):
-        assert done is None, "an event came after Done"
+        assert done is None, "an event arrived after Done"
         if isinstance(event, Done):
             done = event
             continue
         assert isinstance(event, Delta)
         choice = choices.setdefault(event.choice, ChoiceOutput())
-        assert choice.finish_reason is None, "a delta came after its choice had ended"
+        assert choice.finish_reason is None, "a delta arrived after the end of its choice"
         choice.text += event.text
         choice.ids += event.token_ids
         choice.pieces.append((event.text, tuple(event.token_ids)))
@@ -85,4 +85,4 @@ async def ask_greedy(worker: ModelWorker, prompt: str | Sequence[int], **samplin
 
 
 async def ask_all(worker: ModelWorker, requests: Sequence[GenerateRequest]) -> list[GeneratedAnswer]:
-    return list(await asyncio.gather(*(collect(worker, one) for one in requests)))
+    return list(await asyncio.gather(*(collect(worker, request) for request in requests)))

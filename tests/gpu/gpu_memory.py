@@ -1,4 +1,4 @@
-"""Memory in use on the GPUs, as the driver tells it: no CUDA context is opened for the question."""
+"""GPU memory in use, as the driver reports it, without a CUDA context."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ GIB = 1024**3
 
 
 def read_used_bytes() -> int:
-    """By all processes."""
+    """Return the memory used by all processes."""
     return sum(int(pynvml.nvmlDeviceGetMemoryInfo(device).used) for device in _open_devices())
 
 
 def read_held_bytes(pids: Collection[int]) -> int:
-    """By these processes. By all, where the driver cannot tell processes apart, as in some containers."""
-    running = [one for device in _open_devices() for one in pynvml.nvmlDeviceGetComputeRunningProcesses(device)]
-    told = [int(one.usedGpuMemory) for one in running if one.pid in pids and one.usedGpuMemory]
-    return sum(told) if told else read_used_bytes()
+    """Return the memory used by these processes; by all if the driver cannot tell them apart, as in some containers."""
+    running = [process for device in _open_devices() for process in pynvml.nvmlDeviceGetComputeRunningProcesses(device)]
+    held = [int(process.usedGpuMemory) for process in running if process.pid in pids and process.usedGpuMemory]
+    return sum(held) if held else read_used_bytes()
 
 
 def _open_devices() -> list[Any]:

@@ -1,23 +1,22 @@
-"""Energy per request on a GPU: does a class of requests cost the same in a mix as alone, and is the sum what the GPU drew?
+"""Checks energy per request on a GPU: a class of requests costs the same in a mix as alone, and the sum matches the GPU.
 
     python -m tests.gpu.request_energy --model FOLDER --out FOLDER     starts `bay serve` on the vllm engine with random weights
-    python -m tests.gpu.request_energy --url URL --name MODEL          asks a server that is up
+    python -m tests.gpu.request_energy --url URL --name MODEL          uses a running server
 
-FOLDER is a shape of `bench.gpu.model_shapes`, such as llama-8b. Takes about 70 s once the server is up. `--streams 512` keeps so many
-in flight instead of 128; the KV cache must hold them all.
+FOLDER is a shape of `bench.gpu.model_shapes`, such as llama-8b. Takes about 70 s once the server is up. `--streams 512` keeps 512
+requests in flight instead of 128; the KV cache must hold them all.
 
 Class A has 128 tokens in and 128 out, class B 512 in and 64 out. Each runs alone, then both in equal numbers, always with
-as many requests in flight (128): whoever ends is replaced at once. That is what makes the comparison fair. A step reads all weights for
-whatever is in it, so the price of a token depends above all on how many share its step; with as many in flight the batch of
-decoding requests is the same in all three loads. (At a fixed rate instead, a class alone would have other batches than in the mix,
-and the difference would be the GPU's, not the accounting's.) Two things remain: in the mix both classes pay for the mean
-length of the contexts, and a token of a prompt weighs as much as one of an answer where both are in one step. The mix is half
-and half by requests; A stays twice as long, so two thirds in flight are A's.
-Requests of the first seconds, when all prompts come at once, and of the last ones, when the batch empties, are left out of
-the figures for a class, alike in all loads. The sum over requests has them all.
+128 requests in flight: a finished request is replaced at once. This makes the comparison fair. A step reads all weights, so the
+energy of a token depends mainly on how many tokens share its step; with a constant number in flight, the decode batch is the same in
+all three workloads. (At a fixed rate the batches would differ, and so would the GPU's energy, not the accounting.) Two effects
+remain: in the mix both classes pay for the mean context length, and a prompt token counts as much as an output token of the same
+step. The mix is half and half by requests; A takes twice as long, so two thirds in flight are A.
+Requests of the first seconds, when all prompts arrive at once, and of the last ones, when the batch empties, are excluded from
+the figures of a class in all workloads. The sum over requests includes them.
 
-Exits with 1 when a class is more than 15% off, or the sum more than 5% off the GPU's own counter above the
-idle power that the server learned, or could not be compared with it; what is measured here in the pauses is printed beside it.
+Exits with 1 if a class is off by more than 15%, or the sum is off by more than 5% from the GPU's counter above the server's
+estimate of the idle power, or cannot be compared. Prints the idle power measured in the pauses as well.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _VOCABULARY = range(100, 49000)  # ordinary tokens of every tokenizer used here
 
 @dataclass(frozen=True)
 class MeasuredRequest:
-    """One request, with when it was sent and when it had its answer."""
+    """One request, with its send and end times."""
 
     kind: str
     sent_s: float
@@ -61,35 +60,35 @@ class MeasuredRequest:
 
 
 class EnergyClient:
-    """One connection after another would be slow: each stream keeps its own."""
+    """A client with one connection per stream."""
 
     def __init__(self, url: str, model: str) -> None:
         parts = urlsplit(url)
         self._host, self._port, self._model = parts.hostname or "127.0.0.1", parts.port or 80, model
-        self._chance = random.Random(time.time_ns())  # no prefix cache knows these prompts
+        self._random = random.Random(time.time_ns())  # new prompts: no prefix cache hits
 
     async def run_workload(self, kinds: Sequence[str], streams: int, seconds: float) -> list[MeasuredRequest]:
-        """Keep so many in flight for so long, each stream taking turns with the kinds; then wait for the last ones."""
+        """Keep `streams` requests in flight for `seconds`, alternating the kinds; then wait for the last ones."""
         until_s = time.monotonic() + seconds
-        found: list[MeasuredRequest] = []
+        requests: list[MeasuredRequest] = []
 
-        async def stream(place: int) -> None:
+        async def stream(index: int) -> None:
             reader, writer = await asyncio.open_connection(self._host, self._port)
-            turn = place
+            turn = index
             while time.monotonic() < until_s:
-                found.append(await self._send_request(kinds[turn % len(kinds)], reader, writer))
+                requests.append(await self._send_request(kinds[turn % len(kinds)], reader, writer))
                 turn += 1
             writer.close()
 
-        await asyncio.gather(*(stream(place) for place in range(streams)))
-        return found
+        await asyncio.gather(*(stream(index) for index in range(streams)))
+        return requests
 
     async def _send_request(
         self, kind: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> MeasuredRequest:
         tokens_in, tokens_out = CLASSES[kind]
         body = json.dumps({
-            "model": self._model, "prompt": self._chance.choices(_VOCABULARY, k=tokens_in), "max_tokens": tokens_out,
+            "model": self._model, "prompt": self._random.choices(_VOCABULARY, k=tokens_in), "max_tokens": tokens_out,
             "ignore_eos": True, "temperature": 0, "include_energy": True,
         }).encode()  # fmt: skip
         head = (
@@ -116,7 +115,7 @@ async def _read_response(reader: asyncio.StreamReader) -> Any:
 
 
 class GpuEnergyCounter:
-    """The GPU's own counter, read here and not by the server."""
+    """The GPU's energy counter, read independently of the server."""
 
     def __init__(self) -> None:
         try:
@@ -130,7 +129,7 @@ class GpuEnergyCounter:
         return sum(map(self._driver.read_energy_j, self._gpus)) if self._driver else None
 
     async def measure_idle_w(self, seconds: float) -> float | None:
-        """With the engine loaded and nothing running; clocks fall in the first moments after work."""
+        """Measure the idle power with the engine loaded. Waits 1 s first: clocks drop after work."""
         await asyncio.sleep(1.0)
         before, started = self.read_joules(), time.monotonic()
         await asyncio.sleep(seconds - 1.0)
@@ -139,33 +138,37 @@ class GpuEnergyCounter:
 
 
 async def measure_workloads(client: EnergyClient, streams: int) -> dict[str, Any]:
-    """All loads, with a pause before each in which the idle power is learned, by the server and here."""
+    """Run all workloads, with a pause before each to measure the idle power, here and in the server."""
     gpu, figures = GpuEnergyCounter(), dict[str, Any]()
     await client.run_workload(("A", "B"), streams, _WARM_S)
     for load, kinds in LOADS.items():
         idle_w = await gpu.measure_idle_w(_PAUSE_S)
         before, started = gpu.read_joules(), time.monotonic()
-        found = await client.run_workload(kinds, streams, _LOAD_S)
+        requests = await client.run_workload(kinds, streams, _LOAD_S)
         took_s, after = time.monotonic() - started, gpu.read_joules()
         drawn_j = after - before if before is not None and after is not None else None
-        figures[load] = summarize(found, took_s, idle_w, drawn_j)
+        figures[load] = summarize(requests, took_s, idle_w, drawn_j)
         print(json.dumps({"load": load, "streams": streams, **figures[load]}), flush=True)
     return figures
 
 
 def summarize(
-    found: Sequence[MeasuredRequest], took_s: float, idle_w: float | None, drawn_j: float | None
+    requests: Sequence[MeasuredRequest], took_s: float, idle_w: float | None, drawn_j: float | None
 ) -> dict[str, Any]:
-    absent = sorted({one.absent for one in found if one.joules is None})
-    sum_j = sum(one.joules or 0.0 for one in found)
-    server_w = next((one.idle_w for one in reversed(found) if one.idle_w), None)  # the sum is above this one
+    absent = sorted({request.absent for request in requests if request.joules is None})
+    sum_j = sum(request.joules or 0.0 for request in requests)
+    server_w = next(
+        (request.idle_w for request in reversed(requests) if request.idle_w), None
+    )  # the baseline of the sum
     above_j = drawn_j - server_w * took_s if drawn_j is not None and server_w is not None else None
-    began_s = min(one.sent_s for one in found)
-    steady = [one for one in found if one.sent_s - began_s >= _EDGE_S and one.end_s - began_s <= _LOAD_S]
+    began_s = min(request.sent_s for request in requests)
+    steady = [
+        request for request in requests if request.sent_s - began_s >= _EDGE_S and request.end_s - began_s <= _LOAD_S
+    ]
     return {
-        "requests": len(found),
+        "requests": len(requests),
         "took_s": took_s,
-        "output_tokens_per_s": sum(one.tokens_out for one in found) / took_s,
+        "output_tokens_per_s": sum(request.tokens_out for request in requests) / took_s,
         "absent": absent,
         "idle_w": idle_w,
         "idle_w_of_the_server": server_w,
@@ -173,30 +176,37 @@ def summarize(
         "gpu_j": drawn_j,
         "gpu_above_idle_j": above_j,
         "sum_share": sum_j / above_j if above_j else None,
-        "classes": {kind: compute_per_token([one for one in steady if one.kind == kind]) for kind in CLASSES},
+        "classes": {
+            kind: compute_per_token([request for request in steady if request.kind == kind]) for kind in CLASSES
+        },
     }
 
 
-def compute_per_token(found: Sequence[MeasuredRequest]) -> dict[str, float] | None:
-    if not found:
+def compute_per_token(requests: Sequence[MeasuredRequest]) -> dict[str, float] | None:
+    if not requests:
         return None
-    joules = sum(one.joules or 0.0 for one in found)
-    tokens_in, tokens_out = sum(one.tokens_in for one in found), sum(one.tokens_out for one in found)
+    joules = sum(request.joules or 0.0 for request in requests)
+    tokens_in, tokens_out = (
+        sum(request.tokens_in for request in requests),
+        sum(request.tokens_out for request in requests),
+    )
     return {
-        "requests": len(found), "j_per_output_token": joules / tokens_out, "j_per_token": joules / (tokens_in + tokens_out)
+        "requests": len(requests), "j_per_output_token": joules / tokens_out, "j_per_token": joules / (tokens_in + tokens_out)
     }  # fmt: skip
 
 
 def judge(figures: dict[str, Any]) -> list[str]:
-    """What is wrong; prints the table."""
-    wrong = [f"{load}: energy is absent: {one}" for load, found in figures.items() for one in found["absent"]]
+    """Print the table and return the problems."""
+    problems = [
+        f"{load}: energy is absent: {reason}" for load, values in figures.items() for reason in values["absent"]
+    ]
     print(
         f"{'class':<7}{'J/output token':>24}{'J/token':>24}{'in the mix':>12}\n{'':<7}{'alone      mix':>24}{'alone      mix':>24}"
     )
     for kind in CLASSES:
         alone, mix = figures[kind]["classes"][kind], figures["mix"]["classes"][kind]
         if not alone or not mix or not alone["j_per_token"]:
-            wrong.append(f"class {kind} was not measured")
+            problems.append(f"class {kind} was not measured")
             continue
         ratio = mix["j_per_token"] / alone["j_per_token"]
         print(
@@ -204,49 +214,49 @@ def judge(figures: dict[str, Any]) -> list[str]:
             f"{alone['j_per_token']:>14.5f}{mix['j_per_token']:>10.5f}{ratio - 1:>+11.1%}"
         )
         if abs(ratio - 1) > BAR:
-            wrong.append(f"class {kind} costs {ratio:.2f} times as much in the mix as alone")
-    for load, found in figures.items():
-        share = found["sum_share"]
+            problems.append(f"class {kind} costs {ratio:.2f} times as much in the mix as alone")
+    for load, values in figures.items():
+        share = values["sum_share"]
         if share is None:
-            wrong.append(
-                f"{load}: the sum was not compared, for want of the GPU's own counter or the server's idle power"
+            problems.append(
+                f"{load}: the sum was not compared: the GPU's counter or the server's idle power is missing"
             )
             continue
         print(
-            f"{load:<7}sum of requests {found['sum_j']:,.0f} J, GPU above idle {found['gpu_above_idle_j']:,.0f} J: {share:.1%}"
+            f"{load:<7}sum of requests {requests['sum_j']:,.0f} J, GPU above idle {requests['gpu_above_idle_j']:,.0f} J: {share:.1%}"
         )
         if abs(share - 1) > SUM_BAR:
-            wrong.append(f"{load}: the requests' joules are {share:.1%} of what the GPU drew above idle")
-    return wrong
+            problems.append(f"{load}: the requests' joules are {share:.1%} of what the GPU drew above idle")
+    return problems
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    options.add_argument("--model", type=Path, help="folder of a shape")
-    options.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()))
-    options.add_argument("--url", help="of a server that is up")
-    options.add_argument("--name", default="llama-8b", help="of its model")
-    options.add_argument("--streams", type=int, default=STREAMS, help="in flight all the time")
-    given = options.parse_args()
-    if given.url:
-        return report(asyncio.run(measure_workloads(EnergyClient(given.url, given.name), given.streams)))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", type=Path, help="folder of a model shape")
+    parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--url", help="URL of a running server")
+    parser.add_argument("--name", default="llama-8b", help="name of its model")
+    parser.add_argument("--streams", type=int, default=STREAMS, help="requests in flight")
+    args = parser.parse_args()
+    if args.url:
+        return report(asyncio.run(measure_workloads(EnergyClient(args.url, args.name), args.streams)))
     from bench.gpu.systems_under_test import BayServe
 
-    given.out.mkdir(parents=True, exist_ok=True)
+    args.out.mkdir(parents=True, exist_ok=True)
     settings = {"load_format": "dummy", "max_model_len": 2048, "gpu_memory_utilization": 0.6}
-    system = BayServe("energy", given.model, settings, given.out)
+    system = BayServe("energy", args.model, settings, args.out)
     try:
         system.wait_ready()
         print(f"up after {system.started_s:.1f} s", flush=True)
-        return report(asyncio.run(measure_workloads(EnergyClient(system.target.url, given.model.name), given.streams)))
+        return report(asyncio.run(measure_workloads(EnergyClient(system.target.url, args.model.name), args.streams)))
     finally:
         system.stop()
 
 
 def report(figures: dict[str, Any]) -> int:
-    wrong = judge(figures)
-    print("\n".join(wrong) or "ok", flush=True)
-    return 1 if wrong else 0
+    problems = judge(figures)
+    print("\n".join(problems) or "ok", flush=True)
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

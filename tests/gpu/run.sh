@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# The contract suite and tests/gpu on a host with a CUDA device and no network, in one command and a few minutes.
+# Runs the contract suite and tests/gpu on a CUDA host without network, in a few minutes.
 #
 #   tests/gpu/run.sh HOME_DIR GGUF_FILE [MORE_PARTS_OF_IT ...]
 #
-# One Python must have it all: vLLM, transformers, torch with CUDA, gguf, peft, accelerate, grpcio with health checking
-# and reflection, pytest with its asyncio, timeout and xdist plugins, nvidia-ml-py, and the needs of Enginebay itself.
-# What is found goes to HOME_DIR/results: the output of each part, and logs.tar.gz with the logs of all workers.
+# One Python needs all packages: vLLM, transformers, torch with CUDA, gguf, peft, accelerate, grpcio with health checking
+# and reflection, pytest with its asyncio, timeout and xdist plugins, nvidia-ml-py, and Enginebay's own dependencies.
+# Writes to HOME_DIR/results: the output of each part, and logs.tar.gz with the logs of all workers.
 #
 #   PYTHON=python3   which Python
-#   LIMIT_S=240      seconds for each part; those that run side by side share them
-#   LOAD_S=200       seconds for the load of one worker of tests/gpu
-#   ALONE_S=90       seconds for the part that takes the whole GPU; 0 leaves it out
-#   JOBS=8           how many loads of the contract's feature tests run side by side
-#   PARTS=...        which parts beside the last one; unset: all (contract-vllm contract-transformers features gpu-vllm gpu-transformers)
+#   LIMIT_S=240      time limit per part; parallel parts share it
+#   LOAD_S=200       time limit for the load of one worker of tests/gpu
+#   ALONE_S=90       time limit for the part that needs the whole GPU; 0 skips it
+#   JOBS=8           parallel loads of the contract's feature tests
+#   PARTS=...        parts to run besides the last one; unset: all (contract-vllm contract-transformers features gpu-vllm gpu-transformers)
 set -uo pipefail
 home=${1:?HOME_DIR}; shift
 : "${1:?GGUF_FILE}"
@@ -30,17 +30,17 @@ cd "$root"
 
 export ENGINEBAY_HOME=$home ENGINEBAY_TEST_LOAD_S=${LOAD_S:-200} PYTHONPATH=$root/src PYTHONUNBUFFERED=1
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false VLLM_CACHE_ROOT=${VLLM_CACHE_ROOT:-$home/vllm-cache}
-# FlashInfer compiles its sampler when it is first used, or is not there at all.
+# FlashInfer compiles its sampler on first use, or is not installed.
 export VLLM_USE_FLASHINFER_SAMPLER=${VLLM_USE_FLASHINFER_SAMPLER:-0}
 
 started=$SECONDS
 "$python" -m tests.gpu.prepare_home "$home/smollm2.gguf" 2>&1 | tee "$results/prepare.txt"
 echo "--- prepared in $((SECONDS - started)) s"
 
-"$python" -c 'import sys; from tests.contract.engine_profiles import on_cuda; sys.exit(not on_cuda())' ||
-  { echo "there is no CUDA device that torch can use: every test would be skipped" >&2; exit 2; }
+"$python" -c 'import sys; from tests.contract.engine_profiles import is_on_cuda; sys.exit(not is_on_cuda())' ||
+  { echo "no CUDA device: every test would be skipped" >&2; exit 2; }
 
-# A part that is out of time is interrupted, so that it still says what it has found so far.
+# On timeout a part is interrupted, so that it still reports its results so far.
 part() {  # NAME SECONDS ARGUMENTS...
   local name=$1 seconds=$2 began=$SECONDS; shift 2
   timeout -s INT -k 15 "$seconds" "$python" -m pytest "$@" -q -rfEs --tb=short --durations=15 --durations-min=1 -p no:cacheprovider \
@@ -57,7 +57,7 @@ arguments() {
     gpu-vllm) echo tests/gpu/test_vllm_cuda.py ;;
     gpu-transformers) echo tests/gpu/test_transformers_cuda.py ;;
     alone) echo tests/gpu/test_memory_cuda.py ;;
-    *) echo "there is no part $1" >&2; exit 2 ;;
+    *) echo "unknown part $1" >&2; exit 2 ;;
   esac
 }
 

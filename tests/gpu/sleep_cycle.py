@@ -1,4 +1,4 @@
-"""Putting a worker to sleep and waking it, as the fleet does, told by effect."""
+"""Puts a worker to sleep and wakes it as the fleet does, and measures the effect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SleepCycle:
     asleep_bytes: int
     sleep_s: float
     wake_s: float
-    same: bool  # answers before and after
+    same: bool  # the outputs before and after are equal
 
     @property
     def freed_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""A model that the GPU is too small for. By itself, since it takes all the memory there is before it fails."""
+"""A model too large for the GPU. Runs alone: it takes all memory before it fails."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not is_on_cuda(), reason="need
 SETTINGS = {"load_format": "dummy", "dtype": "bfloat16", "max_model_len": 512, "enforce_eager": True}
 
 
-async def test_weights_that_do_not_fit_are_told(tmp_path: Path) -> None:
-    """70 billion parameters of 16 bits are 141 GB."""
+async def test_weights_that_do_not_fit_raise_out_of_memory(tmp_path: Path) -> None:
+    """70 billion 16-bit parameters are 141 GB."""
     from tests.gpu.gpu_memory import GIB, read_used_bytes
 
     model = make_shape("llama-70b", tmp_path, ensure_dense_smollm2())
     log, before = logs_dir() / "gpu-vllm-large.log", read_used_bytes()
-    with pytest.raises(LoadFailed) as told:
+    with pytest.raises(LoadFailed) as failure:
         async with await open_worker(EngineProfile("vllm", "vllm", str(model), SETTINGS), log=log):
             pass
-    print(f"{told.value.kind}: {told.value}")
-    assert told.value.kind == "out_of_memory", "\n".join((str(told.value), *read_last_lines(log, 40)))
-    assert "\n" not in told.value.message and "memory" in told.value.message
-    assert "tensor_parallel_size" in told.value.hint and "quantization_method" in told.value.hint
-    assert read_used_bytes() < before + GIB, "it left something on the GPU"
+    print(f"{failure.value.kind}: {failure.value}")
+    assert failure.value.kind == "out_of_memory", "\n".join((str(failure.value), *read_last_lines(log, 40)))
+    assert "\n" not in failure.value.message and "memory" in failure.value.message
+    assert "tensor_parallel_size" in failure.value.hint and "quantization_method" in failure.value.hint
+    assert read_used_bytes() < before + GIB, "memory is still in use on the GPU"

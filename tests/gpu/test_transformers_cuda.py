@@ -1,4 +1,4 @@
-"""The transformers engine on a CUDA device: the same answers as on a CPU, and memory that goes while it sleeps."""
+"""The transformers engine on CUDA: the same output as on a CPU, and memory that is freed during sleep."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ async def workers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wor
         await opened.close()
 
 
-async def _answers(worker: ModelWorker) -> list[list[int]]:
+async def _generate_answers(worker: ModelWorker) -> list[list[int]]:
     requests = [make_request(prompt, temperature=0.0, max_tokens=24) for prompt in PROMPTS]
     return [answer.ids for answer in await ask_all(worker, requests)]
 
 
-async def test_answers_are_those_of_a_cpu(workers: WorkerPool) -> None:
+async def test_outputs_match_the_cpu(workers: WorkerPool) -> None:
     cuda, cpu = await workers.get("cuda"), await workers.get("cpu")
     assert cuda.facts.effective["device"].startswith("cuda") and cpu.facts.effective["device"] == "cpu"
     assert cuda.facts.effective["batching.strategy"] == "continuous", cuda.facts.effective
-    assert await _answers(cuda) == await _answers(cpu)
+    assert await _generate_answers(cuda) == await _generate_answers(cpu)
 
 
-async def test_half_precision_counts_on(workers: WorkerPool) -> None:
+async def test_half_precision_counts_correctly(workers: WorkerPool) -> None:
     half = await workers.get("half")
     assert half.facts.effective["dtype"] == "bfloat16"
     assert half.facts.effective["batching.strategy"] == "continuous", half.facts.effective
     assert (await ask_greedy(half, PROFILE.certain, max_tokens=8)).text.startswith(" 21, 22")
-    crowd = await ask_all(half, [make_request(PROFILE.certain, temperature=0.0, max_tokens=8)] * 48)
-    assert {tuple(one.ids) for one in crowd} == {tuple(crowd[0].ids)}
+    batch = await ask_all(half, [make_request(PROFILE.certain, temperature=0.0, max_tokens=8)] * 48)
+    assert {tuple(answer.ids) for answer in batch} == {tuple(batch[0].ids)}
 
 
 async def test_an_adapter_changes_only_its_own_answers(workers: WorkerPool) -> None:
@@ -65,7 +65,7 @@ async def test_an_adapter_changes_only_its_own_answers(workers: WorkerPool) -> N
 
 
 @pytest.mark.parametrize("name", ["cuda", "half"])
-async def test_sleep_frees_the_memory_and_the_model_is_the_same_afterwards(workers: WorkerPool, name: str) -> None:
+async def test_sleep_frees_memory_and_keeps_the_model(workers: WorkerPool, name: str) -> None:
     from tests.gpu.sleep_cycle import sleep_and_wake
 
     worker = await workers.get(name)
@@ -79,23 +79,23 @@ async def test_sleep_frees_the_memory_and_the_model_is_the_same_afterwards(worke
 
 
 @pytest.mark.parametrize(
-    ("script", "real"),
+    ("script", "cuda_check"),
     [
         ("check_transformers.py", "check_cuda_graphs_are_replayed"),
         ("check_transformers_kernel.py", "check_our_kernel_attends_as_the_formula_does"),
     ],
 )
-def test_every_way_of_batching_gives_what_generate_gives(script: str, real: str) -> None:
-    """Needs torch in the same process. `real` is the check that only a GPU can do."""
+def test_checks_on_cuda(script: str, cuda_check: str) -> None:
+    """Run the check scripts on CUDA. `cuda_check` is the check that needs a GPU."""
     model = home_dir() / "test-models" / "tiny-llama"
     if not model.is_dir():
         run_make_script("make_tiny_llama.py", ensure_dense_smollm2(), model)
     root = HERE.parents[1]
     env = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}", "ENGINEBAY_CHECK_DEVICE": "cuda"}
-    done = subprocess.run(
+    result = subprocess.run(
         [str(environments.find_environment("transformers").python), str(HERE / script), str(model)],
         capture_output=True, text=True, timeout=500, env=env, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
-    assert done.stdout.count("ok ") >= 4
-    assert f"ok {real}" in done.stdout
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr[-3000:]}"
+    assert result.stdout.count("ok ") >= 4
+    assert f"ok {cuda_check}" in result.stdout

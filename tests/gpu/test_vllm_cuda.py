@@ -1,4 +1,4 @@
-"""What the vllm engine does on a CUDA device beyond the contract, each told by its effect on a worker as the product starts it."""
+"""Features of the vllm engine on CUDA beyond the contract, each checked by its effect on a worker."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tests.gpu.worker_pool import WorkerPool, WorkerSetup
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not is_on_cuda(), reason="needs a CUDA device")]
 
 PROFILE = PROFILES["vllm"]
-COUNTING = ", ".join(str(number) for number in range(1, 101)) + ","  # what follows is beyond doubt, in any precision
-WEEKS = "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday, " * 3 + "Monday, Tuesday,"  # as good as
+COUNTING = ", ".join(str(number) for number in range(1, 101)) + ","  # the continuation is certain in any precision
+WEEKS = "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday, " * 3 + "Monday, Tuesday,"  # nearly as certain
 CHUNK = 64
-PLAIN_GIB = 16  # of KV cache, to be seen going when the worker sleeps, whatever else goes on meanwhile
+PLAIN_GIB = 16  # of KV cache: visible when it is freed, even if other workers load meanwhile
 BASE = {"max_model_len": 512, "dtype": "bfloat16", "max_num_seqs": 32, "enforce_eager": True, **build_vllm_memory(1)}
 SETUPS = {
     "plain": WorkerSetup(build_vllm_memory(PLAIN_GIB)),
@@ -40,7 +40,7 @@ SETUPS = {
     "compiled": WorkerSetup({"enforce_eager": False, "max_num_seqs": 256}),
     "odd": WorkerSetup({"enforce_eager": False, "max_num_seqs": 10}),
     "embed": WorkerSetup(task="embed"),
-    "starved": WorkerSetup({"extra": {"gpu_memory_utilization": 0.002}}),  # less than its weights take
+    "starved": WorkerSetup({"extra": {"gpu_memory_utilization": 0.002}}),  # less than its weights need
 }
 
 
@@ -53,12 +53,12 @@ async def workers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wor
         await opened.close()
 
 
-async def _steps(worker: ModelWorker) -> int:
+async def _count_steps(worker: ModelWorker) -> int:
     return int((await worker.client.state()).steps)
 
 
-async def test_plain_counts_on(workers: WorkerPool) -> None:
-    """What all the others are compared with."""
+async def test_plain_counts_correctly(workers: WorkerPool) -> None:
+    """The reference for the other tests."""
     plain = await workers.get("plain")
     assert (await ask_greedy(plain, PROFILE.certain, max_tokens=8)).text.startswith(" 21, 22")
     answer = await ask_greedy(plain, COUNTING, max_tokens=16)
@@ -79,11 +79,11 @@ async def test_a_long_prompt_in_chunks_gives_the_same(workers: WorkerPool) -> No
     chunked, plain = await workers.get("chunked"), await workers.get("plain")
     count = len(await chunked.prompt_encoder.encode(COUNTING))
     assert count > 4 * CHUNK
-    before = await _steps(chunked)
+    before = await _count_steps(chunked)
     answer = await ask_greedy(chunked, COUNTING, max_tokens=16)
-    taken = await _steps(chunked) - before
+    taken = await _count_steps(chunked) - before
     assert answer.ids == (await ask_greedy(plain, COUNTING, max_tokens=16)).ids
-    assert taken >= count // CHUNK + 15, f"{count} tokens took {taken} steps: they were not cut into chunks"
+    assert taken >= count // CHUNK + 15, f"{count} tokens took {taken} steps: the prompt was not chunked"
     assert chunked.facts.effective["max_num_batched_tokens"] == CHUNK
 
 
@@ -94,9 +94,9 @@ async def test_speculation_with_ngrams_saves_steps_and_changes_nothing(workers: 
         await ask_greedy(plain, COUNTING, max_tokens=24),
     )
     assert counted.ids == expected.ids, (counted.text, expected.text)
-    before = await _steps(ngram)
+    before = await _count_steps(ngram)
     answer = await ask_greedy(ngram, WEEKS, max_tokens=32, ignore_eos=True)
-    taken = await _steps(ngram) - before
+    taken = await _count_steps(ngram) - before
     assert answer.text.startswith(" Wednesday, Thursday, Friday"), answer.text
     assert max(len(ids) for _, ids in answer.choices[0].pieces) > 1, "no draft was ever accepted"
     assert taken < 24, f"32 tokens took {taken} steps"
@@ -108,16 +108,16 @@ async def test_eight_bit_weights_and_cache_answer_alike_and_are_smaller(workers:
     assert str(fp8.facts.effective["kv_cache_dtype"]).startswith("fp8")
     for prompt in (PROFILE.certain, COUNTING):
         assert (await ask_greedy(fp8, prompt, max_tokens=8)).ids == (await ask_greedy(plain, prompt, max_tokens=8)).ids
-    assert _weights_gib(workers, "fp8") < 0.8 * _weights_gib(workers, "plain")
+    assert _read_weights_gib(workers, "fp8") < 0.8 * _read_weights_gib(workers, "plain")
     blocks = fp8.facts.effective["kv_cache_blocks"] * PLAIN_GIB / plain.facts.effective["kv_cache_blocks"]
     assert blocks > 1.8, f"a GiB holds {blocks:.2f} times the blocks of 16 bits"
 
 
-def _weights_gib(workers: WorkerPool, name: str) -> float:
-    """As vLLM tells it in its log."""
-    found = re.findall(r"Model loading took ([\d.]+) GiB", workers.log(name).read_text(errors="replace"))
-    assert found, f"{workers.log(name)} does not tell what the weights take"
-    return float(found[-1])
+def _read_weights_gib(workers: WorkerPool, name: str) -> float:
+    """Read the weight memory from vLLM's log."""
+    sizes = re.findall(r"Model loading took ([\d.]+) GiB", workers.log(name).read_text(errors="replace"))
+    assert sizes, f"{workers.log(name)} does not report the weight memory"
+    return float(sizes[-1])
 
 
 async def test_an_adapter_changes_only_its_own_answers(workers: WorkerPool) -> None:
@@ -129,9 +129,9 @@ async def test_an_adapter_changes_only_its_own_answers(workers: WorkerPool) -> N
     assert adapted != (await ask_greedy(lora, PROFILE.long, max_tokens=24)).ids
 
 
-@pytest.mark.parametrize("how", ["guided_json", "guided_regex", "guided_choice", "guided_grammar"])
-async def test_guided_output(workers: WorkerPool, how: str) -> None:
-    await EFFECTS[how](await workers.get("plain"), PROFILE)
+@pytest.mark.parametrize("parameter", ["guided_json", "guided_regex", "guided_choice", "guided_grammar"])
+async def test_guided_output(workers: WorkerPool, parameter: str) -> None:
+    await EFFECTS[parameter](await workers.get("plain"), PROFILE)
 
 
 async def test_compiled_with_cuda_graphs_answers_as_eager(workers: WorkerPool) -> None:
@@ -147,7 +147,7 @@ async def test_compiled_with_cuda_graphs_answers_as_eager(workers: WorkerPool) -
 
 @pytest.mark.parametrize("name", ["compiled", "odd"])
 async def test_prompts_among_answers_in_one_graph_give_the_same(workers: WorkerPool, name: str) -> None:
-    """Requests that come while others are answered; of "odd" as many as it takes, whose steps of answers have no graph of their size."""
+    """Requests arrive while others decode. "odd" is filled up: its decode steps have no graph of their exact size."""
     compiled, plain = await workers.get(name), await workers.get("plain")
     assert compiled.facts.effective["mixed_graphs"] == "on"
     assert plain.facts.effective["mixed_graphs"] == "off"
@@ -175,29 +175,29 @@ async def test_steps_larger_than_any_whole_graph_give_the_same(workers: WorkerPo
 
 async def test_embeddings(workers: WorkerPool) -> None:
     embed = await workers.get("embed")
-    found = await embed.embed(["The cat sleeps.", "Interest rates rose again in March.", "The cat sleeps."])
-    one, other, again = found.vectors
-    assert math.isclose(math.hypot(*one), 1.0, rel_tol=1e-2)
-    assert sum(a * b for a, b in zip(one, again, strict=True)) > 0.999
-    assert sum(a * b for a, b in zip(one, other, strict=True)) < 0.99
+    embedding = await embed.embed(["The cat sleeps.", "Interest rates rose again in March.", "The cat sleeps."])
+    first, different, same = embedding.vectors
+    assert math.isclose(math.hypot(*first), 1.0, rel_tol=1e-2)
+    assert sum(a * b for a, b in zip(first, same, strict=True)) > 0.999
+    assert sum(a * b for a, b in zip(first, different, strict=True)) < 0.99
 
 
-async def test_too_little_memory_for_the_cache_is_told(workers: WorkerPool) -> None:
-    with pytest.raises(LoadFailed) as told:
+async def test_too_little_memory_for_the_cache_raises_out_of_memory(workers: WorkerPool) -> None:
+    with pytest.raises(LoadFailed) as failure:
         await workers.wait_loaded("starved")
-    assert told.value.kind == "out_of_memory", told.value
-    assert "\n" not in told.value.message and "cache" in told.value.message
-    assert "gpu_memory_utilization" in told.value.hint
+    assert failure.value.kind == "out_of_memory", failure.value
+    assert "\n" not in failure.value.message and "cache" in failure.value.message
+    assert "gpu_memory_utilization" in failure.value.hint
 
 
 @pytest.mark.parametrize("level", [1, 2])
-async def test_sleep_frees_the_memory_and_the_model_is_the_same_afterwards(workers: WorkerPool, level: int) -> None:
+async def test_sleep_frees_memory_and_keeps_the_model(workers: WorkerPool, level: int) -> None:
     from tests.gpu.gpu_memory import GIB
     from tests.gpu.sleep_cycle import sleep_and_wake
 
     plain = await workers.get("plain")
     assert plain.facts.sleep_levels == (1, 2)
-    for turn in (1, 2):  # the first sleep also makes the pinned memory
+    for turn in (1, 2):  # the first sleep also allocates the pinned memory
         slept = await sleep_and_wake(plain, level)
         print(f"level {level} turn {turn}: {slept}")
         assert slept.freed_bytes > PLAIN_GIB * GIB * 3 // 4, slept
@@ -205,7 +205,7 @@ async def test_sleep_frees_the_memory_and_the_model_is_the_same_afterwards(worke
 
 
 @pytest.mark.parametrize("name", ["lora", "fp8", "compiled"])
-async def test_others_sleep_too_at_the_levels_they_declare(workers: WorkerPool, name: str) -> None:
+async def test_other_setups_sleep_at_their_declared_levels(workers: WorkerPool, name: str) -> None:
     from tests.gpu.sleep_cycle import sleep_and_wake
 
     worker = await workers.get(name)
@@ -216,20 +216,20 @@ async def test_others_sleep_too_at_the_levels_they_declare(workers: WorkerPool, 
         assert slept.same, f"answers differ after level {level}"
 
 
-async def test_a_worker_killed_under_load_is_told_and_leaves_nothing(workers: WorkerPool) -> None:
+async def test_a_worker_killed_under_load_fails_its_requests_and_is_cleaned_up(workers: WorkerPool) -> None:
     victim = await workers.get("chunked")
     pids, directory = list_process_tree(victim.process.pid), victim.process.directory
-    begun = asyncio.Semaphore(0)
+    received = asyncio.Semaphore(0)
 
     async def stream(number: int) -> None:
         request = make_request(f"{PROFILE.long} {number}", temperature=1.0, max_tokens=450, ignore_eos=True)
         async for event in victim.generate(request):
             if isinstance(event, Delta) and event.token_ids:
-                begun.release()
+                received.release()
 
     streams = [asyncio.create_task(stream(number)) for number in range(8)]
     for _ in range(4 * len(streams)):
-        await begun.acquire()
+        await received.acquire()
     os.kill(victim.process.pid, signal.SIGKILL)
     ends = await asyncio.gather(*streams, return_exceptions=True)
     assert [type(end) for end in ends] == [WorkerDied] * len(streams), ends
@@ -237,13 +237,13 @@ async def test_a_worker_killed_under_load_is_told_and_leaves_nothing(workers: Wo
     with pytest.raises(WorkerDied):
         await ask_greedy(victim, PROFILE.certain)
     deadline = time.monotonic() + 15
-    while left := [pid for pid in pids if _alive(pid)]:
-        assert time.monotonic() < deadline, f"still there: {left}"
+    while left := [pid for pid in pids if _is_alive(pid)]:
+        assert time.monotonic() < deadline, f"still running: {left}"
         await asyncio.sleep(0.1)
     assert not directory.exists(), "its guard did not clean up"
 
 
-def _alive(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0] != "Z"
     except OSError:

@@ -1,11 +1,11 @@
-"""What each way of generating with transformers gives on a GPU: the library's own, with and without static cache, compilation and
-continuous batching, and our loop, with and without recorded steps, compilation and attention of our own.
+"""Compares the generation modes of transformers on a GPU: the library's, with and without static cache, compilation and continuous
+batching, and the engine's, with and without CUDA graphs, compilation and the decode attention kernel.
 
     python -m tests.gpu.transformers_generation_modes --out FOLDER [--shape llama-8b] [--rows 256] [--input 128] [--turns 3] [--seconds 600] [--ways PATTERN...]
 
-Rows of `--input` tokens in and 128 out, random weights, greedy, no server. Each way has a few turns: the first has what compiles and
-records in it. A way that fails, or takes longer than `--most` seconds, is told, and the next one follows. `ways.jsonl` in the
-folder has a line for each way, as it comes.
+Rows of `--input` tokens in and 128 out, random weights, greedy, no server. Each mode has a few turns: the first one includes
+compilation and capture. A mode that fails, or takes longer than `--most` seconds, is reported and skipped. Writes a line per mode
+to `ways.jsonl` in the folder.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from bench.gpu.model_shapes import build_shape_config, make_shape
 from enginebay.engines.transformers import engine_builder
 from tests.gpu.transformers_speed import INPUT, OUTPUT, EngineBench, log, make_tokenizer, started
 
-GenerateTurn = Callable[[list[list[int]]], int]  # answers prompts; gives the number of tokens that it made
+GenerateTurn = Callable[[list[list[int]]], int]  # runs prompts and returns the number of generated tokens
 
 
 class ModeTimeout(BaseException):
-    """A way took too long. Nobody else may take it for a failure of theirs."""
+    """A mode timed out. A BaseException, so that no other code handles it."""
 
 
 class LibraryModes:
-    """The library's ways, on one model."""
+    """The library's generation modes, on one model."""
 
     def __init__(self, shape: str, device: str) -> None:
         torch.manual_seed(0)
@@ -53,32 +53,32 @@ class LibraryModes:
         torch.set_default_dtype(torch.float32)
         self._device = device
 
-    def make_generate(self, **given: Any) -> GenerateTurn:
+    def make_generate(self, **options: Any) -> GenerateTurn:
         def turn(prompts: list[list[int]]) -> int:
             ids = torch.tensor(prompts, device=self._device)
             with torch.inference_mode():
-                made = self.model.generate(
+                generated = self.model.generate(
                     ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=OUTPUT, min_new_tokens=OUTPUT,
-                    pad_token_id=0, **given,
+                    pad_token_id=0, **options,
                 )  # fmt: skip
-            return int(made.numel() - ids.numel())
+            return int(generated.numel() - ids.numel())
 
         return turn
 
-    def make_continuous_batch(self, attention: str, **given: Any) -> GenerateTurn:
-        """Its continuous batching, with all prompts at once."""
+    def make_continuous_batch(self, attention: str, **options: Any) -> GenerateTurn:
+        """Run the library's continuous batching with all prompts at once."""
 
         def turn(prompts: list[list[int]]) -> int:
             self.model.set_attn_implementation(attention)
-            wanted = GenerationConfig(
+            config = GenerationConfig(
                 do_sample=False, max_new_tokens=OUTPUT, min_new_tokens=OUTPUT, pad_token_id=0, eos_token_id=-1
             )
-            made = self.model.generate_batch(
+            outputs = self.model.generate_batch(
                 inputs=prompts,
-                generation_config=wanted,
-                continuous_batching_config=ContinuousBatchingConfig(max_memory_percent=0.5, **given),
+                generation_config=config,
+                continuous_batching_config=ContinuousBatchingConfig(max_memory_percent=0.5, **options),
             )
-            return sum(len(one.generated_tokens) for one in made.values())
+            return sum(len(output.generated_tokens) for output in outputs.values())
 
         return turn
 
@@ -100,7 +100,7 @@ class LibraryModes:
         }
 
 
-# No settings: rows that decode are attended by the library's kernels, or by ours without ever being split.
+# Not settings: use the library's decode attention, or the kernel without splits.
 LIBRARY, WHOLE = "library", "whole"
 OURS: dict[str, dict[str, Any]] = {
     "ours, kernel by kernel": {"cuda_graphs": "off"},
@@ -115,122 +115,126 @@ OURS: dict[str, dict[str, Any]] = {
 
 
 class ModeBenchmark:
-    """Measures one way after the other."""
+    """Measures one mode after the other."""
 
-    def __init__(self, given: argparse.Namespace) -> None:
-        self._given, self._out = given, given.out / "ways.jsonl"
-        self._deadline = started + given.seconds
-        self.most_s: float = given.most  # for one way
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args, self._out = args, args.out / "ways.jsonl"
+        self._deadline = started + args.seconds
+        self.max_s: float = args.most  # per mode
 
-    def measure(self, name: str, made: Callable[[], GenerateTurn]) -> None:
-        """`made` may take long itself: it loads."""
+    def measure(self, name: str, make_turn: Callable[[], GenerateTurn]) -> None:
+        """Measure one mode. `make_turn` loads the model, which counts as well."""
         left_s = self._deadline - time.monotonic()
-        if left_s < 20 or not any(fnmatch(name, pattern) for pattern in self._given.ways):
-            log(f"left out: {name}" + (", no time" if left_s < 20 else ""))
+        if left_s < 20 or not any(fnmatch(name, pattern) for pattern in self._args.ways):
+            log(f"skipped: {name}" + (", no time left" if left_s < 20 else ""))
             return
-        signal.setitimer(signal.ITIMER_REAL, min(self.most_s, left_s))
+        signal.setitimer(signal.ITIMER_REAL, min(self.max_s, left_s))
         speeds: list[float] = []
-        wrong = ""
+        problem = ""
         try:
-            turn = made()
-            for number in range(self._given.turns):
+            turn = make_turn()
+            for number in range(self._args.turns):
                 speeds.append(self._run_turn(turn, number))
         except ModeTimeout:
-            wrong = "it took too long"
+            problem = "timed out"
         except Exception as error:
-            wrong = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"
+            problem = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        self._write_result(name, speeds, wrong)
+        self._write_result(name, speeds, problem)
 
     def _run_turn(self, turn: GenerateTurn, number: int) -> float:
-        rows = self._given.rows
+        rows = self._args.rows
         source = random.Random(number)
-        prompts = [[source.randrange(300, 40_000) for _ in range(self._given.input)] for _ in range(rows)]
+        prompts = [[source.randrange(300, 40_000) for _ in range(self._args.input)] for _ in range(rows)]
         began = time.monotonic()
         tokens = turn(prompts)
-        if self._given.device == "cuda":
+        if self._args.device == "cuda":
             torch.cuda.synchronize()
         if tokens != rows * OUTPUT:
             raise RuntimeError(f"{tokens} tokens instead of {rows * OUTPUT}")
         return tokens / (time.monotonic() - began)
 
-    def _write_result(self, name: str, speeds: Sequence[float], wrong: str) -> None:
+    def _write_result(self, name: str, speeds: Sequence[float], problem: str) -> None:
         line = {
             "way": name,
-            "rows": self._given.rows,
-            "input": self._given.input,
-            "tokens_per_s": [round(one, 1) for one in speeds],
-            "wrong": wrong,
+            "rows": self._args.rows,
+            "input": self._args.input,
+            "tokens_per_s": [round(speed, 1) for speed in speeds],
+            "wrong": problem,
         }
         with self._out.open("a") as lines:
             lines.write(json.dumps(line) + "\n")
-        log(f"{name:<52}{', '.join(f'{one:,.0f}' for one in speeds)} tok/s{f'  {wrong}' if wrong else ''}")
+        log(f"{name:<52}{', '.join(f'{speed:,.0f}' for speed in speeds)} tok/s{f'  {problem}' if problem else ''}")
 
 
 def main() -> int:
-    given = _build_parser().parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
+    args = _build_parser().parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGALRM, _raise_timeout)
     transformers.utils.logging.set_verbosity_error()
     log(f"torch {torch.__version__}, transformers {transformers.__version__}")
-    ways = ModeBenchmark(given)
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        path = make_shape(given.shape, folder, make_tokenizer(folder / "words"))
+    benchmark = ModeBenchmark(args)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        path = make_shape(args.shape, folder, make_tokenizer(folder / "words"))
         for name, settings in OURS.items():
-            _measure_ours(ways, name, path, {"device": given.device, "dtype": "bfloat16", **settings})
-        library = LibraryModes(given.shape, given.device)
+            _measure_ours(benchmark, name, path, {"device": args.device, "dtype": "bfloat16", **settings})
+        library = LibraryModes(args.shape, args.device)
         for name, turn in library.list_modes().items():
-            ways.measure(name, lambda turn=turn: turn)  # type: ignore[misc]
+            benchmark.measure(name, lambda turn=turn: turn)  # type: ignore[misc]
             torch.compiler.reset()
     return 0
 
 
-def _measure_ours(ways: ModeBenchmark, name: str, path: Path, settings: dict[str, Any]) -> None:
+def _measure_ours(benchmark: ModeBenchmark, name: str, path: Path, settings: dict[str, Any]) -> None:
     opened: list[EngineBench] = []
 
-    def made() -> GenerateTurn:
+    def make_turn() -> GenerateTurn:
         opened.append(
             EngineBench(path, **{name: value for name, value in settings.items() if name not in (LIBRARY, WHOLE)})
         )
         attention = opened[0].engine.facts().effective["decode_attention"]
         if (attention == "own") != (LIBRARY not in settings and settings["device"] == "cuda"):
             raise RuntimeError(f"decode_attention is {attention}")
-        opened[0].wait_s = ways.most_s  # it may have to compile
+        opened[0].wait_s = benchmark.max_s  # it may compile
         return lambda prompts: sum(map(len, opened[0].run(prompts, [OUTPUT] * len(prompts))[0]))
 
     try:
-        with _patch_attention(settings):  # for as long as steps are recorded
-            ways.measure(name, made)
+        with _patch_attention(settings):  # while steps are captured
+            benchmark.measure(name, make_turn)
     finally:
-        while opened:  # no name is left for one of them
+        while opened:  # leaves no reference to them
             opened.pop().engine.close()
-        gc.collect()  # its parts know each other, and the next way wants the memory
+        gc.collect()  # its components form cycles, and the next mode needs the memory
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
 def _patch_attention(settings: dict[str, Any]) -> AbstractContextManager[Any]:
     if LIBRARY in settings:
-        return mock.patch.object(engine_builder, "load_decode_kernel", lambda *_: (None, "as asked"))
+        return mock.patch.object(engine_builder, "load_decode_kernel", lambda *_: (None, "disabled for this mode"))
     if WHOLE in settings and settings["device"] == "cuda":
         return mock.patch("enginebay.engines.transformers.continuous.decode_kernel.choose_num_splits", lambda *_: 1)
     return nullcontext()
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    options.add_argument("--out", type=Path, required=True)
-    options.add_argument("--shape", choices=["llama-8b", "llama-tiny"], default="llama-8b")
-    options.add_argument("--device", default="cuda")
-    options.add_argument("--rows", type=int, default=256)
-    options.add_argument("--input", type=int, default=INPUT, help="tokens of a prompt")
-    options.add_argument("--turns", type=int, default=3)
-    options.add_argument("--seconds", type=float, default=600.0, help="for everything")
-    options.add_argument("--most", type=float, default=120.0, help="seconds for one way, with loading and compiling")
-    options.add_argument("--ways", nargs="+", metavar="PATTERN", default=["*"], help="only those named so, as 'ours*'")
-    return options
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--shape", choices=["llama-8b", "llama-tiny"], default="llama-8b")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--input", type=int, default=INPUT, help="tokens per prompt")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=600.0, help="total time limit")
+    parser.add_argument(
+        "--most", type=float, default=120.0, help="time limit per mode in seconds, including load and compilation"
+    )
+    parser.add_argument(
+        "--ways", nargs="+", metavar="PATTERN", default=["*"], help="run only matching modes, such as 'ours*'"
+    )
+    return parser
 
 
 def _raise_timeout(number: int, frame: object) -> None:
@@ -240,4 +244,4 @@ def _raise_timeout(number: int, frame: object) -> None:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # a way that was given up may have left threads that never end
+    os._exit(code)  # a mode that timed out may have left threads running

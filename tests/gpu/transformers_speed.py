@@ -1,11 +1,11 @@
-"""Speed and truth of the transformers engine on a CUDA machine, without any server.
+"""Checks the speed and correctness of the transformers engine on CUDA, without a server.
 
     python tests/gpu/transformers_speed.py [--shape llama-8b] [--rows 256 64] [--seconds 70]
 
-First a small random model in float32: recorded steps, steps that are not recorded and generate() must give the same
-tokens. Then a shape with random weights: prompts of 128 tokens, answers of 128, all rows at once, with CUDA graphs and
-without; where each step's time goes; and what the library's own static generate() gives. What there is no time for is
-left out, and said so. `src` and the repository's root must be on PYTHONPATH. Exits with 1 when something is off.
+First a small random model in float32: steps with and without CUDA graphs and generate() must give the same tokens. Then a
+shape with random weights: 128 tokens in, 128 out, all rows at once, with and without CUDA graphs; the time of each part of
+a step; and the library's static generate(). Reports what it skips for lack of time. `src` and the repository must be on
+PYTHONPATH. Exits with 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def log(text: str) -> None:
 
 
 class TimingSink:
-    """A sink that keeps token ids and knows when all requests have ended."""
+    """A sink that records token ids and the end of all requests."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = defaultdict(list)
@@ -82,7 +82,7 @@ class TimingSink:
 class EngineBench:
     """An engine and its sink."""
 
-    wait_s: float = 60.0  # for the answers of one run
+    wait_s: float = 60.0  # time limit of one run
 
     def __init__(self, path: Path, **settings: Any) -> None:
         self.engine = TransformersEngine(Load("transformers", "", path.name, str(path), settings))
@@ -99,7 +99,7 @@ class EngineBench:
         return str(self.engine.facts().effective.get("cuda_graphs"))
 
     def run(self, prompts: Sequence[Sequence[int]], tokens: Sequence[int]) -> tuple[list[list[int]], float, float]:
-        """Greedy answers, seconds until the last, and the median seconds until a first token."""
+        """Return the greedy outputs, the total seconds, and the median seconds to the first token."""
         sink, first = self.sink, self._next
         self._next += len(prompts)
         sink.idle.clear()
@@ -109,14 +109,14 @@ class EngineBench:
             sampling = Sampling(temperature=0, max_tokens=limit, ignore_eos=True)
             self.engine.submit(number, GenerateRequest(token_ids=tuple(prompt), sampling=sampling))
         if not sink.idle.wait(self.wait_s) or sink.errors:
-            raise RuntimeError(f"the engine failed: {list(sink.errors.values())[:1] or 'it took too long'}")
+            raise RuntimeError(f"the engine failed: {list(sink.errors.values())[:1] or 'timed out'}")
         took_s = time.monotonic() - began
         ttft_s = median(sink.first_s[number] - began for number in range(first, self._next))
         return [sink.tokens[number] for number in range(first, self._next)], took_s, ttft_s
 
 
 class StepProfiler:
-    """Wraps the parts of a step, and adds up where its time goes by kind of step."""
+    """Wraps the parts of a step and sums their times by kind of step."""
 
     PARTS = ("plan", "launch", "choose", "text", "wait", "note")
 
@@ -149,33 +149,33 @@ class StepProfiler:
 
         def timed(runner: Any, step: Any) -> Any:
             graphs = runner._graphs
-            before = (graphs.replays, len(graphs._recordings)) if graphs is not None else (0, 0)
+            before = (graphs.replays, len(graphs._graph_cache)) if graphs is not None else (0, 0)
             began = time.perf_counter()
-            found = inner(runner, step)
+            result = inner(runner, step)
             self._now["launch"] += time.perf_counter() - began
-            after = (graphs.replays, len(graphs._recordings)) if graphs is not None else (0, 0)
+            after = (graphs.replays, len(graphs._graph_cache)) if graphs is not None else (0, 0)
             tokens = sum(len(segment.tokens) for segment in step.segments)
             prompts = tokens > len(step.segments)
             if tokens:
                 self._kind = (
                     "prompts" if prompts
                     else "replayed" if after[0] > before[0]
-                    else "recorded" if after[1] > before[1]
+                    else "captured" if after[1] > before[1]
                     else "decoded"
                 )  # fmt: skip
                 self._now["tokens"] = tokens
-            return found
+            return result
 
         ModelRunner.run = timed  # type: ignore[method-assign]
 
     def _wrap_advance(self) -> None:
         inner = ContinuousBatcher.advance
 
-        def timed(one: Any) -> bool:
+        def timed(batcher: Any) -> bool:
             self._now.clear()
             self._kind = ""
             began = time.perf_counter()
-            done = inner(one)
+            done = inner(batcher)
             if self._kind:
                 self.steps[self._kind].append({**self._now, "all": time.perf_counter() - began})
             return done
@@ -194,7 +194,7 @@ class StepProfiler:
 
 
 def make_tokenizer(folder: Path) -> Path:
-    """One letter for each byte; `make_shape` fills it up."""
+    """Make a tokenizer with one letter per byte; `make_shape` extends it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = ["<unk>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
@@ -207,8 +207,8 @@ def make_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def make_small_model(folder: Path, words: Path) -> Path:
-    """Random, with the best token far ahead of the second: rounding does not change a greedy answer."""
+def make_small_model(folder: Path, tokenizer_folder: Path) -> Path:
+    """Make a random model whose best token is far ahead of the second: rounding does not change greedy outputs."""
     torch.manual_seed(7)
     config = transformers.LlamaConfig(
         vocab_size=259, hidden_size=256, head_dim=64, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
@@ -216,46 +216,46 @@ def make_small_model(folder: Path, words: Path) -> Path:
         pad_token_id=2, tie_word_embeddings=False,
     )  # fmt: skip
     transformers.LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)
-    for file in words.iterdir():
+    for file in tokenizer_folder.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     return folder
 
 
 def check_correctness(path: Path, device: str) -> None:
-    """Twice with recording (the second time nearly all is replayed), once without, once by generate()."""
+    """Compare two runs with CUDA graphs (the second mostly replays), one without, and generate()."""
     source = random.Random(3)
     lengths = [source.choice([1, 40, 40, 57, 200, 250, 300]) for _ in range(40)]
     prompts = [[source.randrange(3, 259) for _ in range(length)] for length in lengths]
     tokens = [source.choice([12, 48, 100]) for _ in prompts]
-    recording = EngineBench(path, device=device, dtype="float32", **{"batching.batch_size": 24})
-    first, _, _ = recording.run(prompts, tokens)
-    second, _, _ = recording.run(prompts, tokens)
-    log(f"small model: cuda_graphs {recording.graphs}")
-    if recording.runner._graphs is not None:
-        log(f"small model: {recording.runner._graphs.replays} replays")
-    if device == "cuda" and recording.graphs != "on":
-        problems.append(f"CUDA graphs: {recording.graphs}")
-    recording.engine.close()
+    with_graphs = EngineBench(path, device=device, dtype="float32", **{"batching.batch_size": 24})
+    first, _, _ = with_graphs.run(prompts, tokens)
+    second, _, _ = with_graphs.run(prompts, tokens)
+    log(f"small model: cuda_graphs {with_graphs.graphs}")
+    if with_graphs.runner._graphs is not None:
+        log(f"small model: {with_graphs.runner._graphs.replays} replays")
+    if device == "cuda" and with_graphs.graphs != "on":
+        problems.append(f"CUDA graphs: {with_graphs.graphs}")
+    with_graphs.engine.close()
     plain = EngineBench(path, device=device, dtype="float32", cuda_graphs="off", **{"batching.batch_size": 24})
     expected, _, _ = plain.run(prompts, tokens)
     model = plain.engine._components.loaded_model.model
     theirs = []
     for prompt, limit in zip(prompts[:6], tokens[:6], strict=True):
         ids = torch.tensor([prompt], device=device)
-        made = model.generate(
+        generated = model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit, do_sample=False, eos_token_id=None
         )
-        theirs.append(made[0, len(prompt) :].tolist())
+        theirs.append(generated[0, len(prompt) :].tolist())
     plain.engine.close()
-    for name, ours, known in (
-        ("recorded steps, first time", first, expected),
-        ("recorded steps, second time", second, expected),
+    for name, actual, reference in (
+        ("CUDA graphs, first run", first, expected),
+        ("CUDA graphs, second run", second, expected),
         ("generate()", expected[:6], theirs),
     ):
-        wrong = [i for i, (a, b) in enumerate(zip(ours, known, strict=True)) if a != b]
+        wrong = [i for i, (a, b) in enumerate(zip(actual, reference, strict=True)) if a != b]
         if wrong:
-            problems.append(f"{name}: {len(wrong)} of {len(known)} answers differ, the first is {wrong[0]}")
-        log(f"small model, {name}: {len(known) - len(wrong)} of {len(known)} answers the same")
+            problems.append(f"{name}: {len(wrong)} of {len(reference)} outputs differ, the first is {wrong[0]}")
+        log(f"small model, {name}: {len(reference) - len(wrong)} of {len(reference)} outputs are the same")
 
 
 def measure(bench: EngineBench, watch: StepProfiler, rows: int, output: int, label: str, seed: int) -> None:
@@ -263,36 +263,36 @@ def measure(bench: EngineBench, watch: StepProfiler, rows: int, output: int, lab
     size = bench.engine._components.loaded_model.vocab_size
     prompts = [[source.randrange(300, size) for _ in range(INPUT)] for _ in range(rows)]
     watch.steps.clear()
-    found, took_s, ttft_s = bench.run(prompts, [output] * rows)
-    made = sum(map(len, found))
-    if made != rows * output:
-        problems.append(f"{label}: {made} tokens instead of {rows * output}")
-    log(f"{label}, {rows} rows of {INPUT}+{output}: {made / took_s:,.0f} tok/s, median TTFT {1e3 * ttft_s:.0f} ms")
+    outputs, took_s, ttft_s = bench.run(prompts, [output] * rows)
+    generated = sum(map(len, outputs))
+    if generated != rows * output:
+        problems.append(f"{label}: {generated} tokens instead of {rows * output}")
+    log(f"{label}, {rows} rows of {INPUT}+{output}: {generated / took_s:,.0f} tok/s, median TTFT {1e3 * ttft_s:.0f} ms")
     watch.report()
 
 
 def time_replays(bench: EngineBench) -> None:
-    """What the device alone takes for each recorded step. Nobody owns the rows it writes."""
+    """Time each captured step on the device alone. The rows it writes are free."""
     graphs = bench.runner._graphs
-    for key, replay in list(graphs._recordings._kept.items()):
+    for key, replay in list(graphs._graph_cache._entries.items()):
         torch.cuda.synchronize()
         began = time.perf_counter()
         for _ in range(10):
             replay()
         torch.cuda.synchronize()
-        log(f"replay of {key.rows} rows, reach {key.reach}: {100 * (time.perf_counter() - began):.2f} ms")
+        log(f"replay of {key.rows} rows, length {key.attended_length}: {100 * (time.perf_counter() - began):.2f} ms")
 
 
 def profile_replay(bench: EngineBench) -> None:
-    """The kernels that one recorded step spends its time in."""
+    """Report the kernels that dominate one captured step."""
     from torch.profiler import ProfilerActivity, profile
 
-    key, replay = max(bench.runner._graphs._recordings._kept.items())
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+    key, replay = max(bench.runner._graphs._graph_cache._entries.items())
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         replay()
         torch.cuda.synchronize()
     spent: dict[str, list[float]] = defaultdict(list)
-    for event in seen.events():
+    for event in profiled.events():
         spent[event.name].append(event.device_time)
     log(f"kernels of a step of {key.rows} rows: {sum(map(len, spent.values()))}")
     for name, times in sorted(spent.items(), key=lambda item: -sum(item[1]))[:14]:
@@ -313,69 +313,69 @@ def measure_generate(bench: EngineBench, rows: int, output: int) -> None:
     log(f"static generate(), {rows} rows of {INPUT}+{output}: {rows * output / (time.monotonic() - began):,.0f} tok/s")
 
 
-def attempt(what: str, do: Callable[[], None], needs_s: float, deadline: float, counts: bool = True) -> None:
-    """One part of the list; a failure is told and the rest goes on. `counts`: it is a problem of ours."""
+def attempt(label: str, work: Callable[[], None], needs_s: float, deadline: float, counts: bool = True) -> None:
+    """Run one part; report a failure and continue. `counts`: a failure is a problem."""
     if time.monotonic() + needs_s > deadline:
-        log(f"left out, no time: {what}")
+        log(f"skipped, no time left: {label}")
         return
     try:
-        do()
+        work()
     except Exception as error:
         traceback.print_exc()
         if counts:
-            problems.append(f"{what}: {error}")
+            problems.append(f"{label}: {error}")
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    options.add_argument("--shape", default="llama-8b")
-    options.add_argument("--rows", nargs="+", type=int, default=[256, 64])
-    options.add_argument("--device", default="cuda")
-    options.add_argument("--seconds", type=float, default=70.0)
-    options.add_argument("--output", type=int, default=OUTPUT)
-    given = options.parse_args()
-    deadline = started + given.seconds
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--shape", default="llama-8b")
+    parser.add_argument("--rows", nargs="+", type=int, default=[256, 64])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--seconds", type=float, default=70.0)
+    parser.add_argument("--output", type=int, default=OUTPUT)
+    args = parser.parse_args()
+    deadline = started + args.seconds
     logging.basicConfig(level=logging.WARNING)
     transformers.utils.logging.set_verbosity_error()
     log(f"torch {torch.__version__}, transformers {transformers.__version__}, python {sys.version.split()[0]}")
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        words = make_tokenizer(folder / "words")
-        small = make_small_model(folder / "small", words)
-        attempt("truth on a small model", lambda: check_correctness(small, given.device), 0, deadline)
-        bench = EngineBench(make_shape(given.shape, folder, words), device=given.device)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        tokenizer_folder = make_tokenizer(folder / "words")
+        small = make_small_model(folder / "small", tokenizer_folder)
+        attempt("correctness on a small model", lambda: check_correctness(small, args.device), 0, deadline)
+        bench = EngineBench(make_shape(args.shape, folder, tokenizer_folder), device=args.device)
         facts = bench.engine.facts()
-        log(f"{given.shape} is loaded in {facts.load_s:.1f} s: {dict(facts.effective)}")
+        log(f"{args.shape} loaded in {facts.load_s:.1f} s: {dict(facts.effective)}")
         if bench.runner is None:
             problems.append("continuous batching is not possible")
         else:
-            measure_all(bench, given, deadline)
+            measure_all(bench, args, deadline)
         bench.engine.close()
     for problem in problems:
         log(f"PROBLEM: {problem}")
     return 1 if problems else 0
 
 
-def measure_all(bench: EngineBench, given: argparse.Namespace, deadline: float) -> None:
+def measure_all(bench: EngineBench, args: argparse.Namespace, deadline: float) -> None:
     watch = StepProfiler()
-    most = max(given.rows)
-    for rows in given.rows:
-        for turn in ("first time", "second time", "third time"):  # steps are recorded when they come again
+    most = max(args.rows)
+    for rows in args.rows:
+        for turn in ("first time", "second time", "third time"):  # steps are captured when they recur
             label = f"graphs {bench.graphs.partition(':')[0]}, {turn}"
             attempt(
                 f"{rows} rows, {turn}",
-                lambda r=rows, w=label: measure(bench, watch, r, given.output, w, r + len(w)),  # type: ignore[misc]
+                lambda r=rows, w=label: measure(bench, watch, r, args.output, w, r + len(w)),  # type: ignore[misc]
                 6, deadline,
             )  # fmt: skip
-    if given.device == "cuda":
+    if args.device == "cuda":
         log(f"cuda_graphs: {bench.graphs}; {torch.cuda.max_memory_reserved() / 2**30:.1f} GiB reserved at most")
         if bench.graphs != "on":
             problems.append(f"CUDA graphs: {bench.graphs}")
-    if bench.runner.records and given.device == "cuda":
+    if bench.runner.has_graphs and args.device == "cuda":
         attempt("replays alone", lambda: time_replays(bench), 3, deadline)
         attempt("kernels of a replay", lambda: profile_replay(bench), 6, deadline, counts=False)
     bench.runner._graphs = None
-    short = min(32, given.output)
+    short = min(32, args.output)
     attempt("without graphs", lambda: measure(bench, watch, most, short, "graphs off", 7), 8, deadline)
     attempt("static generate()", lambda: measure_generate(bench, most, short), 8, deadline, counts=False)
 

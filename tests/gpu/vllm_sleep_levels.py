@@ -1,9 +1,9 @@
-"""Sleep levels of the vllm engine on a CUDA machine, told by effect: memory freed, answers the same afterwards.
+"""Checks the sleep levels of the vllm engine on CUDA by their effect: memory is freed, outputs stay the same.
 
     python tests/gpu/vllm_sleep_levels.py MODEL_DIR            safetensors of a real model: levels 1 and 2
-    python tests/gpu/vllm_sleep_levels.py MODEL_DIR --dummy    only config.json and a tokenizer there: level 1
+    python tests/gpu/vllm_sleep_levels.py MODEL_DIR --dummy    only config.json and a tokenizer: level 1
 
-`src` and vLLM must be importable. Prints one JSON line for each thing measured; exits with 1 when something is off.
+`src` and vLLM must be importable. Prints one JSON line per measurement; exits with 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from enginebay.engines.vllm.engine import VllmEngine
 
 _WAIT_S = 120
 _PROMPTS = ("The capital of France is", "Once upon a time, in a small village by the sea, there lived")
-_FREED = 0.5  # at least this share of what the engine holds on the GPU must be free while it sleeps
+_FREED = 0.5  # minimum share of the engine's GPU memory that sleep must free
 
 problems: list[str] = []
 
 
 class SleepSink:
-    """A sink that keeps token ids and knows when a request has ended."""
+    """A sink that records token ids and the end of each request."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
@@ -72,7 +72,7 @@ class GreedyClient:
         ids = tuple(self._engine.tokenize(text, True))
         self._engine.submit(number, GenerateRequest(token_ids=ids, sampling=sampling))
         if not sink.ended[number].wait(_WAIT_S):
-            raise TimeoutError(f"no answer within {_WAIT_S} s")
+            raise TimeoutError(f"no output within {_WAIT_S} s")
         if number in sink.errors:
             raise sink.errors[number]
         return sink.tokens[number]
@@ -81,8 +81,8 @@ class GreedyClient:
         return [self.generate_greedy(text) for text in _PROMPTS]
 
 
-def print_result(what: str, **found: Any) -> None:
-    print(json.dumps({"what": what, **found}), flush=True)
+def print_result(what: str, **values: Any) -> None:
+    print(json.dumps({"what": what, **values}), flush=True)
 
 
 def check(holds: bool, problem: str) -> None:
@@ -93,12 +93,12 @@ def check(holds: bool, problem: str) -> None:
 
 def run_timed(work: Callable[[], Any]) -> tuple[float, Any]:
     started = time.perf_counter()
-    found = work()
-    return round(time.perf_counter() - started, 3), found
+    result = work()
+    return round(time.perf_counter() - started, 3), result
 
 
 def read_gpu_used_bytes() -> int:
-    """Of all processes, by the driver: asked without opening a CUDA context here."""
+    """Return the GPU memory of all processes, as the driver reports it, without a CUDA context."""
     from vllm.third_party import pynvml
 
     pynvml.nvmlInit()
@@ -118,14 +118,14 @@ def check_warm() -> None:
 
 
 def check_level(
-    engine: VllmEngine, asker: GreedyClient, level: int, expected: list[list[int]], idle: int, turn: int
+    engine: VllmEngine, client: GreedyClient, level: int, expected: list[list[int]], idle: int, turn: int
 ) -> None:
     awake = read_gpu_used_bytes()
     slept_s, _ = run_timed(lambda: engine.sleep(level))
     asleep = read_gpu_used_bytes()
     woke_s, _ = run_timed(engine.wake)
-    first_s, _ = run_timed(lambda: asker.generate_greedy(_PROMPTS[0], 1))
-    again = asker.generate_answers()
+    first_s, _ = run_timed(lambda: client.generate_greedy(_PROMPTS[0], 1))
+    again = client.generate_answers()
     held = max(1, awake - idle)
     print_result(
         f"level {level}",
@@ -150,7 +150,7 @@ def run(model: str, dummy: bool) -> None:
         settings["load_format"] = "dummy"
     load_s, engine = run_timed(lambda: VllmEngine(Load("vllm", "", "under-test", model, settings)))
     try:
-        asker = GreedyClient(engine)
+        client = GreedyClient(engine)
         facts = engine.facts()
         print_result(
             "load",
@@ -162,15 +162,15 @@ def run(model: str, dummy: bool) -> None:
             max_batch=facts.max_batch,
             warnings=list(facts.warnings),
         )
-        check("load" in facts.phases, "vLLM's log told no loading time: was it spawned?")
+        check("load" in facts.phases, "vLLM's log reports no load time: was it spawned?")
         check(tuple(facts.sleep_levels) == ((1,) if dummy else (1, 2)), f"levels are {facts.sleep_levels}")
-        expected = asker.generate_answers()
+        expected = client.generate_answers()
         check(
-            asker.generate_answers() == expected, "greedy answers differ with no sleep at all: comparing means nothing"
+            client.generate_answers() == expected, "greedy outputs differ without sleep: the comparison is meaningless"
         )
         for level in facts.sleep_levels:
-            for turn in (1, 2):  # the first sleep also makes the pinned memory
-                check_level(engine, asker, level, expected, idle, turn)
+            for turn in (1, 2):  # the first sleep also allocates the pinned memory
+                check_level(engine, client, level, expected, idle, turn)
     finally:
         engine.close()
     time.sleep(2)
@@ -182,7 +182,7 @@ def run(model: str, dummy: bool) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Check vLLM's sleep levels on a GPU")
     parser.add_argument("model", help="directory of the model")
-    parser.add_argument("--dummy", action="store_true", help="random weights: nothing but the config is there")
+    parser.add_argument("--dummy", action="store_true", help="random weights: only the config exists")
     arguments = parser.parse_args()
     try:
         run(arguments.model, arguments.dummy)

@@ -1,4 +1,4 @@
-"""Workers that are opened all at once, since a load on a GPU host takes most of a minute and they need not wait in line."""
+"""Workers that load in parallel: a load on a GPU host takes most of a minute."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.contract.engine_profiles import PROFILES, EngineProfile
 from tests.contract.lora_adapters import make_adapter
 
 LOAD_S = float(os.environ.get("ENGINEBAY_TEST_LOAD_S", "600"))
-WANTED = os.environ.get("ENGINEBAY_TEST_SETUPS", "").split()  # none: all of them
+WANTED = os.environ.get("ENGINEBAY_TEST_SETUPS", "").split()  # empty: all
 _SHOWN_LINES = 40
 
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """One worker: settings on top of those that all of its engine have here."""
+    """One worker: settings on top of the engine's base settings."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     lora: bool = False
@@ -37,28 +37,28 @@ class WorkerSetup:
 
 
 class WorkerPool:
-    """Whoever asks for a worker waits for that one only. What is known of each load is kept beside its log."""
+    """Loads workers in parallel; `get` waits for one of them. Writes the facts of each load beside its log."""
 
     def __init__(self, kind: str, base: Mapping[str, Any], setups: Mapping[str, WorkerSetup], folder: Path) -> None:
         self._profile = EngineProfile(kind, kind, PROFILES[kind].model, base)
         self._folder = folder
-        wanted = {name: setup for name, setup in setups.items() if not WANTED or name in WANTED}
-        self._loading = {name: asyncio.create_task(self._open(name, setup)) for name, setup in wanted.items()}
+        selected = {name: setup for name, setup in setups.items() if not WANTED or name in WANTED}
+        self._loading = {name: asyncio.create_task(self._open(name, setup)) for name, setup in selected.items()}
 
     def log(self, name: str) -> Path:
         return logs_dir() / f"gpu-{self._profile.kind}-{name}.log"
 
     async def get(self, name: str) -> ModelWorker:
-        """The worker; the test that needs one which did not load fails with the end of its log."""
+        """Return the worker. If it did not load, fail the test with the end of its log."""
         try:
             return await self.wait_loaded(name)
         except (EnginebayError, TimeoutError) as error:
-            said = "\n".join(read_last_lines(self.log(name), _SHOWN_LINES))
-            shown = f"{name} did not load: {type(error).__name__}: {error}\n--- {self.log(name)}\n{said}"
-            pytest.fail(shown, pytrace=False)
+            tail = "\n".join(read_last_lines(self.log(name), _SHOWN_LINES))
+            message = f"{name} did not load: {type(error).__name__}: {error}\n--- {self.log(name)}\n{tail}"
+            pytest.fail(message, pytrace=False)
 
     async def wait_loaded(self, name: str) -> ModelWorker:
-        """The worker, or the error it gave."""
+        """Return the worker, or raise its load error."""
         if name not in self._loading:
             pytest.skip(f"{name} is not among ENGINEBAY_TEST_SETUPS")
         return await asyncio.shield(self._loading[name])
@@ -67,7 +67,9 @@ class WorkerPool:
         for task in self._loading.values():
             task.cancel()
         opened = await asyncio.gather(*self._loading.values(), return_exceptions=True)
-        await asyncio.gather(*(one.close() for one in opened if isinstance(one, ModelWorker)), return_exceptions=True)
+        await asyncio.gather(
+            *(worker.close() for worker in opened if isinstance(worker, ModelWorker)), return_exceptions=True
+        )
 
     async def _open(self, name: str, setup: WorkerSetup) -> ModelWorker:
         loras = {}
@@ -82,9 +84,9 @@ class WorkerPool:
 
     def _log_load(self, name: str, worker: ModelWorker, seconds: float) -> None:
         facts = worker.facts
-        known = {
+        entry = {
             "worker": f"{self._profile.kind} {name}", "seconds": round(seconds, 1), "phases": dict(facts.phases),
             "memory_bytes": facts.memory_bytes, "warnings": list(facts.warnings), "effective": dict(facts.effective),
         }  # fmt: skip
         with contextlib.suppress(OSError), (logs_dir() / "gpu-workers.jsonl").open("a") as file:
-            file.write(json.dumps(known, default=str) + "\n")
+            file.write(json.dumps(entry, default=str) + "\n")

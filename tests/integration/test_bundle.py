@@ -1,4 +1,4 @@
-"""A real bundle for this very host: made with pip, damaged, mended, and installed where there is nothing but Python."""
+"""A real bundle for this host: created with pip, corrupted, repaired, and installed with nothing but Python."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 BAY = [sys.executable, "-m", "enginebay.cli.main"]
-# pip has no index, and whoever tries the network all the same reaches a port where nobody listens.
+# pip has no index, and other network access reaches a closed port.
 NO_NETWORK = {
     "PIP_NO_INDEX": "1",
     "HF_HUB_OFFLINE": "1",
@@ -55,15 +57,15 @@ def test_it_is_in_parts_and_every_package_has_its_hash(bundle: Path) -> None:
     assert [model["manifest"]["name"] for model in shown["models"]] == ["smollm2"]
 
 
-def test_a_damaged_part_is_named_and_not_installed(bundle: Path, tmp_path: Path) -> None:
+def test_a_corrupt_part_is_named_and_not_installed(bundle: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(bundle, copy)
     with (copy / "bundle.tar.002").open("r+b") as file:
         file.seek(1_000_000)
         file.write(b"damage")
-    assert "bundle.tar.002 is damaged" in run([*BAY, "bundle", "verify", str(copy)], expect=1)[1]
+    assert "bundle.tar.002 is corrupt" in run([*BAY, "bundle", "verify", str(copy)], expect=1)[1]
     environ = {**NO_NETWORK, "ENGINEBAY_HOME": str(tmp_path / "home")}
-    assert "bundle.tar.002 is damaged" in run([*BAY, "bundle", "install", str(copy)], expect=1, **environ)[1]
+    assert "bundle.tar.002 is corrupt" in run([*BAY, "bundle", "install", str(copy)], expect=1, **environ)[1]
     shutil.copy(bundle / "bundle.tar.002", copy)
     run([*BAY, "bundle", "verify", str(copy)])
 
@@ -84,7 +86,7 @@ def test_a_second_install_does_nothing(bundle: Path, host: dict[str, str]) -> No
     assert "llamacpp" in said and said.count("already") == 3
 
 
-def test_the_engine_goes_into_bays_own_environment_too(bundle: Path, host: dict[str, str]) -> None:
+def test_the_engine_can_be_installed_into_bays_environment(bundle: Path, host: dict[str, str]) -> None:
     bay = str(Path(host["ENGINEBAY_HOME"]) / "bay" / "bin" / "bay")
     run([bay, "bundle", "install", str(bundle), "--into", "current"], **host)
     rows = json.loads(run([bay, "engines", "list", "--json"], **host)[0])

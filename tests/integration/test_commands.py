@@ -1,4 +1,4 @@
-"""The command as a person or a script meets it: answers, exit codes, one clear line when something is wrong."""
+"""The `bay` command as users and scripts run it: answers, exit codes, one clear line per error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def bay(*arguments: str, stdin: str = "", timeout: float = 300, **environ: str) 
 
 
 def one_clear_line(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
-    """The right exit code, no traceback, what is wrong in the first line that is ours."""
+    """Check the exit code, that there is no traceback, and the first line of ours."""
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     line = next(line for line in done.stderr.splitlines() if line.startswith("bay: "))
@@ -54,23 +54,23 @@ def test_run_reads_standard_input() -> None:
         assert done.stdout == "from stdin\n"
 
 
-def test_engines_of_other_people_run_with_the_defaults() -> None:
-    """Which they take. At their temperature one letter in sixty is not the one that it was."""
+def test_third_party_engines_run_with_the_defaults() -> None:
+    """They apply them: at the default temperature, one letter in sixty differs."""
     assert re.fullmatch("[abc]{3}\n", bay("run", "toy", "abc", "-e", "echo").stdout)
     assert bay("run", "toy", "abc", "-e", "echo", "--temperature", "0").stdout == "abc\n"
 
 
-def test_a_version_can_be_asked_for() -> None:
+def test_a_version_can_be_requested() -> None:
     one_clear_line(bay("run", "toy", "abc", "-e", "echo==9.9.9"), 1, "echo 9.9.9")
 
 
-def test_a_launcher_around_us_does_not_confuse_the_worker() -> None:
+def test_a_launcher_around_bay_does_not_confuse_the_worker() -> None:
     assert bay("run", "toy", "x", "-e", "fake", "--set", "script=fine", RANK="1", WORLD_SIZE="2").stdout == "fine\n"
 
 
-def test_a_cut_off_answer_says_so() -> None:
+def test_a_truncated_answer_is_noted() -> None:
     done = bay("run", "toy", "x", "-e", "fake", "--ignore-eos", "--max-tokens", "3")
-    assert "cut off" in done.stderr and len(done.stdout) == 4
+    assert "truncated" in done.stderr and len(done.stdout) == 4
 
 
 def test_help_in_every_spelling() -> None:
@@ -93,9 +93,9 @@ def test_chat_remembers_and_forgets() -> None:
     done = bay("chat", "toy", "-e", "fake", "--set", scripts, stdin="one\ntwo\n/reset\ntwo\n/help\n")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["first", "remembered", "forgotten"] and "/reset" in done.stderr
-    assert "cut off" not in done.stderr
+    assert "truncated" not in done.stderr
     one_clear_line(bay("chat", "toy", "-e", "fake", "--n", "2", stdin="x\n"), 2, "one answer")
-    assert "cut off" in bay("chat", "toy", "-e", "fake", "--ignore-eos", "--max-tokens", "3", stdin="x\n").stderr
+    assert "truncated" in bay("chat", "toy", "-e", "fake", "--ignore-eos", "--max-tokens", "3", stdin="x\n").stderr
 
 
 def test_batch_runs_and_resumes(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_batch_runs_and_resumes(tmp_path: Path) -> None:
     for other in (("-m", "other", "-e", "fake"), ("-m", "toy"), ("-m", "toy", "-e", "fake", "--temperature", "0")):
         one_clear_line(bay("batch", str(source), str(target), *other), 2, "another model or engine", "another file")
     source.write_text(json.dumps({"prompt": "another question"}) + "\n")
-    one_clear_line(bay("batch", str(source), str(target), "-m", "toy", "-e", "fake"), 2, "another request")
+    one_clear_line(bay("batch", str(source), str(target), "-m", "toy", "-e", "fake"), 2, "different requests")
 
 
 def test_a_bad_line_in_a_batch_fails_alone(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_bad_line_in_a_batch_fails_alone(tmp_path: Path) -> None:
     again = bay(*arguments[:-1], "--json")
     told = json.loads(again.stdout)
     assert again.returncode == 1 and (told["answered"], told["failed"], told["failed_before"]) == (0, 0, 4)
-    assert "1 already answered" in again.stderr and "4 failed before: --retry-failed" in again.stderr
+    assert "1 already answered" in again.stderr and "4 failed earlier: retry with --retry-failed" in again.stderr
     one_clear_line(
         bay("batch", str(source), "/no/such/place.jsonl", "-m", "toy", "-e", "fake"), 2, "/no/such/place.jsonl"
     )
@@ -163,7 +163,7 @@ def test_a_missing_engine_names_the_command_that_installs_it(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("damage", ["truncated", "corrupt", "empty"])
-def test_a_damaged_gguf_is_told(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_gguf_is_reported(tmp_path: Path, damage: str) -> None:
     whole = models.ensure_model("smollm2").path.read_bytes()
     path = tmp_path / "model.gguf"
     path.write_bytes({"truncated": whole[: len(whole) // 3], "corrupt": b"GGUF" + b"\xff" * 4096, "empty": b""}[damage])
@@ -172,7 +172,7 @@ def test_a_damaged_gguf_is_told(tmp_path: Path, damage: str) -> None:
     one_clear_line(done, done.returncode, "model.gguf")
 
 
-def test_a_directory_with_a_pickle_only_is_refused(tmp_path: Path) -> None:
+def test_a_directory_with_only_a_pickle_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x02}q\x00.")
     done = bay("run", str(tmp_path), "hi")
@@ -181,17 +181,17 @@ def test_a_directory_with_a_pickle_only_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "words"), [("crash", "SIGSEGV"), ("error", "told to fail"), ("out_of_memory", "memory")]
+    ("how", "words"), [("crash", "SIGSEGV"), ("error", "fail_load is error"), ("out_of_memory", "memory")]
 )
-def test_an_engine_that_dies_while_loading_is_told(how: str, words: str) -> None:
+def test_an_engine_that_dies_while_loading_is_reported(how: str, words: str) -> None:
     one_clear_line(bay("run", "toy", "hi", "-e", "fake", "--set", f"fail_load={how}"), 1, words)
 
 
-def test_an_engine_that_dies_while_answering_is_told() -> None:
+def test_an_engine_that_dies_while_answering_is_reported() -> None:
     done = bay(
         "run", "toy", "hi", "-e", "fake", "--ignore-eos", "--set", "crash_after_tokens=10", "--set", "step_s=0.01"
     )
-    one_clear_line(done, 1, "SIGSEGV", "as it was told")
+    one_clear_line(done, 1, "SIGSEGV", "crash_after_tokens is 10")
 
 
 @pytest.mark.parametrize(
@@ -249,6 +249,7 @@ def test_a_signal_ends_an_answer_of_a_chat_or_the_chat(number: signal.Signals, c
     assert "Traceback" not in said and "Task was destroyed" not in said, said
 
 
+@pytest.mark.root
 def test_a_full_disk_while_pulling_leaves_nothing(tmp_path: Path) -> None:
     if (
         os.geteuid() != 0

@@ -1,4 +1,4 @@
-"""Real environments with real pip: built whole or not at all, side by side, gone when removed."""
+"""Real environments with real pip: atomic builds, side-by-side versions, removal."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ECHO = Path(__file__).parents[2] / "examples" / "engine-echo"
 INSTALL_S = 300
 
 
 class Bay:
-    """The command, in a home of its own."""
+    """The bay command with a separate home."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -94,7 +96,7 @@ def users_of(path: Path) -> list[str]:
     return found
 
 
-def test_someone_elses_engine_gets_an_environment_of_its_own(shared: Bay) -> None:
+def test_a_third_party_engine_gets_its_own_environment(shared: Bay) -> None:
     (row,) = shared.listed("echo")
     folder = shared.engines / "echo-0.1.0"
     assert row["version"] == "0.1.0"
@@ -132,7 +134,7 @@ def test_an_engine_that_cannot_start_is_not_installed(shared: Bay, tmp_path: Pat
     assert len(shared.built()) == 1
 
 
-def test_a_killed_install_leaves_nothing_that_counts_and_the_next_one_tidies_up(bay: Bay) -> None:
+def test_a_killed_install_publishes_nothing_and_the_next_one_cleans_up(bay: Bay) -> None:
     running = bay.start("install", str(ECHO))
     wait_for_pip(bay, running)
     os.kill(running.pid, signal.SIGKILL)
@@ -158,7 +160,7 @@ def test_ctrl_c_leaves_nothing_at_all(bay: Bay) -> None:
     assert (bay.published(), bay.built()) == ([], [])
 
 
-def test_a_package_pip_cannot_find_fails_with_pips_last_words(bay: Bay) -> None:
+def test_a_missing_package_fails_with_pips_last_lines(bay: Bay) -> None:
     _, err = bay("install", "--package", "./no/such/package", expect=1)
     assert "no/such/package" in err
     assert "install-package-no-such-package.log" in err

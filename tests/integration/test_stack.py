@@ -68,7 +68,7 @@ def test_mistakes_are_named() -> None:
 def test_a_stack_that_cannot_load_can_be_tried_again() -> None:
     stack = Stack("toy", engine="fake", settings={"fail_load": "error"})
     for _ in range(2):
-        with pytest.raises(EnginebayError, match="told to fail"):
+        with pytest.raises(EnginebayError, match="fail_load is error"):
             stack.open()
 
 
@@ -86,7 +86,7 @@ def test_strict_makes_a_retired_setting_an_error() -> None:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Also where the tests run in the background of a shell, which has them ignore interrupts."""
+    """Restore SIGINT: a background shell starts the tests with interrupts ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

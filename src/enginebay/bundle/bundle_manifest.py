@@ -1,4 +1,4 @@
-"""The manifest as data: what is in a bundle, for whom, and what was left out and why."""
+"""The bundle manifest as data: contents, target platform, and what was trimmed and why."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from enginebay.bundle.standalone import SCHEMA_VERSION
 
 @dataclass(frozen=True, slots=True)
 class ArchivedFile:
-    """A file of the archive, and where its bytes begin in it."""
+    """A file in the archive and the offset of its bytes."""
 
     path: str
     size: int
@@ -21,11 +21,11 @@ class ArchivedFile:
 
 @dataclass(frozen=True, slots=True)
 class TrimmedFiles:
-    """What was taken out of a wheel."""
+    """Files removed from a wheel."""
 
     original_sha256: str
-    files: Mapping[str, str]  # each with the reason
-    bytes: int  # what they take unpacked
+    files: Mapping[str, str]  # path: reason
+    bytes: int  # unpacked size
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class BundledPackage:
     name: str
     version: str
     file: ArchivedFile
-    requires: tuple[str, ...] = ()  # what holds for the target: markers are decided
+    requires: tuple[str, ...] = ()  # with markers evaluated for the target
     trimmed: TrimmedFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BundledBay:
-    """Enginebay itself; `packages` are paths in the archive."""
+    """Enginebay itself. `packages` are paths in the archive."""
 
     version: str
     extras: tuple[str, ...]
@@ -51,13 +51,13 @@ class BundledEngine:
     kind: str
     version: str
     device: str
-    distributions: tuple[str, ...]  # names of the wheels that are the engine itself
+    distributions: tuple[str, ...]  # distribution names of the engine itself
     packages: tuple[str, ...]  # paths in the archive
-    needs: tuple[str, ...]  # what was asked for, as requirements
-    provided: tuple[str, ...] = ()  # names that are on the host already
-    expects: Mapping[str, tuple[str, ...]] | None = None  # requirement the host must meet: who needs it
-    left_out: Mapping[str, str] | None = None  # package: why it can be done without
-    variables: Mapping[str, str] | None = None  # what the engine needs to know to do without
+    needs: tuple[str, ...]  # top-level requirements
+    provided: tuple[str, ...] = ()  # names of packages that the host provides
+    expects: Mapping[str, tuple[str, ...]] | None = None  # requirement on the host: who needs it
+    left_out: Mapping[str, str] | None = None  # package: why it is not needed
+    variables: Mapping[str, str] | None = None  # environment variables that the trimmed engine needs
 
     @property
     def sees_host(self) -> bool:
@@ -66,7 +66,7 @@ class BundledEngine:
 
 @dataclass(frozen=True, slots=True)
 class BundledModel:
-    """A model, with the manifest it has in the store."""
+    """A model, with its manifest in the store."""
 
     manifest: Mapping[str, Any]
     files: tuple[ArchivedFile, ...]
@@ -108,17 +108,18 @@ class BundleManifest:
             engines=tuple(map(_parse_engine, data["engines"])),
             packages=tuple(map(_parse_package, data["packages"])),
             models=tuple(
-                BundledModel(one["manifest"], tuple(ArchivedFile(**f) for f in one["files"])) for one in data["models"]
+                BundledModel(model["manifest"], tuple(ArchivedFile(**file) for file in model["files"]))
+                for model in data["models"]
             ),
-            parts=tuple(ArchivePart(**one) for one in data["parts"]),
+            parts=tuple(ArchivePart(**part) for part in data["parts"]),
             bootstrap=ArchivePart(**data["bootstrap"]),
             trim=data["trim"],
             schema_version=data["schema_version"],
         )
 
     def get_packages(self, paths: tuple[str, ...]) -> list[BundledPackage]:
-        known = {one.file.path: one for one in self.packages}
-        return [known[path] for path in paths]
+        by_path = {package.file.path: package for package in self.packages}
+        return [by_path[path] for path in paths]
 
     @property
     def size(self) -> int:
@@ -132,5 +133,5 @@ def _parse_engine(data: Mapping[str, Any]) -> BundledEngine:
 
 
 def _parse_package(data: Mapping[str, Any]) -> BundledPackage:
-    cut = TrimmedFiles(**data["trimmed"]) if data["trimmed"] else None
-    return BundledPackage(data["name"], data["version"], ArchivedFile(**data["file"]), tuple(data["requires"]), cut)
+    trimmed = TrimmedFiles(**data["trimmed"]) if data["trimmed"] else None
+    return BundledPackage(data["name"], data["version"], ArchivedFile(**data["file"]), tuple(data["requires"]), trimmed)

@@ -1,7 +1,7 @@
-"""Installs this bundle on a host that has nothing but Python: python3 install.py [options of `bay bundle install`]
+"""Installs this bundle on a host that has only Python: python3 install.py [options of `bay bundle install`]
 
-It lies in a bundle as install.py, and is also the part of Enginebay that reads bundles: the standard library only, no
-network. Every file is taken from the place that the manifest names, and is used only if its sha256 is the manifest's.
+Shipped in every bundle as install.py, and also Enginebay's bundle reader. Uses the standard library only, and no
+network. A file is used only if its sha256 matches the manifest.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from typing import Any
 MANIFEST_FILE = "bundle.json"
 SCHEMA_VERSION = 1
 CHUNK = 1 << 20
-MARKER_FILE = (
-    "enginebay-bundle.json"  # in an environment that was made here: of which bundle; written when all is in it
-)
+MARKER_FILE = "enginebay-bundle.json"  # in a complete environment built here: names its bundle
 STARTED = time.monotonic()
 
 Advance = Callable[[int], None]
@@ -34,7 +32,7 @@ Json = dict[str, Any]
 
 
 class BundleError(Exception):
-    """What is wrong, and what to do."""
+    """An error with a hint on what to do."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -42,34 +40,34 @@ class BundleError(Exception):
 
 
 def read_manifest(folder: Path) -> Json:
-    """The manifest, once its form and every path in it are known to be harmless."""
+    """Read the manifest and validate its form and every path in it."""
     path = folder / MANIFEST_FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         version = content["schema_version"]
     except FileNotFoundError:
         raise BundleError(
-            f"{folder} holds no bundle: there is no {MANIFEST_FILE}", "give the folder with the parts"
+            f"no bundle in {folder}: {MANIFEST_FILE} is missing", "give the folder with the bundle's parts"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BundleError(f"{path} cannot be read: {error}", "copy it again") from None
     if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise BundleError(f"{path} was written by a newer Enginebay", "install it with that version's install.py")
+        raise BundleError(f"{path} was written by a newer Enginebay", "use the install.py in the bundle")
     try:
         names = [part["file"] for part in content["parts"]] + [content["bootstrap"]["file"]]
-        paths = [one["file"]["path"] for one in content["packages"]]
+        paths = [package["file"]["path"] for package in content["packages"]]
         paths += [file["path"] for model in content["models"] for file in model["files"]]
         missing = [key for key in ("platform", "arch", "python") if key not in content["target"]]
         missing += [key for key in ("version", "packages") if key not in content["bay"]]
         missing += [name for name in content["bay"].get("packages", ()) if name not in paths]
-        harmless = all(map(_is_plain_name, names)) and all(map(is_inside, paths))
+        safe = all(map(_is_plain_name, names)) and all(map(is_inside, paths))
     except (KeyError, TypeError, AttributeError) as error:
-        raise BundleError(f"{path} is not a whole manifest: {error}", "copy it again") from None
+        raise BundleError(f"{path} is incomplete: {error}", "copy it again") from None
     if missing:
-        raise BundleError(f"{path} is not a whole manifest: it lacks {', '.join(missing)}", "copy it again")
-    if not harmless:
+        raise BundleError(f"{path} is incomplete: it lacks {', '.join(missing)}", "copy it again")
+    if not safe:
         raise BundleError(
-            f"{path} names files outside the bundle", "do not use it: it was not made by `bay bundle create`"
+            f"{path} refers to files outside the bundle", "do not use it: `bay bundle create` did not write it"
         )
     return dict(content)
 
@@ -79,27 +77,27 @@ def _is_plain_name(name: str) -> bool:
 
 
 def is_inside(path: str) -> bool:
-    """Whether a path stays below the folder it is put into."""
+    """Return whether a relative path stays inside its folder."""
     parts = PurePosixPath(path).parts
     return bool(parts) and not path.startswith(("/", "~")) and ".." not in parts and not set(path) & set("\\\0")
 
 
 def find_missing_parts(folder: Path, manifest: Json) -> list[str]:
-    """One line for each part that is missing or has another size; reads no part."""
-    found = []
+    """Return one line per part that is missing or has the wrong size. Reads no part."""
+    problems = []
     for part in manifest["parts"]:
         path = folder / part["file"]
         if not path.is_file():
-            found.append(f"{part['file']} is missing")
+            problems.append(f"{part['file']} is missing")
         elif path.stat().st_size != part["size"]:
-            found.append(f"{part['file']} has {path.stat().st_size} bytes instead of {part['size']}")
-    return found
+            problems.append(f"{part['file']} has {path.stat().st_size} bytes instead of {part['size']}")
+    return problems
 
 
-def find_damaged_files(folder: Path, records: Sequence[Json], advance: Advance) -> list[str]:
-    """One line for each of these files (parts, or what lies beside them) whose content is not the manifest's."""
+def find_corrupt_files(folder: Path, records: Sequence[Json], advance: Advance) -> list[str]:
+    """Return one line per file whose hash does not match its record."""
     return [
-        f"{record['file']} is damaged: its sha256 is another one"
+        f"{record['file']} is corrupt: its sha256 does not match"
         for record in records
         if _hash_file(folder / record["file"], advance) != record["sha256"]
     ]
@@ -115,13 +113,13 @@ def _hash_file(path: Path, advance: Advance) -> str:
 
 
 class SplitArchive:
-    """The parts, read as the one archive they were cut from."""
+    """The parts, read as one archive."""
 
     def __init__(self, folder: Path, manifest: Json) -> None:
         self.folder, self.records = folder, list(manifest["parts"])
 
     def find_spanned_parts(self, start: int, size: int) -> list[Json]:
-        """The parts in which these bytes lie."""
+        """Return the parts that hold these bytes."""
         return [
             record
             for record, first in self._iter_part_offsets()
@@ -129,7 +127,7 @@ class SplitArchive:
         ]
 
     def read(self, start: int, size: int) -> Iterator[bytes]:
-        """The bytes of one file, in pieces; fewer than asked for if the parts end before."""
+        """Yield the bytes of one file in chunks; fewer than `size` if the parts end early."""
         for record, first in self._iter_part_offsets():
             begin, end = max(start, first), min(start + size, first + record["size"])
             if begin >= end:
@@ -149,10 +147,10 @@ class SplitArchive:
 
 
 def unpack(parts: SplitArchive, stored: Json, to: Path, advance: Advance) -> None:
-    """Write one file of the archive to `to`. Raises, and leaves nothing there, if it is not what was packed."""
+    """Write one file of the archive to `to`. Raises `BundleError`, and leaves no file, if its hash does not match."""
     to.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
-    file = to.open("xb")  # what is there already is not ours to remove
+    file = to.open("xb")  # never overwrite or remove an existing file
     try:
         with file:
             for chunk in parts.read(stored["offset"], stored["size"]):
@@ -168,14 +166,17 @@ def unpack(parts: SplitArchive, stored: Json, to: Path, advance: Advance) -> Non
 
 
 def _corrupt_file_error(parts: SplitArchive, stored: Json) -> BundleError:
-    wrong = find_damaged_files(parts.folder, parts.find_spanned_parts(stored["offset"], stored["size"]), lambda _: None)
+    corrupt = find_corrupt_files(
+        parts.folder, parts.find_spanned_parts(stored["offset"], stored["size"]), lambda _: None
+    )
     return BundleError(
-        f"{stored['path']} is not what was packed: {'; '.join(wrong) or 'the manifest is damaged'}", "copy it again"
+        f"{stored['path']} does not match the manifest: {'; '.join(corrupt) or 'the manifest is corrupt'}",
+        "copy it again",
     )
 
 
 def describe_this_python() -> Json:
-    """What a bundle's target is compared with."""
+    """Return the platform facts to compare with a bundle's target."""
     libc, version = platform.libc_ver()
     return {
         "python": "%d.%d" % sys.version_info[:2],  # noqa: UP031
@@ -185,19 +186,18 @@ def describe_this_python() -> Json:
     }
 
 
-def find_mismatch(target: Json, here: Json) -> BundleError | None:
-    """Why a bundle cannot be used by a Python, or None."""
-    hint = "make one for this host: bay bundle create --python {python} --platform {platform} --arch {arch} ..."
-    for key, what in (("platform", "system"), ("arch", "processor"), ("python", "Python")):
-        if target[key] != here[key]:
-            wanted, there = target[key], here[key]
+def find_mismatch(target: Json, host: Json) -> BundleError | None:
+    """Return why a bundle does not fit a Python, or None."""
+    hint = "create one for this host: bay bundle create --python {python} --platform {platform} --arch {arch} ..."
+    for key, label in (("platform", "platform"), ("arch", "architecture"), ("python", "Python")):
+        if target[key] != host[key]:
             if key == "python":
-                hint = f"run it with that Python, as in: python{wanted} install.py, or --python PATH"
-            return BundleError(f"the bundle is for another {what}: {wanted}, not {there}", hint.format(**here))
-    if _parse_version(target.get("glibc", "")) > _parse_version(here["glibc"]):
+                hint = f"run it with that Python, as in: python{target[key]} install.py, or --python PATH"
+            return BundleError(f"the bundle is for {label} {target[key]}, not {host[key]}", hint.format(**host))
+    if _parse_version(target.get("glibc", "")) > _parse_version(host["glibc"]):
         return BundleError(
-            f"the bundle needs glibc {target['glibc']}, and this host has {here['glibc'] or 'another C library'}",
-            f"make one for this host: bay bundle create --glibc {here['glibc'] or 'VERSION'} ...",
+            f"the bundle needs glibc {target['glibc']}, but this host has {host['glibc'] or 'another C library'}",
+            f"create one for this host: bay bundle create --glibc {host['glibc'] or 'VERSION'} ...",
         )
     return None
 
@@ -207,18 +207,18 @@ def _parse_version(version: str) -> list[int]:
 
 
 def compute_fingerprint(manifest: Json) -> str:
-    """The sha256 of what the manifest says: what two people compare to know that they have the same bundle."""
+    """Return the sha256 of the manifest's content, which identifies the bundle."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-# From here on: only when run as install.py.
+# The rest runs only as install.py.
 
 _HELP = (
-    "  --venv DIR          where bay itself goes",
-    "  --into own|current  an environment of each engine's own (default), or the one that bay is in",
-    "  --python PATH       the Python to build with, whose packages count as provided; default: this one",
-    "  --recreate          build an engine anew though it is installed",
-    "  --no-models         leave the models out",
+    "  --venv DIR          where to install bay itself",
+    "  --into own|current  install each engine in its own environment (default), or in bay's",
+    "  --python PATH       the Python to build with, which supplies the provided packages; default: this one",
+    "  --recreate          rebuild engines that are already installed",
+    "  --no-models         skip the models",
 )
 
 
@@ -226,20 +226,20 @@ def main(arguments: list[str]) -> int:
     folder = Path(__file__).absolute().parent
     if arguments[:1] in (["-h"], ["--help"]):
         print(
-            (__doc__ or "").splitlines()[0], *_HELP, f"bay itself goes to {_find_home() / 'bay'} by default", sep="\n"
+            (__doc__ or "").splitlines()[0], *_HELP, f"by default, bay is installed in {_find_home() / 'bay'}", sep="\n"
         )
         return 0
     try:
-        place, rest = _parse_options(arguments)
+        venv, rest = _parse_options(arguments)
         manifest = read_manifest(folder)
         _log(f"fingerprint {compute_fingerprint(manifest)}")
-        wrong = find_mismatch(manifest["target"], describe_this_python())
-        if wrong is not None:
-            raise wrong
+        mismatch = find_mismatch(manifest["target"], describe_this_python())
+        if mismatch is not None:
+            raise mismatch
         missing = find_missing_parts(folder, manifest)
         if missing:
             raise BundleError("; ".join(missing), "copy the missing parts into the same folder")
-        bay = _install_bay(folder, manifest, place or _find_home() / "bay")
+        bay = _install_bay(folder, manifest, venv or _find_home() / "bay")
     except BundleError as error:
         print(
             f"install.py: {error.message}",
@@ -253,71 +253,71 @@ def main(arguments: list[str]) -> int:
         return 1
     code = subprocess.run([str(bay), "bundle", "install", str(folder), *rest], check=False).returncode
     if code == 0:
-        _log(f"all is installed; bay is {bay}")
+        _log(f"installed; bay is {bay}")
         _log(f"next: {_suggest_next_command(bay, manifest, rest)}")
     return code
 
 
 def _suggest_next_command(bay: Path, manifest: Json, rest: Sequence[str]) -> str:
-    """What a person most likely wants now: a model served, or else to see what there is."""
+    """Suggest the next command: serve the first model, or list the engines."""
     models = [] if "--no-models" in rest else [model["manifest"]["name"] for model in manifest["models"]]
     command = shlex.join([str(bay), *(["serve", models[0]] if models else ["engines", "list"])])
-    # Elsewhere than where bay looks by itself, it must be told.
+    # Outside its default home, bay needs the variable.
     return f"ENGINEBAY_HOME={shlex.quote(str(_find_home()))} {command}" if os.environ.get("ENGINEBAY_HOME") else command
 
 
 def _parse_options(arguments: Sequence[str]) -> Any:
-    """Where bay itself goes, if that is said, and what `bay bundle install` is told: this Python unless another is named."""
+    """Return the --venv folder or None, and the arguments for `bay bundle install`, with this Python as the default."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("--venv", "--python", "--into"):
         parser.add_argument(name)
     try:
-        given, rest = parser.parse_known_args(list(arguments))
+        options, rest = parser.parse_known_args(list(arguments))
     except argparse.ArgumentError as error:
         raise BundleError(str(error), "as in: --venv /opt/enginebay") from None
-    if given.venv == "":
+    if options.venv == "":
         raise BundleError("--venv needs a folder", "as in: --venv /opt/enginebay")
-    if given.into is not None:
-        rest += ["--into", given.into]
-    if given.python is not None or given.into != "current":
-        rest += ["--python", given.python or sys.executable]
-    return Path(given.venv).expanduser().absolute() if given.venv else None, rest
+    if options.into is not None:
+        rest += ["--into", options.into]
+    if options.python is not None or options.into != "current":
+        rest += ["--python", options.python or sys.executable]
+    return Path(options.venv).expanduser().absolute() if options.venv else None, rest
 
 
 def _find_home() -> Path:
-    given = os.environ.get("ENGINEBAY_HOME")
+    home = os.environ.get("ENGINEBAY_HOME")
     data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(given).expanduser().absolute() if given else Path(data).expanduser().absolute() / "enginebay"
+    return Path(home).expanduser().absolute() if home else Path(data).expanduser().absolute() / "enginebay"
 
 
 def _install_bay(folder: Path, manifest: Json, venv: Path) -> Path:
-    """An environment with Enginebay in it; made anew unless it is this bundle's own already."""
-    bay, mark, begun = venv / "bin" / "bay", venv / MARKER_FILE, venv / f".{MARKER_FILE}.begun"
-    ours = json.dumps({"bundle": compute_fingerprint(manifest)})
-    if bay.exists() and mark.exists() and mark.read_text(encoding="utf-8") == ours:
-        _log(f"bay is in {venv} already")
+    """Build an environment with Enginebay, unless this bundle's exists already. Return the path of `bay`."""
+    bay, marker, begun = venv / "bin" / "bay", venv / MARKER_FILE, venv / f".{MARKER_FILE}.begun"
+    content = json.dumps({"bundle": compute_fingerprint(manifest)})
+    if bay.exists() and marker.exists() and marker.read_text(encoding="utf-8") == content:
+        _log(f"bay is already installed in {venv}")
         return bay
-    if venv.exists() and any(venv.iterdir()) and not mark.exists() and not begun.exists():
-        raise BundleError(f"{venv} is there already, and is not ours", "give another place: --venv DIR")
+    if venv.exists() and any(venv.iterdir()) and not marker.exists() and not begun.exists():
+        raise BundleError(f"{venv} exists and was not created by install.py", "choose another folder: --venv DIR")
     _log(f"installing bay {manifest['bay']['version']} in {venv}")
     scratch = venv.with_name(f".{venv.name}.wheels")
     try:
         wheels = _unpack_bay_wheels(folder, manifest, scratch)
-        shutil.rmtree(venv, ignore_errors=True)  # a Python environment cannot be renamed, so there is no other way
+        shutil.rmtree(venv, ignore_errors=True)  # a venv cannot be renamed, so it is built in place
         venv.mkdir(parents=True)
         begun.touch()
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
         _pip_install(venv / "bin" / "python", wheels)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    mark.write_text(ours, encoding="utf-8")
+    marker.write_text(content, encoding="utf-8")
     begun.unlink()
     return bay
 
 
 def _unpack_bay_wheels(folder: Path, manifest: Json, scratch: Path) -> dict[str, Path]:
     shutil.rmtree(scratch, ignore_errors=True)
-    packages = {one["file"]["path"]: one for one in manifest["packages"]}
+    packages = {package["file"]["path"]: package for package in manifest["packages"]}
     wheels: dict[str, Path] = {}
     for path in manifest["bay"]["packages"]:
         name, to = packages[path]["name"], scratch / PurePosixPath(path).name
@@ -327,7 +327,7 @@ def _unpack_bay_wheels(folder: Path, manifest: Json, scratch: Path) -> dict[str,
 
 
 def _pip_install(python: Path, wheels: dict[str, Path]) -> None:
-    """pip runs from its own wheel, so that a Python without pip or ensurepip will do."""
+    """Install the wheels. pip runs from its own wheel, so Python needs neither pip nor ensurepip."""
     hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
     env = {name: value for name, value in os.environ.items() if not name.startswith("PIP_") and name not in hidden}
     env["PIP_CONFIG_FILE"] = os.devnull

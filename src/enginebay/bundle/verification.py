@@ -1,4 +1,4 @@
-"""Reading a bundle and saying what is wrong with it, as Enginebay's own errors."""
+"""Reads and verifies a bundle, and translates its errors."""
 
 from __future__ import annotations
 
@@ -23,15 +23,13 @@ def translate_bundle_errors() -> Iterator[None]:
 
 
 def read_bundle_manifest(folder: Path) -> BundleManifest:
-    """The manifest of a bundle. Raises `EnginebayError` for what is none."""
+    """Read the manifest of a bundle. Raises `EnginebayError`."""
     with translate_bundle_errors():
         data = standalone.read_manifest(folder)
     try:
         return BundleManifest.from_json(data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise EnginebayError(
-            f"{folder / standalone.MANIFEST_FILE} is not a whole manifest: {error!r}", "copy it again"
-        ) from None
+        raise EnginebayError(f"{folder / standalone.MANIFEST_FILE} is incomplete: {error!r}", "copy it again") from None
 
 
 def compute_fingerprint(manifest: BundleManifest) -> str:
@@ -40,16 +38,16 @@ def compute_fingerprint(manifest: BundleManifest) -> str:
 
 @interruptible()
 def find_problems(folder: Path, manifest: BundleManifest, say: Say | None = None) -> list[str]:
-    """One line for each part that is missing or damaged; every byte is read."""
+    """Return one line per part that is missing or corrupt. Reads every byte."""
     data = manifest.to_json()
-    found = standalone.find_missing_parts(folder, {**data, "parts": [*data["parts"], data["bootstrap"]]})
-    wrong = {line.partition(" ")[0] for line in found}
-    there = [record for record in (*data["parts"], data["bootstrap"]) if record["file"] not in wrong]
-    with track_progress("verifying", sum(record["size"] for record in there), say) as advance:
-        return found + standalone.find_damaged_files(folder, there, advance)
+    problems = standalone.find_missing_parts(folder, {**data, "parts": [*data["parts"], data["bootstrap"]]})
+    missing = {line.partition(" ")[0] for line in problems}
+    present = [record for record in (*data["parts"], data["bootstrap"]) if record["file"] not in missing]
+    with track_progress("verifying", sum(record["size"] for record in present), say) as advance:
+        return problems + standalone.find_corrupt_files(folder, present, advance)
 
 
-def incomplete_bundle_error(found: list[str]) -> EnginebayError:
-    """The error for a bundle with problems: the first ones by name."""
-    more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
-    return EnginebayError(f"the bundle is not whole: {'; '.join(found[:5])}{more}", "copy those files again")
+def incomplete_bundle_error(problems: list[str]) -> EnginebayError:
+    """Return the error for a bundle with problems. Names the first five."""
+    more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+    return EnginebayError(f"the bundle is incomplete: {'; '.join(problems[:5])}{more}", "copy those files again")

@@ -1,4 +1,4 @@
-"""`asyncio.run` for commands: an interrupt never meets a loop that is half made, whose end would be a traceback."""
+"""`asyncio.run` for commands. Defers signals while the loop is created, so that an interrupt leaves no traceback."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ T = TypeVar("T")
 
 
 def run_in_loop(work: Coroutine[Any, Any, T], loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> T:
+    """Run a coroutine to completion in a new event loop."""
     runner = asyncio.Runner(loop_factory=loop_factory)
     try:
         with _defer_signals(signal.SIGINT, signal.SIGTERM):
@@ -19,18 +20,18 @@ def run_in_loop(work: Coroutine[Any, Any, T], loop_factory: Callable[[], asyncio
         return runner.run(work)
     finally:
         runner.close()
-        work.close()  # it may not have begun
+        work.close()  # it may not have started
 
 
 @contextmanager
 def _defer_signals(*numbers: signal.Signals) -> Iterator[None]:
-    """What comes meanwhile has its effect afterwards."""
-    came: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
+    """Hold signals back and deliver them afterwards."""
+    pending: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: pending.append(number)) for number in numbers}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    for one in came:
-        signal.raise_signal(one)
+    for pending_number in pending:
+        signal.raise_signal(pending_number)

@@ -1,4 +1,4 @@
-"""The command table. Only the chosen command's module is imported, so `bay --help` stays instant."""
+"""The entry point of `bay` and its command table. Imports only the chosen command's module, so `bay --help` stays instant."""
 
 from __future__ import annotations
 
@@ -12,40 +12,42 @@ from enginebay import __version__
 
 COMMANDS: dict[str, str] = {
     "run": "Answer one prompt in the terminal",
-    "chat": "Talk to a model, with history",
+    "chat": "Chat with a model in the terminal",
     "serve": "Serve models over the OpenAI-compatible API",
-    "batch": "Run a file of requests at full batching, resumable",
+    "batch": "Run a file of requests in batches, resumable",
     "models": "List, pull, show, verify and remove models",
     "engines": "List, install, remove and explain engines",
-    "bundle": "Make, verify and install offline bundles",
-    "keys": "Create, list and revoke API keys of the server",
+    "bundle": "Create, verify and install offline bundles",
+    "keys": "Create, list and revoke API keys",
     "ps": "Show a server's models: state, memory, requests, last switch",
-    "load": "Load a model of a running server",
-    "sleep": "Put a model of a running server to sleep",
-    "unload": "Unload a model of a running server",
+    "load": "Load a model on a running server",
+    "sleep": "Put a model on a running server to sleep",
+    "unload": "Unload a model from a running server",
     "switch": "Switch a running server from one model to another",
-    "switches": "Show the last model switches, phase by phase",
-    "adapters": "Add and remove LoRA adapters of a running server",
-    "logs": "Show the end of a model's log",
-    "reload": "Have a running server take in its changed configuration",
+    "switches": "Show recent model switches, phase by phase",
+    "adapters": "Add and remove LoRA adapters on a running server",
+    "logs": "Show the last lines of a model's log",
+    "reload": "Apply configuration changes to a running server",
     "top": "Watch a server's models live",
-    "experiment": "Measure engines, or a server that runs, under one load",
-    "choose": "Find the engine that serves a model best within an objective",
-    "presets": "List and explain settings for common purposes",
-    "results": "List, show, compare, aggregate and export runs",
-    "report": "Make a page of runs that opens offline",
+    "experiment": "Benchmark engines, or a running server, under one workload",
+    "choose": "Find the engine that serves a model best within an SLO",
+    "presets": "List and explain presets: settings for common purposes",
+    "results": "List, show, compare, aggregate and export benchmark runs",
+    "report": "Write benchmark runs as a self-contained HTML page",
     "config": "Validate and show the configuration",
-    "doctor": "Show what this host has and what is missing",
+    "doctor": "Check this host: what is installed, missing or broken",
     "completion": "Print the shell completion script",
 }
 
-# Which room a command's module is in; the rest are in `commands`.
-_ROOMS = {
-    **dict.fromkeys(("ps", "load", "sleep", "unload", "switch", "switches", "adapters", "logs", "reload", "top"), "admin"),
+# The subpackage of a command's module; the others are in `commands`.
+_SUBPACKAGES = {
+    **dict.fromkeys(
+        ("ps", "load", "sleep", "unload", "switch", "switches", "adapters", "logs", "reload", "top"), "admin"
+    ),
     **dict.fromkeys(("experiment", "choose", "results", "report"), "lab"),
 }
 
-# What other tools call it.
+# Names of these commands in other tools.
 _ALTERNATIVE_NAMES = {
     "bench": "experiment", "benchmark": "experiment", "generate": "run", "install": "engines install", "list": "models list",
     "ls": "models list", "pull": "models pull", "rm": "models remove", "start": "serve", "stop": "unload",
@@ -60,12 +62,12 @@ Commands:
 
 Options:
   --version  Print the version
-  --help     Show this page; `bay COMMAND --help` shows a command's own
+  --help     Show this help; `bay COMMAND --help` shows a command's help
 """
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of `bay`: gives back the exit code (0 fine, 1 failed, 2 bad usage, 130 Ctrl-C, 143 SIGTERM)."""
+    """Run `bay` and return its exit code (0 success, 1 failure, 2 bad usage, 130 Ctrl-C, 143 SIGTERM)."""
     args = sys.argv[1:] if argv is None else argv
     if args and args[0] == "help" and len(args) > 1 and args[1] in COMMANDS:
         args = [args[1], "--help"]
@@ -78,20 +80,20 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if args[0] not in COMMANDS:
         return _report_unknown_command(args[0])
-    return _run_command(args[0], ["--help" if one == "-h" else one for one in args[1:]])
+    return _run_command(args[0], ["--help" if arg == "-h" else arg for arg in args[1:]])
 
 
 def _report_unknown_command(name: str) -> int:
     from difflib import get_close_matches
 
     near = [_ALTERNATIVE_NAMES[name]] if name in _ALTERNATIVE_NAMES else get_close_matches(name, COMMANDS, n=1)
-    print(f"bay: there is no command {name!r}", file=sys.stderr)
-    print(f"     {f'did you mean `bay {near[0]}`?' if near else '`bay --help` lists them'}", file=sys.stderr)
+    print(f"bay: unknown command {name!r}", file=sys.stderr)
+    print(f"     {f'did you mean `bay {near[0]}`?' if near else '`bay --help` lists all commands'}", file=sys.stderr)
     return 2
 
 
 def _run_command(name: str, args: list[str]) -> int:
-    # Python may swallow a Ctrl-C that comes in the middle of an import; nothing has been started yet, so just leave.
+    # Python may swallow a Ctrl-C during an import. Nothing has started yet, so exit at once.
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     import typer
 
@@ -99,44 +101,44 @@ def _run_command(name: str, args: list[str]) -> int:
     from enginebay.cli.termination import EXIT_INTERRUPTED, TerminationHandler
     from enginebay.errors import EnginebayError
 
-    # Typer carries its own copy of click in newer versions: its exceptions are reached through the names it exports.
-    wrong_usage: Any = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
-    stopping = TerminationHandler()
+    # Newer versions of Typer vendor click, so its exceptions are found through the names that Typer exports.
+    click_exception: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+    termination = TerminationHandler()
     try:
         command = typer.main.get_command(import_command(name).app)
-        stopping.install()
+        termination.install()
         result = command.main(args=args, prog_name=f"bay {name}", standalone_mode=False)
-        return stopping.exit_code(result) if isinstance(result, int) else 0
+        return termination.exit_code(result) if isinstance(result, int) else 0
     except EnginebayError as error:
         return print_error(error)
     except typer.Exit as stop:
         return int(stop.exit_code)
-    except wrong_usage as error:
+    except click_exception as error:
         error.show()
         return 2
     except (KeyboardInterrupt, typer.Abort):
         print(file=sys.stderr)
-        return stopping.exit_code(EXIT_INTERRUPTED)
+        return termination.exit_code(EXIT_INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read our output has gone; the rest of it has nowhere to go, and that is no error of ours.
+        # The reader closed the pipe. Discard the rest of the output without a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return print_error(
-            EnginebayError(f"{where}{error.strerror or error}", "check that the place exists and may be written to")
+            EnginebayError(f"{where}{error.strerror or error}", "check that the path exists and is writable")
         )
     finally:
-        stopping.restore()
+        termination.restore()
 
 
 def import_command(name: str) -> Any:
     """Import the module of a command."""
-    return import_module(f"enginebay.cli.{_ROOMS.get(name, 'commands')}.{name}")
+    return import_module(f"enginebay.cli.{_SUBPACKAGES.get(name, 'commands')}.{name}")
 
 
 def run() -> None:
-    """The console script."""
+    """Run as the console script."""
     sys.exit(main())
 
 

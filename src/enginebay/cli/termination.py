@@ -1,19 +1,19 @@
-"""SIGTERM, as of `timeout`, a batch system or a container, taken like Ctrl-C: what was started is ended, and how to go on is said."""
+"""SIGTERM handling. As with Ctrl-C, a command cleans up and says how to resume."""
 
 from __future__ import annotations
 
 import signal
 from types import FrameType
 
-EXIT_INTERRUPTED, _EXIT_TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # exit codes, as a shell gives them
+EXIT_INTERRUPTED, _EXIT_TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # as shells report them
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came: the command is to end, even one that goes on after Ctrl-C."""
+    """SIGTERM arrived. Ends even a command that survives Ctrl-C."""
 
 
 class TerminationHandler:
-    """For the main thread. A command may have its own way with both signals."""
+    """Turns SIGTERM into an interrupt. Main thread only; a command may replace both handlers."""
 
     def __init__(self) -> None:
         self._terminated = False
@@ -24,14 +24,14 @@ class TerminationHandler:
 
     def _handle_sigterm(self, number: int, frame: FrameType | None) -> None:
         self._terminated = True
-        of_ctrl_c = signal.getsignal(signal.SIGINT)
-        if callable(of_ctrl_c) and of_ctrl_c is not signal.default_int_handler:
-            of_ctrl_c(number, frame)  # a loop that runs has one, which cancels what runs in it
+        sigint_handler = signal.getsignal(signal.SIGINT)
+        if callable(sigint_handler) and sigint_handler is not signal.default_int_handler:
+            sigint_handler(number, frame)  # asyncio's, which cancels the running task
         else:
             raise Terminated
 
     def exit_code(self, code: int) -> int:
-        """That of a command; Typer makes the same of every interrupt."""
+        """Return the exit code. Typer reports the same one for every interrupt."""
         return _EXIT_TERMINATED if self._terminated and code == EXIT_INTERRUPTED else code
 
     def restore(self) -> None:

@@ -1,0 +1,1 @@
+"""Configuration: read, merge, validate and show it."""

@@ -1,4 +1,4 @@
-"""The effective configuration, with where each value came from. Its YAML is a config again. Pure."""
+"""Renders the effective configuration with the origin of each value. The YAML is a valid config. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EntryTree = dict[str, Any]  # names to entries or to further trees
 
 
 def build_effective_tree(config: Config) -> EntryTree:
-    """Every value in force, nested as it would be written; defaults of the chosen engine included."""
+    """Build the tree of effective values, including defaults of the chosen engine."""
     tree: EntryTree = {
         name: config.entries.get(name, ConfigEntry(setting.default)) for name, setting in ROOT_KEYS.items()
     }
@@ -46,24 +46,26 @@ def build_effective_tree(config: Config) -> EntryTree:
 
 
 def to_yaml(config: Config) -> str:
-    """For a person: YAML with a comment on each value."""
+    """Render YAML with the origin of each value as a comment."""
     notes = {warning.key: warning.message for warning in config.warnings}
     return "\n".join(_format_lines(build_effective_tree(config), notes, "")) + "\n"
 
 
 def to_json(config: Config) -> dict[str, Any]:
-    """For a program: the values, the origin of each by its dotted place, and the warnings."""
+    """Return the values, their origins by dotted key, and the warnings."""
     tree = build_effective_tree(config)
     return {
         "file": None if config.path is None else str(config.path),
         "config": _to_plain_values(tree),
         "origins": dict(_iter_origins(tree)),
-        "warnings": [{"key": one.key, "message": one.message, "where": one.where} for one in config.warnings],
+        "warnings": [
+            {"key": warning.key, "message": warning.message, "where": warning.where} for warning in config.warnings
+        ],
     }
 
 
 def _collect_defaults(spec: EngineSpec, config: Config) -> dict[str, ConfigEntry]:
-    """What the chosen engine uses where nothing is set; universal settings that are set do not count as defaults."""
+    """Return the defaults of the chosen engine, except for universal settings that are set."""
     return {
         name: ConfigEntry(setting.default)
         for name, setting in spec.settings.items()
@@ -72,11 +74,11 @@ def _collect_defaults(spec: EngineSpec, config: Config) -> dict[str, ConfigEntry
 
 
 def _collect_section(section: str, config: Config) -> dict[str, ConfigEntry]:
-    """All that the server or the fleet goes by: each key with a value, set or not."""
+    """Return every key of `server:` or `fleet:` that has a value, set or default."""
     table, entries = SECTIONS[section].settings, config.section_entries.get(section, {})
-    given = {name: entry for name, entry in entries.items() if entry.value is not None}
+    explicit = {name: entry for name, entry in entries.items() if entry.value is not None}
     defaults = {name: ConfigEntry(setting.default) for name, setting in table.items() if setting.default is not None}
-    return {name: given.get(name) or defaults[name] for name in table if name in given or name in defaults}
+    return {name: explicit.get(name) or defaults[name] for name in table if name in explicit or name in defaults}
 
 
 def _flatten_block(block: EngineBlock) -> dict[str, ConfigEntry]:
@@ -118,7 +120,7 @@ def _format_lines(tree: EntryTree, notes: Mapping[str, str], indent: str) -> Ite
 
 
 def _format_flow(value: Any) -> str:
-    """One value on one line."""
+    """Format a value on one line."""
     text: str = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), allow_unicode=True, sort_keys=False)
     text = text.removesuffix("\n").removesuffix("\n...")
     return json.dumps(value, ensure_ascii=False) if "\n" in text else text

@@ -1,4 +1,4 @@
-"""A JSON schema of the config file, made from the tables that check it. Pure."""
+"""Builds the JSON schema of the config file from the key tables. Pure."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Schema = dict[str, Any]
 
 
 def build_json_schema(specs: Mapping[str, EngineSpec]) -> Schema:
-    words = ConfigKeys(specs)
-    top = _build_top_level(words)
+    known_keys = ConfigKeys(specs)
+    top = _build_top_level(known_keys)
     inner = {"$ref": "#/$defs/inference"}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -38,13 +38,14 @@ def build_json_schema(specs: Mapping[str, EngineSpec]) -> Schema:
         "additionalProperties": False,
         "properties": {**top, "inference": inner},
         "$defs": {
-            "inference": {**_build_object(top), "description": "The same keys as at the top level"},
+            "inference": {**_build_object(top), "description": "Same keys as at the top level"},
             "sampling": _nest_settings(SAMPLING_KEYS),
             "server": _nest_settings(SERVER_SECTION.settings),
             "fleet": _nest_settings(
-                FLEET_SECTION.settings, {"standby": _build_list(words.kinds_by_name, FLEET_SECTION.settings["standby"])}
+                FLEET_SECTION.settings,
+                {"standby": _build_list(known_keys.kinds_by_name, FLEET_SECTION.settings["standby"])},
             ),
-            "model": _build_model(words),
+            "model": _build_model(known_keys),
             **{f"engine_{kind}": _build_engine(spec) for kind, spec in specs.items()},
         },
     }
@@ -52,14 +53,14 @@ def build_json_schema(specs: Mapping[str, EngineSpec]) -> Schema:
 
 def _build_top_level(known_keys: ConfigKeys) -> dict[str, Schema]:
     plain = {
-        name: _build_engine_enum(known_keys) if name == "engine" else _convert_setting(one)
-        for name, one in ROOT_KEYS.items()
+        name: _build_engine_enum(known_keys) if name == "engine" else _convert_setting(setting)
+        for name, setting in ROOT_KEYS.items()
     }
     aliases = {alias: plain[name] for alias, name in ROOT_ALIASES.items()}
     moved = {name: _convert_setting(SAMPLING_KEYS[to]) for name, to in SAMPLING_ALIASES.items()}
     sampling: dict[str, Schema] = {name: {"$ref": "#/$defs/sampling"} for name in ("sampling", "decoder")}
     models: Schema = {"type": ["object", "null"], "additionalProperties": {"$ref": "#/$defs/model"}}
-    # engines may differ in what they take at the top level: any of their values is allowed here
+    # engines may accept different values at the top level: allow any of them
     shared = _nest_settings({name: _merge_settings(declared) for name, declared in known_keys.universal.items()})[
         "properties"
     ]
@@ -78,22 +79,22 @@ def _build_top_level(known_keys: ConfigKeys) -> dict[str, Schema]:
 
 
 def _build_experiment_lists(known_keys: ConfigKeys) -> dict[str, Schema]:
-    """A study's engines, and the grids of its sweep, which name keys of this schema with values to try."""
+    """Build the schemas of `engines` and `sweep`."""
     sweep = {**_convert_setting(EXPERIMENT_KEYS[SWEEP_KEY]), "items": {"type": "object"}}
     return {"engines": _build_list(known_keys.kinds_by_name, EXPERIMENT_KEYS["engines"]), SWEEP_KEY: sweep}
 
 
 def _merge_settings(declared: list[Setting]) -> Setting:
-    """One declaration that allows what any of the engines allows."""
-    types = dict.fromkeys(part for one in declared for part in one.type.split("|"))
-    lows, highs = [one.minimum for one in declared], [one.maximum for one in declared]
-    choices = dict.fromkeys(choice for one in declared for choice in one.choices)
+    """Merge declarations into one that allows what any of the engines allows."""
+    types = dict.fromkeys(part for setting in declared for part in setting.type.split("|"))
+    lows, highs = [setting.minimum for setting in declared], [setting.maximum for setting in declared]
+    choices = dict.fromkeys(choice for setting in declared for choice in setting.choices)
     return Setting(
         "|".join(types),
         declared[0].help,
         minimum=None if None in lows else min(low for low in lows if low is not None),
         maximum=None if None in highs else max(high for high in highs if high is not None),
-        choices=tuple(choices) if all(one.choices for one in declared) else (),
+        choices=tuple(choices) if all(setting.choices for setting in declared) else (),
     )
 
 
@@ -110,19 +111,19 @@ def _build_engine_enum(known_keys: ConfigKeys) -> Schema:
 
 
 def _build_list(names: Iterable[str], setting: Setting) -> Schema:
-    """A list of these names; text with commas in it is left to the loader."""
+    """Build a list schema of these names. Comma-separated text is left to the loader."""
     return {**_convert_setting(setting), "items": {"enum": [*names]}}
 
 
 def _build_model(known_keys: ConfigKeys) -> Schema:
-    plain = {name: _convert_setting(one) for name, one in MODEL_KEYS.items()}
+    plain = {name: _convert_setting(setting) for name, setting in MODEL_KEYS.items()}
     plain["engine"] = _build_engine_enum(known_keys)
     plain["fallback"] = _build_list(known_keys.kinds_by_name, MODEL_KEYS["fallback"])
     plain["fallback_on"] = _build_list(FALLBACK_TRIGGERS, MODEL_KEYS["fallback_on"])
     loras: Schema = {
         "type": ["object", "null"],
         "additionalProperties": {"type": "string"},
-        "description": "Adapter names and their paths",
+        "description": "Paths of LoRA adapters by name",
     }
     sampling: Schema = {"$ref": "#/$defs/sampling"}
     return _build_object(
@@ -137,21 +138,21 @@ def _build_model(known_keys: ConfigKeys) -> Schema:
 
 
 def _build_engine(spec: EngineSpec) -> Schema:
-    retired: dict[str, Schema] = {
+    retired_keys: dict[str, Schema] = {
         name: {
             "deprecated": True,
-            "description": f"{describe_retirement(spec.kind, one).capitalize()}; instead: {one.instead}",
+            "description": f"{describe_retirement(spec.kind, retired).capitalize()}; instead: {retired.instead}",
         }
-        for name, one in spec.retired.items()
+        for name, retired in spec.retired.items()
     }
     declared = {**SAMPLING_KEYS, TRUST_KEY: MODEL_KEYS[TRUST_KEY], **spec.settings}
-    return {**_nest_settings(declared, retired), "description": spec.summary}
+    return {**_nest_settings(declared, retired_keys), "description": spec.summary}
 
 
 def _nest_settings(settings: Mapping[str, Setting], further: Mapping[str, Schema] | None = None) -> Schema:
-    """Dotted names as objects within objects."""
+    """Convert dotted names to nested objects."""
     root = _build_object({})
-    leaves = {**{name: _convert_setting(one) for name, one in settings.items()}, **(further or {})}
+    leaves = {**{name: _convert_setting(setting) for name, setting in settings.items()}, **(further or {})}
     for dotted, leaf in leaves.items():
         *sections, name = dotted.split(".")
         current = root

@@ -1,4 +1,4 @@
-"""The points of a study: its engines and the changes of its sweep, without those that an engine cannot run."""
+"""Expands a study into points: each engine with the sweep changes that apply to it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from enginebay.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One engine with one choice of the swept values."""
+    """One engine with one set of swept values."""
 
-    engine: str  # a kind; "auto" where the config says so and nobody said what it stands for
-    changes: Mapping[str, Any]  # by dotted key, those for other engines left out
+    engine: str  # a kind, or an unresolved "auto"
+    changes: Mapping[str, Any]  # by dotted key, without those of other engines
     config: Config  # with this engine and these changes
 
     @property
@@ -33,7 +33,7 @@ class SweepPoint:
 
 @dataclass(frozen=True, slots=True)
 class DroppedPoint:
-    """A point that is not run, and why."""
+    """A skipped point, and why."""
 
     engine: str
     changes: Mapping[str, Any]
@@ -45,7 +45,7 @@ class DroppedPoint:
 
 
 def format_label(engine: str, changes: Mapping[str, Any]) -> str:
-    """Short and readable: `vllm max_num_seqs=32 batching.batch_size=8`."""
+    """Format a short label: `vllm max_num_seqs=32 batching.batch_size=8`."""
     named = {key.removeprefix(f"{engine}."): value for key, value in changes.items() if key != "engine"}
     texts = {key: value if isinstance(value, str) else json.dumps(value, default=str) for key, value in named.items()}
     return " ".join([engine, *(f"{key}={text}" for key, text in texts.items())])
@@ -61,49 +61,49 @@ def expand_points(
     specs: Mapping[str, EngineSpec] | None = None,
     auto: str | None = None,
 ) -> tuple[list[SweepPoint], list[DroppedPoint]]:
-    """The points to run, in the order of the sweep for each engine in turn, and those that are left out.
+    """Return the points to run, engine by engine in sweep order, and the skipped ones.
 
-    `specs`: what each engine can do, at its installed version where that is known. `auto`: the engine that auto stands
-    for here. Raises `ConfigError` for what is wrong on every engine.
+    `specs` are the engines' specs, at their installed versions if known. `auto` is the engine that auto resolves to.
+    Raises `ConfigError` for problems on every engine.
     """
     base = load_config(path, preset=preset, flags=flags, environ=environ, strict=strict, specs=specs)
-    words = ConfigKeys(base.specs)
+    known_keys = ConfigKeys(base.specs)
     swept = expand_sweep(base.experiment.sweep)
-    _check_flags(swept, flags, words)
-    wanted, dropped = _assign_changes(base, swept, words, auto)
+    _check_flags(swept, flags, known_keys)
+    assigned, dropped = _assign_changes(base, swept, known_keys, auto)
     kept: list[SweepPoint] = []
-    for engine, changes in wanted:
-        on_top = {**changes, "engine": engine}
-        found = validate_config(
-            path, preset=preset, flags=flags, changes=on_top, environ=environ, strict=strict, specs=base.specs
+    for engine, changes in assigned:
+        overrides = {**changes, "engine": engine}
+        result = validate_config(
+            path, preset=preset, flags=flags, changes=overrides, environ=environ, strict=strict, specs=base.specs
         )
-        reasons = [str(problem) for problem in found.problems] or _explain_no_effect(found.config, changes)
+        reasons = [str(problem) for problem in result.problems] or _explain_no_effect(result.config, changes)
         if reasons:
             dropped.append(DroppedPoint(engine, changes, tuple(reasons)))
         else:
-            kept.append(SweepPoint(engine, changes, found.config))
+            kept.append(SweepPoint(engine, changes, result.config))
     return kept, dropped
 
 
 def _assign_changes(
     base: Config, swept: list[dict[str, Any]], known_keys: ConfigKeys, auto: str | None
 ) -> tuple[list[tuple[str, dict[str, Any]]], list[DroppedPoint]]:
-    """Each engine with the changes that are meant for it, and what is left out because none of it is."""
-    where = [_resolve_engines(base, changes, known_keys, auto) for changes in swept]
-    wanted: list[tuple[str, dict[str, Any]]] = []
+    """Assign to each engine the changes that apply to it; return the rest as dropped."""
+    targets = [_resolve_engines(base, changes, known_keys, auto) for changes in swept]
+    assigned: list[tuple[str, dict[str, Any]]] = []
     dropped: list[DroppedPoint] = []
-    for engine in dict.fromkeys(kind for kinds in where for kind in kinds):
-        mine = [changes for changes, kinds in zip(swept, where, strict=True) if engine in kinds]
-        kept, lost = _select_changes(engine, mine, known_keys)
-        wanted += [(engine, changes) for changes in kept]
-        dropped += lost
-    return wanted, dropped
+    for engine in dict.fromkeys(kind for kinds in targets for kind in kinds):
+        candidates = [changes for changes, kinds in zip(swept, targets, strict=True) if engine in kinds]
+        kept, rejected = _select_changes(engine, candidates, known_keys)
+        assigned += [(engine, changes) for changes in kept]
+        dropped += rejected
+    return assigned, dropped
 
 
 def _select_changes(
     engine: str, swept: list[dict[str, Any]], known_keys: ConfigKeys
 ) -> tuple[list[dict[str, Any]], list[DroppedPoint]]:
-    """Its changes without those for other engines, each once; an engine to which none apply runs once as it is."""
+    """Return the engine's unique changes without those of other engines. If none apply, it runs once unchanged."""
     kept: dict[str, dict[str, Any]] = {}
     dropped: list[DroppedPoint] = []
     left = [_filter_changes(engine, changes, known_keys) for changes in swept]
@@ -123,14 +123,14 @@ def _select_changes(
 def _resolve_engines(
     base: Config, changes: Mapping[str, Any], known_keys: ConfigKeys, auto: str | None
 ) -> tuple[str, ...]:
-    """Where these changes are tried: on the engine they name, else on each one of the study."""
+    """Return the engines for these changes: the one they name, else all of the study."""
     swept = [value for key, value in changes.items() if _canonicalize_key(key, known_keys) == "engine"]
-    asked = [known_keys.resolve_kind(str(name)) or AUTO for name in swept] or base.list_study_engines()
-    return tuple(dict.fromkeys(auto if auto and kind == AUTO else kind for kind in asked))
+    kinds = [known_keys.resolve_kind(str(name)) or AUTO for name in swept] or base.list_study_engines()
+    return tuple(dict.fromkeys(auto if auto and kind == AUTO else kind for kind in kinds))
 
 
 def _filter_changes(engine: str, changes: Mapping[str, Any], known_keys: ConfigKeys) -> dict[str, Any]:
-    """Without the settings of other engines, and without the choice of the engine itself."""
+    """Drop settings of other engines, and `engine` itself."""
     return {
         key: value
         for key, value in changes.items()
@@ -140,32 +140,32 @@ def _filter_changes(engine: str, changes: Mapping[str, Any], known_keys: ConfigK
 
 
 def _find_owning_engine(key: str, known_keys: ConfigKeys) -> str | None:
-    """The engine whose block this key is in, also within a model."""
+    """Return the engine whose section this key is in, also within a model."""
     parts = _canonicalize_key(key, known_keys).split(".")
     within = parts[2] if parts[0] == "models" and len(parts) > 2 else parts[0]
     return known_keys.resolve_kind(within)
 
 
 def _canonicalize_key(key: str, known_keys: ConfigKeys) -> str:
-    """The key in its one spelling."""
+    """Return the canonical spelling of a key."""
     head, dot, rest = key.removeprefix("inference.").partition(".")
     if head in SAMPLING_ALIASES:
         return f"sampling.{SAMPLING_ALIASES[head]}"
-    one = "sampling" if head == "decoder" else ROOT_ALIASES.get(head) or known_keys.resolve_kind(head) or head
-    return f"{one}{dot}{rest}"
+    canonical = "sampling" if head == "decoder" else ROOT_ALIASES.get(head) or known_keys.resolve_kind(head) or head
+    return f"{canonical}{dot}{rest}"
 
 
 def _check_flags(swept: list[dict[str, Any]], flags: Mapping[str, Any], known_keys: ConfigKeys) -> None:
-    """A flag must not be undone by the sweep, nor the sweep by a flag."""
+    """Reject keys that are both swept and set by a flag. Raises `ConfigError`."""
     fixed = set(_iter_flag_keys(flags, "", known_keys))
     for key in dict.fromkeys(key for changes in swept for key in changes):
         if any(_keys_overlap(_canonicalize_key(key, known_keys), flag) for flag in fixed):
-            raise ConfigError(f"{key} is swept, and set by a flag too", "leave the flag out, or the key of the sweep")
+            raise ConfigError(f"{key} is swept and also set by a flag", "remove the flag, or the key from the sweep")
 
 
-def _keys_overlap(one: str, other: str) -> bool:
-    """Are they the same key, or one within the other?"""
-    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+def _keys_overlap(key: str, other: str) -> bool:
+    """Return whether the keys are equal or one contains the other."""
+    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
 
 
 def _iter_flag_keys(flags: Mapping[str, Any], prefix: str, known_keys: ConfigKeys) -> Iterator[str]:
@@ -177,6 +177,9 @@ def _iter_flag_keys(flags: Mapping[str, Any], prefix: str, known_keys: ConfigKey
 
 
 def _explain_no_effect(config: Config, changes: Mapping[str, Any]) -> list[str]:
-    """Changes that this engine takes and ignores: such points would be measured twice under different names."""
-    hit = [one for one in config.warnings if any(one.key == key or one.key.startswith(f"{key}.") for key in changes)]
-    return [f"{one.key}: {one.message}" for one in hit]
+    """Return why changes have no effect: such points would repeat another under a different label."""
+    return [
+        f"{warning.key}: {warning.message}"
+        for warning in config.warnings
+        if any(warning.key == key or warning.key.startswith(f"{key}.") for key in changes)
+    ]

@@ -1,0 +1,1 @@
+"""Checks that regexes and JSON schemas for guided output are safe to compile."""

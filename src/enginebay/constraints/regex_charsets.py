@@ -1,7 +1,7 @@
-"""Sets of characters as bit masks: small, and quick to join and to compare. Pure.
+"""Character sets as bit masks: small, and fast to join and compare. Pure.
 
-ASCII has a bit for each character. All others share the bits above, many characters to a bit: two sets that have a
-character in common always overlap, and two that have none may seem to, rarely.
+Each ASCII character has its own bit. All others share the bits above, many characters to a bit. Two sets with a common
+character always overlap; two disjoint sets may rarely seem to.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WORD_CHARS = DIGIT_CHARS | make_range_bits("a", "z") | make_range_bits("A", "Z")
 SPACE_CHARS = _make_mask(" \t\n\r\v\f")
 ANY_BUT_NEWLINE = ALL_CHARS & ~_make_mask("\n")
 
-# Some engines count letters of all scripts to \w, others do not: here they are in \w and in \W.
+# Engines disagree on whether \w contains non-ASCII letters, so both \w and \W contain them here.
 ESCAPED_CLASSES = {
     "d": DIGIT_CHARS,
     "w": WORD_CHARS | _BEYOND_ASCII,

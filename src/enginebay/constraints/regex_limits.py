@@ -1,14 +1,14 @@
-"""Is a regex fit to be compiled? Its length, its syntax, the size of its automaton, and repeats that explode.
+"""Checks that a regex is safe to compile: length, syntax, automaton size, and repeats that explode.
 
-One pass from left to right with a stack of open groups: linear time and no recursion, whatever is sent. What single
-engines lack beyond this (word borders, anchors inside a pattern, \\p{...}) they refuse themselves.
+One pass with a stack of open groups: linear time, no recursion. Engines themselves refuse what only they do not
+support (word boundaries, anchors inside a pattern, \\p{...}).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from enginebay.config.sections.server_section import ServerLimits
 from enginebay.constraints.regex_analysis import (
     COUNT_CAP,
     EMPTY,
@@ -30,26 +30,48 @@ from enginebay.constraints.regex_charsets import (
 from enginebay.errors import InvalidRequest, Unsupported
 from enginebay.util.limit_errors import format_limit_hint
 
-MAX_NESTING = 50  # groups within groups: engines parse them recursively
+MAX_NESTING = 50  # nested groups: engines parse them recursively
 _GROUP_KINDS = {
-    "?=": "a look-ahead", "?!": "a look-ahead", "?<": "a look-behind", "?P": "a back reference", "?(": "a condition",
+    "?=": "a lookahead", "?!": "a lookahead", "?<": "a lookbehind", "?P": "a backreference", "?(": "a conditional",
     "?>": "an atomic group", "?#": "a comment",
 }  # fmt: skip
-_MAX_EXPANDED_CHARS = 64  # characters up to which an exact repeat is kept written out
+_MAX_EXPANDED_CHARS = 64  # an exact repeat up to this length stays a literal sequence
 _ZERO_WIDTH = "bBAZz"
 _CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a", "0": "\0"}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
-def check_regex(pattern: object, limits: ServerLimits, param: str) -> None:
-    """Raises `InvalidRequest` or `Unsupported` when this regex must not reach an engine."""
+class ConstraintLimits(Protocol):
+    """The limits that apply to constraints."""
+
+    @property
+    def regex_chars(self) -> int: ...
+
+    @property
+    def regex_states(self) -> int: ...
+
+    @property
+    def choices(self) -> int: ...
+
+    @property
+    def schema_depth(self) -> int: ...
+
+    @property
+    def schema_nodes(self) -> int: ...
+
+    @property
+    def schema_bytes(self) -> int: ...
+
+
+def check_regex(pattern: object, limits: ConstraintLimits, param: str) -> None:
+    """Raise `InvalidRequest` or `Unsupported` if this regex must not reach an engine."""
     count_states(pattern, limits, param)
 
 
-def count_states(pattern: object, limits: ServerLimits, param: str) -> int:
-    """As `check_regex`; gives back about how many states the automaton has."""
+def count_states(pattern: object, limits: ConstraintLimits, param: str) -> int:
+    """Check like `check_regex`, and return the approximate number of automaton states."""
     if not isinstance(pattern, str):
-        raise InvalidRequest("the regex is not text", "give it as a string", param=param)
+        raise InvalidRequest("the regex is not a string", "send the regex as a string", param=param)
     if len(pattern) > limits.regex_chars:
         raise InvalidRequest(
             f"the regex is {len(pattern)} characters long, at most {limits.regex_chars} are allowed",
@@ -61,9 +83,7 @@ def count_states(pattern: object, limits: ServerLimits, param: str) -> int:
         number = f"{states}" if states < COUNT_CAP else f"over {COUNT_CAP}"
         raise InvalidRequest(
             f"the regex needs about {number} states, at most {limits.regex_states} are allowed",
-            format_limit_hint(
-                "regex_states", "use smaller repeat counts, above all where repeats stand within repeats"
-            ),
+            format_limit_hint("regex_states", "use smaller repeat counts, above all in nested repeats"),
             param=param,
         )
     return states
@@ -71,7 +91,7 @@ def count_states(pattern: object, limits: ServerLimits, param: str) -> int:
 
 @dataclass(slots=True)
 class _OpenGroup:
-    """A group that is still open: what it holds so far."""
+    """The contents so far of a group that is still open."""
 
     start: int
     branch_start: int
@@ -80,8 +100,8 @@ class _OpenGroup:
     has_duplicates: bool = False
     literal_branches: list[Masks] = field(default_factory=list)
     sequence: RegexPart = EMPTY  # of the current branch, without its last atom
-    masks: list[int] | None = field(default_factory=list)  # the same as a plain sequence; None: it is none
-    last: RegexPart | None = None  # that atom: a repeat may follow
+    masks: list[int] | None = field(default_factory=list)  # `sequence` as literals; None: not a literal sequence
+    last: RegexPart | None = None  # the last atom: a repeat may follow
     last_masks: Masks | None = None
 
     def add(self, part: RegexPart, masks: Masks | None) -> None:
@@ -114,7 +134,7 @@ class _OpenGroup:
             return part, None
         if len(self.literal_branches) == 1:
             return part, self.literal_branches[0]
-        return part, (part.first,) if all(len(one) == 1 for one in self.literal_branches) else None
+        return part, (part.first,) if all(len(branch) == 1 for branch in self.literal_branches) else None
 
 
 class _RegexScanner:
@@ -155,14 +175,14 @@ class _RegexScanner:
         begins_at = self.at - 1
         if len(self.groups) > MAX_NESTING:
             raise InvalidRequest(
-                f"the regex has groups nested more than {MAX_NESTING} deep", "flatten it", param=self.param
+                f"the regex nests groups more than {MAX_NESTING} deep", "flatten the groups", param=self.param
             )
         if self.next_is("?"):
             self.skip_group_prefix()
         self.groups.append(_OpenGroup(begins_at, self.at))
 
     def skip_group_prefix(self) -> None:
-        """Step over `?:`, `?P<name>` and `?<name>`; every other `(?` is refused."""
+        """Skip `?:`, `?P<name>` and `?<name>`; refuse every other `(?`."""
         start = self.pattern[self.at : self.at + 3]
         if start.startswith("?:"):
             self.at += 2
@@ -171,11 +191,11 @@ class _RegexScanner:
             opening = self.pattern.index("<", self.at)
             end = self.pattern.find(">", opening)
             if end < 0 or not self.pattern[opening + 1 : end].isidentifier():
-                raise self.make_syntax_error("a group without a proper name")
+                raise self.make_syntax_error("a group without a valid name")
             self.at = end + 1
             return
-        what = _GROUP_KINDS.get(start[:2], "an inline flag")
-        raise self.make_unsupported_error(f"{what} '({start}'", "a plain group")
+        kind = _GROUP_KINDS.get(start[:2], "an inline flag")
+        raise self.make_unsupported_error(f"{kind} '({start}'", "a plain group")
 
     def close_group(self) -> None:
         if len(self.groups) == 1:
@@ -185,13 +205,13 @@ class _RegexScanner:
         self.groups[-1].add(*group.build_part())
 
     def apply_repeat(self, char: str) -> None:
-        place = self.at - 1
+        position = self.at - 1
         group = self.groups[-1]
         low, high = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(char) or self.take_bounds()
         if group.last is None:
-            raise self.make_syntax_error("a repeat with nothing to repeat", place)
+            raise self.make_syntax_error("a repeat with nothing to repeat", position)
         if high is None:
-            self.check_unbounded_repeat(group.last, place)
+            self.check_unbounded_repeat(group.last, position)
             group.last = repeat_unbounded(group.last, low)
         else:
             group.last = repeat_bounded(group.last, low, high) if high else EMPTY
@@ -199,28 +219,28 @@ class _RegexScanner:
         is_short = low == high and masks is not None and low * len(masks) <= _MAX_EXPANDED_CHARS
         group.last_masks = masks * low if is_short and masks is not None else None
         if self.next_is("+"):
-            raise self.make_unsupported_error("a possessive repeat", "a plain one")
+            raise self.make_unsupported_error("a possessive repeat", "a plain repeat")
         if self.next_is("?"):
-            self.at += 1  # lazy: the set of matching texts is the same
+            self.at += 1  # a lazy repeat matches the same texts
         if self.next_is("*") or self.next_is("+") or self.next_is("?") or (self.next_is("{") and self.parse_bounds(1)):
-            raise self.make_syntax_error("two repeats after each other")
+            raise self.make_syntax_error("two consecutive repeats")
 
-    def check_unbounded_repeat(self, part: RegexPart, place: int) -> None:
+    def check_unbounded_repeat(self, part: RegexPart, position: int) -> None:
         if part.nullable:
             raise InvalidRequest(
-                f"the regex repeats without end, at place {place}, what may be empty",
-                "let it match at least one character: instead of (a*)* write a*",
+                f"the regex has an unbounded repeat at position {position} whose content may be empty",
+                "make it match at least one character: write a* instead of (a*)*",
                 param=self.param,
             )
         if part.is_ambiguous or part.tail & part.first:
             raise InvalidRequest(
-                f"the regex repeats without end, at place {place}, what can be divided in many ways",
-                "repeat once, a+ instead of (a+)+, or end each round with a character of its own, as in (a+,)+",
+                f"the regex has an unbounded repeat at position {position} that can split a text in many ways",
+                "write a+ instead of (a+)+, or end each repetition with a separator, as in (a+,)+",
                 param=self.param,
             )
 
     def parse_bounds(self, offset: int = 0) -> tuple[int, int | None, int] | None:
-        """`m,}`, `m}`, `,n}` or `m,n}` from here on, and where it ends; None: the brace is a plain character."""
+        """Parse `m,}`, `m}`, `,n}` or `m,n}`. Return low, high and the end, or None if the brace is a literal."""
         begin = self.at + offset
         end = self.pattern.find("}", begin, begin + 64)
         low, comma, high = self.pattern[begin : max(end, begin)].partition(",")
@@ -229,11 +249,11 @@ class _RegexScanner:
         return int(low or 0), int(high) if high else None if comma else int(low), end + 1
 
     def take_bounds(self) -> tuple[int, int | None]:
-        found = self.parse_bounds()
-        assert found is not None
-        low, high, self.at = found
+        bounds = self.parse_bounds()
+        assert bounds is not None
+        low, high, self.at = bounds
         if high is not None and low > high:
-            raise self.make_syntax_error(f"the repeat {{{low},{high}}}")
+            raise self.make_syntax_error(f"the invalid repeat {{{low},{high}}}")
         return low, high
 
     def scan_escape(self) -> None:
@@ -243,14 +263,14 @@ class _RegexScanner:
             group.add(EMPTY, None)
             return
         if char in "123456789k":
-            raise self.make_unsupported_error(f"the back reference '\\{char}'", "the referenced part written out")
+            raise self.make_unsupported_error(f"the backreference '\\{char}'", "a copy of the referenced part")
         mask = (
             ESCAPED_CLASSES.get(char) or self.scan_property_class(char) or make_char_bit(self.scan_escaped_char(char))
         )
         group.add(match_char(mask), (mask,))
 
     def scan_property_class(self, char: str) -> int:
-        """`\\p{...}`, taken as every character: which ones it means is the engine's affair."""
+        """Scan `\\p{...}`. It counts as every character, since engines define its contents."""
         if char not in "pP":
             return 0
         end = self.pattern.find("}", self.at)
@@ -268,9 +288,9 @@ class _RegexScanner:
             try:
                 return chr(int(digits, 16)) if len(digits) == _HEX_DIGITS[char] and digits.isalnum() else chr(-1)
             except (ValueError, OverflowError):
-                raise self.make_syntax_error(f"'\\{char}{digits}'") from None
+                raise self.make_syntax_error(f"the invalid escape '\\{char}{digits}'") from None
         if char.isalnum():
-            raise self.make_unsupported_error(f"'\\{char}'", "the characters themselves")
+            raise self.make_unsupported_error(f"the escape '\\{char}'", "literal characters")
         return char
 
     def scan_char_class(self) -> int:
@@ -287,7 +307,7 @@ class _RegexScanner:
         return ALL_CHARS & ~mask if negated else mask
 
     def scan_class_item(self) -> int:
-        """One character, one escaped class, or a range."""
+        """Scan one character, one escaped class, or a range."""
         low = self.scan_class_char()
         if isinstance(low, int):
             return low
@@ -298,13 +318,13 @@ class _RegexScanner:
         if isinstance(high, int):
             return make_char_bit(low) | make_char_bit("-") | high
         if ord(low) > ord(high):
-            raise self.make_syntax_error(f"the range {low}-{high}")
+            raise self.make_syntax_error(f"the invalid range {low}-{high}")
         return make_range_bits(low, high)
 
     def scan_class_char(self) -> str | int:
         char = self.next_char()
         if char == "[" and self.next_is(":"):
-            raise self.make_unsupported_error("a POSIX class '[:'", "\\d, \\w, \\s or the characters themselves")
+            raise self.make_unsupported_error("a POSIX class '[:'", "\\d, \\w, \\s or literal characters")
         if char != "\\":
             return char
         escaped = self.next_char()
@@ -314,16 +334,19 @@ class _RegexScanner:
 
     def next_char(self) -> str:
         if self.at >= len(self.pattern):
-            raise self.make_syntax_error("a backslash at the end")
+            raise self.make_syntax_error("a trailing backslash")
         self.at += 1
         return self.pattern[self.at - 1]
 
     def next_is(self, char: str) -> bool:
         return self.pattern[self.at : self.at + 1] == char
 
-    def make_syntax_error(self, what: str, place: int | None = None) -> InvalidRequest:
-        where = self.at if place is None else place
-        return InvalidRequest(f"the regex has {what} at place {where}", "correct the regex", param=self.param)
+    def make_syntax_error(self, problem: str, position: int | None = None) -> InvalidRequest:
+        if position is None:
+            position = self.at
+        return InvalidRequest(f"the regex has {problem} at position {position}", "correct the regex", param=self.param)
 
-    def make_unsupported_error(self, what: str, instead: str) -> Unsupported:
-        return Unsupported(f"a regex with {what} cannot guide an answer", f"use {instead}", param=self.param)
+    def make_unsupported_error(self, feature: str, alternative: str) -> Unsupported:
+        return Unsupported(
+            f"the regex uses {feature}, which is not supported", f"use {alternative} instead", param=self.param
+        )

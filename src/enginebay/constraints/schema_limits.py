@@ -1,18 +1,16 @@
-"""Is a JSON schema fit to be compiled? Its size, its references, its patterns, its counts.
+"""Checks that a JSON schema is safe to compile: size, references, patterns and counts.
 
-Nothing here is recursive: a schema of any depth is measured, and refused, without reaching Python's own limit. The
-walk ends as soon as the size is over the limit, so it costs no more than a schema that is allowed.
+Nothing here is recursive, so a schema of any depth is refused without hitting Python's recursion limit. The walk stops
+once the size exceeds the limit, so an oversized schema costs no more than an allowed one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
-from enginebay.config.sections.server_section import ServerLimits
-from enginebay.constraints.regex_limits import count_states
+from enginebay.constraints.regex_limits import ConstraintLimits, count_states
 from enginebay.errors import InvalidRequest, RequestError
 from enginebay.util.limit_errors import format_limit_hint
 
@@ -25,7 +23,7 @@ _SINGLE_KEYWORDS = (
 )  # fmt: skip
 _LIST_KEYWORDS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _MAPPING_KEYWORDS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-# Those that speak of the value itself, not of something within it. A circle through these alone never ends.
+# In-place applicators: they apply to the same value, not to a part of it. A cycle through these alone never ends.
 _IN_PLACE_SINGLE = ("not", "if", "then", "else")
 _IN_PLACE_LIST = ("allOf", "anyOf", "oneOf")
 _IN_PLACE_MAPPING = ("dependentSchemas",)
@@ -35,58 +33,52 @@ _OTHER_REFERENCES = ("$dynamicRef", "$recursiveRef")
 _SET_FACTOR = 4
 
 _Schema = dict[str, Any]
-_SchemaPath = tuple[Any, str]  # the place above, and the step from there; joined to text only for a message
+_SchemaPath = tuple[Any, str]  # the parent path and one step; joined to text only for a message
 
 
-def check_schema(schema: Any, limits: ServerLimits, param: str) -> None:
-    """Raises `InvalidRequest` or `Unsupported` when this schema must not reach an engine. `schema`: decoded JSON."""
+def check_schema(schema: Any, limits: ConstraintLimits, param: str) -> None:
+    """Raise `InvalidRequest` or `Unsupported` if this schema must not reach an engine. `schema`: decoded JSON."""
     if schema is True:
         return
     if not isinstance(schema, dict):
-        raise InvalidRequest("the schema is not a JSON object", "give a schema such as {}", param=param)
-    _check_size(schema, limits, param)
+        raise InvalidRequest("the schema is not a JSON object", "send a schema such as {}", param=param)
+    _check_size(schema, limits.schema_depth, limits.schema_nodes, limits.schema_bytes, param)
     _SchemaChecker(schema, limits, param).check()
 
 
-def check_schema_set(schemas: Sequence[Any], limits: ServerLimits, param: str) -> None:
-    """Several schemas of one request: together they may be a few times as large as one."""
-    widened = replace(
-        limits,
-        schema_nodes=_SET_FACTOR * limits.schema_nodes,
-        schema_bytes=_SET_FACTOR * limits.schema_bytes,
-        schema_depth=10**9,
-    )
-    _check_size({"allOf": list(schemas)}, widened, param)
+def check_schema_set(schemas: Sequence[Any], limits: ConstraintLimits, param: str) -> None:
+    """Check the total size of a request's schemas, which may be `_SET_FACTOR` times that of one schema."""
+    max_nodes, max_bytes = _SET_FACTOR * limits.schema_nodes, _SET_FACTOR * limits.schema_bytes
+    _check_size({"allOf": list(schemas)}, 10**9, max_nodes, max_bytes, param)
 
 
-def _check_size(schema: _Schema, limits: ServerLimits, param: str) -> None:
+def _check_size(schema: _Schema, max_depth: int, max_nodes: int, max_bytes: int, param: str) -> None:
     nodes, size, depth = 0, 0, 0
-    waiting: list[tuple[Any, int]] = [(schema, 1)]
-    while waiting and size <= limits.schema_bytes:
-        value, level = waiting.pop()
+    pending: list[tuple[Any, int]] = [(schema, 1)]
+    while pending and size <= max_bytes:
+        value, level = pending.pop()
         nodes += 1
         size += _estimate_json_bytes(value)
         if isinstance(value, (dict, list)):
             depth = max(depth, level)
-            if size <= limits.schema_bytes:
+            if size <= max_bytes:
                 children = value.values() if isinstance(value, dict) else value
-                waiting.extend((child, level + 1) for child in children)
-    cut = "at least " if size > limits.schema_bytes else ""  # what came after was not looked at
-    for what, found, setting, instead in (
-        ("levels deep", depth, "schema_depth", "move inner parts to $defs and refer to them"),
-        ("values long", nodes, "schema_nodes", "leave out what the answer does not need"),
-        ("bytes long", size, "schema_bytes", "leave out what the answer does not need"),
+                pending.extend((child, level + 1) for child in children)
+    bound = "at least " if size > max_bytes else ""  # the rest was not counted
+    for unit, count, maximum, setting, advice in (
+        ("nested levels", depth, max_depth, "schema_depth", "move inner parts to $defs and refer to them"),
+        ("values", nodes, max_nodes, "schema_nodes", "remove parts that the output does not need"),
+        ("bytes", size, max_bytes, "schema_bytes", "remove parts that the output does not need"),
     ):
-        allowed = getattr(limits, setting)
-        if found > allowed:
+        if count > maximum:
             raise InvalidRequest(
-                f"the schema is {cut}{found} {what}, at most {allowed} are allowed", format_limit_hint(setting, instead),
+                f"the schema has {bound}{count} {unit}, at most {maximum} are allowed", format_limit_hint(setting, advice),
                 param=param,
             )  # fmt: skip
 
 
 def _estimate_json_bytes(value: Any) -> int:
-    """About what a value takes in compact JSON, without what is in it; names count to the object they are in."""
+    """Return the approximate size of a value in compact JSON, without its children; an object includes its keys."""
     if isinstance(value, str):
         return len(value) + 2 if value.isascii() else len(value.encode("utf-8", "surrogatepass")) + 2
     if isinstance(value, dict):
@@ -94,72 +86,71 @@ def _estimate_json_bytes(value: Any) -> int:
     if isinstance(value, list):
         return 1 + max(len(value), 1)
     if isinstance(value, int) and not isinstance(value, bool):
-        return value.bit_length() // 3 + 1  # never `str`, which takes long for a huge number
+        return value.bit_length() // 3 + 1  # `str` is slow for huge numbers
     return len(repr(value)) if isinstance(value, float) else 4
 
 
 class _SchemaChecker:
-    """Goes through every schema within the schema, and through those that only a reference reaches."""
+    """Walks every subschema, including those that only a reference reaches."""
 
-    def __init__(self, schema: _Schema, limits: ServerLimits, param: str) -> None:
+    def __init__(self, schema: _Schema, limits: ConstraintLimits, param: str) -> None:
         self.root = schema
         self.limits = limits
         self.param = param
         self.states = 0
         self.pending: list[tuple[Any, _SchemaPath | None]] = [(schema, None)]
-        self.in_place: dict[
-            int, tuple[list[_Schema], _SchemaPath | None]
-        ] = {}  # by identity: applied to the same value
+        # By id(schema): the schemas it applies in place, and its path.
+        self.in_place: dict[int, tuple[list[_Schema], _SchemaPath | None]] = {}
 
     def check(self) -> None:
         while self.pending:
-            schema, place = self.pending.pop()
+            schema, path = self.pending.pop()
             if isinstance(schema, bool) or id(schema) in self.in_place:
                 continue
             if not isinstance(schema, dict):
-                raise self.make_schema_error("is not a schema", place)
-            self.in_place[id(schema)] = (list(self.iter_in_place_schemas(schema, place)), place)
-            self.check_values(schema, place)
-            self.pending += self.iter_subschemas(schema, place)
+                raise self.make_schema_error("is not a schema", path)
+            self.in_place[id(schema)] = (list(self.iter_in_place_schemas(schema, path)), path)
+            self.check_values(schema, path)
+            self.pending += self.iter_subschemas(schema, path)
         self.check_cycles()
 
-    def iter_subschemas(self, schema: _Schema, place: _SchemaPath | None) -> Iterator[tuple[Any, _SchemaPath]]:
-        """The schemas directly inside this one."""
+    def iter_subschemas(self, schema: _Schema, path: _SchemaPath | None) -> Iterator[tuple[Any, _SchemaPath]]:
+        """Yield the schemas directly inside this one."""
         for keyword in _SINGLE_KEYWORDS:
             if keyword in schema and not (keyword in _LIST_KEYWORDS and isinstance(schema[keyword], list)):
-                yield schema[keyword], (place, keyword)
+                yield schema[keyword], (path, keyword)
         for keyword in _LIST_KEYWORDS:
             if keyword in schema and (keyword not in _SINGLE_KEYWORDS or isinstance(schema[keyword], list)):
-                here = (place, keyword)
+                here = (path, keyword)
                 members = self.expect_type(schema[keyword], list, "a list of schemas", here)
                 yield from ((member, (here, str(number))) for number, member in enumerate(members))
         for keyword in _MAPPING_KEYWORDS:
             if keyword in schema:
-                here = (place, keyword)
+                here = (path, keyword)
                 named = self.expect_type(schema[keyword], dict, "an object of schemas", here)
                 yield from ((member, (here, name)) for name, member in named.items())
 
-    def iter_in_place_schemas(self, schema: _Schema, place: _SchemaPath | None) -> Iterator[_Schema]:
-        """The schemas that this one applies to the very same value."""
+    def iter_in_place_schemas(self, schema: _Schema, path: _SchemaPath | None) -> Iterator[_Schema]:
+        """Yield the schemas that this one applies to the same value."""
         if "$ref" in schema:
-            target = self.resolve_reference(schema["$ref"], (place, "$ref"))
-            self.pending.append((target, (place, "$ref")))
+            target = self.resolve_reference(schema["$ref"], (path, "$ref"))
+            self.pending.append((target, (path, "$ref")))
             if isinstance(target, dict):
                 yield target
         members: list[Any] = [schema.get(keyword) for keyword in _IN_PLACE_SINGLE]
         for keyword in _IN_PLACE_LIST:
-            found = schema.get(keyword)
-            members += found if isinstance(found, list) else []
+            listed = schema.get(keyword)
+            members += listed if isinstance(listed, list) else []
         for keyword in _IN_PLACE_MAPPING:
-            found = schema.get(keyword)
-            members += found.values() if isinstance(found, dict) else []
+            named = schema.get(keyword)
+            members += named.values() if isinstance(named, dict) else []
         yield from (member for member in members if isinstance(member, dict))
 
-    def resolve_reference(self, reference: Any, place: _SchemaPath) -> Any:
+    def resolve_reference(self, reference: Any, path: _SchemaPath) -> Any:
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-            shown = repr(reference)[:60] if isinstance(reference, str) else "no text"
+            shown = repr(reference)[:60] if isinstance(reference, str) else "not a string"
             raise self.make_schema_error(
-                f"is {shown}, only references within the schema are followed", place, "write it as #/$defs/NAME"
+                f"is {shown}, but only references within the schema are supported", path, "write it as #/$defs/NAME"
             )
         target: Any = self.root
         for step in reference.split("/")[1:]:
@@ -169,111 +160,111 @@ class _SchemaChecker:
             elif isinstance(target, list) and name.isascii() and name.isdigit() and int(name[:9]) < len(target):
                 target = target[int(name[:9])]
             else:
-                raise self.make_schema_error(f"points to {reference[:60]!r}, which is not there", place)
+                raise self.make_schema_error(f"points to {reference[:60]!r}, which does not exist", path)
         if not isinstance(target, (dict, bool)):
-            raise self.make_schema_error(f"points to {reference[:60]!r}, which is not a schema", place)
+            raise self.make_schema_error(f"points to {reference[:60]!r}, which is not a schema", path)
         return target
 
-    def check_values(self, schema: _Schema, place: _SchemaPath | None) -> None:
-        """Keywords that hold plain values."""
+    def check_values(self, schema: _Schema, path: _SchemaPath | None) -> None:
+        """Check the keywords that hold plain values."""
         for keyword in _OTHER_REFERENCES:
             if keyword in schema:
-                raise self.make_schema_error("is not followed", (place, keyword), "use $ref")
+                raise self.make_schema_error("is not supported", (path, keyword), "use $ref")
         if "type" in schema:
-            self.check_type_names(schema["type"], (place, "type"))
+            self.check_type_names(schema["type"], (path, "type"))
         if "enum" in schema:
-            here = (place, "enum")
-            found = len(self.expect_type(schema["enum"], list, "a list of values", here))
-            if found > self.limits.choices:
-                what = f"has {found} values, at most {self.limits.choices} are allowed"
-                raise self.make_schema_error(what, here, format_limit_hint("choices", "use fewer"))
-            if not found:
-                raise self.make_schema_error("has no values, so nothing could be answered", here)
+            here = (path, "enum")
+            count = len(self.expect_type(schema["enum"], list, "a list of values", here))
+            if count > self.limits.choices:
+                problem = f"has {count} values, at most {self.limits.choices} are allowed"
+                raise self.make_schema_error(problem, here, format_limit_hint("choices", "use fewer"))
+            if not count:
+                raise self.make_schema_error("has no values, so no output can match", here)
         if "required" in schema:
-            here = (place, "required")
+            here = (path, "required")
             if not all(
                 isinstance(name, str) for name in self.expect_type(schema["required"], list, "a list of names", here)
             ):
                 raise self.make_schema_error("is not a list of names", here)
         for keyword in _COUNTS:
             if keyword in schema:
-                self.check_count(schema[keyword], (place, keyword))
+                self.check_count(schema[keyword], (path, keyword))
         if "pattern" in schema:
-            self.check_pattern(schema["pattern"], (place, "pattern"))
+            self.check_pattern(schema["pattern"], (path, "pattern"))
         if isinstance(schema.get("patternProperties"), dict):
             for pattern in schema["patternProperties"]:
-                self.check_pattern(pattern, (place, "patternProperties"))
+                self.check_pattern(pattern, (path, "patternProperties"))
 
-    def check_type_names(self, given: Any, place: _SchemaPath) -> None:
-        names = given if isinstance(given, list) else [given]
+    def check_type_names(self, value: Any, path: _SchemaPath) -> None:
+        names = value if isinstance(value, list) else [value]
         unknown = [name for name in names if not isinstance(name, str) or name not in JSON_TYPES]
         if unknown or not names:
-            shown = repr(unknown[0])[:60] if unknown and isinstance(unknown[0], str) else "no type's name"
-            raise self.make_schema_error(f"is {shown}, known are {', '.join(JSON_TYPES)}", place)
+            shown = repr(unknown[0])[:60] if unknown and isinstance(unknown[0], str) else "not a type name"
+            raise self.make_schema_error(f"is {shown}, expected one of {', '.join(JSON_TYPES)}", path)
 
-    def check_count(self, given: Any, place: _SchemaPath) -> None:
-        """Engines write counts out state by state, as they do with repeats in a regex."""
-        is_whole = isinstance(given, int) or (isinstance(given, float) and given.is_integer())
-        if isinstance(given, bool) or not is_whole or given < 0:
-            raise self.make_schema_error("is not a whole number from 0 on", place)
-        if given > self.limits.regex_states:
-            shown = f"{int(given)}" if given < 10**15 else f"over {10**15}"
-            what = f"is {shown}, at most {self.limits.regex_states} is allowed"
-            raise self.make_schema_error(what, place, format_limit_hint("regex_states", "leave it out"))
+    def check_count(self, count: Any, path: _SchemaPath) -> None:
+        """Check a count, which engines expand state by state like a repeat in a regex."""
+        is_integer = isinstance(count, int) or (isinstance(count, float) and count.is_integer())
+        if isinstance(count, bool) or not is_integer or count < 0:
+            raise self.make_schema_error("is not a non-negative integer", path)
+        if count > self.limits.regex_states:
+            shown = f"{int(count)}" if count < 10**15 else f"over {10**15}"
+            problem = f"is {shown}, the maximum is {self.limits.regex_states}"
+            raise self.make_schema_error(problem, path, format_limit_hint("regex_states", "leave it out"))
 
-    def check_pattern(self, given: Any, place: _SchemaPath) -> None:
+    def check_pattern(self, pattern: Any, path: _SchemaPath) -> None:
         try:
-            self.states += count_states(given, self.limits, self.param)
+            self.states += count_states(pattern, self.limits, self.param)
         except RequestError as error:
-            raise type(error)(f"{_format_path(place)}: {error.message}", error.hint, param=self.param) from None
+            raise type(error)(f"{_format_path(path)}: {error.message}", error.hint, param=self.param) from None
         if self.states > self.limits.regex_states:
             raise InvalidRequest(
-                f"the patterns of the schema need {self.states} states together, "
+                f"the schema's patterns need {self.states} states in total, "
                 f"at most {self.limits.regex_states} are allowed",
                 format_limit_hint("regex_states", "use fewer or simpler patterns"),
                 param=self.param,
             )
 
     def check_cycles(self) -> None:
-        """Refuse a schema that stands for itself: going round leads to no value. Through properties or items it may."""
+        """Refuse cycles of in-place schemas, which no value satisfies. Cycles through properties or items are fine."""
         done: set[int] = set()
-        for start, (_, place) in self.in_place.items():
-            path: list[tuple[int, Iterator[_Schema]]] = []
-            on_path: set[int] = set()
+        for start, (_, path) in self.in_place.items():
+            stack: list[tuple[int, Iterator[_Schema]]] = []
+            on_stack: set[int] = set()
             upcoming: int | None = start if start not in done else None
-            while upcoming is not None or path:
+            while upcoming is not None or stack:
                 if upcoming is not None:
-                    path.append((upcoming, iter(self.in_place[upcoming][0])))
-                    on_path.add(upcoming)
-                following = next(path[-1][1], None)
+                    stack.append((upcoming, iter(self.in_place[upcoming][0])))
+                    on_stack.add(upcoming)
+                following = next(stack[-1][1], None)
                 upcoming = None if following is None else id(following)
-                if upcoming in on_path:
+                if upcoming in on_stack:
                     raise self.make_schema_error(
-                        "refers to itself without end", place, "recur through properties or items"
+                        "refers to itself endlessly", path, "recurse through properties or items"
                     )
                 if upcoming is None:
-                    finished, _ = path.pop()
-                    on_path.remove(finished)
+                    finished, _ = stack.pop()
+                    on_stack.remove(finished)
                     done.add(finished)
                 elif upcoming in done:
                     upcoming = None
 
-    def expect_type(self, value: Any, kind: type, what: str, place: _SchemaPath) -> Any:
+    def expect_type(self, value: Any, kind: type, expected: str, path: _SchemaPath) -> Any:
         if not isinstance(value, kind):
-            raise self.make_schema_error(f"is not {what}", place)
+            raise self.make_schema_error(f"is not {expected}", path)
         return value
 
     def make_schema_error(
-        self, what: str, place: _SchemaPath | None, hint: str = "correct the schema"
+        self, problem: str, path: _SchemaPath | None, hint: str = "correct the schema"
     ) -> InvalidRequest:
-        return InvalidRequest(f"in the schema, {_format_path(place)} {what}", hint, param=self.param)
+        return InvalidRequest(f"in the schema, {_format_path(path)} {problem}", hint, param=self.param)
 
 
-def _format_path(place: _SchemaPath | None) -> str:
-    """The place as a JSON pointer, cut to what a person reads."""
+def _format_path(path: _SchemaPath | None) -> str:
+    """Return the path as a JSON pointer, shortened for a message."""
     steps: list[str] = []
-    while place is not None:
-        place, step = place
+    while path is not None:
+        path, step = path
         steps.append(step[:40])
     text = "/".join(["#", *reversed(steps)])
     return text if len(text) <= 120 else f"{text[:57]}...{text[-60:]}"

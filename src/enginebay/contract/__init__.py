@@ -1,4 +1,9 @@
-"""The engine contract: frozen data and two interfaces, with no third-party imports."""
+"""The engine contract: frozen data and interfaces, with no third-party imports.
+
+Engines written for earlier versions may import the names in `DEPRECATED_NAMES`; they are aliases.
+"""
+
+from typing import Any
 
 from enginebay.contract.engine_interface import Engine, HasMeter, Sink, SupportsLora, SupportsSleep, SupportsStats
 from enginebay.contract.engine_messages import (
@@ -40,7 +45,23 @@ from enginebay.contract.sampling_parameters import (
 )
 from enginebay.contract.sampling_parser import parse_sampling
 
+DEPRECATED_NAMES = {
+    "Sleeps": "SupportsSleep",
+    "TakesAdapters": "SupportsLora",
+    "TellsStats": "SupportsStats",
+    "read_sampling": "parse_sampling",
+    "requested": "collect_requested_parameters",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in DEPRECATED_NAMES:
+        return globals()[DEPRECATED_NAMES[name]]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
+    "DEPRECATED_NAMES",
     "NEUTRAL",
     "RANGES",
     "Capability",

@@ -20,11 +20,11 @@ from enginebay.meters.sample import Absent, Meter
 
 
 class Sink(Protocol):
-    """Where an engine puts what it made. Any thread may call it; it never blocks and never raises.
+    """Receives an engine's output. Any thread may call it; it never blocks and never raises.
 
-    For each request: `accepted` once, then `token`s, then `finish` once for each choice; or `error` once, at any time.
-    Nothing leaves before `flush`: call it after each engine step, or after each token where steps cannot be seen.
-    What is put for a request that has ended (cancelled, finished) is ignored.
+    Per request: `accepted` once, then `token`s, then `finish` once per choice; or `error` once, at any time.
+    Nothing is sent before `flush`: call it after each engine step, or after each token if steps are not visible.
+    Output for a request that has ended (cancelled, finished) is ignored.
     """
 
     def accepted(self, number: int, prompt_tokens: int, cached_tokens: int = 0) -> None: ...
@@ -43,21 +43,24 @@ class Sink(Protocol):
     ) -> None: ...
 
     def usage(self, number: int, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> None:
-        """Before the last `finish`, from engines whose tokens have no ids here: their own count is the one that holds."""
+        """Report token counts before the last `finish`. Only for engines whose output has no token ids."""
 
     def error(self, number: int, error: EnginebayError) -> None: ...
 
     def flush(self, ends_step: bool = True) -> None:
-        """What was put leaves now. `ends_step`: with it everything is put that the engine computed together; what that took
-        is divided among those it was put for. Engines that flush single tokens may leave it."""
+        """Send the output so far.
+
+        `ends_step`: the output of a whole engine step is complete, and its energy is divided among its requests.
+        Engines that flush single tokens may ignore it.
+        """
 
 
 class Engine(Protocol):
     """One loaded model. Created in the worker's main thread, before any other thread exists.
 
-    `submit` and `cancel` return at once and are called from one thread; `submit` may raise a `RequestError`.
-    After `cancel` the engine stops computing the request within a step; nothing more needs to be put for it.
-    Requests hold token ids only, and only parameters that the spec does not refuse.
+    `submit` and `cancel` return at once and are called by one thread at a time; `submit` may raise a `RequestError`.
+    After `cancel` the engine stops computing the request within a step and need not report its end.
+    Requests contain only token ids, and only parameters that the spec does not refuse.
     """
 
     def __init__(self, load: Load) -> None: ...
@@ -78,21 +81,21 @@ class Engine(Protocol):
     def tokenize(self, text: str, add_special: bool) -> list[int]: ...
 
     def running(self) -> int:
-        """Requests the engine is computing or holding, cancelled ones not counted."""
+        """Return the number of running and queued requests, without cancelled ones."""
         ...
 
     def close(self) -> None: ...
 
 
-# What an engine may have beyond `Engine`.
+# Optional protocols of an engine.
 
 
 @runtime_checkable
 class SupportsSleep(Protocol):
-    """Frees device memory and gets it back. Called while no request runs, by one thread at a time; may take seconds.
+    """Frees device memory and restores it. Called while no request runs, by one thread at a time; may take seconds.
 
-    Level 1 keeps the weights in RAM, level 2 discards them and reads them again; `Facts.sleep_levels` says which there
-    are. A worker whose engine has none is kept as it is.
+    Level 1 keeps the weights in RAM, level 2 discards and reloads them; `Facts.sleep_levels` lists the supported ones.
+    A worker whose engine supports none stays loaded.
     """
 
     def sleep(self, level: int) -> None: ...
@@ -102,7 +105,7 @@ class SupportsSleep(Protocol):
 
 @runtime_checkable
 class SupportsLora(Protocol):
-    """Adapters come and go while requests run. Raises `InvalidRequest` for one that does not fit."""
+    """Adds and removes LoRA adapters while requests run. Raises `InvalidRequest` for an incompatible adapter."""
 
     def add_lora(self, name: str, path: str) -> None: ...
 
@@ -111,17 +114,17 @@ class SupportsLora(Protocol):
 
 @runtime_checkable
 class SupportsStats(Protocol):
-    """Numbers about its own work."""
+    """Reports statistics."""
 
     def stats(self) -> Stats:
-        """Asked about every second, from any thread and while the engine works: cheap, and never waits for a step."""
+        """Return statistics. Called about once a second from any thread: must be cheap and never wait for a step."""
         ...
 
 
 @runtime_checkable
 class HasMeter(Protocol):
-    """Knows better than the host's meters what its requests use, or that these cannot tell."""
+    """Has its own energy meter, or knows that the host's meters do not apply."""
 
     def meter(self) -> Meter | Absent | None:
-        """None: the host's meters are right."""
+        """Return the meter, or None to use the host's."""
         ...

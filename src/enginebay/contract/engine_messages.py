@@ -1,4 +1,4 @@
-"""What goes into an engine and what comes out of it."""
+"""Inputs and outputs of an engine."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One request. Exactly one of the three prompts.
+    """One request with exactly one of the three prompts.
 
-    Engines only ever see `token_ids`, except those whose spec says `renders`: they get what came, and in `extras` what
-    else belongs to a chat (tools, tool_choice, parallel_tool_calls).
+    Engines get `token_ids`, except those whose spec sets `renders`: they get the original prompt, and the other fields
+    of a chat in `extras` (tools, tool_choice, parallel_tool_calls).
     """
 
     token_ids: tuple[int, ...] | None = None
@@ -31,23 +31,23 @@ class GenerateRequest:
     sampling: Sampling = field(default_factory=Sampling)
     lora: str | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
-    energy: bool = False  # tell with `Done` what it used; for the worker, engines need not look
+    energy: bool = False  # report its energy in `Done`; engines may ignore it
 
     def __post_init__(self) -> None:
-        given = [name for name in ("token_ids", "text", "messages") if getattr(self, name) is not None]
-        if len(given) != 1:
+        prompts = [name for name in ("token_ids", "text", "messages") if getattr(self, name) is not None]
+        if len(prompts) != 1:
             raise InvalidRequest(
-                f"a request takes exactly one prompt, got {', '.join(given) or 'none'}",
-                "give one of token_ids, text, messages",
+                f"a request takes exactly one prompt, got {', '.join(prompts) or 'none'}",
+                "set one of token_ids, text, messages",
                 param="prompt",
             )
-        if not getattr(self, given[0]):
-            raise InvalidRequest("the prompt is empty", "give at least one token", param="prompt")
+        if not getattr(self, prompts[0]):
+            raise InvalidRequest("the prompt is empty", "send at least one token", param="prompt")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log probability of one generated token, and of the best alternatives at that place."""
+    """Log probability of one generated token and of the best alternatives at its position."""
 
     token_id: int
     logprob: float
@@ -56,7 +56,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """One event of a stream: usually one token. Text may be empty while a character or a stop string is incomplete."""
+    """One event of a stream, usually one token. The text is empty while a character or stop string is incomplete."""
 
     text: str
     token_ids: Sequence[int] = ()
@@ -68,7 +68,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts by the engine, never by splitting text."""
+    """Token counts from the engine."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -77,7 +77,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds on the worker's clock, from the moment the request reached the worker."""
+    """Seconds on the worker's clock since the request arrived there."""
 
     ttft_s: float = 0.0
     total_s: float = 0.0
@@ -85,28 +85,28 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """What a request used of a meter's joules. Without joules `absent` says why: there is never an estimate."""
+    """The measured energy of a request; never an estimate. Without joules, `absent` says why."""
 
     joules: float | None = None  # above idle
-    idle_w: float | None = None  # with the engine loaded and nothing running; not in the joules
+    idle_w: float | None = None  # engine loaded, no requests; not included in the joules
     absent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The last word on a request, after the last delta of every choice."""
+    """The end of a request, after the last delta of every choice."""
 
     usage: Usage
     timing: Timing
-    energy: Energy | None = None  # of requests that ask for it
+    energy: Energy | None = None  # for requests that ask for it
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What an engine knows of its own work. None: it cannot tell, which is better than a guess."""
+    """An engine's statistics. None: unknown; never a guess."""
 
-    steps: int | None = None  # forward passes since it was loaded; never falls
-    kv_used_ratio: float | None = None  # share of the KV cache that running requests take, 0 to 1
+    steps: int | None = None  # forward passes since load; monotonic
+    kv_used_ratio: float | None = None  # share of the KV cache in use by running requests, 0 to 1
     waiting: int | None = None  # requests held and not yet computed
 
 
@@ -118,11 +118,11 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Everything a worker needs to load one model on one engine; crosses the process border as JSON."""
+    """Everything a worker needs to load one model on one engine; sent to it as JSON."""
 
     kind: str
     engine: str  # "package.module:Class"
-    model: str  # the name users know it by
+    model: str  # its public name
     path: str  # the GGUF file or the model directory
     settings: Mapping[str, Any] = field(default_factory=dict)  # dotted names, as in the engine's spec
     loras: Mapping[str, str] = field(default_factory=dict)  # adapter name -> path
@@ -132,23 +132,19 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is true of a loaded engine."""
+    """Facts about a loaded engine."""
 
     kind: str
     version: str
     model: str
     context_length: int
-    max_batch: int  # requests the engine computes together, as it promises
-    memory_bytes: int  # resident memory of the worker, device memory included where it can be read
+    max_batch: int  # requests the engine runs concurrently
+    memory_bytes: int  # resident memory of the worker, including device memory if readable
     versions: Mapping[str, str] = field(default_factory=dict)
-    asked: Mapping[str, Any] = field(default_factory=dict)  # settings as given
-    effective: Mapping[str, Any] = field(default_factory=dict)  # settings as they run
+    asked: Mapping[str, Any] = field(default_factory=dict)  # settings as configured
+    effective: Mapping[str, Any] = field(default_factory=dict)  # settings in effect
     warnings: Sequence[str] = ()  # retired or inapplicable settings, one line each
-    refused: Mapping[str, str] = field(
-        default_factory=dict
-    )  # request parameter -> why not, with this model and version
+    refused: Mapping[str, str] = field(default_factory=dict)  # request parameter -> why this model or version cannot
     load_s: float = 0.0
-    sleep_levels: Sequence[int] = ()  # of `Sleeps`, as this platform and these settings allow
-    phases: Mapping[str, float] = field(
-        default_factory=dict
-    )  # seconds of import, load, compile, capture; as far as known
+    sleep_levels: Sequence[int] = ()  # of `SupportsSleep`, with this platform and these settings
+    phases: Mapping[str, float] = field(default_factory=dict)  # seconds of import, load, compile, capture, if known

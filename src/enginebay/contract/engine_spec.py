@@ -1,4 +1,4 @@
-"""What an engine declares about itself, as plain data, so that it can be stored, printed and compared."""
+"""An engine's declaration of its capabilities, settings and requirements, as plain data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Support(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """What one engine does with one parameter. `detail`: what it becomes, or what to use instead."""
+    """How an engine treats one parameter. `detail`: its translation, or what to use instead."""
 
     support: Support
     detail: str = ""
@@ -36,23 +36,23 @@ def refuses(instead: str) -> Capability:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One load parameter of an engine. Names are dotted where the config nests: `speculative.method`."""
+    """One load parameter of an engine. Names are dotted if the configuration nests: `speculative.method`."""
 
-    type: str  # int, float, bool, str, map, list; "int|str" takes either
+    type: str  # int, float, bool, str, map, list; "int|str" accepts either
     help: str
     capability: Capability = Capability(Support.HONOURS)
     default: Any = None  # None: the engine decides
     minimum: float | None = None
     maximum: float | None = None
     choices: tuple[Any, ...] = ()
-    native: str = ""  # the library's own name for it, where the probe checks that it exists
+    native: str = ""  # the library's name for it, if the probe checks that it exists
 
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """A name the library once took. Loads with a warning, is an error under --strict, is refused in a request."""
+    """A name the library no longer accepts: a warning on load, an error with --strict, refused in a request."""
 
-    since: str  # the version without it
+    since: str  # first version without it
     instead: str
 
 
@@ -63,62 +63,62 @@ class LaunchMode(StrEnum):
 
 
 class CudaOwner(StrEnum):
-    ENGINE = "engine"  # nobody else may initialise CUDA in this process
+    ENGINE = "engine"  # only the engine may initialize CUDA in its process
     ORCHESTRATOR = "orchestrator"
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What the engine needs from whoever starts it."""
+    """How to start the engine."""
 
     launch_mode: LaunchMode = LaunchMode.DIRECT
     cuda: CudaOwner = CudaOwner.ENGINE
     tensor_parallel: bool = False
     pipeline_parallel: bool = False
     own_batching: bool = True
-    launch_modes: tuple[LaunchMode, ...] = (LaunchMode.DIRECT,)  # all that it can be started with
+    launch_modes: tuple[LaunchMode, ...] = (LaunchMode.DIRECT,)  # all supported ones
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to build the engine's environment with pip: steps in order, each a list of pip arguments.
+    """How to build the engine's environment with pip: ordered steps, each a list of pip arguments.
 
-    `{version}` stands for the version asked for. A recipe applies where its `when` matches this host.
+    `{version}` is replaced by the requested version. A recipe applies if its `when` matches this host.
     """
 
     when: str  # "cpu", "cuda" or "any"
-    version: str  # the default
+    version: str  # default version
     steps: tuple[tuple[str, ...], ...]
-    drop: tuple[str, ...] = ()  # dependencies of the distribution that are left out on purpose
+    drop: tuple[str, ...] = ()  # dependencies of the distribution to leave out
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """The light half of an engine: everything that can be known without its library."""
+    """Everything known about an engine without importing its library."""
 
     kind: str
     summary: str
     engine: str  # "package.module:Class", imported only inside the worker
-    module: str  # the library's import name; empty when it has none
-    distributions: tuple[str, ...]  # names that carry the library; the first one found gives the version
+    module: str  # the library's import name; may be empty
+    distributions: tuple[str, ...]  # that provide the library; the first installed one gives the version
     formats: tuple[str, ...]  # "gguf", "safetensors"
     runtime: Runtime
     request: Mapping[str, Capability]
     settings: Mapping[str, Setting] = field(default_factory=dict)
     retired: Mapping[str, Retired] = field(default_factory=dict)
     recipes: tuple[Recipe, ...] = ()
-    aliases: tuple[str, ...] = ()  # accepted in user configs only
-    byte_tokens: bool = False  # tokens are the bytes of the text: no vocabulary is needed
-    renders: bool = False  # gets messages and texts as they came: chat template and tokenizer are its own
-    remote: bool = False  # what it is asked leaves this host
-    smaller: tuple[str, ...] = ()  # whole-number settings to halve when memory does not suffice
+    aliases: tuple[str, ...] = ()  # accepted in configurations only
+    byte_tokens: bool = False  # tokens are the bytes of the text: no vocabulary
+    renders: bool = False  # gets messages and text unrendered: it has its own chat template and tokenizer
+    remote: bool = False  # requests leave this host
+    smaller: tuple[str, ...] = ()  # integer settings to halve after an out-of-memory load
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> EngineSpec:
-        """Rebuild a spec that a probe wrote."""
+        """Parse the output of `to_json`."""
         known = dict(data)
         run = dict(known["runtime"])
         run["launch_mode"] = LaunchMode(run["launch_mode"])
@@ -150,16 +150,16 @@ def _parse_setting(value: Mapping[str, Any]) -> Setting:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What the installed library really takes, found out inside its own environment and stored beside it."""
+    """What the installed library supports, probed inside its own environment and stored with it."""
 
     version: str
     versions: Mapping[str, str] = field(default_factory=dict)
-    settings: tuple[str, ...] | None = None  # native load-parameter names; None: not asked
+    settings: tuple[str, ...] | None = None  # native load-parameter names; None: not probed
     request: tuple[str, ...] | None = None  # native request-parameter names
-    architectures: tuple[str, ...] | None = None  # model architectures it knows; None: any
+    architectures: tuple[str, ...] | None = None  # supported model architectures; None: any
     devices: tuple[str, ...] = ("cpu",)
     notes: tuple[str, ...] = ()
-    refused: Mapping[str, str] = field(default_factory=dict)  # request parameter -> why not at this version
+    refused: Mapping[str, str] = field(default_factory=dict)  # request parameter -> why this version cannot
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,4 +1,4 @@
-"""What an engine will do with a request, decided before the request is sent. Pure."""
+"""Checks a request against an engine's capabilities before it is sent. Pure."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from enginebay.errors import Unsupported
 def negotiate(
     kind: str, capabilities: Mapping[str, Capability], request: GenerateRequest, refused: Mapping[str, str]
 ) -> dict[str, str]:
-    """The parameters that will be translated, and into what. Raises Unsupported for the first one refused.
+    """Return the translated parameters and their translations. Raises `Unsupported` for a refused one.
 
-    `refused` is what this version with this model cannot do although the engine in general can.
+    `refused`: parameters that this version or model cannot do although the engine in general can.
     """
     translated: dict[str, str] = {}
     for name in collect_requested_parameters(request.sampling, request.lora):
         capability = capabilities.get(name)
         if name in refused:
-            raise Unsupported(f"{kind} cannot do {name} here: {refused[name]}", param=name)
+            raise Unsupported(f"{kind} does not support {name} here: {refused[name]}", param=name)
         if capability is None or capability.support is Support.REFUSES:
             instead = f"use instead: {capability.detail}" if capability and capability.detail else ""
             raise Unsupported(f"{kind} does not support {name}", instead, param=name)

@@ -1,7 +1,7 @@
-"""How tokens are chosen: every request parameter, its range, and what it means when unset.
+"""Sampling parameters: their ranges and their neutral values.
 
-Unset (`None`) never means "whatever the library does". It means the neutral value in `NEUTRAL`, on every engine,
-so that the same request is the same request everywhere.
+Unset (`None`) means the neutral value in `NEUTRAL` on every engine, never the library's default. So a request means
+the same on all engines.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from enginebay.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Guided:
-    """A constraint on the output. At most one field is set."""
+    """A constraint on the output. Exactly one field is set."""
 
     json: str | None = None  # a JSON schema, as JSON text; "{}" means any JSON object
     regex: str | None = None
-    grammar: str | None = None  # GBNF, the dialect llama.cpp and xgrammar share; the start rule is `root`
+    grammar: str | None = None  # GBNF, as in llama.cpp and xgrammar; the start rule is `root`
     choice: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in ("json", "regex", "grammar", "choice") if getattr(self, name) is not None]
-        if len(given) != 1:
+        constraints = [name for name in ("json", "regex", "grammar", "choice") if getattr(self, name) is not None]
+        if len(constraints) != 1:
             raise InvalidRequest(
-                f"guided output takes exactly one constraint, got {', '.join(given) or 'none'}",
-                "give one of json, regex, grammar, choice",
+                f"guided output takes exactly one constraint, got {', '.join(constraints) or 'none'}",
+                "set one of json, regex, grammar, choice",
                 param="guided",
             )
         if self.choice is not None and (not self.choice or not all(self.choice)):
@@ -36,17 +36,17 @@ class Guided:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """All that shapes generation. `None` is unset; see `NEUTRAL` for what that means."""
+    """All generation parameters. `None` is unset and means the value in `NEUTRAL`."""
 
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None  # 0 and -1 both mean off
     min_p: float | None = None
     repetition_penalty: float | None = None  # over prompt and output, 1.0 is off
-    presence_penalty: float | None = None  # over the output only, as OpenAI defines it
+    presence_penalty: float | None = None  # over the output only, as in OpenAI's API
     frequency_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
-    do_sample: bool | None = None  # False means greedy, whatever the temperature
+    do_sample: bool | None = None  # False: greedy at any temperature
     min_tokens: int | None = None
     max_tokens: int | None = None  # unset: up to the end of the context
     stop: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Sampling:
     num_beams: int | None = None  # above 1: beam search
     length_penalty: float | None = None
     early_stopping: bool | None = None
-    logprobs: int | None = None  # top alternatives per token; 0 gives the chosen token's alone
+    logprobs: int | None = None  # top alternatives per token; 0: only the chosen token's
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     guided: Guided | None = None
 
@@ -66,7 +66,7 @@ class Sampling:
         for name, (low, high) in RANGES.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise InvalidRequest(f"{name} is {value}, allowed is {low} to {high}", param=name)
+                raise InvalidRequest(f"{name} is {value}, must be {low} to {high}", param=name)
         if self.best_of is not None and self.best_of < self.n:
             raise InvalidRequest(f"best_of is {self.best_of}, below n = {self.n}", param="best_of")
         if self.max_tokens is not None and self.min_tokens is not None and self.min_tokens > self.max_tokens:
@@ -77,16 +77,14 @@ class Sampling:
             raise InvalidRequest("a stop string is empty", param="stop")
         for token, bias in self.logit_bias.items():
             if not -100 <= bias <= 100:
-                raise InvalidRequest(
-                    f"logit_bias of token {token} is {bias}, allowed is -100 to 100", param="logit_bias"
-                )
+                raise InvalidRequest(f"logit_bias of token {token} is {bias}, must be -100 to 100", param="logit_bias")
 
     @property
     def greedy(self) -> bool:
         return self.do_sample is False or self.temperature == 0
 
     def value(self, name: str) -> Any:
-        """The parameter's value, with unset resolved to the neutral one."""
+        """Return the parameter's value, or the neutral one if unset."""
         value = getattr(self, name)
         return NEUTRAL.get(name) if value is None else value
 
@@ -128,30 +126,30 @@ NEUTRAL: dict[str, Any] = {
     "early_stopping": False,
 }
 
-# Every plain parameter with its neutral value; -1 asks for as little as 0 does, but is translated.
+# All parameters but `guided` with their neutral value. top_k -1 is off like 0, but counts as set because it is translated.
 _NEUTRAL_VALUES = tuple((f.name, NEUTRAL.get(f.name)) for f in fields(Sampling) if f.name != "guided")
 
 GUIDED_PARAMETERS = ("guided_json", "guided_regex", "guided_grammar", "guided_choice")
 
 
 def parameters() -> tuple[str, ...]:
-    """Every request parameter that an engine's spec must declare, in a stable order."""
+    """Return all request parameters that an engine's spec must declare, in a stable order."""
     plain = [f.name for f in fields(Sampling) if f.name != "guided"]
     return (*plain, *GUIDED_PARAMETERS, "lora", "embeddings")
 
 
 def collect_requested_parameters(sampling: Sampling, lora: str | None = None) -> dict[str, Any]:
-    """The parameters this request really asks for: set, and different from the neutral value."""
-    found: dict[str, Any] = {}
+    """Return the parameters that are set and differ from the neutral value."""
+    requested: dict[str, Any] = {}
     for name, neutral in _NEUTRAL_VALUES:
         value = getattr(sampling, name)
         if value is None or value == neutral or value in ((), {}):
             continue
-        found[name] = value
+        requested[name] = value
     if sampling.guided is not None:
         for name in ("json", "regex", "grammar", "choice"):
             if getattr(sampling.guided, name) is not None:
-                found[f"guided_{name}"] = getattr(sampling.guided, name)
+                requested[f"guided_{name}"] = getattr(sampling.guided, name)
     if lora:
-        found["lora"] = lora
-    return found
+        requested["lora"] = lora
+    return requested

@@ -1,4 +1,4 @@
-"""Sampling parameters from plain values, as they come from JSON or keyword arguments: checked one by one, named when wrong."""
+"""Parses sampling parameters from JSON values or keyword arguments; errors name the parameter."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from enginebay.errors import InvalidRequest
 
 
 def parse_sampling(values: Mapping[str, Any]) -> Sampling:
-    """Sampling from values of any origin; None counts as unset. Raises InvalidRequest naming the parameter."""
-    read: dict[str, Any] = {}
+    """Parse sampling parameters; None counts as unset. Raises `InvalidRequest` that names the parameter."""
+    parsed: dict[str, Any] = {}
     for name, value in values.items():
         if name not in _PARSERS:
             near = get_close_matches(name, _PARSERS, n=1)
             hint = f"did you mean {near[0]}?" if near else ""
-            raise InvalidRequest(f"there is no sampling parameter {name!r}", hint, param=name)
+            raise InvalidRequest(f"unknown sampling parameter {name!r}", hint, param=name)
         if value is None:
             continue
         try:
-            read[name] = _PARSERS[name](value)
+            parsed[name] = _PARSERS[name](value)
         except (TypeError, ValueError):
-            raise InvalidRequest(f"{name} is {value!r}, which is not {_EXPECTED_TYPES[name]}", param=name) from None
-    return Sampling(**read)
+            raise InvalidRequest(f"{name} must be {_EXPECTED_TYPES[name]}, got {value!r}", param=name) from None
+    return Sampling(**parsed)
 
 
 def _parse_number(value: Any) -> float:
@@ -46,10 +46,10 @@ def _parse_boolean(value: Any) -> bool:
 
 
 def _parse_strings(value: Any) -> tuple[str, ...]:
-    found = (value,) if isinstance(value, str) else tuple(value)
-    if not all(isinstance(one, str) for one in found):
+    strings = (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(string, str) for string in strings):
         raise TypeError
-    return found
+    return strings
 
 
 def _parse_integers(value: Any) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ def _parse_integers(value: Any) -> tuple[int, ...]:
 def _parse_logit_bias(value: Any) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise TypeError
-    return {int(token): _parse_number(bias) for token, bias in value.items()}  # JSON has only text for keys
+    return {int(token): _parse_number(bias) for token, bias in value.items()}  # JSON keys are strings
 
 
 def _parse_guided(value: Any) -> Guided:
@@ -67,16 +67,16 @@ def _parse_guided(value: Any) -> Guided:
         return value
     if not isinstance(value, Mapping) or not set(value) <= {"json", "regex", "grammar", "choice"}:
         raise TypeError
-    given = dict(value)
-    if isinstance(given.get("json"), Mapping):
+    fields = dict(value)
+    if isinstance(fields.get("json"), Mapping):
         import json
 
-        given["json"] = json.dumps(given["json"])
-    if given.get("choice") is not None:
-        given["choice"] = _parse_strings(given["choice"])
-    if not all(one is None or isinstance(one, (str, tuple)) for one in given.values()):
+        fields["json"] = json.dumps(fields["json"])
+    if fields.get("choice") is not None:
+        fields["choice"] = _parse_strings(fields["choice"])
+    if not all(field is None or isinstance(field, (str, tuple)) for field in fields.values()):
         raise TypeError
-    return Guided(**given)
+    return Guided(**fields)
 
 
 _PARSERS_BY_TYPE: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
@@ -92,15 +92,15 @@ _PARSERS_BY_TYPE: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
             "length_penalty",
         ),
     ),
-    "a whole number": (
+    "an integer": (
         _parse_integer,
         ("top_k", "no_repeat_ngram_size", "min_tokens", "max_tokens", "seed", "n", "best_of", "num_beams", "logprobs"),
     ),
     "true or false": (_parse_boolean, ("do_sample", "ignore_eos", "early_stopping")),
-    "a text or a list of texts": (_parse_strings, ("stop",)),
+    "a string or a list of strings": (_parse_strings, ("stop",)),
     "a list of token ids": (_parse_integers, ("stop_token_ids",)),
-    "an object of token ids and numbers": (_parse_logit_bias, ("logit_bias",)),
+    "an object that maps token ids to numbers": (_parse_logit_bias, ("logit_bias",)),
     "an object with one of json, regex, grammar, choice": (_parse_guided, ("guided",)),
 }
-_PARSERS = {name: reader for reader, names in _PARSERS_BY_TYPE.values() for name in names}
-_EXPECTED_TYPES = {name: wanted for wanted, (_, names) in _PARSERS_BY_TYPE.items() for name in names}
+_PARSERS = {name: parse for parse, names in _PARSERS_BY_TYPE.values() for name in names}
+_EXPECTED_TYPES = {name: expected for expected, (_, names) in _PARSERS_BY_TYPE.items() for name in names}

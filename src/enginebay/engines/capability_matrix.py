@@ -1,6 +1,6 @@
-"""The capability table: every request and load parameter on every engine, from the engines' own declarations. Pure.
+"""The capability table: how each engine treats each request and load parameter, from the declared specs. Pure.
 
-`python -m enginebay.engines.capability_matrix --write docs/engines.md` makes the documentation page.
+`python -m enginebay.engines.capability_matrix --write docs/engines.md` writes the documentation page.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ABSENT = "-"
 
 @dataclass(frozen=True, slots=True)
 class CapabilityRow:
-    """One parameter: what each engine does with it, in the order of the engines."""
+    """One parameter, with one cell for each engine."""
 
     name: str
     cells: tuple[str, ...]
@@ -27,13 +27,13 @@ def build_request_rows(specs: Sequence[EngineSpec]) -> list[CapabilityRow]:
 
 
 def build_load_rows(specs: Sequence[EngineSpec]) -> list[CapabilityRow]:
-    """Every load parameter any of the engines knows, retired ones included."""
+    """Return a row for each load parameter of any engine, retired ones included."""
     names = list(dict.fromkeys(name for spec in specs for name in (*spec.settings, *spec.retired)))
     return [CapabilityRow(name, tuple(_format_load_cell(spec, name) for spec in specs)) for name in sorted(names)]
 
 
 def format_cell(capability: Capability | None) -> str:
-    """One capability in words: `honours`, `translates: to what`, `refuses: what instead`."""
+    """Return a capability as text: `honours`, `translates: TARGET` or `refuses: ALTERNATIVE`."""
     if capability is None:
         return ABSENT
     return f"{capability.support}: {capability.detail}" if capability.detail else str(capability.support)
@@ -43,13 +43,13 @@ def _format_load_cell(spec: EngineSpec, name: str) -> str:
     if name in spec.settings:
         return format_cell(spec.settings[name].capability)
     if name in spec.retired:
-        gone = spec.retired[name]
-        return f"retired in {gone.since}: {gone.instead}"
+        retired = spec.retired[name]
+        return f"retired in {retired.since}: {retired.instead}"
     return ABSENT
 
 
 def to_json(specs: Sequence[EngineSpec]) -> dict[str, dict[str, dict[str, str]]]:
-    """parameter -> engine -> what it does, for requests and for loading."""
+    """Return parameter -> engine -> cell, for request and load parameters."""
     kinds = [spec.kind for spec in specs]
     return {
         "request": {row.name: dict(zip(kinds, row.cells, strict=True)) for row in build_request_rows(specs)},
@@ -58,7 +58,7 @@ def to_json(specs: Sequence[EngineSpec]) -> dict[str, dict[str, dict[str, str]]]
 
 
 def render_markdown(specs: Sequence[EngineSpec]) -> str:
-    """The documentation page."""
+    """Return the documentation page."""
     kinds = [spec.kind for spec in specs]
     return "\n".join(
         [
@@ -68,23 +68,23 @@ def render_markdown(specs: Sequence[EngineSpec]) -> str:
             "`python -m enginebay.engines.capability_matrix --write docs/engines.md`; a test fails when the page is out of date.",
             "For what the installed versions do on a host, run `bay engines matrix` there.",
             "",
-            "How far this is proven:",
+            "How this is verified:",
             "",
-            "- Request parameters: the contract suite proves each line by its effect on the real engine.",
-            "- Load parameters: declared. Those that have a name in the engine's library are checked against the",
-            "  installed version's own signature, and refused where it does not know them. The tests exercise a part",
-            "  of them on the real engine, not all.",
+            "- Request parameters: the contract suite checks the effect of each one on the real engine.",
+            "- Load parameters: declared. Those that map to a parameter of the engine's library are checked against the",
+            "  signature of the installed version, and refused if it lacks them. The tests run some of them, not all, on",
+            "  the real engine.",
             "",
-            "What the words mean:",
+            "The terms:",
             "",
-            "- **honours**: does it, natively.",
-            "- **translates**: does it by other means; the answer lists the translation.",
-            "- **refuses**: an error that names the parameter and what to use instead. Never silence.",
+            "- **honours**: supported natively.",
+            "- **translates**: supported by other means; the response lists the translation.",
+            "- **refuses**: returns an error that names the parameter and an alternative. No parameter is silently ignored.",
             "",
             "## Engines",
             "",
             *_format_table(
-                ["engine", "what it is", "model formats", "parallel", "started with"],
+                ["engine", "summary", "model formats", "parallelism", "launch modes"],
                 [_build_engine_row(spec) for spec in specs],
             ),
             "",
@@ -94,7 +94,7 @@ def render_markdown(specs: Sequence[EngineSpec]) -> str:
             "",
             "## Load parameters",
             "",
-            "A dash: the engine has no such setting, and a config that gives it is an error.",
+            "A dash means that the engine has no such setting; a configuration that sets it is rejected.",
             "",
             *_format_table(["parameter", *kinds], [[f"`{row.name}`", *row.cells] for row in build_load_rows(specs)]),
             "",
@@ -104,9 +104,10 @@ def render_markdown(specs: Sequence[EngineSpec]) -> str:
 
 
 def _build_engine_row(spec: EngineSpec) -> list[str]:
-    run = spec.runtime
-    parallel = [word for word, has in (("tensor", run.tensor_parallel), ("pipeline", run.pipeline_parallel)) if has]
-    modes = ", ".join(run.launch_modes)
+    runtime = spec.runtime
+    supported = (("tensor", runtime.tensor_parallel), ("pipeline", runtime.pipeline_parallel))
+    parallel = [name for name, is_supported in supported if is_supported]
+    modes = ", ".join(runtime.launch_modes)
     return [f"`{spec.kind}`", spec.summary, ", ".join(spec.formats), ", ".join(parallel) or ABSENT, modes]
 
 
@@ -118,18 +119,18 @@ def _build_settings_sections(specs: Sequence[EngineSpec]) -> list[str]:
         rows = [
             [
                 f"`{name}`",
-                one.type,
-                _format_allowed(one.minimum, one.maximum, one.choices),
-                _format_default(one.default),
-                one.help,
+                setting.type,
+                _format_allowed(setting.minimum, setting.maximum, setting.choices),
+                _format_default(setting.default),
+                setting.help,
             ]
-            for name, one in spec.settings.items()
-            if one.capability.support is not Support.REFUSES
+            for name, setting in spec.settings.items()
+            if setting.capability.support is not Support.REFUSES
         ]
         lines += [
             f"## Settings of `{spec.kind}`",
             "",
-            *_format_table(["setting", "type", "allowed", "default", "what it does"], rows),
+            *_format_table(["setting", "type", "allowed", "default", "description"], rows),
             "",
         ]
     return lines

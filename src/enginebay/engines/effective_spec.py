@@ -1,4 +1,4 @@
-"""What an engine does at its installed version: its declarations, corrected by the probe. Pure."""
+"""The spec of an installed engine: its declarations, corrected by the probe. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from enginebay.contract import Capability, EngineSpec, Probe, Setting, Support, 
 
 
 def apply_probe(spec: EngineSpec, probe: Probe | None) -> EngineSpec:
-    """The spec as this installation can keep it; without a probe, the spec itself."""
+    """Return the spec that this installation supports; without a probe, the spec unchanged."""
     if probe is None:
         return spec
     return replace(
         spec,
-        request={name: _correct_capability(name, one, probe) for name, one in spec.request.items()},
-        settings={name: _correct_setting(one, spec.kind, probe) for name, one in spec.settings.items()},
+        request={name: _correct_capability(name, capability, probe) for name, capability in spec.request.items()},
+        settings={name: _correct_setting(setting, spec.kind, probe) for name, setting in spec.settings.items()},
     )
 
 

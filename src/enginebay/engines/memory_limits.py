@@ -1,4 +1,4 @@
-"""How much main memory this process may still take: what the system has free, and what its control groups allow."""
+"""Main memory this process may still allocate: free system memory, limited by its control groups."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _UNKNOWN_BYTES = 8 * 1024**3
 
 
 class _CgroupFiles(NamedTuple):
-    """Where one version of control groups keeps its numbers."""
+    """File names of one control group version."""
 
     limit: str
     used: str
-    reclaimable: str  # the line of memory.stat: file pages that are given up before anything fails
+    reclaimable: str  # key in memory.stat: file pages that are reclaimed before an allocation fails
 
 
 _V1 = _CgroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -23,13 +23,13 @@ _V2 = _CgroupFiles("memory.max", "memory.current", "inactive_file")
 
 
 def get_free_bytes(root: Path = Path("/")) -> int:
-    """Memory that can be taken without swapping and without being killed; all there is where the system does not tell."""
+    """Return the memory that can be allocated without swapping or an OOM kill; all physical memory if unknown."""
     known = [_read_available_bytes(root), *_iter_cgroup_headrooms(root)]
-    return min((room for room in known if room is not None), default=_read_physical_bytes())
+    return min((headroom for headroom in known if headroom is not None), default=_read_physical_bytes())
 
 
 def compute_headroom(limit: str, used: str, reclaimable: int) -> int | None:
-    """What a group's numbers leave; None when it has no limit. Version 1 writes no limit as a huge number."""
+    """Return the bytes left in a group, or None if it has no limit. Version 1 reports "no limit" as a huge number."""
     try:
         return max(0, int(limit) - max(0, int(used) - reclaimable))
     except ValueError:  # "max"
@@ -37,7 +37,7 @@ def compute_headroom(limit: str, used: str, reclaimable: int) -> int | None:
 
 
 def _iter_cgroup_headrooms(root: Path) -> Iterator[int | None]:
-    """One for each group this process is in: its own and those above, since every limit on the way holds."""
+    """Yield the headroom of this process's group and of each ancestor: all their limits apply."""
     mounted = root / "sys/fs/cgroup"
     for line in (_read_text(root / "proc/self/cgroup") or "").splitlines():
         number, _, rest = line.partition(":")
@@ -49,7 +49,10 @@ def _iter_cgroup_headrooms(root: Path) -> Iterator[int | None]:
 
 
 def _iter_ancestor_headrooms(top: Path, group: str, files: _CgroupFiles) -> Iterator[int | None]:
-    """In a container the path may be the host's, of which only the top is visible here: what is missing is skipped."""
+    """Yield the headroom of a group and its ancestors, skipping missing folders.
+
+    In a container the path may be the host's, with only the top visible.
+    """
     inner = PurePosixPath("/", group).relative_to("/")
     for folder in (top / inner, *(top / above for above in inner.parents)):
         limit, used = _read_text(folder / files.limit), _read_text(folder / files.used)

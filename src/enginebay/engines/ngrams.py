@@ -1,4 +1,4 @@
-"""Runs of tokens that come again. Pure."""
+"""Detection of repeated n-grams. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 
 def find_ngram_completions(size: int, tokens: Sequence[int]) -> set[int]:
-    """Tokens that would complete a run of `size` tokens that is already there."""
+    """Return the tokens that would complete an n-gram of `size` tokens that already occurs in `tokens`."""
     if len(tokens) < size:
         return set()
     if size == 1:
         return set(tokens)
-    last = list(tokens[-(size - 1) :])
+    tail = list(tokens[-(size - 1) :])
     starts = range(len(tokens) - size + 1)
-    return {tokens[i + size - 1] for i in starts if tokens[i] == last[0] and list(tokens[i : i + size - 1]) == last}
+    return {tokens[i + size - 1] for i in starts if tokens[i] == tail[0] and list(tokens[i : i + size - 1]) == tail}

@@ -1,4 +1,4 @@
-"""Which engines there are: ours and other people's, all found the same way.
+"""The engine registry: built-in and third-party engines by kind.
 
 Three sources, the first that knows a kind wins: entry points of the group `enginebay.engines` in this environment,
 the built-in table (for a source tree without package metadata), and the specs stored beside installed environments.
@@ -30,24 +30,24 @@ BUILT_IN: dict[str, str] = {
 
 
 def load_specs() -> dict[str, EngineSpec]:
-    """Every known engine by kind: built-in ones first, in their own order."""
-    found: dict[str, EngineSpec] = {}
-    for one in (*_get_registered().values(), *read_stored_specs()):
-        found.setdefault(one.kind, one)
-    return found
+    """Return every known engine by kind, built-in ones first."""
+    specs: dict[str, EngineSpec] = {}
+    for spec in (*_get_registered().values(), *read_stored_specs()):
+        specs.setdefault(spec.kind, spec)
+    return specs
 
 
 def get_spec(kind: str) -> EngineSpec:
-    """The engine called `kind`, by its name or an alias. Raises `UnknownEngine` naming the nearest."""
+    """Return the engine with this kind or alias. Raises `UnknownEngine`, which names the closest match."""
     registered = _get_registered()
-    if kind in registered:  # the common case reads no file
+    if kind in registered:  # the common case: reads no file
         return registered[kind]
     known = load_specs()
-    by_alias = {alias: one for one in known.values() for alias in one.aliases}
-    found = known.get(kind) or by_alias.get(kind)
-    if found is None:
+    by_alias = {alias: spec for spec in known.values() for alias in spec.aliases}
+    spec = known.get(kind) or by_alias.get(kind)
+    if spec is None:
         raise build_unknown_engine_error(kind, [*known, *by_alias])
-    return found
+    return spec
 
 
 def list_kinds() -> list[str]:
@@ -55,28 +55,28 @@ def list_kinds() -> list[str]:
 
 
 def load_built_in_specs() -> list[EngineSpec]:
-    """Only the engines that come with this package: what the documentation page is made of."""
+    """Return the specs of the engines in this package, for the documentation page."""
     return [_load_spec(target) for target in BUILT_IN.values()]
 
 
 def build_unknown_engine_error(kind: str, known: list[str]) -> UnknownEngine:
-    near = get_close_matches(kind, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known engines: {', '.join(known)}"
-    return UnknownEngine(f"there is no engine called {kind!r}", hint)
+    matches = get_close_matches(kind, known, n=1)
+    hint = f"did you mean {matches[0]}?" if matches else f"known engines: {', '.join(known)}"
+    return UnknownEngine(f"unknown engine {kind!r}", hint)
 
 
 def read_stored_specs(folder: Path | None = None) -> Iterator[EngineSpec]:
-    """Specs that probes wrote beside installed environments."""
+    """Yield the specs that probes stored beside installed environments."""
     base = engines_dir() if folder is None else folder
     for path in sorted(base.glob("[!.]*/spec.json"), reverse=True):
         try:
             yield EngineSpec.from_json(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # a damaged environment is `bay doctor`'s business; the others must keep working
+            continue  # `bay doctor` reports damaged environments; the others must keep working
 
 
 def list_faulty_entry_points() -> dict[str, str]:
-    """Entry points of other packages that could not be used, with the reason."""
+    """Return third-party entry points that failed to load, with the reason."""
     return _discover()[1]
 
 
@@ -86,33 +86,35 @@ def _get_registered() -> dict[str, EngineSpec]:
 
 @cache
 def _discover() -> tuple[dict[str, EngineSpec], dict[str, str]]:
-    """Built-in engines and those of other packages here; a fault in someone else's stops no other engine."""
+    """Return the registered specs, and the faulty third-party entry points; one fault does not affect other engines."""
     points = {point.name: point.value for point in entry_points(group=GROUP)}
-    ours = {name: points[name] if _is_ours(points.get(name, "")) else target for name, target in BUILT_IN.items()}
-    found = {one.kind: one for one in map(_load_spec, ours.values())}
-    wrong: dict[str, str] = {}
+    built_in = {
+        name: points[name] if _is_built_in(points.get(name, "")) else target for name, target in BUILT_IN.items()
+    }
+    specs = {spec.kind: spec for spec in map(_load_spec, built_in.values())}
+    faults: dict[str, str] = {}
     for name, target in points.items():
-        if _is_ours(target):
+        if _is_built_in(target):
             continue
         try:
-            theirs = _load_spec(target)
-        except Exception as error:  # whatever a foreign module raises while it is imported
-            wrong[name] = f"{target}: {type(error).__name__}: {error}"
+            spec = _load_spec(target)
+        except Exception as error:  # a third-party module may raise anything on import
+            faults[name] = f"{target}: {type(error).__name__}: {error}"
             continue
-        if theirs.kind in found:
-            wrong[name] = f"{target}: the kind {theirs.kind!r} is taken"
+        if spec.kind in specs:
+            faults[name] = f"{target}: the kind {spec.kind!r} is already registered"
         else:
-            found[theirs.kind] = theirs
-    return found, wrong
+            specs[spec.kind] = spec
+    return specs, faults
 
 
-def _is_ours(target: str) -> bool:
+def _is_built_in(target: str) -> bool:
     return target.startswith("enginebay.")
 
 
 def _load_spec(target: str) -> EngineSpec:
     module, _, attribute = target.partition(":")
-    loaded = getattr(import_module(module), attribute)
-    if not isinstance(loaded, EngineSpec):
+    spec = getattr(import_module(module), attribute)
+    if not isinstance(spec, EngineSpec):
         raise TypeError(f"{target} is not an EngineSpec")
-    return loaded
+    return spec

@@ -1,7 +1,7 @@
-"""The short way to bind an engine: give a generator of tokens, and streaming, batching and cancelling come with it.
+"""A base class for simple engines: implement a token generator, inherit streaming, batching and cancellation.
 
-For libraries that hand out one token at a time. `max_tokens`, `n`, `stop` and `stop_token_ids` are done here; all else
-that shapes the tokens is the generator's. Engines with a scheduler of their own implement `contract.Engine` directly.
+For libraries that yield one token at a time. The base class applies `max_tokens`, `n`, `stop` and `stop_token_ids`; the
+generator applies all other sampling parameters. Engines with their own scheduler implement `contract.Engine` directly.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from enginebay.contract import Embedding, Facts, FinishReason, GenerateRequest, 
 from enginebay.errors import ContextOverflow, EnginebayError, EngineFailed, Unsupported
 from enginebay.text.tokenization.detokenizer import StopScanner
 
-Tokens = Iterator[tuple[int, str]]  # a token and its text, which may be empty while a character is incomplete
+Tokens = Iterator[tuple[int, str]]  # token id and text; the text is empty while a character is incomplete
 
 
 class SteppingEngine:
-    """Implements `contract.Engine` over `answer`. All running requests advance by one token a step, in one thread."""
+    """Implements `contract.Engine` on top of `answer`. Each step advances all running requests by one token, in one thread."""
 
     kind = ""
     context_length = 4096
     max_batch = 64
-    step_s = 0.0  # least time of a step
+    step_s = 0.0  # pause after each step
 
     def __init__(self, load: Load) -> None:
         self.load = load
@@ -34,7 +34,7 @@ class SteppingEngine:
         self._closed = False
 
     def answer(self, request: GenerateRequest, choice: int) -> Tokens:
-        """The tokens of one choice, as they are made; its end is the end of the sequence."""
+        """Yield the tokens of one choice; the end of the iterator ends the sequence."""
         raise NotImplementedError
 
     @classmethod
@@ -45,7 +45,7 @@ class SteppingEngine:
         raise NotImplementedError
 
     def embed(self, inputs: Sequence[Sequence[int]]) -> Embedding:
-        raise Unsupported(f"{self.kind} makes no embeddings", "use another engine", param="embeddings")
+        raise Unsupported(f"{self.kind} does not support embeddings", "use another engine", param="embeddings")
 
     def facts(self) -> Facts:
         probe = self.probe()
@@ -66,15 +66,16 @@ class SteppingEngine:
 
     def submit(self, number: int, request: GenerateRequest) -> None:
         prompt = request.token_ids or ()
-        room = self.context_length - len(prompt)
-        if room < 1:
+        output_limit = self.context_length - len(prompt)
+        if output_limit < 1:
             raise ContextOverflow(
                 f"the prompt has {len(prompt)} tokens, the context holds {self.context_length}",
                 "shorten the prompt",
                 param="prompt",
             )
         choices = [
-            _RunningChoice(number, at, request, self.answer(request, at), room) for at in range(request.sampling.n)
+            _RunningChoice(number, index, request, self.answer(request, index), output_limit)
+            for index in range(request.sampling.n)
         ]
         with self._condition:
             self._running[number] = choices
@@ -102,7 +103,7 @@ class SteppingEngine:
             for number, choices in batch:
                 if not _step_request(number, choices, sink):
                     self.cancel(number)
-            sink.flush()  # all that this step made leaves in one message
+            sink.flush()  # one message per step
             time.sleep(self.step_s)
 
 
@@ -114,40 +115,40 @@ def _read_resident_bytes() -> int:
 
 
 def _step_request(number: int, choices: Sequence[_RunningChoice], sink: Sink) -> bool:
-    """One token for each choice of a request. False: the request has ended."""
+    """Advance each choice of a request by one token. Return False when the request has ended."""
     try:
-        going_on = [choice.step(sink) for choice in choices]
-        return any(going_on)
+        running = [choice.step(sink) for choice in choices]
+        return any(running)
     except EnginebayError as error:
         sink.error(number, error)
-    except Exception as error:  # whatever the library raises must reach its own request, not end the thread
+    except Exception as error:  # a library error fails its request, not the step thread
         sink.error(number, EngineFailed(f"the engine failed: {type(error).__name__}: {error}"))
     return False
 
 
 class _RunningChoice:
-    """One choice of one request, as it is being made."""
+    """One choice of a running request."""
 
-    def __init__(self, number: int, choice: int, request: GenerateRequest, tokens: Tokens, room: int) -> None:
+    def __init__(self, number: int, choice: int, request: GenerateRequest, tokens: Tokens, output_limit: int) -> None:
         self.number, self.choice, self.tokens = number, choice, tokens
         self.prompt_tokens = len(request.token_ids or ())
-        self.tokens_left = min(room, request.sampling.max_tokens or room)
+        self.tokens_left = min(output_limit, request.sampling.max_tokens or output_limit)
         self.stop_token_ids = request.sampling.stop_token_ids
         self.stop_scanner = StopScanner(request.sampling.stop)
         self.started = self.ended = False
 
     def step(self, sink: Sink) -> bool:
-        """Make one token and tell the sink. False: it has ended."""
+        """Generate one token and send it to the sink. Return False when the choice has ended."""
         if self.ended:
             return False
         if not self.started:
             self.started = True
             if self.choice == 0:
                 sink.accepted(self.number, self.prompt_tokens)
-        made = next(self.tokens, None)
-        if made is None:
+        generated = next(self.tokens, None)
+        if generated is None:
             return self._finish(sink, FinishReason.STOP)
-        token, text = made
+        token, text = generated
         if token in self.stop_token_ids:
             sink.token(self.number, "", (token,), self.choice)
             return self._finish(sink, FinishReason.STOP, token)

@@ -1,4 +1,4 @@
-"""Running the programs that build an environment: their output in one log, their end tied to ours."""
+"""Runs the commands of an environment build, with all output in one log. They die with this process."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from enginebay.errors import EnginebayError, FetchFailed
 from enginebay.util.child_processes import child_process, isolated_environment
 
 _TAIL_LINES = 6
-# pip would install elsewhere than into the new environment.
+# These make pip install outside the new environment.
 _PIP_LOCATION_VARIABLES = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PYTHON")
 
 
 class CommandRunner:
-    """One build's programs, run one after the other."""
+    """Runs the commands of one build, one after the other."""
 
     def __init__(self, log: Path, lock: TextIO, report: Callable[[str, str], None]) -> None:
         self.path, self.lock, self.report = log, lock, report
@@ -37,7 +37,7 @@ class CommandRunner:
             self._log.close()
 
     def run(self, doing: str, command: list[str]) -> None:
-        """Run one program, reporting the line it is at. Raises `FetchFailed` with its last lines."""
+        """Run one command and report each output line. Raises `FetchFailed` with the last lines."""
         self._write(f"$ {shlex.join(command)}\n")
         self.report(doing, "")
         tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -51,14 +51,14 @@ class CommandRunner:
             raise self._build_failure(doing, process.returncode, list(tail))
 
     def read_lines(self, command: list[str]) -> list[str]:
-        """The lines a program prints; what it complains about goes to the log."""
+        """Run a command and return the lines of its stdout. Its stderr goes to the log."""
         self._write(f"$ {shlex.join(command)}\n")
         assert self._log is not None
         with self._start(command, self._log.fileno()) as process:
-            said, _ = process.communicate()
+            output, _ = process.communicate()
         if process.returncode != 0:
-            raise self._build_failure(shlex.join(command[1:3]), process.returncode, said.splitlines()[-_TAIL_LINES:])
-        return [line for line in said.splitlines() if line.strip()]
+            raise self._build_failure(shlex.join(command[1:3]), process.returncode, output.splitlines()[-_TAIL_LINES:])
+        return [line for line in output.splitlines() if line.strip()]
 
     def _start(self, command: list[str], errors_to: int) -> AbstractContextManager[subprocess.Popen[str]]:
         env = {name: value for name, value in isolated_environment().items() if name not in _PIP_LOCATION_VARIABLES}
@@ -73,11 +73,11 @@ class CommandRunner:
     def _build_failure(self, doing: str, code: int, tail: list[str]) -> FetchFailed:
         shown = "".join(f"\n     {line}" for line in tail)
         return FetchFailed(
-            f"the install failed at: {doing} (exit code {code}){shown}", f"the whole output: {self.path}"
+            f"the install failed at: {doing} (exit code {code}){shown}", f"see the full log: {self.path}"
         )
 
 
 def _is_relevant(line: str) -> bool:
-    """Not what pip says of packages that a recipe leaves out on purpose: it is no error, and pip goes on."""
+    """Return whether to show a line. Resolver errors are noise: recipes drop packages on purpose, and pip continues."""
     noise = ("WARNING:", "[notice]", "ERROR: pip's dependency resolver does not")
     return bool(line.strip()) and not line.startswith(noise)

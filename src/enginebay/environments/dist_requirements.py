@@ -1,7 +1,7 @@
-"""Prints what an installed distribution requires here, one requirement a line.
+"""Prints the requirements of an installed distribution, one per line.
 
-Runs as a script in the new environment (`requires.py DISTRIBUTION,... DROPPED,...`), with pip's own parser: a recipe
-that installs a library without its dependencies then installs those, less the ones left out on purpose.
+Runs as a script in the new environment (`dist_requirements.py DISTRIBUTION,... DROPPED,...`) and uses pip's parser.
+A recipe that installs a library with --no-deps then installs these, except the dropped ones.
 """
 
 from __future__ import annotations
@@ -16,20 +16,18 @@ def canonicalize_name(name: str) -> str:
 
 
 def list_requirements(distributions: list[str], dropped: list[str]) -> list[str]:
-    """Requirements of the first distribution that is installed, with their markers decided for this Python."""
+    """Return the requirements of the first installed distribution, with markers evaluated for this Python."""
     from pip._vendor.packaging.requirements import Requirement
 
-    left_out = {canonicalize_name(name) for name in dropped}
-    kept: list[str] = []
+    excluded = {canonicalize_name(name) for name in dropped}
+    requirements: list[str] = []
     for text in _read_declared(distributions):
-        one = Requirement(text)
-        if canonicalize_name(one.name) in left_out or (
-            one.marker is not None and not one.marker.evaluate({"extra": ""})
-        ):
-            continue
-        one.marker = None
-        kept.append(str(one))
-    return kept
+        requirement = Requirement(text)
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if applies and canonicalize_name(requirement.name) not in excluded:
+            requirement.marker = None
+            requirements.append(str(requirement))
+    return requirements
 
 
 def _read_declared(distributions: list[str]) -> list[str]:
@@ -42,5 +40,5 @@ def _read_declared(distributions: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    given = [[name for name in argument.split(",") if name] for argument in sys.argv[1:3]]
-    print("\n".join(list_requirements(*given)))
+    names = [[name for name in argument.split(",") if name] for argument in sys.argv[1:3]]
+    print("\n".join(list_requirements(*names)))

@@ -1,4 +1,4 @@
-"""Asking an engine's own Python what its library takes, and remembering the answer."""
+"""Probes an engine in its own Python for its version and parameters, and caches the result."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ PROBE_TIMEOUT_S = 300
 
 
 def run_probe(python: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Run the probe in that Python. Raises `EngineFailed` with its last lines."""
+    """Run the probe in that Python. Raises `EngineFailed` with the last lines of its stderr."""
     command = [str(python), str(BOOTSTRAP), "probe", json.dumps(question)]
     try:
         with child_process(command, isolated_environment(), stderr=subprocess.PIPE) as process:
-            said, complained = process.communicate(timeout=PROBE_TIMEOUT_S)
+            output, errors = process.communicate(timeout=PROBE_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise EngineFailed(f"the engine did not answer its probe within {PROBE_TIMEOUT_S} s") from None
-    marked = [line for line in said.splitlines() if line.startswith(probe_main.RESULT_PREFIX)]
+        raise EngineFailed(f"the engine probe timed out after {PROBE_TIMEOUT_S} s") from None
+    marked = [line for line in output.splitlines() if line.startswith(probe_main.RESULT_PREFIX)]
     answer: dict[str, Any] = json.loads(marked[-1].removeprefix(probe_main.RESULT_PREFIX)) if marked else {}
     if process.returncode != 0 or not answer or "error" in answer:
         reason = answer.get("error") or f"exit code {process.returncode}"
-        raise EngineFailed(f"the engine does not start in its environment: {reason}", format_last_lines(complained))
+        raise EngineFailed(f"the engine failed to start in its environment: {reason}", format_last_lines(errors))
     return answer
 
 
 def format_last_lines(text: str, count: int = 5) -> str:
-    """The end of a program's output, as one indented block for an error."""
+    """Return the end of a program's output as an indented block for an error message."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip() and "WARNING" not in line]
     return "\n     ".join(lines[-count:])
 
@@ -52,7 +52,7 @@ def probe_engine(python: Path, spec: EngineSpec) -> Probe:
 
 
 def fingerprint_adapter(spec: EngineSpec) -> str:
-    """Changes with the adapter's code, so that an upgrade of Enginebay asks again; constant for others' engines."""
+    """Return a hash of the adapter's code, so that an upgrade of Enginebay probes again; constant for plugins."""
     folder = _find_adapter_folder(spec)
     if folder is None:
         return "theirs"
@@ -66,12 +66,12 @@ def _find_adapter_folder(spec: EngineSpec) -> Path | None:
     package = spec.engine.partition(":")[0].rpartition(".")[0]
     if not package.startswith("enginebay."):
         return None
-    found = importlib.util.find_spec(package)
-    return Path(found.origin).parent if found is not None and found.origin else None
+    module = importlib.util.find_spec(package)
+    return Path(module.origin).parent if module is not None and module.origin else None
 
 
 def is_in_current_environment(spec: EngineSpec) -> bool:
-    """Whether this very environment has both the engine's code and its library."""
+    """Return whether this environment has both the engine's adapter and its library."""
     needed = {spec.engine.partition(":")[0].partition(".")[0], spec.module.partition(".")[0]} - {""}
     return all(_is_importable(name) for name in needed)
 
@@ -84,6 +84,7 @@ def _is_importable(name: str) -> bool:
 
 
 def read_current_version(spec: EngineSpec) -> str:
+    """Return the version of the engine's library in this environment."""
     for name in spec.distributions:
         try:
             return version(name)
@@ -93,24 +94,24 @@ def read_current_version(spec: EngineSpec) -> str:
 
 
 def probe_current_environment(spec: EngineSpec) -> Probe:
-    """The probe of this environment's library, asked once for each state of its packages.
+    """Probe the library in this environment, once for each state of its packages.
 
-    A failure is remembered too: an import of seconds must not be repeated by every command.
+    Failures are cached too: the import takes seconds, and every command would repeat it.
     """
     packages = Path(sysconfig.get_paths()["purelib"])
     changed = packages.stat().st_mtime_ns if packages.exists() else 0
     state = f"{sys.prefix} {read_current_version(spec)} {changed} {fingerprint_adapter(spec)}"
     path = home_dir() / "probes" / f"{spec.kind}-{hashlib.sha256(state.encode()).hexdigest()[:16]}.json"
-    kept = _read_cached(path)
-    if kept is None:
-        kept = _probe_now(spec)
+    result = _read_cached(path)
+    if result is None:
+        result = _probe_now(spec)
         try:
-            write_json(path, kept)
+            write_json(path, result)
         except OSError:
-            pass  # a read-only home only makes it slower
-    if "error" in kept:
-        raise EngineFailed(kept["error"], kept["hint"])
-    return Probe.from_json(kept["probe"])
+            pass  # a read-only home only costs time
+    if "error" in result:
+        raise EngineFailed(result["error"], result["hint"])
+    return Probe.from_json(result["probe"])
 
 
 def _read_cached(path: Path) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Building an environment: venv, pip, probe, and only then its name."""
+"""Builds an engine environment: venv, pip, probe, then publish."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from enginebay.errors import EnginebayError, EngineFailed, EngineMissing, FetchF
 from enginebay.util.child_processes import interruptible
 from enginebay.util.paths import engines_dir, logs_dir
 
-Report = Callable[[str, str], None]  # (what is being done, the line it is at)
+Report = Callable[[str, str], None]  # (current step, latest output line)
 
 
 @dataclass(frozen=True, slots=True)
 class InstallRequest:
-    """One install as asked for."""
+    """One install as requested."""
 
     requested: str
     device: str  # "cpu" or "cuda"
@@ -57,16 +57,16 @@ class InstallRequest:
 
 @interruptible()
 def install_engine(request: InstallRequest, report: Report) -> Environment:
-    """Build what is asked for, or give back what is there already. Leaves nothing half-made, however it ends."""
-    wanted = parse_target(request.requested, registry.load_specs(), request.is_package)
-    if wanted.spec is not None and wanted.version is None:
-        wanted = InstallTarget(wanted.spec, select_recipe(wanted.spec, request.device).version)
-    name = _build_working_name(wanted)
+    """Build the requested environment, or return the existing one. A failed build leaves nothing behind."""
+    target = parse_target(request.requested, registry.load_specs(), request.is_package)
+    if target.spec is not None and target.version is None:
+        target = InstallTarget(target.spec, select_recipe(target.spec, request.device).version)
+    name = _build_working_name(target)
     with claim_name(name, lambda: report("waiting for another install of the same engine", "")) as lock:
         remove_abandoned(name)
-        if not request.recreate and (there := _find_existing(wanted, request.device)):
-            return there
-        return _EnvironmentBuild(request, wanted, name, lock, report).run()
+        if not request.recreate and (existing := _find_existing(target, request.device)):
+            return existing
+        return _EnvironmentBuild(request, target, name, lock, report).run()
 
 
 def _build_working_name(target: InstallTarget) -> str:
@@ -79,24 +79,24 @@ def _build_working_name(target: InstallTarget) -> str:
 def _find_existing(target: InstallTarget, device: str) -> Environment | None:
     if target.spec is None or target.version is None:
         return None
-    for one in list_environments(target.spec.kind):
-        if one.has_version(target.version) and _is_same_build(target.spec, one.device, device):
-            return one
+    for environment in list_environments(target.spec.kind):
+        if environment.has_version(target.version) and _is_same_build(target.spec, environment.device, device):
+            return environment
     return None
 
 
-def _is_same_build(spec: EngineSpec, there: str, device: str) -> bool:
-    """Whether what was built for one device is what would be built for the other."""
-    if there in ("", device) or not spec.recipes:
+def _is_same_build(spec: EngineSpec, built_for: str, device: str) -> bool:
+    """Return whether both devices use the same recipe."""
+    if built_for in ("", device) or not spec.recipes:
         return True
     try:
-        return select_recipe(spec, there) == select_recipe(spec, device)
+        return select_recipe(spec, built_for) == select_recipe(spec, device)
     except EngineMissing:
         return False
 
 
 class _EnvironmentBuild:
-    """One environment on its way from nothing to published."""
+    """One environment build, from venv to publish."""
 
     def __init__(self, request: InstallRequest, target: InstallTarget, name: str, lock: TextIO, report: Report) -> None:
         self.request, self.target, self.report = request, target, report
@@ -112,8 +112,8 @@ class _EnvironmentBuild:
             return self._install_and_publish()
         except OSError as error:  # a full disk, mostly
             raise FetchFailed(
-                f"{self.request.requested} could not be installed: {error.strerror or error}",
-                f"check the space and the rights at {engines_dir()}",
+                f"failed to install {self.request.requested}: {error.strerror or error}",
+                f"check the free space and permissions of {engines_dir()}",
             ) from None
         finally:
             if not is_published(self.folder):
@@ -122,7 +122,7 @@ class _EnvironmentBuild:
 
     def _make_venv(self) -> None:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        self.runner.run("making the environment", [self.request.python, "-m", "venv", str(self.folder)])
+        self.runner.run("creating the environment", [self.request.python, "-m", "venv", str(self.folder)])
 
     def _install_and_publish(self) -> Environment:
         if self.target.spec is None:
@@ -133,7 +133,7 @@ class _EnvironmentBuild:
             spec, version = self.target.spec, self.target.version or ""
             self._follow_recipe(spec, version)
             self._install_worker_requirements()
-            self.report("asking the library what it takes", "")
+            self.report("probing the engine", "")
             kind, probe = spec.kind, Probe.from_json(self._run_probe({"engine": spec.engine})["probe"])
         self._write_records(kind, version, spec, probe)
         path = publish(self.folder, build_environment_name(kind, version))
@@ -141,25 +141,25 @@ class _EnvironmentBuild:
         return Environment(kind, version, self.python, "environment", probe, spec, path, adapter, self.request.device)
 
     def _follow_recipe(self, spec: EngineSpec, version: str) -> None:
-        chosen = select_recipe(spec, self.request.device)
-        for number, step in enumerate(chosen.steps, 1):
-            needed = self._list_requirements(spec, chosen.drop) if uses_requirements(step) else None
-            self._pip_install(f"step {number} of {len(chosen.steps)}", fill_step(step, version, needed))
+        recipe = select_recipe(spec, self.request.device)
+        for number, step in enumerate(recipe.steps, 1):
+            requirements = self._list_requirements(spec, recipe.drop) if uses_requirements(step) else None
+            self._pip_install(f"step {number} of {len(recipe.steps)}", fill_step(step, version, requirements))
 
     def _list_requirements(self, spec: EngineSpec, dropped: tuple[str, ...]) -> list[str]:
         script = [str(self.python), str(dist_requirements.__file__), ",".join(spec.distributions), ",".join(dropped)]
         return self.runner.read_lines(script)
 
     def _install_worker_requirements(self) -> None:
-        """Last, and held to what is installed: nothing the recipe chose may change for our sake."""
-        there = self._freeze()
-        if not are_satisfied(WORKER_REQUIREMENTS, there):
+        """Install what the worker imports. Runs last, with constraints, so that the recipe's versions do not change."""
+        frozen = self._freeze()
+        if not are_satisfied(WORKER_REQUIREMENTS, frozen):
             pins = self.folder / "constraints.txt"
-            pins.write_text("\n".join(line for line in there if is_pin(line)), encoding="utf-8")
+            pins.write_text("\n".join(line for line in frozen if is_pin(line)), encoding="utf-8")
             self._pip_install("adding gRPC for the worker", ["-c", str(pins), *WORKER_REQUIREMENTS])
             pins.unlink()
-            there = self._freeze()
-        (self.folder / "freeze.txt").write_text("\n".join(there) + "\n", encoding="utf-8")
+            frozen = self._freeze()
+        (self.folder / "freeze.txt").write_text("\n".join(frozen) + "\n", encoding="utf-8")
 
     def _freeze(self) -> list[str]:
         return self.runner.read_lines([str(self.python), "-m", "pip", "freeze", "--all"])
@@ -170,17 +170,17 @@ class _EnvironmentBuild:
 
     def _discover_engine(self) -> tuple[str, str, EngineSpec, Probe]:
         self.report("looking for the engine in the package", "")
-        found: list[dict[str, Any]] = self._run_probe({"discover": True})["found"]
-        if len(found) != 1:
-            names = ", ".join(one["spec"]["kind"] for one in found) or "none"
+        engines: list[dict[str, Any]] = self._run_probe({"discover": True})["found"]
+        if len(engines) != 1:
+            names = ", ".join(engine["spec"]["kind"] for engine in engines) or "none"
             raise EnginebayError(
-                f"{self.target.package} must bring exactly one engine, found: {names}",
-                f"its pyproject.toml declares it under [project.entry-points.{registry.GROUP!r}]",
+                f"{self.target.package} must provide exactly one engine, found: {names}",
+                f"declare it in pyproject.toml under [project.entry-points.{registry.GROUP!r}]",
             )
-        spec = EngineSpec.from_json(found[0]["spec"])
+        spec = EngineSpec.from_json(engines[0]["spec"])
         if spec.kind in registry.BUILT_IN:
-            raise EnginebayError(f"{self.target.package} calls its engine {spec.kind}, which is one of ours")
-        return spec.kind, found[0]["version"], spec, Probe.from_json(found[0]["probe"])
+            raise EnginebayError(f"{self.target.package} names its engine {spec.kind}, which is a built-in engine")
+        return spec.kind, engines[0]["version"], spec, Probe.from_json(engines[0]["probe"])
 
     def _run_probe(self, question: dict[str, Any]) -> dict[str, Any]:
         try:

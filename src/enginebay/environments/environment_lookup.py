@@ -1,4 +1,4 @@
-"""Which environment hosts an engine: this one if it has the library, else the newest that was built."""
+"""Finds the environment of an engine: the current one if it has the library, else the newest built one."""
 
 from __future__ import annotations
 
@@ -22,55 +22,57 @@ from enginebay.errors import EnginebayError, EngineFailed, EngineMissing, UsageE
 
 
 def find_environment(kind: str, version: str | None = None) -> Environment:
-    """The environment for an engine. Raises `EngineMissing` with the command that installs it."""
+    """Return the environment of an engine. Raises `EngineMissing` with the command that installs it."""
     spec = registry.get_spec(kind)
-    here = _find_current(spec, version)
-    if here is not None:
-        return here
-    for one in list_environments(spec.kind):
-        if version is None or one.has_version(version):
-            return _refresh_probe(one, spec)
+    current = _find_current(spec, version)
+    if current is not None:
+        return current
+    for environment in list_environments(spec.kind):
+        if version is None or environment.has_version(version):
+            return _refresh_probe(environment, spec)
     raise build_missing_error(spec, version)
 
 
 def build_missing_error(spec: EngineSpec, version: str | None = None) -> EngineMissing:
-    wanted = f"{spec.kind}=={version}" if version else spec.kind
+    """Return the error for a missing engine, with the command that installs or rebuilds it."""
+    requirement = f"{spec.kind}=={version}" if version else spec.kind
     shown = f"{spec.kind} {version}" if version else spec.kind
-    for one in list_broken():
-        if one.is_kind(spec.kind) and (version is None or one.path.name == build_environment_name(spec.kind, version)):
+    for broken in list_broken():
+        name = broken.path.name
+        if broken.is_kind(spec.kind) and (version is None or name == build_environment_name(spec.kind, version)):
             return EngineMissing(
-                f"the environment {one.path.name} is broken: {one.reason}",
-                f"build it again with: bay engines install {wanted} --recreate",
+                f"the environment {name} is broken: {broken.reason}",
+                f"rebuild it with: bay engines install {requirement} --recreate",
             )
     if not spec.recipes:
         return EngineMissing(
-            f"the engine {shown} is not installed", "install the package that brings it: bay engines install PACKAGE"
+            f"the engine {shown} is not installed", "install the package that provides it: bay engines install PACKAGE"
         )
-    return EngineMissing(f"the engine {shown} is not installed", f"install it with: bay engines install {wanted}")
+    return EngineMissing(f"the engine {shown} is not installed", f"install it with: bay engines install {requirement}")
 
 
 def _find_current(spec: EngineSpec, version: str | None) -> Environment | None:
-    """This environment, if the engine really starts in it; a library without its own needs does not count."""
+    """Return the current environment if the engine starts in it; an importable library alone is not enough."""
     if not probing.is_in_current_environment(spec):
         return None
     try:
         probe = probing.probe_current_environment(spec)
     except EngineFailed:
         return None
-    found = Environment(spec.kind, probing.read_current_version(spec), Path(sys.executable), "current", probe, spec)
-    return found if version is None or found.has_version(version) else None
+    current = Environment(spec.kind, probing.read_current_version(spec), Path(sys.executable), "current", probe, spec)
+    return current if version is None or current.has_version(version) else None
 
 
 def _refresh_probe(environment: Environment, spec: EngineSpec) -> Environment:
-    """Our own engines follow the code of today: its spec, and a new probe when the adapter has changed."""
+    """Give a built-in engine the current spec, and probe it again if its adapter changed."""
     if not spec.engine.startswith("enginebay."):
         return environment
-    today = probing.fingerprint_adapter(spec)
-    if environment.adapter_fingerprint == today:
+    fingerprint = probing.fingerprint_adapter(spec)
+    if environment.adapter_fingerprint == fingerprint:
         return replace(environment, spec=spec)
     probe = probing.probe_engine(environment.python, spec)
-    _write_probe(environment.python.parent.parent, spec, probe, today)
-    return replace(environment, spec=spec, probe=probe, adapter_fingerprint=today)
+    _write_probe(environment.python.parent.parent, spec, probe, fingerprint)
+    return replace(environment, spec=spec, probe=probe, adapter_fingerprint=fingerprint)
 
 
 def _write_probe(folder: Path, spec: EngineSpec, probe: Probe, adapter: str) -> None:
@@ -80,11 +82,11 @@ def _write_probe(folder: Path, spec: EngineSpec, probe: Probe, adapter: str) -> 
         write_json(folder / "probe.json", probe.to_json())
         write_json(folder / "install.json", {**record, "adapter": adapter})
     except OSError:
-        pass  # an environment shared read-only is asked again by each command
+        pass  # a read-only shared environment is probed by every command
 
 
 class InstalledEngines(Mapping[str, Probe | None]):
-    """Each engine's probe, or None where it is not installed; looked up when asked for, since some take seconds."""
+    """Each engine's probe, or None if it is not installed. Lazy, since some probes take seconds."""
 
     def __init__(self) -> None:
         self._kinds = registry.list_kinds()
@@ -112,34 +114,35 @@ def get_installed_engines() -> InstalledEngines:
 
 
 def find_removable(requested: str, every: bool = False) -> list[Path]:
-    """The built environments that `KIND` or `KIND==VERSION` means, broken ones included."""
+    """Return the built environments that match `KIND` or `KIND==VERSION`, including broken ones."""
     name, _, version = (part.strip() for part in requested.partition("=="))
     spec = registry.get_spec(name)
     built = list_environments(spec.kind)
     if version:
-        paths = [one.path for one in built if one.path and one.has_version(version)]
-        paths += [one.path for one in list_broken() if one.path.name == build_environment_name(spec.kind, version)]
+        name = build_environment_name(spec.kind, version)
+        paths = [environment.path for environment in built if environment.path and environment.has_version(version)]
+        paths += [broken.path for broken in list_broken() if broken.path.name == name]
     else:
-        paths = [one.path for one in built if one.path]
-        paths += [one.path for one in list_broken() if one.is_kind(spec.kind)]
+        paths = [environment.path for environment in built if environment.path]
+        paths += [broken.path for broken in list_broken() if broken.is_kind(spec.kind)]
     if not paths:
         raise _build_not_removable_error(spec, version)
     if len(paths) > 1 and not every:
         raise UsageError(
             f"{spec.kind} is installed {len(paths)} times: {', '.join(path.name for path in paths)}",
-            f"name one, as in: bay engines remove {spec.kind}=={built[0].version if built else version}; or give --all",
+            f"name one, as in: bay engines remove {spec.kind}=={built[0].version if built else version}; or use --all",
         )
     return paths
 
 
 def _build_not_removable_error(spec: EngineSpec, version: str) -> EnginebayError:
     if probing.is_in_current_environment(spec) and not spec.distributions:
-        return UsageError(f"{spec.kind} comes with bay and has no environment of its own", "there is nothing to remove")
+        return UsageError(f"{spec.kind} is part of bay and has no separate environment", "it cannot be removed")
     if probing.is_in_current_environment(spec):
         return UsageError(
-            f"{spec.kind} is installed next to bay, not in an environment of its own",
+            f"{spec.kind} is installed in the same environment as bay",
             f"remove it with: {sys.executable} -m pip uninstall {spec.distributions[0]}",
         )
     return EngineMissing(
-        f"{spec.kind}{f' {version}' if version else ''} is not installed", "bay engines list shows what is"
+        f"{spec.kind}{f' {version}' if version else ''} is not installed", "see the installed engines: bay engines list"
     )

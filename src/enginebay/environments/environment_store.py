@@ -1,4 +1,4 @@
-"""What lies on disk: installed environments, their records and the locks of those being built."""
+"""Environments on disk: installed ones, their records, and the locks of running builds."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Environment:
     kind: str
     version: str
     python: Path
-    source: str  # "environment": built by us; "current": the library is installed next to bay
+    source: str  # "environment": built by bay; "current": the library is installed next to bay
     probe: Probe
     spec: EngineSpec
-    path: Path | None = None  # the published name, for built ones
-    adapter_fingerprint: str = ""  # fingerprint of the code that made the probe
-    device: str = ""  # what it was built for, where that was written down
+    path: Path | None = None  # the published symlink, if built
+    adapter_fingerprint: str = ""  # of the code that ran the probe
+    device: str = ""  # the device it was built for, if recorded
 
     @property
     def variables(self) -> dict[str, str]:
-        """What a program started in it needs besides its Python: the tools that were installed with the library."""
+        """Environment variables for programs that run in it: PATH finds the tools installed with the library."""
         if self.source == "current":
             return {}
         return {"PATH": f"{self.python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
@@ -49,18 +49,18 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class BrokenEnvironment:
-    """An environment that is there and cannot be used."""
+    """An installed environment that cannot be used."""
 
     path: Path
     reason: str
 
     def is_kind(self, kind: str) -> bool:
-        """By its name, since its record cannot be read."""
+        """Return whether the name belongs to the kind. The record may be unreadable."""
         return re.match(rf"{re.escape(kind)}-\d", self.path.name) is not None
 
     @property
     def requirement(self) -> str:
-        """What to install to have it again: `KIND==VERSION`, or the package that brought it."""
+        """The requirement that rebuilds it: `KIND==VERSION`, or the package that provided it."""
         try:
             record = read_json(self.path / "install.json")
             kind, version = record["kind"], record["version"]
@@ -72,7 +72,7 @@ class BrokenEnvironment:
 
 
 def build_environment_name(kind: str, version: str) -> str:
-    """The directory name of an environment. Raises when a part could leave the directory."""
+    """Return the directory name of an environment. Raises `UsageError` if a part could escape the directory."""
     for part in (kind, version):
         if not _SAFE_NAME.fullmatch(part):
             raise UsageError(f"{part!r} cannot be part of an environment's name", "use letters, digits and . _ + -")
@@ -80,15 +80,15 @@ def build_environment_name(kind: str, version: str) -> str:
 
 
 def list_environments(kind: str | None = None) -> list[Environment]:
-    """Usable built environments, newest version first within a kind."""
-    found = [one for one in map(_read_environment, _list_published()) if isinstance(one, Environment)]
-    found.sort(key=lambda one: version_key(one.version), reverse=True)
-    found.sort(key=lambda one: one.kind)
-    return [one for one in found if kind is None or one.kind == kind]
+    """Return the usable built environments, newest version first within a kind."""
+    environments = [entry for entry in map(_read_environment, _list_published()) if isinstance(entry, Environment)]
+    environments.sort(key=lambda environment: version_key(environment.version), reverse=True)
+    environments.sort(key=lambda environment: environment.kind)
+    return [environment for environment in environments if kind is None or environment.kind == kind]
 
 
 def list_broken() -> list[BrokenEnvironment]:
-    return [one for one in map(_read_environment, _list_published()) if isinstance(one, BrokenEnvironment)]
+    return [entry for entry in map(_read_environment, _list_published()) if isinstance(entry, BrokenEnvironment)]
 
 
 def _list_published() -> list[Path]:
@@ -102,7 +102,7 @@ def _read_environment(path: Path) -> Environment | BrokenEnvironment:
         record, spec, probe = (read_json(real / name) for name in ("install.json", "spec.json", "probe.json"))
         python = real / "bin" / "python"
         if not python.exists():
-            return BrokenEnvironment(path, "its Python is gone")
+            return BrokenEnvironment(path, "its Python is missing")
         return Environment(
             kind=record["kind"],
             version=record["version"],
@@ -115,7 +115,7 @@ def _read_environment(path: Path) -> Environment | BrokenEnvironment:
             device=record.get("device", ""),
         )
     except (OSError, RuntimeError):
-        return BrokenEnvironment(path, "its files are gone")
+        return BrokenEnvironment(path, "its files are missing")
     except (ValueError, KeyError, TypeError) as error:
         return BrokenEnvironment(path, f"its record cannot be read ({error})")
 
@@ -123,35 +123,35 @@ def _read_environment(path: Path) -> Environment | BrokenEnvironment:
 def read_json(path: Path) -> dict[str, Any]:
     data = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(data, dict):
-        raise ValueError(f"{path.name} holds no object")
+        raise ValueError(f"{path.name} is not a JSON object")
     return data
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Whole or not at all."""
+    """Write the file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(data, indent=1, default=str) + "\n", encoding="utf-8")
-    beside.replace(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(data, indent=1, default=str) + "\n", encoding="utf-8")
+    temporary.replace(path)
 
 
 def publish(built: Path, name: str) -> Path:
-    """Give a finished environment its name in one step, and remove the one that had it."""
+    """Point the name at a finished environment in one step, then remove the previous one."""
     final = engines_dir() / name
-    before = final.resolve() if final.is_symlink() else None
-    beside = engines_dir() / f".{name}.{os.getpid()}"
-    beside.unlink(missing_ok=True)
-    beside.symlink_to(Path(STORE_FOLDER) / built.name)
+    previous = final.resolve() if final.is_symlink() else None
+    temporary = engines_dir() / f".{name}.{os.getpid()}"
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(Path(STORE_FOLDER) / built.name)
     if final.is_dir() and not final.is_symlink():
         shutil.rmtree(final)
-    beside.replace(final)
-    if before is not None and before != built.resolve():
-        shutil.rmtree(before, ignore_errors=True)
+    temporary.replace(final)
+    if previous is not None and previous != built.resolve():
+        shutil.rmtree(previous, ignore_errors=True)
     return final
 
 
 def remove_environment(environment: Path) -> None:
-    """The name goes first, so that nobody can pick a half-removed environment."""
+    """Remove an environment: first the name, so that no one picks a half-removed one."""
     with claim_name(environment.name):
         real = environment.resolve()
         if environment.is_symlink():
@@ -161,13 +161,13 @@ def remove_environment(environment: Path) -> None:
 
 @contextmanager
 def claim_name(name: str, waiting: Callable[[], None] | None = None) -> Iterator[TextIO]:
-    """Be the only builder of `name`. The system frees the lock however the holder dies.
+    """Hold the build lock of `name`. The kernel releases it however the holder dies.
 
-    The lock is given to the programs the builder runs: one that outlives it still counts as building.
+    The builder's commands inherit the lock: one that outlives the builder still counts as building.
     """
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            lock = held.enter_context(exclusive_lock(engines_dir() / LOCKS_FOLDER / f"{name}.lock", waiting))
+            lock = stack.enter_context(exclusive_lock(engines_dir() / LOCKS_FOLDER / f"{name}.lock", waiting))
         except OSError as error:
             raise _build_unwritable_error(error) from None
         yield lock
@@ -175,30 +175,30 @@ def claim_name(name: str, waiting: Callable[[], None] | None = None) -> Iterator
 
 def _build_unwritable_error(error: OSError) -> EnginebayError:
     return EnginebayError(
-        f"{engines_dir()} cannot be written: {error.strerror}", "set ENGINEBAY_HOME to a directory of yours"
+        f"{engines_dir()} cannot be written: {error.strerror}", "set ENGINEBAY_HOME to a writable directory"
     )
 
 
 def remove_abandoned(mine: str) -> None:
-    """Remove what dead builders left. `mine` is the name the caller holds."""
-    for left in (engines_dir() / STORE_FOLDER).glob("*~*"):
-        name = left.name.rpartition("~")[0]
+    """Remove the leftovers of dead builders. `mine` is the name whose lock the caller holds."""
+    for folder in (engines_dir() / STORE_FOLDER).glob("*~*"):
+        name = folder.name.rpartition("~")[0]
         if name == mine:
-            _drop_unpublished(left)
+            _drop_unpublished(folder)
             continue
         with _try_claim(name) as free:
             if free:
-                _drop_unpublished(left)
+                _drop_unpublished(folder)
 
 
 def is_published(built: Path) -> bool:
     return built.resolve() in {path.resolve() for path in _list_published()}
 
 
-def _drop_unpublished(left: Path) -> None:
-    """Only under the lock of its name: a builder publishes before it lets go."""
-    if not is_published(left):
-        shutil.rmtree(left, ignore_errors=True)
+def _drop_unpublished(folder: Path) -> None:
+    """Remove a build that was never published. Needs the lock of its name: builders publish before they release it."""
+    if not is_published(folder):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

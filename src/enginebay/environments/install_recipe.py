@@ -1,4 +1,4 @@
-"""From what a person asked for to the pip commands that build it. Pure."""
+"""Turns a requested engine into the pip commands that install it. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from enginebay.environments.dist_requirements import canonicalize_name
 from enginebay.environments.versions import version_key
 from enginebay.errors import EngineMissing, UsageError
 
-# What the worker itself imports in every engine's environment. The generated messages work from protobuf 4.25 on.
+# What the worker imports in every engine environment. The generated messages need protobuf 4.25 or newer.
 WORKER_REQUIREMENTS = (
     "grpcio>=1.62.3",
     "protobuf>=4.25.3",
@@ -25,7 +25,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True, slots=True)
 class InstallTarget:
-    """One thing to install: an engine we have a recipe for, or a package that brings an engine."""
+    """One thing to install: an engine with a recipe, or a package that provides an engine."""
 
     spec: EngineSpec | None
     version: str | None = None
@@ -33,36 +33,36 @@ class InstallTarget:
 
 
 def parse_target(requested: str, specs: Mapping[str, EngineSpec], is_package: bool = False) -> InstallTarget:
-    """What `KIND`, `KIND==VERSION`, a path or a requirement means."""
+    """Parse `KIND`, `KIND==VERSION`, a path or a requirement."""
     name, _, version = (part.strip() for part in requested.partition("=="))
-    known = {**{alias: one for one in specs.values() for alias in one.aliases}, **specs}
+    known = {**{alias: spec for spec in specs.values() for alias in spec.aliases}, **specs}
     if is_package or not _PLAIN_NAME.fullmatch(name) or name.endswith((".whl", ".tar.gz")):
         return InstallTarget(None, package=requested)
     if name in known:
         return InstallTarget(known[name], version or None)
-    # A slip of the finger must not fetch a stranger's package from the index.
+    # A typo must not install an unrelated package from the index.
     near = get_close_matches(name, known, n=1)
     raise UsageError(
-        f"there is no engine called {name!r}" + (f"; did you mean {near[0]}?" if near else ""),
-        f"if it is a package that brings an engine: bay engines install --package {requested}",
+        f"unknown engine {name!r}" + (f"; did you mean {near[0]}?" if near else ""),
+        f"for a package that provides an engine: bay engines install --package {requested}",
     )
 
 
 def select_recipe(spec: EngineSpec, device: str) -> Recipe:
-    """The recipe for `device` ("cpu" or "cuda"); a CPU build also serves a host with a GPU when it is the only one."""
-    for wanted in (device, "any", "cpu"):
-        for one in spec.recipes:
-            if one.when == wanted:
-                return one
+    """Return the recipe for `device` ("cpu" or "cuda"). Falls back to the CPU recipe on a GPU host."""
+    for when in (device, "any", "cpu"):
+        for recipe in spec.recipes:
+            if recipe.when == when:
+                return recipe
     if not spec.recipes:
         raise UsageError(
-            f"{spec.kind} has no recipe of its own", "give the package that brings it: bay engines install PACKAGE"
+            f"{spec.kind} has no install recipe", "install the package that provides it: bay engines install PACKAGE"
         )
-    raise EngineMissing(f"{spec.kind} has no recipe for a host with {device} only")
+    raise EngineMissing(f"{spec.kind} has no install recipe for a {device} host")
 
 
 def fill_step(step: tuple[str, ...], version: str, requires: list[str] | None = None) -> list[str]:
-    """A step's pip arguments. `{requires}` is an argument of its own and becomes many."""
+    """Return a step's pip arguments. `{requires}` expands to one argument per requirement."""
     arguments: list[str] = []
     for argument in step[1:] if step[:1] == ("install",) else step:
         if argument == "{requires}":
@@ -77,15 +77,17 @@ def uses_requirements(step: tuple[str, ...]) -> bool:
 
 
 def is_pin(line: str) -> bool:
-    """Whether a line of `pip freeze` can be a constraint; a package from a path cannot."""
+    """Return whether a line of `pip freeze` can be a constraint; a package from a path cannot."""
     return "==" in line and " @ " not in line
 
 
 def are_satisfied(requirements: Sequence[str], frozen: Sequence[str]) -> bool:
-    """Whether what is installed covers every `name>=version`."""
-    there = {
+    """Return whether the frozen packages satisfy every `name>=version`."""
+    installed = {
         canonicalize_name(name): version
         for name, _, version in (line.partition("==") for line in frozen if is_pin(line))
     }
-    wanted = [need.split(">=") for need in requirements]
-    return all(version_key(there.get(canonicalize_name(name), "0")) >= version_key(least) for name, least in wanted)
+    minimums = [requirement.split(">=") for requirement in requirements]
+    return all(
+        version_key(installed.get(canonicalize_name(name), "0")) >= version_key(least) for name, least in minimums
+    )

@@ -1,9 +1,9 @@
-"""A file of requests, run at the engine's full batch and written as answers come, so that it can be resumed.
+"""Runs a file of requests at the engine's full batch size and writes answers as they finish; a run can resume.
 
-In: one JSON object a line with `prompt` (text) or `messages` (a chat), optionally `id` (or `custom_id`), `raw`, and any
-sampling parameter. Out: one object a line with the same `id`, `text` or `error`, and two short hashes: `request` of the
-line, `asked` of all that was asked (the line with the parameters given for all, the model, the engine asked for). Lines
-are written whole, in the order in which answers are ready.
+Input: one JSON object per line with `prompt` (text) or `messages` (a chat), optionally `id` (or `custom_id`), `raw` and
+any sampling parameter. Output: one object per line with the same `id`, `text` or `error`, and two short hashes:
+`request` of the line, `asked` of the full request (line, common parameters, model and requested engine). Lines are
+written whole, in order of completion.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from enginebay.contract.engine_messages import Done
 from enginebay.errors import Cancelled, EnginebayError, UsageError, WorkerDied
 from enginebay.fleet.lifecycle.model_worker import ModelWorker
 
-_MAX_LISTED = 10  # of the wrong lines, at most
+_MAX_LISTED = 10  # invalid lines in one error
 
 
 @dataclass(frozen=True, slots=True)
 class BatchDefaults:
-    """What is asked of all lines alike. Settings are none of it: a run may go on with a smaller batch."""
+    """Parameters common to all lines. Engine settings are not among them: a run may resume with a smaller batch."""
 
     model: str = ""
-    engine: str = ""  # as asked for, such as "auto"
+    engine: str = ""  # as requested, such as "auto"
     raw: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 class BatchAnswer(NamedTuple):
-    """What an answer in the file is an answer to."""
+    """The request that an answer in the file belongs to."""
 
     line_hash: str
-    request_hash: str | None  # None: written before there was this field
+    request_hash: str | None  # None: written before this field existed
     failed: bool = False  # the answer is an error
 
 
@@ -54,20 +54,20 @@ class BatchRequest:
 
     @property
     def line_hash(self) -> str:
-        """Changes with anything the line asks for, so that an answer is never taken for another question's."""
+        """A hash of the line, so that an answer is never matched with a changed request."""
         return _compute_short_hash([self.prompt, self.raw, dict(self.sampling)])
 
     @property
     def request_hash(self) -> str:
-        """Changes with anything that is asked, by the line or of all lines."""
+        """A hash of the line and the common parameters."""
         common = self.defaults
         sampling = {**common.sampling, **self.sampling}
         return _compute_short_hash([common.model, common.engine, self.prompt, common.raw or self.raw, sampling])
 
-    def is_answered_by(self, found: BatchAnswer) -> bool:
-        return (
-            found.line_hash == self.line_hash if found.request_hash is None else found.request_hash == self.request_hash
-        )
+    def is_answered_by(self, answer: BatchAnswer) -> bool:
+        if answer.request_hash is None:
+            return answer.line_hash == self.line_hash
+        return answer.request_hash == self.request_hash
 
 
 def _compute_short_hash(content: Any) -> str:
@@ -86,34 +86,34 @@ class BatchTally:
 
 
 def read_requests(path: Path, defaults: BatchDefaults | None = None) -> list[BatchRequest]:
-    """All requests of a file. Raises UsageError that names the lines that are wrong."""
+    """Read all requests of a file. Raises `UsageError` that lists the invalid lines."""
     try:
-        lines = path.read_bytes().split(b"\n")  # not splitlines(): JSON texts may hold other line ends
+        lines = path.read_bytes().split(b"\n")  # not splitlines(): JSON strings may contain other line separators
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    jobs, wrong = dict[str, BatchRequest](), list[UsageError]()
+    requests, errors = dict[str, BatchRequest](), list[UsageError]()
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            job = _parse_request(line, number, defaults or BatchDefaults())
-            if job.id in jobs:
-                raise UsageError(f"line {number}: the id {job.id!r} is there twice", "give every request its own id")
-            jobs[job.id] = job
+            request = _parse_request(line, number, defaults or BatchDefaults())
+            if request.id in requests:
+                raise UsageError(f"line {number}: duplicate id {request.id!r}", "give every request its own id")
+            requests[request.id] = request
         except UsageError as error:
-            wrong.append(error)
-    if wrong:
-        raise _build_wrong_lines_error(path, wrong)
-    return list(jobs.values())
+            errors.append(error)
+    if errors:
+        raise _build_invalid_lines_error(path, errors)
+    return list(requests.values())
 
 
-def _build_wrong_lines_error(path: Path, wrong: Sequence[UsageError]) -> UsageError:
-    if len(wrong) == 1:
-        return UsageError(f"{path}, {wrong[0].message}", wrong[0].hint)
-    listed = [error.message for error in wrong[:_MAX_LISTED]]
-    if len(wrong) > _MAX_LISTED:
-        listed.append(f"and {len(wrong) - _MAX_LISTED} more")
-    return UsageError("\n  ".join([f"{path} has {len(wrong)} wrong lines", *listed]), "nothing was run: correct them")
+def _build_invalid_lines_error(path: Path, errors: Sequence[UsageError]) -> UsageError:
+    if len(errors) == 1:
+        return UsageError(f"{path}, {errors[0].message}", errors[0].hint)
+    listed = [error.message for error in errors[:_MAX_LISTED]]
+    if len(errors) > _MAX_LISTED:
+        listed.append(f"and {len(errors) - _MAX_LISTED} more")
+    return UsageError("\n  ".join([f"{path} has {len(errors)} invalid lines", *listed]), "fix them; nothing was run")
 
 
 def _parse_request(line: bytes, number: int, defaults: BatchDefaults) -> BatchRequest:
@@ -127,58 +127,63 @@ def _parse_request(line: bytes, number: int, defaults: BatchDefaults) -> BatchRe
     prompt = data.pop("prompt", None)
     messages = data.pop("messages", None)
     if not isinstance(prompt if messages is None else messages, str if messages is None else list):
-        raise UsageError(f"line {number}: `prompt` is a text, `messages` a list")
+        raise UsageError(f"line {number}: `prompt` must be a string, `messages` a list")
     raw = bool(data.pop("raw", False))
     if raw and messages is not None:
-        raise UsageError(f"line {number}: `raw` is for `prompt`; `messages` are always rendered as a chat")
+        raise UsageError(f"line {number}: `raw` applies to `prompt` only; `messages` always use the chat template")
     return BatchRequest(str(name), prompt if messages is None else messages, raw, data, defaults)
 
 
 def list_unanswered(
     requests: Sequence[BatchRequest], answers: Mapping[str, BatchAnswer], path: Path
 ) -> list[BatchRequest]:
-    """Jobs without an answer. An answer to something else under the same id is an error, not an answer."""
-    others = [job for job in requests if job.id in answers and not job.is_answered_by(answers[job.id])]
-    if others:
-        first = others[0]
+    """Return the requests without an answer. Raises `UsageError` if an id has the answer to a different request."""
+    changed = [
+        request for request in requests if request.id in answers and not request.is_answered_by(answers[request.id])
+    ]
+    if changed:
+        first = changed[0]
         if answers[first.id].line_hash != first.line_hash:
-            what = "answers to another request"
+            difference = "answers to different requests"
         else:
-            what = "answers by another model or engine, or with other parameters,"
+            difference = "answers from another model or engine, or with other parameters,"
         raise UsageError(
-            f"{path} has {what} under {len(others)} of {len(requests)} ids, first {first.id!r}",
-            "name another file for the answers, or remove this one to begin anew",
+            f"{path} has {difference} for {len(changed)} of {len(requests)} ids, first {first.id!r}",
+            "choose another output file, or delete this one to start over",
         )
-    return [job for job in requests if job.id not in answers]
+    return [request for request in requests if request.id not in answers]
 
 
 def read_answers(path: Path, retry_failed: bool = False) -> dict[str, BatchAnswer]:
-    """Ids that have their answer, with what was asked. What a crash cut off, and with `retry_failed` what failed, leaves the file."""
+    """Read the answers of an earlier run by id.
+
+    Removes a line that a crash cut off, and with `retry_failed` also failed answers, from the file.
+    """
     try:
-        path.open("ab").close()  # a place that cannot be written to is found before a model is loaded
+        path.open("ab").close()  # fail before a model is loaded if the file is not writable
         lines = path.read_bytes().splitlines(keepends=True)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}", "name another file") from None
-    kept, found = [], dict[str, BatchAnswer]()
+        raise UsageError(f"{path} cannot be written: {error.strerror}", "choose another file") from None
+    kept, answers = [], dict[str, BatchAnswer]()
     for number, line in enumerate(lines, start=1):
         try:
-            answer = json.loads(line)
-            name, to = str(answer["id"]), BatchAnswer(str(answer["request"]), answer.get("asked"), "error" in answer)
+            data = json.loads(line)
+            name, answer = str(data["id"]), BatchAnswer(str(data["request"]), data.get("asked"), "error" in data)
         except (ValueError, KeyError, TypeError):
             if line.endswith(b"\n"):
                 raise UsageError(
-                    f"line {number} of {path} is no answer",
-                    "name another file, or remove the line to have it done again",
+                    f"line {number} of {path} is not an answer",
+                    "choose another file, or delete the line to run its request again",
                 ) from None
             continue
-        if line.endswith(b"\n") and not (retry_failed and to.failed):
+        if line.endswith(b"\n") and not (retry_failed and answer.failed):
             kept.append(line)
-            found[name] = to
+            answers[name] = answer
     if len(kept) < len(lines):
         fresh = path.with_name(f".{path.name}.{os.getpid()}")
         fresh.write_bytes(b"".join(kept))
         fresh.replace(path)
-    return found
+    return answers
 
 
 async def run_batch(
@@ -189,19 +194,19 @@ async def run_batch(
     concurrency: int | None,
     on_progress: Callable[[BatchTally], None],
 ) -> BatchTally:
-    """Run every job; one that fails becomes an error line, a dead worker ends the run with what was done kept."""
+    """Run all requests. A failed one becomes an error line; a dead worker ends the run and keeps finished answers."""
     tally = BatchTally()
     waiting = iter(requests)
     with target.open("a", encoding="utf-8") as out:
 
-        async def lane() -> None:
-            for job in waiting:
-                _write_line(out, await _run_request(worker, job, build_request, tally))
+        async def run_lane() -> None:
+            for request in waiting:
+                _write_line(out, await _run_request(worker, request, build_request, tally))
                 tally.elapsed_s = time.monotonic() - tally.started
                 on_progress(tally)
 
         lanes = min(concurrency or max(1, 2 * worker.facts.max_batch), len(requests))
-        running = [asyncio.create_task(lane()) for _ in range(lanes)]
+        running = [asyncio.create_task(run_lane()) for _ in range(lanes)]
         try:
             await asyncio.gather(*running)
         finally:
@@ -212,17 +217,20 @@ async def run_batch(
 
 
 async def _run_request(
-    worker: ModelWorker, job: BatchRequest, build_request: Callable[[BatchRequest], GenerateRequest], tally: BatchTally
+    worker: ModelWorker,
+    request: BatchRequest,
+    build_request: Callable[[BatchRequest], GenerateRequest],
+    tally: BatchTally,
 ) -> dict[str, Any]:
     pieces: dict[int, list[str]] = {}
     reasons: dict[int, str] = {}
     logprobs: dict[int, list[dict[str, Any]]] = {}
     try:
-        async for event in worker.generate(build_request(job)):
+        async for event in worker.generate(build_request(request)):
             if isinstance(event, Delta):
                 pieces.setdefault(event.choice, []).append(event.text)
                 logprobs.setdefault(event.choice, []).extend(
-                    {"token_id": one.token_id, "logprob": one.logprob, "top": one.top} for one in event.logprobs
+                    {"token_id": entry.token_id, "logprob": entry.logprob, "top": entry.top} for entry in event.logprobs
                 )
                 if event.finish_reason is not None:
                     reasons[event.choice] = event.finish_reason.value
@@ -232,20 +240,20 @@ async def _run_request(
         raise
     except EnginebayError as error:
         tally.failed += 1
-        tally.first_error = tally.first_error or f"{job.id}: {error.message}"
+        tally.first_error = tally.first_error or f"{request.id}: {error.message}"
         return {
-            "id": job.id,
-            "request": job.line_hash,
-            "asked": job.request_hash,
+            "id": request.id,
+            "request": request.line_hash,
+            "asked": request.request_hash,
             "error": {"kind": error.kind, "message": error.message, "param": error.param},
         }
     tally.answered += 1
     tally.completion_tokens += usage.completion_tokens
     texts = ["".join(pieces[choice]) for choice in sorted(pieces)]
     return {
-        "id": job.id,
-        "request": job.line_hash,
-        "asked": job.request_hash,
+        "id": request.id,
+        "request": request.line_hash,
+        "asked": request.request_hash,
         "text": texts[0],
         **({"texts": texts} if len(texts) > 1 else {}),
         **({"logprobs": [logprobs[choice] for choice in sorted(logprobs)]} if any(logprobs.values()) else {}),

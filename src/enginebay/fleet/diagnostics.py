@@ -1,4 +1,4 @@
-"""The examination behind `bay doctor`: one finding for each thing a person may have to do something about."""
+"""The checks behind `bay doctor`: one finding per thing a user may have to act on."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Any
 from enginebay import __version__
 from enginebay.contract import EngineSpec
 from enginebay.engines import registry
-from enginebay.environments import build_missing_error, list_environments
-from enginebay.environments import engine_probe as probing
+from enginebay.environments import build_missing_error, engine_probe, list_environments
 from enginebay.environments.environment_store import list_broken
 from enginebay.errors import EnginebayError, EngineFailed, UnknownModel
 from enginebay.util.hardware import HostFacts, read_host
@@ -25,7 +24,7 @@ _LOW_DISK_BYTES = 2 * _GIB
 
 class FindingState(StrEnum):
     OK = "ok"
-    ABSENT = "absent"  # nothing wrong: it can be had
+    ABSENT = "absent"  # not an error: it can be installed
     BROKEN = "broken"
 
 
@@ -52,11 +51,11 @@ def run_diagnostics() -> list[Finding]:
 
 
 def check_host(host: HostFacts) -> Iterator[Finding]:
-    """Pure: what the host's facts say."""
+    """Check the host's facts. Pure."""
     yield Finding("bay", FindingState.OK, f"{__version__} on Python {host.python}")
     yield Finding("system", FindingState.OK, f"{host.system} {host.machine}")
     yield Finding("processor", FindingState.OK, f"{host.cpu}, {host.usable_cores} of {host.cores} cores usable")
-    yield Finding("features", FindingState.OK, ", ".join(host.features) or "none that matter here")
+    yield Finding("features", FindingState.OK, ", ".join(host.features) or "no relevant ones")
     yield Finding(
         "memory", FindingState.OK, f"{host.available_bytes / _GIB:.1f} of {host.memory_bytes / _GIB:.1f} GiB available"
     )
@@ -72,26 +71,26 @@ def check_host(host: HostFacts) -> Iterator[Finding]:
             "GPU",
             FindingState.ABSENT,
             "no NVIDIA GPU visible",
-            "not needed: llamacpp, transformers and vllm run on the CPU",
+            "optional: llamacpp, transformers and vllm also run on the CPU",
         )
     if host.disk_free_bytes < _LOW_DISK_BYTES:
         free = f"only {host.disk_free_bytes / _GIB:.1f} GiB free at {host.home}"
-        yield Finding("disk", FindingState.ABSENT, free, "free some, or set ENGINEBAY_HOME to a larger disk")
+        yield Finding("disk", FindingState.ABSENT, free, "free some space, or set ENGINEBAY_HOME to a larger disk")
     else:
         yield Finding("disk", FindingState.OK, f"{host.disk_free_bytes / _GIB:.0f} GiB free at {host.home}")
     if host.pip:
-        yield Finding("pip", FindingState.OK, "new environments can get it")
+        yield Finding("pip", FindingState.OK, "available for new environments")
     else:
         yield Finding(
             "pip",
             FindingState.BROKEN,
-            "this Python has no ensurepip, so no environment can be made",
-            "install the system's package for it, such as python3-venv",
+            "this Python has no ensurepip, so environments cannot be created",
+            "install the system package for it, such as python3-venv",
         )
 
 
 def _check_directories() -> Iterator[Finding]:
-    """Directories that must be writable."""
+    """Check that the directories are writable."""
     try:
         home_dir().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=home_dir()):
@@ -99,25 +98,25 @@ def _check_directories() -> Iterator[Finding]:
         yield Finding("home", FindingState.OK, str(home_dir()))
     except OSError as error:
         yield Finding(
-            "home", FindingState.BROKEN, f"{home_dir()}: {error.strerror}", "set ENGINEBAY_HOME to a directory of yours"
+            "home", FindingState.BROKEN, f"{home_dir()}: {error.strerror}", "set ENGINEBAY_HOME to a writable directory"
         )
     try:
         yield Finding("sockets", FindingState.OK, os.fspath(runtime_dir()))
     except EnginebayError as error:
         yield Finding("sockets", FindingState.BROKEN, error.message, error.hint)
     except OSError as error:
-        yield Finding("sockets", FindingState.BROKEN, str(error), "set XDG_RUNTIME_DIR to a directory of yours")
+        yield Finding("sockets", FindingState.BROKEN, str(error), "set XDG_RUNTIME_DIR to a writable directory")
 
 
 def _check_engines() -> Iterator[Finding]:
     for spec in registry.load_specs().values():
         yield from _check_engine(spec)
-    for one in list_broken():
+    for environment in list_broken():
         yield Finding(
-            f"environment {one.path.name}",
+            f"environment {environment.path.name}",
             FindingState.BROKEN,
-            one.reason,
-            f"bay engines install {one.requirement} --recreate",
+            environment.reason,
+            f"bay engines install {environment.requirement} --recreate",
         )
     for name, reason in registry.list_faulty_entry_points().items():
         yield Finding(
@@ -126,40 +125,44 @@ def _check_engines() -> Iterator[Finding]:
 
 
 def _check_engine(spec: EngineSpec) -> Iterator[Finding]:
-    what = f"engine {spec.kind}"
-    found = [
-        Finding(what, FindingState.OK, f"{one.version} in {one.path} ({', '.join(one.probe.devices)})")
-        for one in list_environments(spec.kind)
-    ]
-    if probing.is_in_current_environment(spec):
-        found.insert(0, _check_current_environment(spec, what))
-    yield from found or [Finding(what, FindingState.ABSENT, "not installed", build_missing_error(spec).hint)]
-
-
-def _check_current_environment(spec: EngineSpec, what: str) -> Finding:
-    try:
-        probe = probing.probe_current_environment(spec)
-    except EngineFailed as error:
-        # Others may have put the library here for their own use: not ours to call broken.
-        return Finding(
-            what,
-            FindingState.ABSENT,
-            f"its library is here and does not start: {error.message}",
-            "give it an environment of its own: bay engines install " + spec.kind,
+    subject = f"engine {spec.kind}"
+    findings = [
+        Finding(
+            subject,
+            FindingState.OK,
+            f"{environment.version} in {environment.path} ({', '.join(environment.probe.devices)})",
         )
-    return Finding(what, FindingState.OK, f"{probe.version} next to bay ({', '.join(probe.devices)})")
+        for environment in list_environments(spec.kind)
+    ]
+    if engine_probe.is_in_current_environment(spec):
+        findings.insert(0, _check_current_environment(spec, subject))
+    yield from findings or [Finding(subject, FindingState.ABSENT, "not installed", build_missing_error(spec).hint)]
+
+
+def _check_current_environment(spec: EngineSpec, subject: str) -> Finding:
+    try:
+        probe = engine_probe.probe_current_environment(spec)
+    except EngineFailed as error:
+        # Somebody may have installed the library for another purpose: not an error.
+        return Finding(
+            subject,
+            FindingState.ABSENT,
+            f"its library is installed but does not start: {error.message}",
+            "install it in its own environment: bay engines install " + spec.kind,
+        )
+    return Finding(subject, FindingState.OK, f"{probe.version} next to bay ({', '.join(probe.devices)})")
 
 
 def _check_default_model() -> Finding:
     from enginebay.models import DEFAULT_MODEL, resolve_model
 
-    what = f"model {DEFAULT_MODEL}"
+    subject = f"model {DEFAULT_MODEL}"
     try:
-        return Finding(what, FindingState.OK, str(resolve_model(DEFAULT_MODEL).path))
+        return Finding(subject, FindingState.OK, str(resolve_model(DEFAULT_MODEL).path))
     except UnknownModel as error:
-        return Finding(what, FindingState.ABSENT, "the embedded model is not fetched", error.hint)
+        return Finding(subject, FindingState.ABSENT, "the default model is not downloaded", error.hint)
     except EnginebayError as error:
-        return Finding(what, FindingState.BROKEN, error.message, error.hint)
+        return Finding(subject, FindingState.BROKEN, error.message, error.hint)
 
 
 def _check_stored_models() -> Iterator[Finding]:
@@ -171,5 +174,5 @@ def _check_stored_models() -> Iterator[Finding]:
         yield Finding("models", FindingState.BROKEN, error.message, error.hint)
         return
     for name, reason in damaged.items():
-        if name != DEFAULT_MODEL:  # which has a finding of its own
+        if name != DEFAULT_MODEL:  # it has its own finding
             yield Finding(f"model {name}", FindingState.BROKEN, reason.message, reason.hint)

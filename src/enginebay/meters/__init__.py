@@ -1,1 +1,1 @@
-"""Meters: what reads joules, watts, bytes and processor time, and the sums over what was read."""
+"""Meters of energy, power, memory and CPU time, and the analysis of their samples."""

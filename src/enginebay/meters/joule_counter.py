@@ -1,4 +1,4 @@
-"""A meter as one sum of joules that only rises."""
+"""A meter as one monotonic joule counter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enginebay.meters.sample import Meter, Sample
 
 
 class JouleCounter:
-    """All devices of a meter together, from 0 at the first reading: by their counters, else by their power."""
+    """All devices of a meter together, from 0 at the first reading: by energy counters, else by power."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
@@ -16,7 +16,7 @@ class JouleCounter:
         self._total_j = 0.0
 
     def read(self) -> tuple[float, float] | None:
-        """When, and how much since the first reading. None: a device did not tell; what it drew is in the next one."""
+        """Return the time and the joules since the first reading; None if a device did not report, in which case its energy is in the next reading."""
         samples = self._meter.read()
         steps = [_compute_step_j(self._last.get(sample.device), sample) for sample in samples]
         drawn_j = [step_j for step_j in steps if step_j is not None]
@@ -28,7 +28,7 @@ class JouleCounter:
 
 
 def _compute_step_j(before: Sample | None, now: Sample) -> float | None:
-    """What a device drew from one reading to the next."""
+    """Return the energy between two readings of a device."""
     if now.energy_j is None and now.power_w is None:
         return None
     if before is None:

@@ -1,4 +1,4 @@
-"""The meters that work on this machine, and why the others do not."""
+"""Discover the meters that work on this machine, and why others do not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from enginebay.meters.sample import Absent, Meter
 def find_meters(
     trees: Mapping[str, int] | None = None, gpus: Sequence[int] | Absent | None = None
 ) -> tuple[list[Meter], list[Absent]]:
-    """Everything that can be read here. `trees`: process trees to follow, name to root; `gpus`: only these, or why none."""
+    """Open all meters. `trees`: process trees to follow, name to root; `gpus`: GPU indexes, or why there are none."""
     meters: list[Meter] = []
     absent: list[Absent] = []
     nvml: tuple[NvmlMeter | None, list[Absent]] = (None, [gpus]) if isinstance(gpus, Absent) else open_nvml(gpus)
@@ -25,5 +25,5 @@ def find_meters(
 
 
 def get_gpu_labels(meters: Sequence[Meter]) -> dict[str, str]:
-    """Of each GPU that is read: the product's name and its UUID."""
+    """Return the product name and UUID of each metered GPU."""
     return {device: label for meter in meters if isinstance(meter, NvmlMeter) for device, label in meter.labels.items()}

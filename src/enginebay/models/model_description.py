@@ -1,7 +1,7 @@
-"""What a model's files say about it, and whether they are whole.
+"""Reads a model's architecture, size and precision from its files, and checks that they are complete.
 
-`describe(path)` takes a GGUF file or a directory and gives a `Description`; it raises `ModelInvalid` for files that are
-truncated, of the wrong kind, or pickle only. Weights are not read, only the heads of the files.
+Reads only file headers, never weights. Raises `ModelInvalid` for files that are truncated, of the wrong kind, or
+pickle only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from enginebay.models.file_selection import build_no_weights_error, select_files
 from enginebay.models.model_sources import list_split_files
 from enginebay.text.gguf.gguf_reader import is_gguf, read_gguf
 
-# GGUF's name of an architecture -> the class in config.json, by which engines know it.
+# GGUF architecture -> class name in config.json, by which engines know it.
 ARCHITECTURE_CLASSES = {
     "bert": "BertModel",
     "deepseek2": "DeepseekV2ForCausalLM",
@@ -47,8 +47,8 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_le
 class ModelDescription:
     format: str  # "gguf" or "safetensors"
     path: Path  # what engines load: the (first) GGUF file, or the directory
-    files: tuple[Path, ...]  # all that belongs to the model
-    architecture: str  # the class of config.json where it is known
+    files: tuple[Path, ...]  # all files of the model
+    architecture: str  # the class name of config.json, if known
     context_length: int | None
     parameters: int
     quantisation: str
@@ -59,13 +59,14 @@ class ModelDescription:
 
 
 def describe_model(path: Path) -> ModelDescription:
+    """Describe a GGUF file or a model directory. Raises `ModelInvalid`."""
     if path.is_dir():
         return _describe_directory(path)
     if not path.exists():
-        raise ModelInvalid(f"there is no file {path}", "check the path")
+        raise ModelInvalid(f"file not found: {path}", "check the path")
     if not is_gguf(path):
         if path.suffix == ".gguf":
-            read_gguf(path)  # says what is wrong with it
+            read_gguf(path)  # raises with the reason
         raise build_no_weights_error([path.name], str(path))
     return _describe_gguf(path)
 
@@ -76,8 +77,8 @@ def _describe_gguf(path: Path) -> ModelDescription:
     first = parts[0]
     if first.split_count != len(files):
         raise ModelInvalid(
-            f"{path} is split into {first.split_count} files, and {len(files)} belong to its name",
-            "keep the names the files came with",
+            f"{path} is split into {first.split_count} files, but its name says {len(files)}",
+            "keep the original file names",
         )
     return ModelDescription(
         format="gguf",
@@ -92,25 +93,25 @@ def _describe_gguf(path: Path) -> ModelDescription:
 
 def _describe_directory(folder: Path) -> ModelDescription:
     names = [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
-    chosen = select_files(names, None, str(folder), with_code=True)
-    if chosen[0].endswith(".gguf"):
-        return _describe_gguf(folder / chosen[0])
+    selected = select_files(names, None, str(folder), with_code=True)
+    if selected[0].endswith(".gguf"):
+        return _describe_gguf(folder / selected[0])
     config = _read_json_object(folder / "config.json")
-    weights = [name for name in chosen if name.endswith(".safetensors")]
+    weights = [name for name in selected if name.endswith(".safetensors")]
     _check_index(folder, weights)
-    heads = [read_safetensors_header(folder / name) for name in weights]
+    headers = [read_safetensors_header(folder / name) for name in weights]
     architectures = config.get("architectures") or [str(config.get("model_type", ""))]
     text = config.get("text_config") or {}
     return ModelDescription(
         format="safetensors",
         path=folder,
-        files=tuple(folder / name for name in chosen),
+        files=tuple(folder / name for name in selected),
         architecture=str(architectures[0]),
         context_length=next(
             (value for key in CONTEXT_KEYS if isinstance(value := config.get(key, text.get(key)), int)), None
         ),
-        parameters=sum(math.prod(tensor["shape"]) for head in heads for tensor in head.values()),
-        quantisation=_detect_precision(config, heads),
+        parameters=sum(math.prod(tensor["shape"]) for header in headers for tensor in header.values()),
+        quantisation=_detect_precision(config, headers),
     )
 
 
@@ -118,9 +119,7 @@ def _read_json_object(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelInvalid(
-            f"{path.parent} has no config.json", "a model directory needs one beside its weights"
-        ) from None
+        raise ModelInvalid(f"{path.parent} has no config.json", "add it to the model directory") from None
     except (OSError, ValueError) as error:
         raise ModelInvalid(f"{path} cannot be read: {error}", "fetch the model again") from error
     if not isinstance(content, dict):
@@ -129,40 +128,42 @@ def _read_json_object(path: Path) -> dict[str, Any]:
 
 
 def _check_index(folder: Path, weights: list[str]) -> None:
-    """A split model's index names its files: all of them must be there."""
+    """Raise `ModelInvalid` if a file of a split model's index is missing."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return
-    named = _read_json_object(index).get("weight_map") or {}
-    missing = sorted(set(named.values()) - set(weights))
+    weight_map = _read_json_object(index).get("weight_map") or {}
+    missing = sorted(set(weight_map.values()) - set(weights))
     if missing:
-        raise ModelInvalid(f"{folder} lacks {missing[0]}, which {index.name} names", "fetch the model again")
+        raise ModelInvalid(f"{folder} lacks {missing[0]}, listed in {index.name}", "fetch the model again")
 
 
 def read_safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
-    """The tensors a safetensors file declares; checks that the file holds them."""
+    """Return the tensors that a safetensors file declares. Raises `ModelInvalid` if the file is incomplete."""
     size = path.stat().st_size
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > size - 8:
-                raise ModelInvalid(f"{path} is truncated: its head ends after the file", "fetch the model again")
-            head = json.loads(file.read(length))
-        tensors = {name: tensor for name, tensor in head.items() if name != "__metadata__"}
+                raise ModelInvalid(f"{path} is truncated: its header is longer than the file", "fetch the model again")
+            header = json.loads(file.read(length))
+        tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
         end = max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ModelInvalid(f"{path} is not a safetensors file", "fetch the model again") from error
     if 8 + length + end != size:
-        raise ModelInvalid(f"{path} has {size} bytes, its head says {8 + length + end}", "fetch the model again")
+        raise ModelInvalid(
+            f"{path} has {size} bytes, but its header declares {8 + length + end}", "fetch the model again"
+        )
     return tensors
 
 
-def _detect_precision(config: dict[str, Any], heads: list[dict[str, dict[str, Any]]]) -> str:
+def _detect_precision(config: dict[str, Any], headers: list[dict[str, dict[str, Any]]]) -> str:
     method = (config.get("quantization_config") or {}).get("quant_method")
     if method:
         return str(method)
     sizes: dict[str, int] = {}
-    for head in heads:
-        for tensor in head.values():
+    for header in headers:
+        for tensor in header.values():
             sizes[tensor["dtype"]] = sizes.get(tensor["dtype"], 0) + math.prod(tensor["shape"])
-    return max(sizes, key=lambda kind: sizes[kind], default="unknown")
+    return max(sizes, key=lambda dtype: sizes[dtype], default="unknown")

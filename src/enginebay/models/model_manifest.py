@@ -1,7 +1,4 @@
-"""A stored model's manifest.json: what it is, where it came from, and the hash of each of its files.
-
-`Manifest.read(folder)` and `manifest.write(folder)`; `StoredModel` is what the rest of Enginebay works with.
-"""
+"""A stored model's manifest.json: its description, source and file hashes."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model that is here. `path` is what engines load; `folder` is where things made from it are kept."""
+    """A local model. Engines load `path`; files derived from the model are cached in `folder`."""
 
     name: str
     format: str  # "gguf" or "safetensors"
@@ -39,7 +36,7 @@ class StoredModel:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    path: str  # below the model's folder
+    path: str  # relative to the model's folder
     sha256: str
     size: int
 
@@ -49,7 +46,7 @@ class ModelManifest:
     name: str
     source: str
     revision: str | None  # the hub's commit
-    path: str  # what engines load, below the model's folder
+    path: str  # what engines load, relative to the model's folder
     files: tuple[FileRecord, ...]
     format: str
     architecture: str
@@ -61,14 +58,15 @@ class ModelManifest:
 
     @classmethod
     def read(cls, folder: Path) -> ModelManifest:
+        """Read and validate the manifest. Raises `ModelInvalid`."""
         path = folder / MANIFEST_FILE
         try:
             content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             if content["schema_version"] > SCHEMA_VERSION:
                 raise ModelInvalid(f"{path} was written by a newer Enginebay", "upgrade enginebay")
-            found = cls(**{**content, "files": tuple(FileRecord(**record) for record in content["files"])})
-            found.to_stored_model(folder)  # one with values of the wrong kind cannot be read either
-            return found
+            manifest = cls(**{**content, "files": tuple(FileRecord(**record) for record in content["files"])})
+            manifest.to_stored_model(folder)  # fails for values of the wrong type
+            return manifest
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelInvalid(
                 f"{path} cannot be read: {error}", f"run: bay models remove {folder.name}, then pull the model again"

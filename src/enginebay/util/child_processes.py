@@ -1,12 +1,12 @@
-"""Programs that must not outlive us, and the one way to interrupt long work from another thread.
+"""Child processes that die with the parent, and interruption of long work from another thread.
 
-    @operation()                          long work: it is interrupted as a whole
-    with running(command, env) as it: …   a program that ends with this block, with `end_children()` and with us
-    run_logged(command, env, log, tick)   the same, its output in a file
-    check()                               between pieces of work that runs no program: raises when interrupted
-    end_children()                        from any thread: ends the programs, makes whoever waits raise `FetchFailed`
+    @interruptible()                                 marks long work, which is interrupted as a whole
+    with child_process(command, env) as process: …   ends with the block, on `interrupt_all()` and with the parent
+    run_logged(command, env, log, on_poll)           the same, with its output in a file
+    raise_if_interrupted()                           a checkpoint for work that runs no child process
+    interrupt_all()                                  from any thread: ends children; their callers raise `FetchFailed`
 
-Work that begins after `end_children()` is not touched by it.
+`interrupt_all()` does not affect work that begins after it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from enginebay.errors import FetchFailed
 
 _POLL_S = 0.2
 _GRACE_S = 3.0
-# Started in between, so that the program ends when we are killed: the wish to die with the parent survives an exec.
+# Runs between parent and program: PR_SET_PDEATHSIG survives the exec, so the program dies even if the parent is killed.
 _DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
 prctl = getattr(ctypes.CDLL(None), "prctl", None)
@@ -44,17 +44,17 @@ _PYTHON_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCH
 _lock = threading.Lock()
 _running: set[subprocess.Popen[str]] = set()
 _interruptions = 0
-_thread_state = threading.local()  # `.since`: how many interruptions there were when this thread's operation began
+_thread_state = threading.local()  # `.since`: value of `_interruptions` when this thread's operation began
 
 
 def isolated_environment() -> dict[str, str]:
-    """Our variables, less what would make another Python see our packages."""
+    """Return the environment variables without those that expose this Python's packages to another Python."""
     return {name: value for name, value in os.environ.items() if name not in _PYTHON_VARIABLES}
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Long work of this thread, also as a decorator. One inside another is part of it."""
+    """Make this thread's work interruptible. Also a decorator. Nested uses belong to the outermost one."""
     if getattr(_thread_state, "since", None) is not None:
         yield
         return
@@ -66,20 +66,20 @@ def interruptible() -> Iterator[None]:
 
 
 def raise_if_interrupted() -> None:
-    """Raises `FetchFailed` if this thread's operation was interrupted."""
+    """Raise `FetchFailed` if this thread's operation was interrupted."""
     if getattr(_thread_state, "since", None) not in (None, _interruptions):
         raise _build_interrupted_error()
 
 
 def interrupt_all() -> None:
-    """Interrupt every operation that is under way. Returns at once; a program that does not heed is killed soon."""
+    """Interrupt every running operation. Returns at once; children that ignore SIGINT are soon killed."""
     global _interruptions
     with _lock:
         _interruptions += 1
-        ended = list(_running)
+        interrupted = list(_running)
         _running.clear()
-    if ended:
-        threading.Thread(target=_terminate, args=(ended,), name="end-children", daemon=True).start()
+    if interrupted:
+        threading.Thread(target=_terminate, args=(interrupted,), name="end-children", daemon=True).start()
 
 
 @contextmanager
@@ -91,8 +91,8 @@ def child_process(
     stderr: int | IO[bytes] = subprocess.STDOUT,
     pass_fds: Sequence[int] = (),
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a program in a group of its own. Raises `FetchFailed` at the end of the block if it was interrupted."""
-    with _lock:  # an interruption comes before the start, or finds the program
+    """Run a program in its own process group. Raises `FetchFailed` at the end of the block if it was interrupted."""
+    with _lock:  # an interruption either precedes the start or sees the process
         raise_if_interrupted()
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command],
@@ -114,18 +114,18 @@ def child_process(
         raise
     finally:
         with _lock:
-            left_alone = process in _running
+            undisturbed = process in _running
             _running.discard(process)
         if process.stdout is not None:
             process.stdout.close()
         if process.stderr is not None:
             process.stderr.close()
-    if not left_alone:
+    if not undisturbed:
         raise _build_interrupted_error()
 
 
 def run_logged(command: Sequence[str], env: Mapping[str, str], log: Path, on_poll: Callable[[], None]) -> int:
-    """Run a program with its output in `log`; gives back its exit code. Calls `meanwhile` every now and then."""
+    """Run a program with its output in `log` and return its exit code. Calls `on_poll` while it runs."""
     with log.open("wb") as output, child_process(command, env, stdout=output) as process:
         while process.poll() is None:
             with suppress(subprocess.TimeoutExpired):
@@ -136,19 +136,19 @@ def run_logged(command: Sequence[str], env: Mapping[str, str], log: Path, on_pol
 
 
 def _build_interrupted_error() -> FetchFailed:
-    return FetchFailed("interrupted", "run the command again to go on")
+    return FetchFailed("interrupted", "run the command again to continue")
 
 
 def _terminate(processes: Sequence[subprocess.Popen[str]]) -> None:
-    """Ask as Ctrl-C does, give them a moment to tidy up, then force what is left of them."""
-    asked = [process for process in processes if process.poll() is None]
-    for process in asked:
+    """Send SIGINT, wait for the grace period, then kill what is left."""
+    alive = [process for process in processes if process.poll() is None]
+    for process in alive:
         _send_signal(process, signal.SIGINT)
-    limit = time.monotonic() + _GRACE_S
-    while any(process.poll() is None for process in asked) and time.monotonic() < limit:
+    deadline = time.monotonic() + _GRACE_S
+    while any(process.poll() is None for process in alive) and time.monotonic() < deadline:
         time.sleep(0.05)
-    for process in asked:
-        _send_signal(process, signal.SIGKILL)  # to its whole group: a program may leave others behind
+    for process in alive:
+        _send_signal(process, signal.SIGKILL)  # to the whole group: a program may leave children behind
         process.wait()
 
 

@@ -1,4 +1,4 @@
-"""One thread that does what it is given, in turn. Unlike an executor's, nobody waits for it when the process ends."""
+"""A single-thread executor whose daemon thread does not delay process exit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class DaemonExecutor:
-    """For work that may never come back, such as a driver's."""
+    """Runs jobs in order on one daemon thread. For calls that may never return, such as a driver's."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -21,7 +21,7 @@ class DaemonExecutor:
         self._jobs: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Called off before its turn, it is not done."""
+        """Run `work` after the jobs queued before it. A job cancelled before its turn does not run."""
         done: Future[T] = Future()
         self._jobs.put((work, done))
         if not self._started:
@@ -30,12 +30,12 @@ class DaemonExecutor:
         return await asyncio.wrap_future(done)
 
     def shutdown(self) -> None:
-        """After what was given before."""
+        """Stop the thread once the queued jobs are done."""
         self._jobs.put(None)
 
     def _run_jobs(self) -> None:
-        while (given := self._jobs.get()) is not None:
-            work, done = given
+        while (job := self._jobs.get()) is not None:
+            work, done = job
             if done.set_running_or_notify_cancel():
                 try:
                     done.set_result(work())

@@ -1,17 +1,17 @@
-"""Every connection is an open file, and the usual limit of 1024 is less than a load may need."""
+"""The open-file limit: every connection counts, and the usual 1024 is too low for a busy server."""
 
 from __future__ import annotations
 
 import resource
 from contextlib import suppress
 
-_MAX_OPEN_FILES = 1 << 20  # some libraries go through every number up to the limit
+_MAX_OPEN_FILES = 1 << 20  # some libraries iterate over every descriptor up to the limit
 
 
 def raise_open_file_limit() -> None:
-    """Raise this process' limit of open files as far as it may do so itself; never lowers it."""
-    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MAX_OPEN_FILES if most == resource.RLIM_INFINITY else min(most, _MAX_OPEN_FILES)
-    if now != resource.RLIM_INFINITY and now < wanted:
-        with suppress(ValueError, OSError):  # macOS names a highest that it does not allow
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+    """Raise the soft limit of open files towards the hard limit. Never lowers it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        with suppress(ValueError, OSError):  # macOS reports a hard limit that it does not allow
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))

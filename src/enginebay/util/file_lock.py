@@ -1,4 +1,4 @@
-"""One process at a time for one thing on disk. The system frees a lock however its holder dies."""
+"""Exclusive file locks between processes. The kernel releases a lock however its holder dies."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _POLL_S = 0.1
 
 @contextmanager
 def exclusive_lock(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator[TextIO]:
-    """Hold the lock file `path`; calls `waiting` once if another process has it."""
+    """Hold an exclusive lock on `path`. Calls `on_wait` once if another process holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         if not try_lock(file):
             if on_wait is not None:
                 on_wait()
-            while not try_lock(file):  # asked again and again, since a call that blocks cannot be interrupted
+            while not try_lock(file):  # poll: a blocking call could not be interrupted
                 raise_if_interrupted()
                 time.sleep(_POLL_S)
         yield file
 
 
 def try_lock(file: TextIO) -> bool:
-    """Take the lock if nobody holds it."""
+    """Take the lock if it is free. Return whether it was."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""What this host has: processor, memory, GPUs, disk, Python. Reads, never imports an engine's library."""
+"""Host hardware: processor, memory, GPUs, disk and Python. Imports no engine library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from enginebay.util.paths import home_dir
 
-# What decides which kernels a library picks, by the names the system uses for them on x86 and ARM.
+# CPU features that decide which kernels a library picks, by their names in /proc/cpuinfo on x86 and ARM.
 _FEATURES = {
     "avx": "avx", "avx2": "avx2", "avx512f": "avx512", "amx_tile": "amx", "avx512_bf16": "bf16", "avx_vnni": "vnni",
     "f16c": "f16c", "asimd": "neon", "asimddp": "dotprod", "asimdhp": "fp16", "i8mm": "i8mm", "bf16": "bf16",
@@ -29,22 +29,22 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """Plain facts, so that decisions over them need no host."""
+    """Facts about a host as plain data, so that decisions can be tested without one."""
 
     system: str
     machine: str
     cpu: str
     features: tuple[str, ...]
-    cores: int  # that the host has
-    usable_cores: int  # that this process may use
-    memory_bytes: int  # what this process may use: the smaller of the host's and the container's
+    cores: int  # of the host
+    usable_cores: int  # after affinity and CPU quota
+    memory_bytes: int  # the smaller of the host's and the container's
     available_bytes: int
     gpus: tuple[Gpu, ...]
-    driver: str  # NVIDIA's, empty without
+    driver: str  # NVIDIA driver version, or empty
     home: str
     disk_free_bytes: int
     python: str
-    pip: bool  # a new venv can get pip
+    pip: bool  # whether a new venv can have pip
 
     @property
     def cuda(self) -> bool:
@@ -56,6 +56,7 @@ class HostFacts:
 
 
 def read_host() -> HostFacts:
+    """Read the facts of this host."""
     gpus, driver = read_gpus()
     info = _read_text("/proc/cpuinfo")
     total, available = read_memory()
@@ -86,10 +87,10 @@ def parse_cpu_model(info: str) -> str:
 
 def parse_cpu_features(info: str) -> tuple[str, ...]:
     flags = _parse_fields(info).get("flags") or _parse_fields(info).get("Features") or ""
-    found = {_FEATURES[flag] for flag in flags.split() if flag in _FEATURES}
+    features = {_FEATURES[flag] for flag in flags.split() if flag in _FEATURES}
     if not flags and platform.machine() == "arm64":
-        found.add("neon")  # every Apple processor has it
-    return tuple(sorted(found))
+        features.add("neon")  # all Apple processors have it
+    return tuple(sorted(features))
 
 
 def _parse_fields(info: str) -> dict[str, str]:
@@ -102,14 +103,14 @@ def _parse_fields(info: str) -> dict[str, str]:
 
 
 def count_usable_cores() -> int:
-    """Cores after affinity and the container's CPU quota."""
+    """Return the number of cores left by CPU affinity and the container's quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = parse_cpu_quota(_read_text("/sys/fs/cgroup/cpu.max"))
     return min(allowed, quota) if quota else allowed
 
 
 def parse_cpu_quota(text: str) -> int | None:
-    """Whole cores of a cgroup's `cpu.max` ("200000 100000"), at least one."""
+    """Return the whole cores of a cgroup's `cpu.max` ("200000 100000"), at least one, or None without a quota."""
     parts = text.split()
     if len(parts) != 2 or not parts[0].isdigit():
         return None
@@ -117,7 +118,7 @@ def parse_cpu_quota(text: str) -> int | None:
 
 
 def read_memory() -> tuple[int, int]:
-    """Total and available bytes, the container's limit respected."""
+    """Return total and available bytes, capped by the container's limit."""
     info = _parse_fields(_read_text("/proc/meminfo"))
     total, available = _parse_kib(info.get("MemTotal")), _parse_kib(info.get("MemAvailable"))
     if not total:
@@ -130,7 +131,7 @@ def read_memory() -> tuple[int, int]:
         if limit.isdigit() and int(limit) < total:
             total = int(limit)
             cached = _parse_fields(_read_text(f"{folder}/memory.stat").replace(" ", ":")).get("inactive_file", "0")
-            available = min(available, max(0, total - int(used or 0) + int(cached)))  # pages of files are given back
+            available = min(available, max(0, total - int(used or 0) + int(cached)))  # the kernel reclaims file pages
     return total, available
 
 
@@ -146,7 +147,7 @@ def _read_sysconf_memory() -> int:
 
 
 def read_gpus() -> tuple[tuple[Gpu, ...], str]:
-    """Visible NVIDIA GPUs and the driver's version; none where CUDA_VISIBLE_DEVICES hides them all."""
+    """Return the NVIDIA GPUs and the driver version; none if CUDA_VISIBLE_DEVICES hides them all."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
         return (), ""
     command = shutil.which("nvidia-smi")
@@ -173,7 +174,7 @@ def parse_nvidia_smi(text: str) -> tuple[tuple[Gpu, ...], str]:
 
 
 def _read_gpus_from_nvml() -> tuple[tuple[Gpu, ...], str]:
-    """For containers that have the driver's library and not its command."""
+    """Read GPUs through NVML, for containers without the nvidia-smi command."""
     if importlib.util.find_spec("pynvml") is None:
         return (), ""
     import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]

@@ -1,10 +1,10 @@
-"""Which keywords of JSON Schema hold what, for whoever goes through a schema."""
+"""JSON Schema keywords that a schema walker must treat specially."""
 
 from __future__ import annotations
 
-VALUE_KEYWORDS = frozenset(
-    {"const", "default", "enum", "example", "examples"}
-)  # JSON of the author's, where no keyword counts
+# Hold arbitrary JSON, in which keywords have no meaning.
+VALUE_KEYWORDS = frozenset({"const", "default", "enum", "example", "examples"})
+# Map names to schemas. A name may look like a keyword.
 SCHEMA_MAP_KEYWORDS = frozenset(
     {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
-)  # schemas by names, which may look like keywords
+)

@@ -1,18 +1,17 @@
-"""What a request over a limit is told: how far it may go, and which setting says so. Pure."""
+"""Errors for requests over a limit: the maximum, and the setting that defines it. Pure."""
 
 from __future__ import annotations
 
-from enginebay.config.sections.server_section import ServerLimits
 from enginebay.errors import InvalidRequest
 
 
 def format_limit_hint(setting: str, advice: str = "") -> str:
-    """`instead`: what whoever asks can do; the setting is for the operator."""
-    named = f"the limit is set by server.limits.{setting}"
-    return f"{advice}; {named}" if advice else named
+    """Return a hint with `advice` for the client and the setting's name for the operator."""
+    source = f"the limit is set by server.limits.{setting}"
+    return f"{advice}; {source}" if advice else source
 
 
-def make_limit_error(what: str, limits: ServerLimits, setting: str, param: str) -> InvalidRequest:
-    """`what` says how much was asked for."""
-    allowed = getattr(limits, setting)
-    return InvalidRequest(f"{what}, allowed here is at most {allowed}", format_limit_hint(setting), param=param)
+def make_limit_error(actual: str, limits: object, setting: str, param: str) -> InvalidRequest:
+    """Return the error for a value over `limits.<setting>`. `actual` states the value, such as "n is 3"."""
+    maximum = getattr(limits, setting)
+    return InvalidRequest(f"{actual}, the maximum is {maximum}", format_limit_hint(setting), param=param)

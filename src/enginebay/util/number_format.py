@@ -1,4 +1,4 @@
-"""Numbers as people read them. Pure."""
+"""Human-readable numbers. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def format_duration(seconds: float) -> str:
-    """Of something that is waited for."""
+    """Format a latency: `12.3 ms`, `450 ms`, `2.1 s`."""
     if math.isinf(seconds):
         return "off scale"
     if seconds < 0.1:
@@ -17,7 +17,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """Since when something is as it is."""
+    """Format an age: `40 s`, `5 min`, `2 d`."""
     for size_s, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size_s:
             return f"{seconds / size_s:.0f} {unit}"
@@ -25,6 +25,7 @@ def format_age(seconds: float) -> str:
 
 
 def format_bytes(value: float) -> str:
+    """Format a size in binary units: `512 MiB`, `1.5 GiB`."""
     power = 0
     while value >= 1024 and power < len(_UNITS) - 1:
         value, power = value / 1024, power + 1

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, plain lines where something else reads what we write."""
+"""Progress of long work: a bar on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def say_nothing(_: str) -> None: ...
 
 
 @contextmanager
-def track_progress(what: str, total: int | None, say: Say | None, done: int = 0) -> Iterator[Advance]:
-    """Gives a function to call with each number of bytes done; it raises when the work was interrupted.
+def track_progress(label: str, total: int | None, say: Say | None, done: int = 0) -> Iterator[Advance]:
+    """Yield a function to call with the number of bytes just done. It raises when the work was interrupted.
 
-    `say` None: nothing is shown.
+    Shows nothing if `say` is None.
     """
     if say is None or say is say_nothing:
         yield _make_interruptible(lambda _: None)
     elif sys.stderr.isatty():
-        with _show_bar(what, total, done) as advance:
+        with _show_bar(label, total, done) as advance:
             yield _make_interruptible(advance)
     else:
-        yield _make_interruptible(_print_lines(what, total, say, done))
+        yield _make_interruptible(_print_lines(label, total, say, done))
 
 
 def _make_interruptible(advance: Advance) -> Advance:
@@ -43,7 +43,7 @@ def _make_interruptible(advance: Advance) -> Advance:
 
 
 @contextmanager
-def _show_bar(what: str, total: int | None, done: int) -> Iterator[Advance]:
+def _show_bar(label: str, total: int | None, done: int) -> Iterator[Advance]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 
@@ -54,12 +54,12 @@ def _show_bar(what: str, total: int | None, done: int) -> Iterator[Advance]:
         TransferSpeedColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task(what, total=total, completed=done)
-        yield lambda count: shown.advance(task, count)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=total, completed=done)
+        yield lambda count: bar.advance(task, count)
 
 
-def _print_lines(what: str, total: int | None, say: Say, done: int) -> Advance:
+def _print_lines(label: str, total: int | None, say: Say, done: int) -> Advance:
     started = time.monotonic()
     next_line = started + FIRST_LINE_AFTER_S
 
@@ -70,13 +70,13 @@ def _print_lines(what: str, total: int | None, say: Say, done: int) -> Advance:
         if now >= next_line:
             next_line = now + LINE_INTERVAL_S
             of_total = f" of {format_bytes(total)}" if total else ""
-            say(f"{what}: {format_bytes(done)}{of_total}" if done > 0 else f"{what}: {now - started:.0f} s")
+            say(f"{label}: {format_bytes(done)}{of_total}" if done > 0 else f"{label}: {now - started:.0f} s")
 
     return advance
 
 
 def format_bytes(count: int) -> str:
-    """Bytes for a person: 98.4 MB."""
+    """Format a size in decimal units: `98.4 MB`."""
     size = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:

@@ -1,7 +1,7 @@
-"""First file that runs in an engine's environment: makes `enginebay` importable from where this file lies.
+"""First file that runs in an engine's environment: makes `enginebay` importable from this file's location.
 
-Engine environments hold the engine's library and gRPC, not Enginebay itself; so one installation of Enginebay serves
-every environment, and upgrading it rebuilds none of them. Nothing else of its site-packages becomes visible.
+Engine environments contain the engine's library and gRPC, but not Enginebay. One installation of Enginebay serves all
+environments, and an upgrade rebuilds none. Nothing else of its site-packages becomes visible.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def register_package() -> None:
-    """Register the package `enginebay` from its own directory, unless this environment has it already."""
+    """Register the package `enginebay` from its own directory, unless it is already imported."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != here]
     if "enginebay" in sys.modules:
@@ -28,7 +28,7 @@ def register_package() -> None:
     spec.loader.exec_module(module)
 
 
-register_package()  # at import, so that processes spawned by an engine, which import this file again, find the package too
+register_package()  # at import: processes spawned by an engine import this file again and need the package too
 
 if __name__ == "__main__":
     command, arguments = sys.argv[1], sys.argv[2:]

@@ -1,4 +1,4 @@
-"""Between the contract's plain data and the wire's messages. Nothing else knows both."""
+"""Encodes the contract's data as wire messages and back. The only module that knows both."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from enginebay.worker.proto import worker_pb2 as pb
 
 _REPEATED_FIELDS = ("stop", "stop_token_ids")
 _SCALAR_FIELDS = tuple(
-    one.name for one in fields(Sampling) if one.name not in (*_REPEATED_FIELDS, "logit_bias", "guided")
+    field.name for field in fields(Sampling) if field.name not in (*_REPEATED_FIELDS, "logit_bias", "guided")
 )
 
 
 def encode_submit(number: int, request: GenerateRequest) -> pb.Submit:
-    """A request, ready to send."""
     message = pb.Submit(
         number=number,
         token_ids=request.token_ids or (),
@@ -35,7 +34,6 @@ def encode_submit(number: int, request: GenerateRequest) -> pb.Submit:
 
 
 def decode_submit(message: pb.Submit) -> GenerateRequest:
-    """The request a worker received."""
     return GenerateRequest(
         token_ids=tuple(message.token_ids) or None,
         text=message.text or None,
@@ -92,20 +90,20 @@ def encode_logprobs(row: int, logprobs: Iterable[TokenLogprobs]) -> pb.Logprobs:
         row=row,
         tokens=[
             pb.TokenLogprobs(
-                token_id=one.token_id,
-                logprob=one.logprob,
-                top_ids=[token for token, _ in one.top],
-                top_logprobs=[value for _, value in one.top],
+                token_id=entry.token_id,
+                logprob=entry.logprob,
+                top_ids=[token for token, _ in entry.top],
+                top_logprobs=[value for _, value in entry.top],
             )
-            for one in logprobs
+            for entry in logprobs
         ],
     )
 
 
 def decode_logprobs(message: pb.Logprobs) -> tuple[TokenLogprobs, ...]:
     return tuple(
-        TokenLogprobs(one.token_id, one.logprob, tuple(zip(one.top_ids, one.top_logprobs, strict=True)))
-        for one in message.tokens
+        TokenLogprobs(token.token_id, token.logprob, tuple(zip(token.top_ids, token.top_logprobs, strict=True)))
+        for token in message.tokens
     )
 
 
@@ -160,10 +158,10 @@ def _decode_energy(message: pb.Done) -> Energy | None:
 
 
 def encode_failure(request: int, error: EnginebayError) -> pb.Failure:
-    later = error.retry_after_s if isinstance(error, Overloaded) else 0.0
+    retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else 0.0
     return pb.Failure(
         request=request, kind=error.kind, message=error.message, hint=error.hint, param=error.param or "",
-        retry_after_s=later,
+        retry_after_s=retry_after_s,
     )  # fmt: skip
 
 
@@ -179,8 +177,8 @@ def encode_facts(facts: Facts) -> str:
 
 
 def decode_facts(text: str) -> Facts:
-    found = json.loads(text)
-    return Facts(**{**found, "sleep_levels": tuple(found.get("sleep_levels", ()))})
+    data = json.loads(text)
+    return Facts(**{**data, "sleep_levels": tuple(data.get("sleep_levels", ()))})
 
 
 def encode_load(load: Load) -> str:

@@ -1,4 +1,4 @@
-"""Messages on a stream of bytes: four bytes of length, then the message."""
+"""Message framing on a byte stream: four bytes of length, then the message."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def encode_frame(message: Any) -> bytes:
 
 
 def read_frames(stream: BinaryIO) -> Iterator[bytes]:
-    """Whole messages as they come, until the stream ends."""
+    """Yield complete messages until the stream ends."""
     while len(head := stream.read(LENGTH_BYTES)) == LENGTH_BYTES:
         data = stream.read(int.from_bytes(head, "little"))
         yield data
 
 
 class FrameDecoder:
-    """The same for pieces that come at any size."""
+    """Decodes frames from chunks of any size."""
 
     __slots__ = ("_rest",)
 
@@ -31,11 +31,11 @@ class FrameDecoder:
     def feed(self, data: bytes) -> Iterator[bytes]:
         if self._rest:
             data = self._rest + data
-        place, end = 0, len(data)
-        while end - place >= LENGTH_BYTES:
-            stop = place + LENGTH_BYTES + int.from_bytes(data[place : place + LENGTH_BYTES], "little")
+        start, end = 0, len(data)
+        while end - start >= LENGTH_BYTES:
+            stop = start + LENGTH_BYTES + int.from_bytes(data[start : start + LENGTH_BYTES], "little")
             if stop > end:
                 break
-            yield data[place + LENGTH_BYTES : stop]
-            place = stop
-        self._rest = data[place:]
+            yield data[start + LENGTH_BYTES : stop]
+            start = stop
+        self._rest = data[start:]

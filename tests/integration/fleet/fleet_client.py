@@ -172,7 +172,7 @@ def run_fleet(
     config: dict[str, object] = {"models": models, "fleet": fleet, "server": {"log_format": "json", **(server or {})}}
     with run_server(config=config, environ={"ENGINEBAY_HOME": str(home_)} if home_ else None) as found:
         yield FleetClient(found)
-        assert "unexpected error" not in found.read_log() and "the fleet failed" not in found.read_log(), (
+        assert "unexpected error" not in found.read_log() and "fleet task failed" not in found.read_log(), (
             found.read_log()
         )
 

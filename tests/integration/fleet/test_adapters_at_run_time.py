@@ -12,6 +12,7 @@ from tests.integration.fleet.background_clients import BackgroundWorkload
 from tests.integration.fleet.fleet_client import REAL, FleetClient
 
 
+@pytest.mark.slow
 async def test_in_the_running_worker(mixed_fleet: FleetClient, tmp_path: Path) -> None:
     """Transformers takes adapters in without a new start."""
     fleet, path = mixed_fleet, make_adapter("transformers", tmp_path)
@@ -32,6 +33,7 @@ async def test_in_the_running_worker(mixed_fleet: FleetClient, tmp_path: Path) -
     assert fleet.list_admin_models()["dense"]["pid"] == pid
 
 
+@pytest.mark.slow
 async def test_in_a_worker_that_takes_over(mixed_fleet: FleetClient, tmp_path: Path) -> None:
     """llama.cpp reads adapters with the model only: a new worker comes, and nobody notices."""
     fleet, path = mixed_fleet, make_adapter("llamacpp", tmp_path)

@@ -100,7 +100,7 @@ def test_a_model_that_does_not_load(chains: FleetClient) -> None:
     for _ in range(4):
         began = time.monotonic()
         _fell_back(chains, "broken", "llamacpp instead of fake: load")
-        assert "was told to fail" in chains.list_admin_models()["broken"]["last_failure"]
+        assert "fail_load is error" in chains.list_admin_models()["broken"]["last_failure"]
     assert time.monotonic() - began < 30
     assert chains.read_metric("enginebay_fallbacks_total", model="broken", engine="llamacpp") == 4
 

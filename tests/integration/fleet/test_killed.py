@@ -53,6 +53,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.engine)
 async def test_workers_killed_under_load(case: Case, site: ServerSite) -> None:
     environ = site.alone if case.engine == "fake" else site.environ

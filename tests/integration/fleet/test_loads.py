@@ -113,6 +113,7 @@ async def test_a_model_that_never_fits(site: ServerSite) -> None:
         assert huge.slowest_s < 30
 
 
+@pytest.mark.slow
 def test_a_worker_that_never_stays_alive(site: ServerSite) -> None:
     """After so many deaths requests are refused at once, until an administrator or the end of the window says otherwise."""
     keys = site.home / "keys.yaml"

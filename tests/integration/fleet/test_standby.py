@@ -75,6 +75,7 @@ def test_a_spare_llamacpp() -> None:
         _spare(fleet, "llamacpp", other_than=spare)
 
 
+@pytest.mark.slow
 def test_a_spare_vllm_saves_the_import(vllm_fleet: FleetClient) -> None:
     """Which takes half of a cold start."""
     for name in ("one", "two"):

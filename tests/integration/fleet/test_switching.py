@@ -209,7 +209,7 @@ def test_a_missed_objective_is_warned_about(tmp_path: Path) -> None:
         warnings = fleet.read_log(level="warning")
         assert [one["model"] for one in warnings] == missed and warnings[-1]["model"] == "slow"
         assert f"load took {last['phases']['load']:.1f} s" in warnings[-1]["event"]
-        assert "switch_slo_s 2" in warnings[-1]["event"] and "in place of fast" in warnings[-1]["event"]
+        assert "switch_slo_s 2" in warnings[-1]["event"] and "replacing fast" in warnings[-1]["event"]
         assert not last["met"] and last["slowest"]["phase"] == "load"
         assert fleet.post_admin("switches")["missed"] == len(missed)
         assert fleet.read_metric("enginebay_switch_slo_missed_total", model="slow") == 1
@@ -225,10 +225,12 @@ def test_two_models_take_turns_on_llamacpp() -> None:
         _take_turns(fleet, "one", "two")
 
 
+@pytest.mark.slow
 def test_two_models_take_turns_on_vllm(vllm_fleet: FleetClient) -> None:
     _take_turns(vllm_fleet, "one", "two")
 
 
+@pytest.mark.slow
 def test_models_take_turns_across_engines(mixed_fleet: FleetClient) -> None:
     _take_turns(mixed_fleet, "small", "dense")
 

@@ -1,4 +1,4 @@
-"""`bay experiment` as users run it, on an engine whose delays are settings."""
+"""`bay experiment` as users run it, on an engine with configurable delays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Lab = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture()
 def lab(tmp_path: Path) -> Lab:
-    """Runs `bay ...` with the runs in a folder of its own."""
+    """Return a function that runs `bay ...` with its own ENGINEBAY_HOME."""
 
     def run(*arguments: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "ENGINEBAY_HOME": str(tmp_path / "home")}
@@ -42,7 +42,7 @@ def lab(tmp_path: Path) -> Lab:
 
 @pytest.fixture()
 def write(tmp_path: Path) -> Callable[..., str]:
-    """A config file: the quick experiment with changes."""
+    """Return a function that writes a config file: the quick experiment with changes."""
 
     def write_config(**changes: Any) -> str:
         path = tmp_path / "study.yaml"

@@ -1,4 +1,4 @@
-"""Studies from a config file to what is printed of them."""
+"""Studies, from a config file to the printed results."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from tests.integration.server.bay_process import run_server
 Write = Callable[..., str]
 
 
-def result(done: subprocess.CompletedProcess[str]) -> Any:
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def result(process: subprocess.CompletedProcess[str]) -> Any:
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout)
 
 
 def _count(point: dict[str, Any]) -> int:
-    """Also those that a busy machine made invalid."""
+    """Count all runs, also those that a busy machine made invalid."""
     return len(point["runs"]) + len(point["left_out"])
 
 
-def test_a_study_of_two_settings_is_measured_compared_and_kept(lab: Lab, write: Write, tmp_path: Path) -> None:
-    """A step that takes twice as long is found; points take turns in every cycle."""
+def test_a_study_of_two_settings_is_measured_compared_and_stored(lab: Lab, write: Write, tmp_path: Path) -> None:
+    """A step that takes twice as long is detected; points alternate in every cycle."""
     config = write(sweep={"fake.step_s": [0.004, 0.008]}, num_cycles=3)
     found = result(lab("experiment", config, "--json"))
     assert [_count(point) for point in found["points"]] == [3, 3]
@@ -46,8 +46,8 @@ def test_a_study_of_two_settings_is_measured_compared_and_kept(lab: Lab, write: 
     assert order[1][0] == order[2][0] and order[0][0] == order[3][0]  # back and forth, so that drift meets both alike
     manifests = [result(lab("results", "show", run["id"], "--json")) for run in listed["runs"]]
     tpots = {
-        place: [one["measures"]["tpot_s"]["median"] for one in manifests if one["study"]["point"] == place]
-        for place in (0, 1)
+        point: [run["measures"]["tpot_s"]["median"] for run in manifests if run["study"]["point"] == point]
+        for point in (0, 1)
     }
     assert median(tpots[1]) > 1.2 * median(tpots[0])
     verdicts = [manifest["verdict"] for manifest in manifests]
@@ -57,7 +57,7 @@ def test_a_study_of_two_settings_is_measured_compared_and_kept(lab: Lab, write: 
     assert not codes & {"too_few_cycles", "parity_broken"}
 
 
-def test_a_run_holds_all_that_is_needed_to_repeat_it(lab: Lab, write: Write) -> None:
+def test_a_run_stores_what_is_needed_to_repeat_it(lab: Lab, write: Write) -> None:
     result(lab("experiment", write(), "--json"))
     manifest = result(lab("results", "show", "latest", "--json"))
     assert manifest["engine"]["kind"] == "fake" and manifest["server"]["ours"]
@@ -68,12 +68,13 @@ def test_a_run_holds_all_that_is_needed_to_repeat_it(lab: Lab, write: Write) -> 
     assert len(manifest["workload"]["sha256"]) == 64 and manifest["seeds"]
     assert set(manifest["files"]) >= {"requests.parquet", "tokens.parquet", "parity.json"}
     assert manifest["measures"]["server_peak_memory_bytes"] > 10 << 20
-    assert 0 < manifest["measures"]["queue_s"]["median"] < 1  # as our server tells it
+    assert 0 < manifest["measures"]["queue_s"]["median"] < 1  # as our server reports it
     assert "energy_j" in manifest["measures"]["absent"] or manifest["measures"]["energy_j"] > 0
     assert "ttft_s.p99" not in manifest["measures"] and "*.p99" in manifest["measures"]["absent"]
 
 
-def test_the_configuration_of_a_run_gives_it_again(lab: Lab, write: Write, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_configuration_of_a_run_reproduces_it(lab: Lab, write: Write, tmp_path: Path) -> None:
     result(lab("experiment", write(random_seed=4, decoder={"temperature": 0.5}), "--json"))
     first = result(lab("results", "show", "latest", "--json"))
     again = tmp_path / "again.yaml"
@@ -84,6 +85,7 @@ def test_the_configuration_of_a_run_gives_it_again(lab: Lab, write: Write, tmp_p
     assert second["effective"] == first["effective"]
 
 
+@pytest.mark.slow
 def test_the_same_seed_sends_the_same_requests(lab: Lab, write: Write) -> None:
     hashes = []
     for seed in (1, 1, 2):
@@ -92,6 +94,7 @@ def test_the_same_seed_sends_the_same_requests(lab: Lab, write: Write) -> None:
     assert hashes[0] == hashes[1] != hashes[2]
 
 
+@pytest.mark.slow
 def test_a_poisson_rate_is_held(lab: Lab, write: Write) -> None:
     config = write(profile={"kind": "poisson", "rate": 50}, num_input_prompts=100)
     codes = {"delivered_rate"}
@@ -104,11 +107,11 @@ def test_a_poisson_rate_is_held(lab: Lab, write: Write) -> None:
     assert not codes & {"delivered_rate", "client_saturated", "littles_law", "errors"}
 
 
-def test_a_dry_run_runs_nothing_and_says_what_is_left_out(lab: Lab, write: Write, tmp_path: Path) -> None:
+def test_a_dry_run_runs_nothing_and_lists_what_is_left_out(lab: Lab, write: Write, tmp_path: Path) -> None:
     config = write(sweep={"decoder.num_beams": [1, 4], "fake.max_batch": [2, 4]})
     done = lab("experiment", config, "--dry-run", "--json")
     assert len(result(done)["points"]) == 2
-    assert done.stderr.count("left out") == 2 and "num_beams=4" in done.stderr
+    assert done.stderr.count("skipped") == 2 and "num_beams=4" in done.stderr
     assert not (tmp_path / "home" / "runs").exists()
 
 
@@ -122,7 +125,8 @@ def test_a_server_that_already_runs(lab: Lab, write: Write) -> None:
     assert measures["ttft_s"]["median"] >= 0.02 and measures["tpot_s"]["median"] >= 0.0045
 
 
-def test_a_server_of_ours_that_already_runs_tells_its_meters_and_its_queue(lab: Lab, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_running_bay_server_reports_its_meters_and_queue_times(lab: Lab, tmp_path: Path) -> None:
     config: dict[str, object] = {"models": {"toy": {"engine": "fake", "fake": {"step_s": 0.004, "max_batch": 1}}}}
     config["server"] = {"limits": {"running": 1}}
     with run_server(config=config, environ={"ENGINEBAY_HOME": str(tmp_path / "served")}) as server:
@@ -141,8 +145,8 @@ def test_a_server_of_ours_that_already_runs_tells_its_meters_and_its_queue(lab: 
 
 
 @contextmanager
-def others(url: str, clients: int) -> Iterator[None]:
-    """Other clients of the same server, each with one long request after the other."""
+def other_clients(url: str, clients: int) -> Iterator[None]:
+    """Run other clients of the same server, each sending one long request after the other."""
     body = json.dumps({"model": "toy", "prompt": [65] * 16, "max_tokens": 64, "ignore_eos": True}).encode()
     over = threading.Event()
 
@@ -163,11 +167,12 @@ def others(url: str, clients: int) -> Iterator[None]:
             thread.join(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [0, 4])
-def test_requests_of_others_at_the_same_server_are_noticed(lab: Lab, tmp_path: Path, clients: int) -> None:
+def test_requests_of_other_clients_are_detected(lab: Lab, tmp_path: Path, clients: int) -> None:
     config: dict[str, object] = {"models": {"toy": {"engine": "fake", "fake": {"step_s": 0.01}}}}
     with run_server(config=config, environ={"ENGINEBAY_HOME": str(tmp_path / "served")}) as server:
-        with others(server.url, clients):
+        with other_clients(server.url, clients):
             done = lab("experiment", "--url", server.url, "--tokenizer", "bytes", "--profile",
                        "closed:concurrency=4,requests=40", "--set", "max_input_tokens=16", "--set",
                        "max_output_tokens=32", "--set", "parity=false", "--json")  # fmt: skip
@@ -180,7 +185,7 @@ def test_requests_of_others_at_the_same_server_are_noticed(lab: Lab, tmp_path: P
 
 @contextmanager
 def bad_server(answer: bytes) -> Iterator[str]:
-    """Gives every request the same bytes, and hangs up."""
+    """Send the same bytes to every request, and close the connection."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def talk() -> None:
@@ -204,6 +209,7 @@ def bad_server(answer: bytes) -> Iterator[str]:
 _STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
@@ -238,7 +244,7 @@ def test_what_a_bad_server_sends_is_an_error_and_never_tokens(
         ({"profile": {"kind": "closed", "concurrency": 2, "rate": 3}}, "rate"),
     ],
 )
-def test_bad_input_is_named(lab: Lab, write: Write, changes: dict[str, Any], said: str) -> None:
+def test_invalid_input_is_reported(lab: Lab, write: Write, changes: dict[str, Any], said: str) -> None:
     done = lab("experiment", write(**changes))
     assert done.returncode in (1, 2), done.stderr
     assert said in done.stderr and "Traceback" not in done.stderr
@@ -251,7 +257,8 @@ def test_an_unknown_preset_and_no_server(lab: Lab, write: Write) -> None:
     assert done.returncode == 1 and "does not answer" in done.stderr
 
 
-def test_a_setting_that_an_engine_ignores_stops_the_study_unless_told_otherwise(lab: Lab, write: Write) -> None:
+@pytest.mark.slow
+def test_a_setting_that_an_engine_ignores_stops_the_study_unless_allowed(lab: Lab, write: Write) -> None:
     config = write(decoder={"num_beams": 4})
     refused = lab("experiment", config)
     assert refused.returncode == 2 and "num_beams" in refused.stderr
@@ -259,8 +266,9 @@ def test_a_setting_that_an_engine_ignores_stops_the_study_unless_told_otherwise(
     result(lab("experiment", config, "--ignore-backend-warnings", "--json"))
 
 
+@pytest.mark.slow
 def test_one_engine_that_does_not_start_does_not_stop_the_others(lab: Lab, write: Write) -> None:
     config = write(sweep={"fake.fail_load": ["error", None]}, num_cycles=2)
     done = lab("experiment", config, "--json")
-    assert done.returncode == 1 and "could not be run" in done.stderr
+    assert done.returncode == 1 and "failed" in done.stderr
     assert [_count(point) for point in json.loads(done.stdout)["points"]] == [2]

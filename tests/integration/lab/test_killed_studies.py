@@ -1,4 +1,4 @@
-"""A study that is killed goes on where it was."""
+"""A killed study resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from tests.integration.lab.conftest import BAY, QUICK, Lab
 KILLS = 20
 
 
+@pytest.mark.slow
 def test_sigkill_at_random_moments_loses_no_finished_run(lab: Lab, write: Callable[..., str], tmp_path: Path) -> None:
-    """Killed twenty times, each time resumed; what was finished stays, byte for byte, and the study ends whole."""
+    """Killed and resumed twenty times, the study completes, and finished runs stay byte for byte."""
     fake = {**QUICK["fake"], "step_s": 0.001}  # type: ignore[dict-item]
     config = write(num_cycles=8, sweep={"fake.max_batch": [2, 4]}, fake=fake, num_input_prompts=12)
     runs = tmp_path / "home" / "runs"
@@ -55,24 +56,24 @@ def test_sigkill_at_random_moments_loses_no_finished_run(lab: Lab, write: Callab
     assert not list(runs.glob("*.partial"))
 
 
-def _serves(command: list[str]) -> bool:
-    """Is this the process of an engine that is loaded? Others only look what there is, and end."""
+def _is_loaded_worker(command: list[str]) -> bool:
+    """Return whether this is a worker with a loaded engine, not one that only probes engines."""
     return "serve" in command and any("bootstrap.py" in word for word in command)
 
 
 def test_sigkill_of_the_lab_alone_leaves_no_process(write: Callable[..., str], tmp_path: Path) -> None:
-    """Only the one pid is killed, as the kernel does when memory is short; server, engine and client end by themselves."""
+    """Only one pid is killed, as the kernel's OOM killer does; server, engine and client exit on their own."""
     config = write(fake={"step_s": 0.5}, num_input_prompts=400)
     environment = {**os.environ, "ENGINEBAY_HOME": str(tmp_path / "home")}
     lab = subprocess.Popen([str(BAY), "experiment", config], env=environment, cwd=tmp_path,
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
     try:
-        started = _started(lab)
+        started = _wait_for_children(lab)
     finally:
         lab.kill()
         lab.wait()
     _, alive = psutil.wait_procs(started, timeout=30)
-    assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.parametrize(
@@ -82,44 +83,45 @@ def test_sigkill_of_the_lab_alone_leaves_no_process(write: Callable[..., str], t
         (("choose", "toy", "--slo", "ttft_p50=9", "--config", "study.yaml", "--engines", "fake"), "nothing was chosen"),
     ],
 )
-def test_sigterm_is_taken_like_an_interrupt(
+def test_sigterm_acts_like_an_interrupt(
     arguments: tuple[str, ...], says: str, write: Callable[..., str], tmp_path: Path
 ) -> None:
-    """As of `timeout`: what was started is ended before the lab is, and what there is now is said."""
+    """As sent by `timeout`: the lab stops its child processes, and prints what was done."""
     write(fake={"step_s": 0.5}, num_input_prompts=400)
     environment = {**os.environ, "ENGINEBAY_HOME": str(tmp_path / "home")}
     with subprocess.Popen([str(BAY), *arguments], env=environment, cwd=tmp_path,
                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as lab:  # fmt: skip
         try:
-            started = _started(lab)
+            started = _wait_for_children(lab)
             lab.terminate()
             _, said = lab.communicate(timeout=60)
         finally:
             lab.kill()
     assert lab.returncode == 143 and says in said and "Traceback" not in said
     _, alive = psutil.wait_procs(started, timeout=30)
-    assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
-def _started(lab: subprocess.Popen[Any]) -> list[psutil.Process]:
-    """All that the lab has started, once an engine is loaded."""
+def _wait_for_children(lab: subprocess.Popen[Any]) -> list[psutil.Process]:
+    """Return the lab's child processes, once an engine is loaded."""
     started: list[psutil.Process] = []
     deadline = time.monotonic() + 60
-    while not any(_serves(_command(one)) for one in started):
+    while not any(_is_loaded_worker(_read_command(process)) for process in started):
         assert lab.poll() is None and time.monotonic() < deadline, started
         time.sleep(0.1)
         started = psutil.Process(lab.pid).children(recursive=True)
     return started
 
 
-def _command(process: psutil.Process) -> list[str]:
+def _read_command(process: psutil.Process) -> list[str]:
     try:
         return list(process.cmdline())
-    except psutil.Error:  # it ended while we looked
+    except psutil.Error:  # it just exited
         return []
 
 
-def test_a_corrupt_run_is_named_skipped_and_made_again(lab: Lab, write: Callable[..., str], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_corrupt_run_is_reported_skipped_and_repeated(lab: Lab, write: Callable[..., str], tmp_path: Path) -> None:
     done = lab("experiment", write(num_cycles=2), "--json")
     assert done.returncode == 0, done.stderr
     study = json.loads(done.stdout)["study"]

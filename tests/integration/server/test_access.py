@@ -1,4 +1,4 @@
-"""Who may ask, and how often: keys, their rates, where the server listens, and pages of other sites."""
+"""Access control: keys, rate limits, the listening address, and web pages of other sites."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keys]:
 
 
 def listing(server: BayProcess, headers: dict[str, str]) -> RawResponse:
-    """Asked byte by byte: a client library refuses to send some of these headers."""
+    """Send raw bytes: a client library refuses to send some of these headers."""
     with connect(server.port) as sock:
         sock.sendall(build_request("GET", "/v1/models", headers=headers))
         return read_response(sock)[0]
 
 
-def test_without_the_right_key_nothing_is_answered(keys: Keys) -> None:
+def test_requests_without_a_valid_key_are_refused(keys: Keys) -> None:
     known = keys.texts["plain"]
     for headers in (
         {},
@@ -91,7 +91,7 @@ def test_without_the_right_key_nothing_is_answered(keys: Keys) -> None:
         assert httpx.get(keys.server.url + path, timeout=60).status_code == 200
 
 
-def test_two_keys_in_one_request_are_none(keys: Keys) -> None:
+def test_two_keys_in_one_request_are_refused(keys: Keys) -> None:
     twice = build_request("GET", "/v1/models", headers=build_bearer(keys.texts["plain"])).replace(
         b"\r\n\r\n", f"\r\nauthorization: Bearer {keys.texts['plain']}\r\n\r\n".encode()
     )
@@ -100,7 +100,7 @@ def test_two_keys_in_one_request_are_none(keys: Keys) -> None:
         assert_error(read_response(sock)[0], 401)
 
 
-def test_the_right_key_is_enough_wherever_it_comes_from(keys: Keys) -> None:
+def test_a_valid_key_is_accepted_from_any_origin(keys: Keys) -> None:
     for key in (keys.texts["plain"], keys.texts["admin"], Keys.from_variable, Keys.admin_from_variable):
         assert ask(keys.server, build_bearer(key)).status == 200
     assert listing(keys.server, {"authorization": f"bearer   {keys.texts['plain']} "}).status == 200
@@ -136,7 +136,7 @@ def test_requests_per_minute(keys: Keys) -> None:
 
 
 def test_tokens_per_minute(keys: Keys) -> None:
-    """What an answer used is known afterwards only: the one that goes over is answered, the next has to wait."""
+    """Token usage is known only afterwards: the request that exceeds the limit succeeds, the next has to wait."""
     short = build_bearer(keys.texts["short"])
     answer = ask(keys.server, short, max_tokens=100)
     assert answer.status == 200 and answer.headers["x-ratelimit-limit-tokens"] == "60"
@@ -155,14 +155,14 @@ def serve_until_it_ends(*options: str, environ: dict[str, str] | None = None) ->
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_beyond_this_host_it_needs_a_key(host: str, tmp_path: Path) -> None:
+def test_an_exposed_server_needs_a_key(host: str, tmp_path: Path) -> None:
     ended = serve_until_it_ends("--host", host, environ={"ENGINEBAY_HOME": str(tmp_path)})
     assert ended.returncode == 2
     assert "no API key is set" in ended.stderr and "--allow-without-key" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
-def test_beyond_this_host_with_a_key_or_by_explicit_wish() -> None:
+def test_an_exposed_server_with_a_key_or_allow_without_key() -> None:
     with run_server(config=build_config(), options=["--host", "0.0.0.0", "--allow-without-key"]) as server:
         assert ask(server).status == 200
         assert ask(server, {"host": "models.example.org"}).status == 200
@@ -186,7 +186,7 @@ def _loading(pid: int) -> list[psutil.Process]:
     return [one for one in found if "worker/bootstrap.py serve " in " ".join(read_command(one))]
 
 
-def test_a_port_that_another_took_while_the_model_was_loaded() -> None:
+def test_a_port_taken_while_the_model_was_loading() -> None:
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", 0))
@@ -217,13 +217,13 @@ def keyless() -> Iterator[BayProcess]:
 @pytest.mark.parametrize(
     "origin", ["https://evil.example", "null", "http://localhost.evil.example", "https://app.example.org.evil"]
 )
-def test_pages_of_other_sites_may_not_ask(keyless: BayProcess, origin: str) -> None:
+def test_other_origins_are_refused(keyless: BayProcess, origin: str) -> None:
     answer = ask(keyless, {"origin": origin})
     assert_error(answer, 403)
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_pages_of_allowed_sites_may_ask(keyless: BayProcess) -> None:
+def test_allowed_origins_get_cors_headers(keyless: BayProcess) -> None:
     origin = {"origin": "https://app.example.org"}
     answer = ask(keyless, origin)
     assert answer.status == 200
@@ -247,17 +247,17 @@ def test_an_allowed_page_may_read_why_its_body_was_refused(keyless: BayProcess, 
     assert answer.headers.get("access-control-allow-origin") == (origin if told else None)
 
 
-def test_the_servers_own_page_may_ask(keyless: BayProcess) -> None:
+def test_the_servers_own_origin_is_allowed(keyless: BayProcess) -> None:
     assert ask(keyless, {"origin": keyless.url}).status == 200
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "10.0.0.1", "[2001:db8::1]:80"]
 )
-def test_a_name_that_was_made_to_point_here_is_refused(keyless: BayProcess, host: str) -> None:
+def test_dns_rebinding_is_refused(keyless: BayProcess, host: str) -> None:
     assert_error(ask(keyless, {"host": host}), 403, asked=host)
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1", "[::1]:8000", "toy.localhost"])
-def test_names_of_this_host_are_fine(keyless: BayProcess, host: str) -> None:
+def test_local_host_names_are_allowed(keyless: BayProcess, host: str) -> None:
     assert ask(keyless, {"host": host}).status == 200

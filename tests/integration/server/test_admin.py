@@ -1,4 +1,4 @@
-"""Managing a running server: models loaded, unloaded and switched, by HTTP and by `bay`, and by whom."""
+"""Managing a running server over HTTP and with `bay`: load, unload and switch models, and access control."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ SLOW_S = 2.5
 
 
 class Managed:
-    """A server with room for one model: `first`, loaded at the start, and `second`, which takes long; and its keys."""
+    """A server that fits one model: `first`, loaded at the start, or `second`, which loads slowly; with keys."""
 
     def __init__(self, server: BayProcess, keys: dict[str, str], home: Path) -> None:
         self.server, self.keys, self.home = server, keys, home
 
-    def order(self, place: str, body: Any = None, key: str = "admin", **query: Any) -> httpx.Response:
-        method = "GET" if place in ("ps", "switches", "logs", "meters") else "POST"
-        url = f"{self.server.url}/admin/{place}"
+    def send(self, endpoint: str, body: Any = None, key: str = "admin", **query: Any) -> httpx.Response:
+        method = "GET" if endpoint in ("ps", "switches", "logs", "meters") else "POST"
+        url = f"{self.server.url}/admin/{endpoint}"
         return httpx.request(method, url, json=body, params=query, headers=build_bearer(self.keys[key]), timeout=60)
 
     def models(self) -> dict[str, Any]:
-        return {model["name"]: model for model in self.order("ps").json()["models"]}
+        return {model["name"]: model for model in self.send("ps").json()["models"]}
 
     def bay(self, *words: str, key: str = "admin") -> subprocess.CompletedProcess[str]:
         environ = {**os.environ, "ENGINEBAY_URL": self.server.url, "ENGINEBAY_ADMIN_KEY": self.keys[key]}
@@ -64,8 +64,8 @@ def managed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield Managed(server, keys, home)
 
 
-def test_what_there_is(managed: Managed) -> None:
-    found = managed.order("ps").json()
+def test_ps(managed: Managed) -> None:
+    found = managed.send("ps").json()
     models = {model["name"]: model for model in found["models"]}
     assert set(models) == {"first", "second", "broken"}
     assert (models["first"]["engine"], models["first"]["pinned"]) == ("fake", False)
@@ -75,7 +75,7 @@ def test_what_there_is(managed: Managed) -> None:
 
 
 def test_a_model_is_loaded_and_unloaded(managed: Managed) -> None:
-    loaded = managed.order("load", {"model": "second"})
+    loaded = managed.send("load", {"model": "second"})
     assert loaded.status_code == 200 and loaded.json()["state"] == "awake"
     assert psutil.pid_exists(loaded.json()["pid"])
     switch = loaded.json()["last_switch"]
@@ -83,36 +83,36 @@ def test_a_model_is_loaded_and_unloaded(managed: Managed) -> None:
     assert switch["phases"][switch["slowest"]["phase"]] == max(switch["phases"].values())
     assert managed.models()["first"]["state"] == "cold"  # there is room for one
     assert ask(managed.server, build_bearer(managed.keys["plain"]), model="second").status == 200
-    unloaded = managed.order("unload", {"model": "second"}).json()
+    unloaded = managed.send("unload", {"model": "second"}).json()
     assert (unloaded["state"], unloaded["pid"]) == ("cold", None)
     assert not psutil.pid_exists(loaded.json()["pid"])
-    assert managed.order("unload", {"model": "second"}).status_code == 200  # it is as asked for
+    assert managed.send("unload", {"model": "second"}).status_code == 200  # idempotent
 
 
-def test_what_cannot_sleep_says_so(managed: Managed) -> None:
-    managed.order("load", {"model": "first"})
-    managed.order("unload", {"model": "second"})
+def test_models_that_cannot_sleep(managed: Managed) -> None:
+    managed.send("load", {"model": "first"})
+    managed.send("unload", {"model": "second"})
     for model, words in (("first", "cannot put first to sleep"), ("second", "is not loaded")):
-        told = managed.order("sleep", {"model": model})
+        told = managed.send("sleep", {"model": model})
         assert told.status_code == 400 and words in told.json()["error"]["message"]
-    assert managed.order("sleep", {"model": "nobody"}).status_code == 404
+    assert managed.send("sleep", {"model": "nobody"}).status_code == 404
 
 
-def test_models_are_switched_and_the_switch_is_written_down(managed: Managed) -> None:
-    assert managed.order("load", {"model": "first"}).json()["state"] == "awake"
-    switched = managed.order("switch", {"from": "first", "to": "second"}).json()
+def test_a_switch_is_recorded(managed: Managed) -> None:
+    assert managed.send("load", {"model": "first"}).json()["state"] == "awake"
+    switched = managed.send("switch", {"from": "first", "to": "second"}).json()
     assert (switched["name"], switched["state"]) == ("second", "awake")
     assert managed.models()["first"]["state"] == "cold"
-    found = managed.order("switches").json()
+    found = managed.send("switches").json()
     last = found["switches"][-1]
     assert (last["model"], last["from"], last["replaced"], last["met"]) == ("second", "cold", ["first"], True)
     assert {"drain", "free", "load"} <= set(last["phases"]) and last["total_s"] >= SLOW_S
     assert found["mean_s"]["cold"] > 0 and found["missed"] == 0
-    assert managed.order("switch", {"from": "second", "to": "first"}).json()["state"] == "awake"
+    assert managed.send("switch", {"from": "second", "to": "first"}).json()["state"] == "awake"
 
 
-def test_an_order_goes_on_when_its_giver_has_gone(managed: Managed) -> None:
-    managed.order("load", {"model": "first"})
+def test_a_command_continues_when_its_client_disconnects(managed: Managed) -> None:
+    managed.send("load", {"model": "first"})
     with connect(managed.server.port) as sock:
         body = json.dumps({"model": "second"}).encode()
         sock.sendall(build_request("POST", "/admin/load", body, build_bearer(managed.keys["admin"])))
@@ -120,25 +120,25 @@ def test_an_order_goes_on_when_its_giver_has_gone(managed: Managed) -> None:
     wait_until(lambda: managed.models()["second"]["state"] == "awake", 30, "the end of the load")
 
 
-def test_why_a_model_does_not_load_is_told_to_administrators_alone(managed: Managed) -> None:
-    told = managed.order("load", {"model": "broken"})
-    assert told.status_code == 503 and "was told to fail" in told.json()["error"]["message"]
+def test_only_administrators_see_why_a_model_does_not_load(managed: Managed) -> None:
+    told = managed.send("load", {"model": "broken"})
+    assert told.status_code == 503 and "fail_load is error" in told.json()["error"]["message"]
     assert "load" in managed.models()["broken"]["last_failure"]
     asked = ask(managed.server, build_bearer(managed.keys["plain"]), model="broken")
-    assert asked.status == 503 and "was told to fail" not in asked.error["message"]
+    assert asked.status == 503 and "fail_load is error" not in asked.error["message"]
 
 
 def test_logs(managed: Managed) -> None:
-    lines = managed.order("logs", model="first", lines=1).json()["lines"]
+    lines = managed.send("logs", model="first", lines=1).json()["lines"]
     assert len(lines) == 1
-    assert managed.order("logs", model="nobody").status_code == 404
-    assert managed.order("logs", model="first", lines=0).json()["error"]["param"] == "lines"
+    assert managed.send("logs", model="nobody").status_code == 404
+    assert managed.send("logs", model="first", lines=0).json()["error"]["param"] == "lines"
 
 
 def test_meters_read_the_server_and_its_workers(managed: Managed) -> None:
-    pid = managed.order("load", {"model": "first"}).json()["pid"]
+    pid = managed.send("load", {"model": "first"}).json()["pid"]
     before_s = time.monotonic()
-    found = managed.order("meters").json()
+    found = managed.send("meters").json()
     assert before_s <= found["monotonic_s"] <= time.monotonic()  # the same host has the same clock
     samples = {sample["device"]: sample for sample in found["samples"]}
     own = psutil.Process(managed.server.process.pid)
@@ -147,37 +147,37 @@ def test_meters_read_the_server_and_its_workers(managed: Managed) -> None:
     assert samples["tree:server"]["memory_bytes"] > alone + psutil.Process(pid).memory_info().rss / 2
     assert samples["host"]["cpu_s"] > samples["tree:server"]["cpu_s"] > 0
     assert found["cores"] == os.cpu_count() and all(one["reason"] for one in found["absent"])
-    again = {sample["device"]: sample for sample in managed.order("meters").json()["samples"]}
+    again = {sample["device"]: sample for sample in managed.send("meters").json()["samples"]}
     assert again["host"]["time_s"] > samples["host"]["time_s"] and again["host"]["cpu_s"] >= samples["host"]["cpu_s"]
 
 
-def test_an_adapter_comes_and_goes(managed: Managed, tmp_path: Path) -> None:
+def test_an_adapter_is_added_and_removed(managed: Managed, tmp_path: Path) -> None:
     plain = build_bearer(managed.keys["plain"])
-    managed.order("load", {"model": "first"})
+    managed.send("load", {"model": "first"})
     adapter = {"model": "first", "name": "tiny"}
     assert ask(managed.server, plain, model="tiny").status == 404
-    missing = managed.order("adapters", {**adapter, "path": str(tmp_path / "nothing")})
+    missing = managed.send("adapters", {**adapter, "path": str(tmp_path / "nothing")})
     assert missing.status_code == 400 and missing.json()["error"]["param"] == "path"
-    assert managed.order("adapters", {**adapter, "path": str(tmp_path)}).json()["adapters"] == ["tiny"]
+    assert managed.send("adapters", {**adapter, "path": str(tmp_path)}).json()["adapters"] == ["tiny"]
     assert ask(managed.server, plain, model="tiny").status == 200
-    again = managed.order("adapters", {**adapter, "path": str(tmp_path)})
+    again = managed.send("adapters", {**adapter, "path": str(tmp_path)})
     assert again.status_code == 400 and again.json()["error"]["param"] == "name"
-    assert managed.order("adapters/remove", adapter).json()["adapters"] == []
+    assert managed.send("adapters/remove", adapter).json()["adapters"] == []
     assert ask(managed.server, plain, model="tiny").status == 404
-    assert managed.order("adapters/remove", adapter).json()["error"]["param"] == "name"
+    assert managed.send("adapters/remove", adapter).json()["error"]["param"] == "name"
 
 
-@pytest.mark.parametrize("place", ["ps", "switches", "logs", "meters", "load", "sleep", "unload", "switch", "reload", "adapters",
+@pytest.mark.parametrize("endpoint", ["ps", "switches", "logs", "meters", "load", "sleep", "unload", "switch", "reload", "adapters",
                                    "adapters/remove", "engines/upgrade"])  # fmt: skip
-def test_a_key_for_text_manages_nothing(managed: Managed, place: str) -> None:
-    refused = managed.order(place, {"model": "first"} if place == "unload" else None, key="plain")
+def test_an_inference_key_cannot_manage(managed: Managed, endpoint: str) -> None:
+    refused = managed.send(endpoint, {"model": "first"} if endpoint == "unload" else None, key="plain")
     assert refused.status_code == 403 and "admin" in refused.json()["error"]["message"]
 
 
-def test_what_is_asked_for_wrongly(managed: Managed) -> None:
-    assert managed.order("load", {"model": "nobody"}).status_code == 404
-    assert managed.order("switch", {"from": "first", "to": "first"}).json()["error"]["param"] == "to"
-    unknown = managed.order("engines/upgrade", {"engine": "steam==1"})
+def test_invalid_requests(managed: Managed) -> None:
+    assert managed.send("load", {"model": "nobody"}).status_code == 404
+    assert managed.send("switch", {"from": "first", "to": "first"}).json()["error"]["param"] == "to"
+    unknown = managed.send("engines/upgrade", {"engine": "steam==1"})
     assert unknown.status_code == 400 and unknown.json()["error"]["param"] == "engine"
 
 
@@ -211,10 +211,10 @@ def test_commands_that_fail(managed: Managed) -> None:
     assert "Traceback" not in unknown.stderr + refused.stderr
 
 
-# The configuration anew
+# Reload
 
 
-def test_a_changed_configuration_is_taken_in_or_nothing_of_it(tmp_path: Path) -> None:
+def test_a_changed_configuration_is_applied_all_or_nothing(tmp_path: Path) -> None:
     file = tmp_path / "enginebay.yaml"
     config: dict[str, Any] = {"models": {"toy": {"engine": "fake"}}}
     file.write_text(yaml.safe_dump(config))

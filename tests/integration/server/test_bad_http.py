@@ -87,7 +87,7 @@ def test_a_million_entries_of_logit_bias(battered: AbusedServer) -> None:
 
 
 @pytest.mark.parametrize("wrap", [gzip.compress, zlib.compress])
-def test_a_bomb(battered: AbusedServer, wrap: Any) -> None:
+def test_a_decompression_bomb(battered: AbusedServer, wrap: Any) -> None:
     encoding = "gzip" if wrap is gzip.compress else "deflate"
     for size in (100 * MB, BODY_BYTES + 1):
         packed = wrap(b" " * size)
@@ -98,7 +98,7 @@ def test_a_bomb(battered: AbusedServer, wrap: Any) -> None:
     assert battered.post(CHAT, twice, {"content-encoding": encoding}).status == 400
 
 
-def test_packed_bodies(battered: AbusedServer) -> None:
+def test_compressed_bodies(battered: AbusedServer) -> None:
     whole = gzip.compress(BODY)
     assert battered.post(CHAT, whole, {"content-encoding": "gzip"}).status == 200
     assert battered.post(CHAT, zlib.compress(BODY), {"content-encoding": "deflate"}).status == 200
@@ -157,7 +157,7 @@ def test_headers_without_end(battered: AbusedServer) -> None:
         assert data.startswith(b"HTTP/1.1 200" if before else b"HTTP/1.1 431")
 
 
-def test_headers_at_the_limit_are_taken(battered: AbusedServer) -> None:
+def test_headers_at_the_limit_are_accepted(battered: AbusedServer) -> None:
     assert battered.post(CHAT, BODY, {"x-long": "x" * 31_000}).status == 200
 
 
@@ -182,7 +182,7 @@ def slow(battered: AbusedServer, data: bytes, pace_s: float) -> tuple[bytes, flo
     raise AssertionError("the server took it all")
 
 
-def test_slow_senders_are_told_and_do_not_hold_up_others(battered: AbusedServer) -> None:
+def test_slow_senders_time_out_and_do_not_block_others(battered: AbusedServer) -> None:
     assert any(_answers_beside_slow_senders(battered) for _ in range(3)), "the others had to wait for them"
 
 
@@ -272,7 +272,7 @@ def test_garbage(battered: AbusedServer, data: bytes) -> None:
     ],
 )
 def test_no_second_request_is_smuggled_in(battered: AbusedServer, headers: str) -> None:
-    """Where two readers could differ about where a body ends, there is one answer, a refusal, and then nothing."""
+    """A body with ambiguous framing gets one refusal, then the connection closes."""
     inner = b"0\r\n\r\nGET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
     data = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n\r\n".encode() + inner
     [answer] = send(battered.port, data)
@@ -282,7 +282,7 @@ def test_no_second_request_is_smuggled_in(battered: AbusedServer, headers: str) 
 @pytest.mark.parametrize(
     "chunk", [b"-1\r\n", b"zz\r\n", b"ffffffffffffffffff\r\n", b"4\r\nabcdef\r\n", b"4;" + b"x" * 100_000]
 )
-def test_chunks_that_are_none(battered: AbusedServer, chunk: bytes) -> None:
+def test_malformed_chunks(battered: AbusedServer, chunk: bytes) -> None:
     data = build_request("POST", CHAT, None, {"transfer-encoding": "chunked"}) + chunk
     with connect(battered.port) as sock:
         sock.sendall(data)
@@ -291,7 +291,7 @@ def test_chunks_that_are_none(battered: AbusedServer, chunk: bytes) -> None:
     assert answer.status in (400, 408, 413)
 
 
-def test_trailers_change_nothing(battered: AbusedServer) -> None:
+def test_trailers_are_ignored(battered: AbusedServer) -> None:
     head = build_request("POST", CHAT, None, {"transfer-encoding": "chunked"})
     chunks = b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY)
     with connect(battered.port) as sock:
@@ -341,7 +341,7 @@ def test_unknown_paths(battered: AbusedServer, path: str) -> None:
 
 
 def test_half_closed_connections(battered: AbusedServer) -> None:
-    """A client that has closed its side is taken for gone, at any point of a request."""
+    """A half-closed connection counts as a disconnect, at any point of a request."""
     for data in (b"", b"GET", GOOD[:40], GOOD[:-10], GOOD, stream_request(4000)):
         with connect(battered.port) as sock:
             sock.sendall(data)
@@ -371,7 +371,7 @@ def test_a_thousand_disconnects_mid_stream(battered: AbusedServer) -> None:
 
 
 def _gone(battered: AbusedServer) -> float:
-    """Requests whose client went away."""
+    """Count the requests whose client disconnected."""
     lines = battered.client.get("/metrics").text.splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if "requests_total{" in line and 'status="499"' in line)
 

@@ -1,4 +1,4 @@
-"""What a request used, told by the server to whoever asks for it. The fake engine has an energy counter of a known power."""
+"""Energy per request, reported on demand. The fake engine has an energy counter of known power."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from tests.integration.server.abused_server import CHAT, COMPLETIONS, HELLO, RES
 from tests.integration.server.bay_process import run_server
 from tests.integration.server.fake_requests import build_config
 from tests.integration.server.raw_http import wait_until
+
+pytestmark = pytest.mark.alone
 
 IDLE_W, BUSY_W = 80.0, 380.0
 TOKEN_S = 0.002
@@ -64,7 +66,7 @@ def streamed(server: AbusedServer, path: str, **fields: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("path", list(BODIES))
-def test_a_whole_answer_says_what_it_used(metered: AbusedServer, path: str) -> None:
+def test_a_response_reports_its_energy(metered: AbusedServer, path: str) -> None:
     started = time.monotonic()
     found = used(metered, path)
     assert set(found) == {"energy_j", "energy_idle_w"}
@@ -75,7 +77,7 @@ def test_a_whole_answer_says_what_it_used(metered: AbusedServer, path: str) -> N
 
 @pytest.mark.parametrize("path", list(BODIES))
 @pytest.mark.parametrize("fields", [{"include_energy": True}, {"stream_options": {"include_energy": True}}])
-def test_a_stream_says_it_with_the_last_usage(metered: AbusedServer, path: str, fields: dict[str, Any]) -> None:
+def test_a_stream_reports_it_with_the_last_usage(metered: AbusedServer, path: str, fields: dict[str, Any]) -> None:
     *before, last = streamed(metered, path, **fields)
     assert last["enginebay"]["energy_j"] > 0 and not any(before)
 
@@ -93,7 +95,7 @@ def test_several_prompts_are_one_sum(metered: AbusedServer) -> None:
 
 
 @pytest.mark.parametrize("path", list(BODIES))
-def test_it_is_told_to_nobody_else(metered: AbusedServer, path: str) -> None:
+def test_it_is_reported_only_on_demand(metered: AbusedServer, path: str) -> None:
     assert "enginebay" not in asked(metered, path)
     assert "enginebay" not in asked(metered, path, include_energy=False)
 
@@ -106,7 +108,7 @@ def test_in_stream_options_it_is_for_streams(metered: AbusedServer) -> None:
 
 
 @pytest.mark.parametrize("path", list(BODIES))
-def test_without_a_meter_the_reason_is_told(without: AbusedServer, path: str) -> None:
+def test_without_a_meter_the_reason_is_reported(without: AbusedServer, path: str) -> None:
     found = used(without, path)
     assert set(found) == {"energy_absent"} and len(found["energy_absent"]) > 10
 

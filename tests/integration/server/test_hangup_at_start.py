@@ -1,4 +1,4 @@
-"""SIGHUP while models are still being loaded."""
+"""SIGHUP while models are still loading."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.integration.server.raw_http import wait_until
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_hangup_while_models_load_is_carried_out_afterwards(processes: int, tmp_path: Path) -> None:
+def test_a_hangup_while_models_load_reloads_afterwards(processes: int, tmp_path: Path) -> None:
     config, log = tmp_path / "config.yaml", tmp_path / "log"
 
     def models(*names: str) -> None:
@@ -51,8 +51,8 @@ def test_a_hangup_while_models_load_is_carried_out_afterwards(processes: int, tm
             return {one["id"] for one in httpx.get(f"{url}/v1/models", timeout=60).json()["data"]}
 
         wait_until(lambda: listed() == {"first", "second"}, 20, "the reload")
-        wait_until(lambda: "configuration taken in" in log.read_text(), 20, "word of it")
-        assert log.read_text().count("configuration taken in") == 1
+        wait_until(lambda: "configuration reloaded" in log.read_text(), 20, "word of it")
+        assert log.read_text().count("configuration reloaded") == 1
     finally:
         process.terminate()
         process.wait(30)

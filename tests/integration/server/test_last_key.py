@@ -1,4 +1,4 @@
-"""A server that others can reach, after its last key was revoked: nobody gets in until there is another one."""
+"""An exposed server whose last key was revoked refuses everyone until there is a new key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def reload(server: BayProcess, key: str) -> httpx.Response:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_without_its_last_key_nobody_gets_in(processes: int, tmp_path: Path) -> None:
+def test_without_its_last_key_everyone_is_refused(processes: int, tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     leaked, _ = create_key(file, "only", admin=True)
     options = ["--host", "0.0.0.0", "--keys-file", str(file), "--workers", str(processes)]
@@ -29,14 +29,14 @@ def test_without_its_last_key_nobody_gets_in(processes: int, tmp_path: Path) -> 
         assert ask(server, build_bearer(leaked)).status == 200
         revoke_key(file, "only")
         refused = reload(server, leaked)
-        assert refused.status_code == 400 and "every request is refused" in refused.json()["error"]["message"]
+        assert refused.status_code == 400 and "all requests are now refused" in refused.json()["error"]["message"]
         way_out = f"kill -HUP {server.process.pid}"
         assert way_out in refused.json()["error"]["message"]
         wait_until(lambda: way_out in server.read_log(), 20, "the same in the log")
         for _ in range(4):  # whichever process answers
             for headers in ({"host": "localhost"}, {}, build_bearer(leaked)):
                 told = assert_error(ask(server, headers), 401)["message"]
-                assert "no API key is left" in told and way_out not in told
+                assert "requires an API key, but none exists" in told and way_out not in told
         assert reload(server, leaked).status_code == 401
         second, _ = create_key(file, "second")
         os.kill(server.process.pid, signal.SIGHUP)
@@ -55,5 +55,5 @@ def test_a_revoked_key_is_refused_after_a_reload_that_failed(tmp_path: Path) -> 
         revoke_key(keys, "leaked")
         file.write_text(f"{good}bad: 1\n")
         os.kill(server.process.pid, signal.SIGHUP)
-        wait_until(lambda: "the keys were taken in, but the configuration stays as it was" in server.read_log(), 20)
+        wait_until(lambda: "the keys were reloaded, but the configuration is unchanged" in server.read_log(), 20)
         assert ask(server, build_bearer(leaked)).status == 401 and ask(server, build_bearer(kept)).status == 200

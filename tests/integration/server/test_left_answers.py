@@ -1,4 +1,4 @@
-"""Answers whose clients leave before the end, of whose tokens the server sees little: they count all the same."""
+"""Tokens of responses whose clients disconnect early are charged too, though the server sees few of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tokens(url: str, headers: dict[str, str], model: str) -> float:
 
 
 @pytest.mark.parametrize(("model", "fields"), [("toy", {"best_of": 4}), ("far", {})])
-def test_hanging_up_is_not_a_way_around_a_rate(model: str, fields: dict[str, Any], tmp_path: Path) -> None:
+def test_disconnecting_does_not_evade_the_rate_limit(model: str, fields: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     few, _ = create_key(file, "few", tokens_per_minute=50)
     with run_server(config=build_config(SLOW)) as remote:

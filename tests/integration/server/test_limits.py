@@ -1,4 +1,4 @@
-"""How much may be asked for: the queue, caps, timeouts, and clients that do not read."""
+"""Limits: the queue, caps, timeouts, and clients that do not read."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def hasty() -> Iterator[AbusedServer]:
 
 @contextmanager
 def busy(server: AbusedServer) -> Iterator[socket.socket]:
-    """Its only place is taken by a stream that would go on for ten seconds or more, but ends with the block."""
+    """Occupy the only slot with a stream of ten seconds or more, which ends with the block."""
     with connect(server.port) as sock:
         sock.sendall(build_request("POST", CHAT, json.dumps({**BODY, "max_tokens": 2000, "stream": True}).encode()))
         assert sock.recv(4096).startswith(b"HTTP/1.1 200")
         yield sock
 
 
-def test_a_queue_with_an_end(tight: AbusedServer) -> None:
+def test_a_full_queue(tight: AbusedServer) -> None:
     with ThreadPoolExecutor(1) as threads:
         with busy(tight):
             waiting = threads.submit(ask, tight.server, max_tokens=4)
@@ -77,17 +77,17 @@ def test_a_queue_with_an_end(tight: AbusedServer) -> None:
     assert ask(tight.server).status == 200
 
 
-def test_a_wait_that_is_too_long(hasty: AbusedServer) -> None:
+def test_the_queue_timeout(hasty: AbusedServer) -> None:
     with busy(hasty) as sock:
         began = time.monotonic()
         refused = ask(hasty.server)
         assert time.monotonic() - began > 0.9
-        assert "waited 1 s" in assert_error(refused, 503)["message"] and "retry-after" in refused.headers
+        assert "timed out after 1 s" in assert_error(refused, 503)["message"] and "retry-after" in refused.headers
         assert sock.recv(4096)  # it goes on
     hasty.wait_idle()
 
 
-def test_leaving_the_queue_gives_the_place_to_another(tight: AbusedServer) -> None:
+def test_leaving_the_queue_frees_the_slot(tight: AbusedServer) -> None:
     with busy(tight):
         for path, body in ((CHAT, BODY), (EMBEDDINGS, {"model": "toy", "input": "hi"})) * 3:
             with connect(tight.port) as sock:
@@ -105,14 +105,14 @@ def brief() -> Iterator[AbusedServer]:
         yield AbusedServer(server, client)
 
 
-def test_an_answer_that_takes_too_long(brief: AbusedServer) -> None:
+def test_the_request_timeout(brief: AbusedServer) -> None:
     began = time.monotonic()
     error = assert_error(ask(brief.server, max_tokens=3000), 504)
     assert error["code"] == "timeout" and 1.9 < time.monotonic() - began < 15  # it would take 30
     brief.wait_idle()
 
 
-def test_a_stream_that_takes_too_long_says_so(brief: AbusedServer) -> None:
+def test_a_stream_that_times_out_ends_with_an_error(brief: AbusedServer) -> None:
     answer = ask(brief.server, max_tokens=3000, stream=True)
     assert answer.status == 200
     events = [line.removeprefix("data: ") for line in answer.body.decode().split("\n\n") if line]
@@ -139,7 +139,7 @@ def test_caps_of_the_configuration(tight: AbusedServer, fields: dict[str, Any], 
     assert_error(ask(tight.server, **fields), 400, param)
 
 
-def test_what_is_not_asked_for_is_capped_too() -> None:
+def test_defaults_are_capped_too() -> None:
     config: dict[str, Any] = {"server": {"limits": {"max_tokens": 10}}, "models": {"toy": {"engine": "fake"}}}
     endless = {"model": "toy", "ignore_eos": True}
     with run_server(config=config) as server:
@@ -170,8 +170,8 @@ def test_an_idle_connection_is_closed(hasty: AbusedServer) -> None:
     assert 0.4 < time.monotonic() - began < 20
 
 
-def test_connections_have_a_bound(tight: AbusedServer) -> None:
-    """Those over it wait, and get their turn when another one goes."""
+def test_connections_are_limited(tight: AbusedServer) -> None:
+    """Connections over the limit wait until another closes."""
     clients = [connect(tight.port) for _ in range(30)]
     try:
         clients[-1].sendall(build_request("GET", "/health/live"))
@@ -187,7 +187,7 @@ def test_connections_have_a_bound(tight: AbusedServer) -> None:
             client.close()
 
 
-def test_time_in_which_the_server_stood_still_is_not_held_against_a_client() -> None:
+def test_time_while_the_server_was_stopped_does_not_count() -> None:
     with run_server(config=build_config(limits={"keep_alive_s": 4})) as server, connect(server.port) as sock:
         sock.sendall(build_request("GET", "/health/live"))
         assert read_response(sock)[0].status == 200
@@ -240,8 +240,8 @@ def test_a_client_that_does_not_read_holds_neither_engine_nor_memory(fast: Abuse
     fast.assert_answers()
 
 
-def test_answers_that_are_asked_for_and_not_read(fast: AbusedServer) -> None:
-    """One who asks on and on without reading is not read any further, and cut off in the end."""
+def test_pipelined_responses_that_are_not_read(fast: AbusedServer) -> None:
+    """A client that keeps sending without reading is no longer read, and finally disconnected."""
     before = fast.server.read_resident_bytes()
     asked = build_request("GET", "/openapi.json") * 100
     with connect(fast.port, receive_bytes=4096) as sock:
@@ -255,7 +255,7 @@ def test_answers_that_are_asked_for_and_not_read(fast: AbusedServer) -> None:
     wait_until(lambda: fast.read_gauge("enginebay_connections") <= 2, 30, "the end of the connection")
 
 
-def test_a_slow_reader_who_keeps_up_gets_everything(hasty: AbusedServer) -> None:
+def test_a_slow_reader_that_makes_progress_gets_everything(hasty: AbusedServer) -> None:
     body = {**BODY, "max_tokens": 300, "stream": True}
     with connect(hasty.port, receive_bytes=4096) as sock:
         sock.sendall(build_request("POST", CHAT, json.dumps(body).encode()))

@@ -17,7 +17,7 @@ from tests.integration.server.raw_http import (
 
 
 def test_pipelining(battered: AbusedServer) -> None:
-    """Answers come in the order of the requests, however long each takes."""
+    """Responses come in request order, however long each takes."""
     paths = ["/v1/models/toy", "/health/live", "/nothing", "/v1/models"] * 10
     first = build_request("POST", CHAT, BODY)
     with connect(battered.port) as sock:
@@ -49,7 +49,7 @@ def test_http_1_0(battered: AbusedServer) -> None:
 
 
 def test_pipelined_requests_of_both_versions(battered: AbusedServer) -> None:
-    """How the second is to be answered must not change how the first is."""
+    """The second request's version must not affect the first response."""
     with connect(battered.port) as sock:
         sock.sendall(stream_request(200) + stream_request(5).replace(b"HTTP/1.1", b"HTTP/1.0"))
         answer, rest = read_response(sock)
@@ -79,7 +79,7 @@ def test_head(battered: AbusedServer) -> None:
 
 
 def test_an_upgrade_is_not_followed(battered: AbusedServer) -> None:
-    """The request is answered as if it had not been asked for: the HTTP client of Java sends all its first ones so."""
+    """The upgrade is ignored. Java's HTTP client requests one on each first request."""
     upgrade = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMAAABkAAQAAP__"}
     asked = build_request("POST", CHAT, BODY, upgrade)
     for pieces in (1, 7, len(asked)):

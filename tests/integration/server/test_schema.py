@@ -46,6 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BayProcess]:
         yield running
 
 
+@pytest.mark.slow
 def test_answers_are_as_the_document_says(server: BayProcess, tmp_path: Path) -> None:
     run = subprocess.run(
         [

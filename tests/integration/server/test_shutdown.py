@@ -1,4 +1,4 @@
-"""How it ends: by a signal, by a second one, by the death of its worker. Nothing is cut off early, nothing is left behind."""
+"""Shutdown by a signal, by a second signal, and after a worker's death: responses drain, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.integration.server.raw_http import (
 
 
 def processes(server: BayProcess) -> list[psutil.Process]:
-    """The server's, with all that it has started."""
+    """The server's processes, including its descendants."""
     found = psutil.Process(server.process.pid)
     return [found, *found.children(recursive=True)]
 
@@ -45,7 +45,7 @@ def worker_of(server: BayProcess) -> psutil.Process:
 
 
 class Stream:
-    """A stream that another thread reads to its end."""
+    """A stream that another thread reads to the end."""
 
     def __init__(self, server: BayProcess, **fields: Any) -> None:
         self.sock = connect(server.port, timeout_s=60)
@@ -80,7 +80,7 @@ def is_refused(server: BayProcess) -> bool:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_signal_lets_answers_finish(workers: int) -> None:
+def test_a_signal_drains_responses(workers: int) -> None:
     config = build_config({"step_s": 0.01}, workers=workers)
     with run_server(config=config) as server:
         started = processes(server)
@@ -105,8 +105,8 @@ def test_a_signal_lets_answers_finish(workers: int) -> None:
         wait_until(lambda: all_gone(started), 30, "the end of all processes")
 
 
-def test_a_signal_waits_for_what_is_still_to_be_read() -> None:
-    """The engine is done and the client has not read it all yet: that, too, is an answer under way."""
+def test_a_signal_waits_for_unread_responses() -> None:
+    """The engine is done, but the client has not read everything: the response is still in progress."""
     with run_server(config=build_config()) as server:
         with connect(server.port, receive_bytes=4096) as sock:
             body = {**BODY, "max_tokens": 1500, "stream": True, "stream_options": {"include_usage": True}}
@@ -121,8 +121,8 @@ def test_a_signal_waits_for_what_is_still_to_be_read() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_wait_for_answers_has_an_end(workers: int) -> None:
-    """Those that are cut off are told so: a stream by its last event, the others by their status."""
+def test_the_drain_times_out(workers: int) -> None:
+    """Aborted requests get an error: a stream as its last event, the others as their status."""
     limits: dict[str, object] = {"running": workers, "queue": workers}
     with run_server(
         config=build_config({"step_s": 0.02}, limits, workers=workers, drain_s=1.0, log_level="info")
@@ -150,7 +150,7 @@ def test_the_wait_for_answers_has_an_end(workers: int) -> None:
 
 
 @pytest.mark.parametrize(("workers", "second"), [(1, signal.SIGTERM), (2, signal.SIGTERM), (1, signal.SIGINT)])
-def test_a_second_signal_ends_it_at_once(workers: int, second: signal.Signals) -> None:
+def test_a_second_signal_exits_at_once(workers: int, second: signal.Signals) -> None:
     with run_server(config=build_config({"step_s": 0.05}, workers=workers), exit_code=130) as server:
         started = processes(server)
         with connect(server.port) as sock:
@@ -180,15 +180,15 @@ def test_a_signal_while_the_model_is_loaded() -> None:
         started = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=20)
-        assert process.returncode == 0 and "nothing was served yet" in said
+        assert process.returncode == 0 and "before serving" in said
         wait_until(lambda: all_gone(started), 30, "the end of all processes")
     finally:
         process.kill()
         process.wait()
 
 
-def test_the_death_of_the_worker() -> None:
-    """Who has read a part of an answer is told; all others are answered by the next worker."""
+def test_a_worker_death() -> None:
+    """Partly sent responses get an error; all other requests are retried on the next worker."""
     with run_server(config=build_config({"step_s": 0.02})) as server:
         assert httpx.get(f"{server.url}/health/ready", timeout=60).status_code == 200
         stream = Stream(server, max_tokens=3000)
@@ -210,7 +210,7 @@ def test_the_death_of_the_worker() -> None:
         assert deaths == ['enginebay_worker_deaths_total{model="toy",engine="fake",cause="crash"} 1']
 
 
-def test_an_engine_that_hangs_does_not_hang_us() -> None:
+def test_an_engine_that_hangs_does_not_hang_the_server() -> None:
     limits: dict[str, object] = {"request_timeout_s": 1}
     with run_server(config=build_config({"hang_after_tokens": 5}, limits)) as server:
         for _ in range(2):
@@ -221,7 +221,7 @@ def test_an_engine_that_hangs_does_not_hang_us() -> None:
 def test_an_engine_that_fails_on_a_request() -> None:
     with run_server(config=build_config({"fail_after_tokens": 3})) as server:
         error = assert_error(ask(server, max_tokens=100), 500)
-        assert error["code"] == "engine_failed" and "told" not in error["message"]
+        assert error["code"] == "engine_failed" and "fail_after_tokens" not in error["message"]
         streamed = ask(server, max_tokens=100, stream=True)
         events = [event for event in streamed.body.decode().split("\n\n") if event]
         assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "engine_failed"
@@ -229,7 +229,7 @@ def test_an_engine_that_fails_on_a_request() -> None:
 
 
 def test_sockets_are_not_inherited() -> None:
-    """A worker that held the listening socket would keep the port after the server's end."""
+    """A worker that holds the listening socket would keep the port open after the server exits."""
     with run_server(config=build_config()) as server:
         port = server.port
         for one in processes(server)[1:]:
@@ -241,8 +241,8 @@ def test_sockets_are_not_inherited() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_signal_to_all_processes_of_the_service_lets_answers_finish(workers: int) -> None:
-    """As a service manager sends it that does not know who is in charge."""
+def test_a_signal_to_all_processes_of_the_service_drains_responses(workers: int) -> None:
+    """Some service managers signal every process of a service."""
     with run_server(config=build_config({"step_s": 0.01}, workers=workers)) as server:
         everybody = processes(server)
         stream = Stream(server, max_tokens=150)

@@ -6,9 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.alone
+
+
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow
 def test_a_minute_at_full_load() -> None:
     run = subprocess.run(
         [sys.executable, ROOT / "tests" / "soak.py", "--minutes", "1"],

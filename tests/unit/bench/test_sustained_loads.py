@@ -37,7 +37,7 @@ def test_what_is_right_is_sustained() -> None:
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        (replace(RIGHT, right=7), "7 answers of 8"),
+        (replace(RIGHT, answered=7), "7 answers of 8"),
         (replace(RIGHT, tokens=87), "87 tokens"),
         (replace(RIGHT, ttft_s=0.106), "TTFT +6%"),
         (replace(RIGHT, tpot_s=0.0106), "TPOT +6%"),

@@ -1,4 +1,4 @@
-"""Bundles that are made in a moment: tiny wheels, a tiny model, no index."""
+"""Small bundles for tests: tiny wheels, a tiny model, no index."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def ignore_progress(*_: object) -> None: ...
 def make_tiny_wheel(
     into: Path, name: str, version: str = "1.0", requires: Sequence[str] = (), tag: str = "py3-none-any", **files: str
 ) -> Path:
-    """A wheel with one module, and whatever files are given."""
+    """A wheel with one module and the given files."""
     into.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
-    wishes = "".join(f"Requires-Dist: {one}\n" for one in requires)
+    requirements = "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
     content = {
         f"{name}.py": f"VERSION = {version!r}\n".encode(),
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{wishes}".encode(),
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requirements}".encode(),
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n".encode(),
         **{path.replace("__", "/"): text.encode() for path, text in files.items()},
     }
@@ -110,7 +110,7 @@ _FAKE: dict[str, Any] = {
 
 
 def rewrite_manifest(folder: Path, **changes: Any) -> None:
-    """Change what the manifest says."""
+    """Change fields of the manifest."""
     path = folder / MANIFEST_FILE
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 

@@ -1,4 +1,4 @@
-"""What install.py does with its options, and what it says at the end."""
+"""Options and final output of install.py."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ HERE = ["--python", sys.executable]
 
 
 @pytest.mark.parametrize(
-    ("given", "place", "rest"),
+    ("arguments", "venv", "rest"),
     [
         ([], None, HERE),
         (["--venv", "/opt/bay"], "/opt/bay", HERE),
         (["--venv=/opt/bay", "--no-models"], "/opt/bay", ["--no-models", *HERE]),
         (["--python=/usr/bin/python3", "--recreate"], None, ["--recreate", "--python", "/usr/bin/python3"]),
         (["--python", "python3"], None, ["--python", "python3"]),
-        (["--py", "python3"], None, ["--py", "python3", *HERE]),  # not ours to guess
+        (["--py", "python3"], None, ["--py", "python3", *HERE]),  # abbreviations pass through
         (["--into", "current"], None, ["--into", "current"]),  # bay's own environment, so no other Python
         (["--into=own"], None, ["--into", "own", *HERE]),
         (["--into", "current", "--python", "x"], None, ["--into", "current", "--python", "x"]),  # bay refuses it
     ],
 )
-def test_options_are_seen_in_both_forms(given: list[str], place: str | None, rest: list[str]) -> None:
-    assert _parse_options(given) == (Path(place) if place else None, rest)
+def test_options_are_seen_in_both_forms(arguments: list[str], venv: str | None, rest: list[str]) -> None:
+    assert _parse_options(arguments) == (Path(venv) if venv else None, rest)
 
 
 @pytest.mark.parametrize("given", [["--venv"], ["--venv="], ["--venv", "--no-models"], ["--python"]])
@@ -47,7 +47,7 @@ def test_an_option_without_its_value_is_refused(given: list[str]) -> None:
         (3, [], None),
     ],
 )
-def test_it_ends_with_where_bay_is_and_what_to_run(
+def test_it_ends_with_the_path_of_bay_and_the_next_command(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -66,13 +66,13 @@ def test_it_ends_with_where_bay_is_and_what_to_run(
     assert standalone.main(options) == code
     lines = capsys.readouterr().err.splitlines()
     if said is None:
-        assert not any("next:" in line or "all is installed" in line for line in lines)
+        assert not any("next:" in line or "installed;" in line for line in lines)
     else:
         assert lines[-2].endswith(f"bay is {bay}")
         assert lines[-1].endswith(said.format(bay=f"'{bay}'"))
 
 
-def test_a_home_that_is_not_the_usual_one_is_in_what_to_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_suggested_command_sets_a_custom_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ENGINEBAY_HOME", str(tmp_path))
     said = standalone._suggest_next_command(Path("/b/bay"), {"models": []}, [])
     assert said == f"ENGINEBAY_HOME={tmp_path} /b/bay engines list"

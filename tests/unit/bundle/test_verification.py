@@ -35,7 +35,7 @@ def test_a_manifest_survives_its_file(bundle: Path) -> None:
     assert manifest.models[0].name == "tiny"
 
 
-def test_a_whole_bundle_has_no_problems(bundle: Path) -> None:
+def test_a_complete_bundle_has_no_problems(bundle: Path) -> None:
     assert find_problems(bundle, read_bundle_manifest(bundle)) == []
 
 
@@ -47,19 +47,19 @@ def test_each_missing_cut_and_damaged_part_is_named(bundle: Path) -> None:
     assert find_problems(bundle, read_bundle_manifest(bundle)) == [
         "bundle.tar.001 is missing",
         "bundle.tar.003 has 999 bytes instead of 1000",
-        "bundle.tar.002 is damaged: its sha256 is another one",
-        "install.py is damaged: its sha256 is another one",
+        "bundle.tar.002 is corrupt: its sha256 does not match",
+        "install.py is corrupt: its sha256 does not match",
     ]
 
 
-def test_the_fingerprint_changes_with_what_the_manifest_says(bundle: Path) -> None:
+def test_the_fingerprint_changes_with_the_manifest(bundle: Path) -> None:
     before = compute_fingerprint(read_bundle_manifest(bundle))
     rewrite_manifest(bundle, created="another day")
     assert compute_fingerprint(read_bundle_manifest(bundle)) != before
 
 
-def test_what_is_no_bundle_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(EnginebayError, match="holds no bundle"):
+def test_a_folder_without_a_bundle_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(EnginebayError, match="no bundle in"):
         read_bundle_manifest(tmp_path)
 
 
@@ -78,7 +78,7 @@ def test_a_broken_manifest_is_one_line(tmp_path: Path, content: str) -> None:
         ({"target": {"platform": "linux", "arch": "x86_64"}}, "lacks python"),
         ({"bay": {"packages": []}}, "lacks version"),
         ({"bay": {"version": "1", "packages": ["wheels/none.whl"]}}, "lacks wheels/none.whl"),
-        ({"bay": None}, "not a whole manifest"),
+        ({"bay": None}, "is incomplete"),
     ],
 )
 def test_a_manifest_that_lacks_something_is_refused(bundle: Path, changes: dict[str, object], lacks: str) -> None:

@@ -1,4 +1,4 @@
-"""Commands that run in an event loop, and signals at its beginning."""
+"""Signals while the event loop of a command starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def _answer() -> str:
     return "done"
 
 
-def test_it_gives_back_what_the_work_does_and_leaves_signals_as_they_were() -> None:
+def test_it_returns_the_result_and_restores_signals() -> None:
     before = signal.getsignal(signal.SIGTERM)
     assert run_in_loop(_answer()) == "done"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler and signal.getsignal(signal.SIGTERM) == before
@@ -37,7 +37,7 @@ def test_it_gives_back_what_the_work_does_and_leaves_signals_as_they_were() -> N
 def test_a_signal_while_the_loop_is_made(
     number: signal.Signals, raised: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has its effect when the loop is whole: nothing then ends badly, and nothing is left open."""
+    """A signal during setup is delivered once the loop is complete, and nothing leaks."""
     unraisable: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     made: list[asyncio.AbstractEventLoop] = []

@@ -34,13 +34,13 @@ def test_every_command_is_there_and_has_help(name: str, capsys: pytest.CaptureFi
     [
         ("run", "shown with --json"),
         ("batch", "written with each answer"),
-        ("chat", "a conversation does not show them"),
+        ("chat", "not shown by chat"),
     ],
 )
 def test_the_help_says_where_logprobs_are(name: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert f"--logprobs <int> Top alternatives per token; {told} --" in said
+    assert f"--logprobs <int> Number of top alternatives per token; {told} --" in said
 
 
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Two small engines to check the generic rules on, and a loader that sees nothing of this host."""
+"""Two small engine specs for the generic rules, and a loader isolated from this host."""
 
 from __future__ import annotations
 

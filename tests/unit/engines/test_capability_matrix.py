@@ -1,4 +1,4 @@
-"""The capability table says what the engines declare, and the documentation page follows it."""
+"""The capability table matches the specs, and the documentation page is up to date."""
 
 from __future__ import annotations
 

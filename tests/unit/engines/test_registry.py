@@ -1,4 +1,4 @@
-"""Where engines come from, and what happens when a name or someone's package is wrong."""
+"""Engine discovery, unknown names and faulty third-party packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from enginebay.engines.effective_spec import apply_probe
 from enginebay.errors import UnknownEngine
 
 
-def made_up(kind: str = "other", **changes: object) -> EngineSpec:
+def make_spec(kind: str = "other", **changes: object) -> EngineSpec:
     fields = {
         "kind": kind,
         "summary": "an engine for a test",
@@ -64,7 +64,7 @@ def test_an_unknown_engine_names_the_nearest() -> None:
 def test_specs_stored_beside_environments_are_known(tmp_path: Path) -> None:
     folder = tmp_path / "engines" / "other-1.0"
     folder.mkdir(parents=True)
-    (folder / "spec.json").write_text(json.dumps(made_up().to_json()))
+    (folder / "spec.json").write_text(json.dumps(make_spec().to_json()))
     assert registry.get_spec("other").summary == "an engine for a test"
 
 
@@ -85,21 +85,21 @@ def _with_entry_point(monkeypatch: pytest.MonkeyPatch, name: str, spec: object) 
 
 
 def test_an_entry_point_of_another_package_registers_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    _with_entry_point(monkeypatch, "theirs", made_up("theirs"))
+    _with_entry_point(monkeypatch, "theirs", make_spec("theirs"))
     assert registry.get_spec("theirs").kind == "theirs"
     assert registry.list_faulty_entry_points() == {}
 
 
-def test_an_entry_point_that_is_no_spec_is_a_fault_and_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_point_that_is_not_a_spec_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     _with_entry_point(monkeypatch, "theirs", "not a spec")
     assert "theirs" not in registry.load_specs()
     assert "not an EngineSpec" in registry.list_faulty_entry_points()["theirs"]
 
 
-def test_nobody_can_take_the_name_of_a_built_in_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    _with_entry_point(monkeypatch, "vllm", made_up("vllm"))
+def test_a_third_party_cannot_replace_a_built_in_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_entry_point(monkeypatch, "vllm", make_spec("vllm"))
     assert registry.get_spec("vllm").summary != "an engine for a test"
-    assert "taken" in registry.list_faulty_entry_points()["vllm"]
+    assert "already registered" in registry.list_faulty_entry_points()["vllm"]
 
 
 def test_a_setting_the_installed_version_does_not_have_is_refused() -> None:
@@ -108,19 +108,19 @@ def test_a_setting_the_installed_version_does_not_have_is_refused() -> None:
         "gone": Setting("int", "", native="gone_in_library"),
         "ours": Setting("int", ""),
     }
-    found = apply_probe(made_up(settings=settings), Probe("2.0", settings=("kept",)))
-    assert found.settings["kept"].capability.support is Support.HONOURS
-    assert found.settings["ours"].capability.support is Support.HONOURS
-    assert found.settings["gone"].capability == refuses("not in other 2.0")
+    effective = apply_probe(make_spec(settings=settings), Probe("2.0", settings=("kept",)))
+    assert effective.settings["kept"].capability.support is Support.HONOURS
+    assert effective.settings["ours"].capability.support is Support.HONOURS
+    assert effective.settings["gone"].capability == refuses("not in other 2.0")
 
 
 def test_a_request_parameter_the_probe_refuses_is_refused() -> None:
-    found = apply_probe(made_up(), Probe("2.0", refused={"min_p": "not before 3.0"}))
-    assert found.request["min_p"] == refuses("not before 3.0")
-    assert found.request["top_p"].support is Support.HONOURS
+    effective = apply_probe(make_spec(), Probe("2.0", refused={"min_p": "not before 3.0"}))
+    assert effective.request["min_p"] == refuses("not before 3.0")
+    assert effective.request["top_p"].support is Support.HONOURS
 
 
 def test_without_a_probe_the_declaration_stands() -> None:
-    spec = made_up(settings={"one": Setting("int", "", native="one")})
+    spec = make_spec(settings={"one": Setting("int", "", native="one")})
     assert apply_probe(spec, None) is spec
     assert apply_probe(spec, Probe("1.0", settings=None)).settings == spec.settings

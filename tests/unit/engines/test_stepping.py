@@ -1,4 +1,4 @@
-"""The short way to bind an engine: order of events, ends, cancelling, and a library that fails."""
+"""SteppingEngine: order of events, finish reasons, cancellation and library errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Counting(SteppingEngine):
 
 
 class Recorder:
-    """A sink that keeps what it gets."""
+    """A sink that records all events."""
 
     def __init__(self) -> None:
         self.accepted_tokens: dict[int, int] = {}
@@ -89,8 +89,8 @@ def request(length: int = 3, **sampling: object) -> GenerateRequest:
 
 def run(engine: Counting, *requests: GenerateRequest) -> Recorder:
     sink = Recorder()
-    for number, one in enumerate(requests):
-        engine.submit(number, one)
+    for number, submitted in enumerate(requests):
+        engine.submit(number, submitted)
     engine.start(sink)
     sink.wait_for(*range(len(requests)))
     engine.close()
@@ -116,7 +116,7 @@ def test_stop_strings_are_found_across_tokens_and_cut_off(engine: Counting) -> N
     sink = run(engine, request(stop=("5 6",)), request(stop_token_ids=(5,)), request(stop=("12 13",)))
     assert (sink.text[0, 0], sink.ends[0, 0]) == ("3 4 ", (FinishReason.STOP, "5 6"))
     assert (sink.text[1, 0], sink.ends[1, 0]) == ("3 4 ", (FinishReason.STOP, 5))
-    assert sink.text[2, 0].endswith("11 12 "), "what was held back for a stop string that did not come must be given"
+    assert sink.text[2, 0].endswith("11 12 "), "text held back for an unmatched stop string must be sent"
 
 
 def test_every_choice_ends_on_its_own(engine: Counting) -> None:
@@ -145,12 +145,12 @@ def test_cancel_stops_the_work(engine: Counting) -> None:
     engine.cancel(0)
     assert engine.running() == 0
 
-    def rests() -> bool:
-        made = len(sink.ids[0, 0])
+    def is_idle() -> bool:
+        count = len(sink.ids[0, 0])
         time.sleep(0.05)
-        return len(sink.ids[0, 0]) == made
+        return len(sink.ids[0, 0]) == count
 
-    assert any(rests() for _ in range(20))  # after the step that was on its way
+    assert any(is_idle() for _ in range(20))  # after the step in progress
     engine.close()
 
 

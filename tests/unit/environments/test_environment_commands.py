@@ -1,4 +1,4 @@
-"""Which of pip's lines a person is shown."""
+"""Which of pip's lines are shown."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ from enginebay.environments.command_runner import _is_relevant
         ("\n", False),
     ],
 )
-def test_what_is_no_error_is_not_shown_as_one(line: str, shown: bool) -> None:
+def test_pip_noise_is_not_shown(line: str, shown: bool) -> None:
     assert _is_relevant(line) is shown

@@ -42,7 +42,7 @@ def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def build(engines: Path, version: str, kind: str = "other", spec: EngineSpec = SPEC) -> Path:
-    """An environment as `install` leaves it, with the current Python in it."""
+    """An environment as `install_engine` leaves it, with the current Python."""
     built = engines / environment_store.STORE_FOLDER / f"{kind}-{version}~abc"
     (built / "bin").mkdir(parents=True)
     (built / "bin" / "python").symlink_to(sys.executable)
@@ -81,7 +81,7 @@ def test_a_missing_engine_comes_with_the_command_that_installs_it(monkeypatch: p
     assert caught.value.hint == "install it with: bay engines install vllm"
 
 
-def test_the_fake_engine_is_always_here() -> None:
+def test_the_fake_engine_is_always_available() -> None:
     found = finding.find_environment("fake")
     assert (found.source, found.python) == ("current", Path(sys.executable))
 
@@ -97,7 +97,9 @@ def test_a_library_in_this_environment_is_used_before_a_built_one(
     assert finding.find_environment("other", "9.9").source == "environment"
 
 
-def test_a_library_here_that_does_not_start_does_not_count(engines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_in_this_environment_that_does_not_start_is_ignored(
+    engines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(spec: EngineSpec) -> Probe:
         raise EngineFailed("no module named torch")
 
@@ -107,7 +109,7 @@ def test_a_library_here_that_does_not_start_does_not_count(engines: Path, monkey
     assert finding.find_environment("other").source == "environment"
 
 
-def test_a_probe_is_asked_once_for_each_state_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_runs_once_for_each_state_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def answer(python: Path, question: dict[str, str]) -> dict[str, object]:
@@ -140,7 +142,9 @@ def test_a_broken_environment_is_not_used_and_says_how_to_repair_it(engines: Pat
     build(engines, "0.5")
     (path / "bin" / "python").unlink()
     assert finding.find_environment("other").version == "0.5"
-    assert [(one.path, one.reason) for one in environment_store.list_broken()] == [(path, "its Python is gone")]
+    assert [(broken.path, broken.reason) for broken in environment_store.list_broken()] == [
+        (path, "its Python is missing")
+    ]
     with pytest.raises(EngineMissing, match=r"other-1\.0 is broken") as caught:
         finding.find_environment("other", "1.0")
     assert caught.value.hint.endswith("bay engines install other==1.0 --recreate")
@@ -152,7 +156,7 @@ def test_a_name_appears_only_when_published(engines: Path) -> None:
     assert environment_store.list_broken() == []
 
 
-def test_publishing_again_replaces_the_old_environment_whole(engines: Path) -> None:
+def test_publishing_again_replaces_the_old_environment(engines: Path) -> None:
     old = build(engines, "1.0").resolve()
     new = engines / environment_store.STORE_FOLDER / "other-1.0~new"
     new.mkdir()
@@ -160,7 +164,7 @@ def test_publishing_again_replaces_the_old_environment_whole(engines: Path) -> N
     assert not old.exists()
 
 
-def test_what_dead_builders_left_is_swept_and_what_lives_stays(engines: Path) -> None:
+def test_leftovers_of_dead_builders_are_removed_and_live_builds_stay(engines: Path) -> None:
     published = build(engines, "1.0")
     dead = engines / environment_store.STORE_FOLDER / "other-2.0~dead"
     at_work = engines / environment_store.STORE_FOLDER / "other-3.0~busy"
@@ -175,16 +179,14 @@ def test_what_dead_builders_left_is_swept_and_what_lives_stays(engines: Path) ->
     assert published.resolve().exists()
 
 
-def test_what_is_installed_is_not_built_again(engines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_version_is_not_rebuilt(engines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(engines, "1.0", spec=WITH_RECIPES)
     monkeypatch.setattr(builder, "_EnvironmentBuild", lambda *given: pytest.fail("it was built again"))
     order = builder.InstallRequest("other", device="cpu")
     assert builder.install_engine(order, lambda doing, line: None).version == "1.0"
 
 
-def test_a_build_for_another_device_is_not_taken_for_the_one_asked_for(
-    engines: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_for_another_device_is_not_reused(engines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = build(engines, "1.0", spec=WITH_RECIPES)
     environment_store.write_json(path / "install.json", {"kind": "other", "version": "1.0", "device": "cpu"})
 
@@ -222,7 +224,7 @@ def test_one_recipe_for_both_devices_is_one_build(engines: Path, monkeypatch: py
         ({"kind": "my-engine", "version": "1.0", "asked": "some-package>=3"}, "some-package>=3"),
     ],
 )
-def test_the_checkup_says_how_to_build_a_broken_environment_again(
+def test_doctor_suggests_how_to_rebuild_a_broken_environment(
     engines: Path, record: dict[str, str] | None, again: str
 ) -> None:
     path = build(engines, "1.0", "my-engine")
@@ -235,7 +237,7 @@ def test_the_checkup_says_how_to_build_a_broken_environment_again(
     assert cures == [f"bay engines install {again} --recreate"]
 
 
-def test_the_checkup_names_damaged_models(tmp_path: Path) -> None:
+def test_doctor_names_corrupt_models(tmp_path: Path) -> None:
     folder = tmp_path / "models" / "mine"
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text("{")
@@ -268,7 +270,7 @@ def test_an_interrupted_probe_is_not_remembered_as_a_failure(monkeypatch: pytest
     assert probing.probe_current_environment(spec).version
 
 
-def test_a_python_that_is_gone_is_named() -> None:
+def test_a_missing_python_is_named() -> None:
     with pytest.raises(EngineFailed) as caught:
         probing.run_probe(Path("/no/such/python"), {"engine": "fake"})
     assert "/no/such/python cannot be run" in caught.value.hint
@@ -297,7 +299,7 @@ def test_removing_one_of_several_versions_needs_its_number(engines: Path) -> Non
     assert finding.find_removable("other", every=True) == [newer, older]
 
 
-def test_removing_what_is_not_there_is_an_error(engines: Path) -> None:
+def test_removing_a_missing_version_is_an_error(engines: Path) -> None:
     build(engines, "1.0")
     with pytest.raises(EngineMissing, match=r"other 3\.0 is not installed"):
         finding.find_removable("other==3.0")
@@ -309,7 +311,7 @@ def test_a_version_cannot_leave_the_directory(version: str) -> None:
         environment_store.build_environment_name("other", version)
 
 
-def test_what_install_is_asked_for() -> None:
+def test_install_targets() -> None:
     specs = {"other": WITH_RECIPES}
     assert parse_target("other", specs).spec is WITH_RECIPES
     assert parse_target("another==3.1", specs).version == "3.1"
@@ -319,10 +321,10 @@ def test_what_install_is_asked_for() -> None:
     assert parse_target("othe", specs, is_package=True).package == "othe"
 
 
-def test_a_slip_of_the_finger_fetches_no_strangers_package() -> None:
+def test_a_typo_does_not_install_an_unrelated_package() -> None:
     with pytest.raises(UsageError, match="did you mean other"):
         parse_target("othr", {"other": WITH_RECIPES})
-    with pytest.raises(UsageError, match="there is no engine called 'stranger'"):
+    with pytest.raises(UsageError, match="unknown engine 'stranger'"):
         parse_target("stranger", {"other": WITH_RECIPES})
 
 
@@ -351,7 +353,7 @@ def test_grpc_is_only_added_where_it_is_missing_or_old() -> None:
     assert not are_satisfied(needs, ["grpcio==1.85.1", "grpcio-health-checking @ file:///x"])
 
 
-def test_requirements_of_an_installed_distribution_less_the_dropped() -> None:
+def test_requirements_of_an_installed_distribution_without_the_dropped() -> None:
     pytest.importorskip("pip._vendor.packaging.requirements")
     found = list_requirements(["not-there", "typer"], ["rich"])
     names = [text.split(">")[0].split("<")[0].split("=")[0].strip() for text in found]
@@ -360,7 +362,7 @@ def test_requirements_of_an_installed_distribution_less_the_dropped() -> None:
     assert not any(";" in text for text in found)
 
 
-def test_records_are_written_whole(tmp_path: Path) -> None:
+def test_records_are_written_atomically(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "record.json"
     environment_store.write_json(path, {"a": 1})
     with pytest.raises(TypeError):

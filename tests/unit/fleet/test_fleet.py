@@ -1,4 +1,4 @@
-"""Doors that do not open and deaths that come while a model moves: nobody waits for longer than they may."""
+"""Drains that cannot be cancelled and crashes during a transition: no request waits past its timeout."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from enginebay.util.hardware import read_host
 
 
 class Worker:
-    """As much of a worker as the fleet looks at."""
+    """The part of a worker that the fleet uses."""
 
     def __init__(self) -> None:
         self.client = self
         self.process = self
-        self.resident = SimpleNamespace(address="here")
+        self.handle = SimpleNamespace(address="here")
         self.returncode: int | None = None
         self.ended = asyncio.Event()
-        self.refusals = 0  # so many times its door does not open
+        self.failing_opens = 0
         self.is_open = False
 
     async def state(self) -> Any:
@@ -41,8 +41,8 @@ class Worker:
         )
 
     async def open(self) -> None:
-        if self.refusals:
-            self.refusals -= 1
+        if self.failing_opens:
+            self.failing_opens -= 1
             raise WorkerDied("the worker does not answer")
         self.is_open = True
 
@@ -66,79 +66,79 @@ class Site:
             [], FleetConfig(max_wait_s=60.0), read_host(), ObservedResources(folder / "measured.json"), self._event
         )
         self.worker = Worker()
-        self.place = Replica(Variant("toy", "toy", "fake", None), "key", {"ram": 1}, None)
-        self.place.worker = cast("Any", self.worker)
-        self.place.state = ReplicaState.AWAKE
-        self.place.last_heard_at = self.place.awake_since = time.monotonic()
-        self.fleet.replicas["toy"] = self.place
+        self.replica = Replica(Variant("toy", "toy", "fake", None), "key", {"ram": 1}, None)
+        self.replica.worker = cast("Any", self.worker)
+        self.replica.state = ReplicaState.AWAKE
+        self.replica.last_heard_at = self.replica.awake_since = time.monotonic()
+        self.fleet.replicas["toy"] = self.replica
 
-    def _event(self, what: str, **_: Any) -> None:
-        self.events.append(what)
+    def _event(self, event: str, **_: Any) -> None:
+        self.events.append(event)
 
 
 @pytest.fixture
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
-    found = Site(tmp_path)
-    yield found
-    await found.fleet.close()
+    site = Site(tmp_path)
+    yield site
+    await site.fleet.close()
 
 
-async def test_who_waits_at_a_door_that_does_not_open_is_refused_in_time(site: Site) -> None:
-    site.place.draining, site.worker.refusals = True, 1000
-    with pytest.raises(Overloaded, match="as long as it may"):
+async def test_a_request_times_out_if_a_drain_cannot_be_cancelled(site: Site) -> None:
+    site.replica.draining, site.worker.failing_opens = True, 1000
+    with pytest.raises(Overloaded, match="timed out waiting"):
         await asyncio.wait_for(site.fleet.acquire("toy", 1.5), 30)
-    assert "a model could not be opened again" in site.events
+    assert "could not cancel a drain" in site.events
 
 
-async def test_who_waits_at_a_door_that_opens_the_second_time_is_let_in(site: Site) -> None:
-    site.place.draining, site.worker.refusals = True, 1
-    found = await asyncio.wait_for(site.fleet.acquire("toy", 30), 30)
-    assert found is cast("Any", site.worker.resident) and site.worker.is_open
-    assert site.events.count("a model could not be opened again") == 1
+async def test_a_failed_cancel_of_a_drain_is_retried(site: Site) -> None:
+    site.replica.draining, site.worker.failing_opens = True, 1
+    handle = await asyncio.wait_for(site.fleet.acquire("toy", 30), 30)
+    assert handle is cast("Any", site.worker.handle) and site.worker.is_open
+    assert site.events.count("could not cancel a drain") == 1
 
 
-async def test_the_setting_for_how_many_may_wait_is_named(site: Site) -> None:
-    site.place.draining = True
+async def test_the_queue_setting_is_named(site: Site) -> None:
+    site.replica.draining = True
     site.fleet.config = replace(site.fleet.config, queue=0)
-    with pytest.raises(Overloaded) as refused:
+    with pytest.raises(Overloaded) as caught:
         await asyncio.wait_for(site.fleet.acquire("toy", 30), 30)
-    assert refused.value.hint.endswith("fleet.queue")
+    assert caught.value.hint.endswith("fleet.queue")
 
 
 @pytest.mark.parametrize("in_the_middle", [True, False])
-async def test_a_death_is_seen_even_if_it_comes_while_the_model_moves(site: Site, in_the_middle: bool) -> None:
-    """What was asked of it last was answered, so whoever moved it has noticed nothing."""
-    site.fleet._spawn(site.fleet._await_worker_exit(site.place, cast("Any", site.worker)))
-    site.place.in_transition = in_the_middle
+async def test_a_crash_during_a_transition_is_handled(site: Site, in_the_middle: bool) -> None:
+    """Its last call succeeded, so the transition has noticed nothing."""
+    site.fleet._spawn(site.fleet._health_monitor.watch_exit(site.replica, cast("Any", site.worker)))
+    site.replica.in_transition = in_the_middle
     site.worker.ended.set()
     await asyncio.sleep(0.2)
-    assert (site.place.worker is None) is not in_the_middle
-    site.place.in_transition = False
+    assert (site.replica.worker is None) is not in_the_middle
+    site.replica.in_transition = False
     async with asyncio.timeout(30):
         while "worker died" not in site.events:
             await asyncio.sleep(0.01)
-    assert site.place.worker is None
+    assert site.replica.worker is None
 
 
-async def test_whoever_moves_it_may_see_to_its_death(site: Site) -> None:
-    site.fleet._spawn(site.fleet._await_worker_exit(site.place, cast("Any", site.worker)))
-    site.place.in_transition = True
+async def test_a_transition_may_handle_the_crash(site: Site) -> None:
+    site.fleet._spawn(site.fleet._health_monitor.watch_exit(site.replica, cast("Any", site.worker)))
+    site.replica.in_transition = True
     site.worker.ended.set()
     await asyncio.sleep(0.1)
-    site.place.detach_worker()
+    site.replica.detach_worker()
     await asyncio.sleep(0.2)
     assert "worker died" not in site.events
 
 
-async def test_who_cannot_be_loaded_is_told_without_a_wait(site: Site) -> None:
-    """Those in trouble until their next try, and those for which there can never be room."""
+async def test_failures_are_listed_without_waiting(site: Site) -> None:
+    """Lists models in backoff, and models that can never fit."""
     site.fleet.replicas["small"] = small = Replica(Variant("small", "small", "fake", None), "key", {"ram": 1}, None)
-    said = ModelConfig("huge", memory_bytes=2**60)  # a mere prediction might be wrong
+    configured = ModelConfig("huge", memory_bytes=2**60)  # an estimate would be capped
     site.fleet.replicas["huge"] = Replica(
-        Variant("huge", "huge", "fake", None, settings=said), "key", {"ram": 2**60}, None
+        Variant("huge", "huge", "fake", None, settings=configured), "key", {"ram": 2**60}, None
     )
     assert {name: error.kind for name, error in site.fleet.list_failures().items()} == {"huge": "overloaded"}
-    small.load_error, small.retry_at = WorkerDied("it was ended"), time.monotonic() + 60
+    small.load_error, small.retry_at = WorkerDied("it was killed"), time.monotonic() + 60
     assert site.fleet.list_failures()["small"] is small.load_error
     small.retry_at = 0.0
-    assert set(site.fleet.list_failures()) == {"huge"} and small.load_error is not None, "looking changes nothing"
+    assert set(site.fleet.list_failures()) == {"huge"} and small.load_error is not None, "listing changes nothing"

@@ -1,4 +1,4 @@
-"""Small servers for tests."""
+"""Small HTTP servers for tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @contextmanager
 def serve_answers(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
-    """What it answers to a path, by GET or POST: a status and a body. Gives its address."""
+    """Serve a status and a body per path, for GET and POST. Yield the address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -41,7 +41,7 @@ def serve_answers(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
 
 @contextmanager
 def serve_pages(pages: Mapping[str, Any]) -> Iterator[str]:
-    """Gives these as JSON, and 404 for all else."""
+    """Serve these paths as JSON, and 404 for all others."""
 
     def answer(path: str) -> tuple[int, bytes]:
         return 200 if path in pages else 404, json.dumps(pages.get(path, {"error": {"message": "not here"}})).encode()

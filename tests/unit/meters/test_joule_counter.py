@@ -8,10 +8,10 @@ from enginebay.meters.sample import Sample
 from tests.unit.meters.trace_playback import ManualClock
 
 
-class Told:
-    """A meter that says what it is given."""
+class ScriptedMeter:
+    """A meter that returns the given readings."""
 
-    name = "told"
+    name = "scripted"
 
     def __init__(self, *readings: list[Sample]) -> None:
         self._readings = list(readings)
@@ -33,13 +33,13 @@ def test_a_known_trace_through_a_counter_that_wraps() -> None:
 
 
 def test_without_a_counter_by_the_power() -> None:
-    joules = JouleCounter(Told([Sample(0.0, "gpu:0", power_w=100)], [Sample(2.0, "gpu:0", power_w=300)]))
+    joules = JouleCounter(ScriptedMeter([Sample(0.0, "gpu:0", power_w=100)], [Sample(2.0, "gpu:0", power_w=300)]))
     assert joules.read() == (0.0, 0.0) and joules.read() == (2.0, 400.0)
 
 
-def test_several_devices_are_one_sum_and_one_that_does_not_tell_is_made_up_for() -> None:
+def test_devices_are_summed_and_a_missed_reading_is_caught_up() -> None:
     joules = JouleCounter(
-        Told(
+        ScriptedMeter(
             [Sample(0.0, "gpu:0", energy_j=10), Sample(0.0, "gpu:1", energy_j=90)],
             [Sample(1.0, "gpu:0", energy_j=15), Sample(1.0, "gpu:1")],
             [Sample(2.0, "gpu:0", energy_j=30), Sample(2.0, "gpu:1", energy_j=97)],
@@ -51,5 +51,5 @@ def test_several_devices_are_one_sum_and_one_that_does_not_tell_is_made_up_for()
 
 def test_a_counter_that_starts_again_loses_one_reading() -> None:
     samples = [[Sample(float(at), "gpu:0", energy_j=value)] for at, value in enumerate((500.0, 600.0, 5.0, 45.0))]
-    joules = JouleCounter(Told(*samples))
+    joules = JouleCounter(ScriptedMeter(*samples))
     assert [found[1] for _ in samples if (found := joules.read())] == [0.0, 100.0, 100.0, 140.0]

@@ -1,4 +1,4 @@
-"""What can be read on this machine."""
+"""Discovery of meters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread that reads meters."""
+"""The sampling thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEADY = PowerTrace(((0.0, 200.0),))
 
 
 class Plain:
-    """Counts no energy."""
+    """A meter without an energy counter."""
 
     name = "plain"
 
@@ -108,7 +108,7 @@ def test_each_reading_has_its_time_before_and_after() -> None:
     assert sampler.drain_readings() == []
 
 
-def test_moments_that_were_missed_are_left_out() -> None:
+def test_missed_moments_are_skipped() -> None:
     assert _compute_next_due(10.0, 0.1, 10.01) == pytest.approx(10.1)
     assert _compute_next_due(10.0, 0.1, 10.57) == pytest.approx(10.6)
     assert _compute_next_due(10.0, 0.1, 9.9) == pytest.approx(10.1)

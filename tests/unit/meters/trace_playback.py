@@ -1,4 +1,4 @@
-"""Samples of a device whose power is known."""
+"""Samples of a device with a known power trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SERVING = PowerTrace(((0.0, 100.0), (5.03, 600.0), (6.52, 350.0), (65.57, 100.0)
 
 
 class ManualClock:
-    """A clock that is set, not waited for."""
+    """A clock that tests set."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -24,7 +24,7 @@ class ManualClock:
 
 
 def play_trace(trace: PowerTrace, times: Iterable[float], **settings: Any) -> list[Sample]:
-    """What a meter of this trace says at these times."""
+    """Return a meter's samples of this trace at these times."""
     clock = ManualClock()
     meter = ReplayMeter(trace, clock=clock, **settings)
     samples = []
@@ -36,7 +36,7 @@ def play_trace(trace: PowerTrace, times: Iterable[float], **settings: Any) -> li
 def make_sample_times(
     end_s: float, interval_s: float = 0.1, bursts: Sequence[float] = (), seed: int = 1
 ) -> list[float]:
-    """When a sampler reads: every interval, now and then a little late, and in bursts much more often."""
+    """Return a sampler's reading times: every interval with jitter, and much more often in bursts."""
     chance = random.Random(seed)
     regular = [n * interval_s + chance.uniform(0, 0.1) * interval_s for n in range(int(end_s / interval_s) + 1)]
     fast = [burst + n * 0.005 + chance.uniform(0, 0.001) for burst in bursts for n in range(100)]

@@ -15,7 +15,7 @@ def store(tmp_path, monkeypatch) -> ModelStore:
 
 @pytest.fixture
 def hub(monkeypatch):
-    """The stand-in, as the library sees it when HF_ENDPOINT was set before it was imported."""
+    """The fake hub, as if HF_ENDPOINT had been set before the library's import."""
     from huggingface_hub import constants
 
     with serve_hub(FakeHub(build_directory_files(values=100_000))) as made:
@@ -28,7 +28,7 @@ def hub(monkeypatch):
 
 @pytest.fixture
 def index(tmp_path, monkeypatch):
-    """A folder of wheels that stands for the package index."""
+    """A folder of wheels as the package index."""
     folder = tmp_path / "index"
     folder.mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -40,6 +40,6 @@ def index(tmp_path, monkeypatch):
 
 @pytest.fixture
 def no_pip(index, monkeypatch):
-    """The wheels of `index` without the seconds that pip takes."""
+    """The wheels of `index`, without running pip."""
     monkeypatch.setattr(from_pypi, "_download", lambda source, *_: next(index.glob("*.whl")))
     return index

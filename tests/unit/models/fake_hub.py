@@ -1,6 +1,6 @@
-"""A small stand-in for the Hugging Face hub on the loopback: lists a repository, serves its files, fails on demand.
+"""A fake Hugging Face hub on localhost: lists a repository, serves its files, fails on demand.
 
-    with serving(Hub({"config.json": b"{}", ...})) as hub:
+    with serve_hub(FakeHub({"config.json": b"{}", ...})) as hub:
         ... HF_ENDPOINT=hub.url ...
 
 It answers what huggingface_hub asks: the model's information with file sizes and hashes, and files with ranges.
@@ -22,9 +22,9 @@ LARGE = (".safetensors", ".gguf", ".bin")  # the hub keeps these apart and gives
 
 
 def _make_set_event() -> threading.Event:
-    found = threading.Event()
-    found.set()
-    return found
+    event = threading.Event()
+    event.set()
+    return event
 
 
 @dataclass
@@ -108,10 +108,10 @@ class HubHandler(BaseHTTPRequestHandler):
         if self.hub.cut_after is not None and end > self.hub.cut_after:
             end = max(start, self.hub.cut_after)
             self.close_connection = True
-        for place in range(start, end, 65536):
-            if place >= self.hub.held_from:
+        for offset in range(start, end, 65536):
+            if offset >= self.hub.held_from:
                 self.hub.go_on.wait(60)
-            self.wfile.write(content[place : min(place + 65536, end)])
+            self.wfile.write(content[offset : min(offset + 65536, end)])
         if end < len(content):
             vars(self.hub).update(self.hub.after_cut)
 

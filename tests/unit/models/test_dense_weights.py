@@ -17,7 +17,7 @@ from enginebay.util.paths import logs_dir
 from tests.unit.models.tiny_models import list_files, write_gguf
 from tests.unit.text.tiny_gguf import write_tiny_llama
 
-# Stands for dequantise.py: what the library leaves behind, with a tokenizer and settings of its own.
+# Stands in for dequantize_gguf.py: what the library leaves behind, with a tokenizer and settings of its own.
 CONVERTER = """
 import sys, pathlib
 folder = pathlib.Path(sys.argv[2])
@@ -52,10 +52,10 @@ def test_weights_with_our_tokenizer_and_the_files_own_ends(model, converter):
     messages = [{"role": "user", "content": "hi"}]
     assert load_renderer(folder).render(messages) == load_renderer(model.path).render(messages)
     assert json.loads((folder / "generation_config.json").read_text()) == {"bos_token_id": 1, "eos_token_id": 2}
-    assert "making dense weights of mine" in said[0]
+    assert "dequantizing mine" in said[0]
 
 
-def test_it_is_made_once_until_the_model_changes(model, converter, tmp_path):
+def test_weights_are_converted_once_until_the_model_changes(model, converter, tmp_path):
     for _ in range(2):
         ensure_dense_weights(model, Path(sys.executable))
     assert (model.folder / "calls").read_text() == "."
@@ -64,7 +64,7 @@ def test_it_is_made_once_until_the_model_changes(model, converter, tmp_path):
     assert (model.folder / "calls").read_text() == ".."
 
 
-def test_a_tokenizer_we_do_not_know_is_left_to_the_library(store, tmp_path, converter):
+def test_an_unsupported_tokenizer_is_left_to_the_library(store, tmp_path, converter):
     path = write_tiny_llama(tmp_path / "odd.gguf", **{"tokenizer.ggml.pre": "tomorrow"})
     folder = ensure_dense_weights(store.pull(str(path)), Path(sys.executable))
     assert (folder.parent / "calls").read_text() == "--tokenizer."
@@ -73,7 +73,7 @@ def test_a_tokenizer_we_do_not_know_is_left_to_the_library(store, tmp_path, conv
 
 def test_a_failure_is_one_line_with_the_log_kept(model, converter, tmp_path):
     converter.write_text("import sys\nprint('much talk')\nsys.exit('ValueError: no such architecture')")
-    with pytest.raises(LoadFailed, match="could not be made dense: ValueError: no such architecture") as caught:
+    with pytest.raises(LoadFailed, match="failed to dequantize mine: ValueError: no such architecture") as caught:
         ensure_dense_weights(model, Path(sys.executable))
     log = tmp_path / "home" / "logs" / "dense-mine.log"
     assert str(log) in caught.value.hint
@@ -84,7 +84,7 @@ def test_a_failure_is_one_line_with_the_log_kept(model, converter, tmp_path):
 def test_the_environments_python_does_not_see_our_packages(model, converter, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/ours")
     converter.write_text("import os, sys\nsys.exit(f'sees {os.environ.get(\"PYTHONPATH\")}')")
-    with pytest.raises(LoadFailed, match="could not be made dense: sees None"):
+    with pytest.raises(LoadFailed, match="failed to dequantize mine: sees None"):
         ensure_dense_weights(model, Path(sys.executable))
 
 
@@ -113,6 +113,6 @@ def test_a_conversion_in_a_thread_is_interrupted_and_leaves_nothing(model, conve
     assert ensure_dense_weights(model, Path(sys.executable)).is_dir()
 
 
-def test_the_real_script_says_what_its_environment_lacks(model):
+def test_the_real_script_names_the_missing_library(model):
     with pytest.raises(LoadFailed, match=r"No module named '(torch|transformers)'"):
         ensure_dense_weights(model, Path(sys.executable))

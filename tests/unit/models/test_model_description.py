@@ -62,8 +62,8 @@ def test_a_part_of_a_split_gguf_under_another_name(tmp_path):
         ({"config.json": b"["}, r"config.json cannot be read"),
         ({"config.json": b"[]"}, "not a JSON object"),
         ({"model.safetensors": None}, "only as pickle"),
-        ({"model.safetensors": None, "pytorch_model.bin": None}, "no safetensors and no GGUF"),
-        ({"model.safetensors": build_safetensors()[:-3]}, "its head says"),
+        ({"model.safetensors": None, "pytorch_model.bin": None}, "no safetensors or GGUF"),
+        ({"model.safetensors": build_safetensors()[:-3]}, "its header declares"),
         ({"model.safetensors": build_safetensors()[:20]}, "truncated"),
         ({"model.safetensors": b"abc"}, "not a safetensors file"),
         ({"model.safetensors": b"\x02" + bytes(7) + b"[]"}, "not a safetensors file"),
@@ -77,7 +77,7 @@ def test_broken_directories(tmp_path, change, reason):
     assert "\n" not in caught.value.message
 
 
-def test_files_that_are_no_models(tmp_path):
+def test_files_that_are_not_models(tmp_path):
     pickle, text = tmp_path / "pytorch_model.bin", tmp_path / "x.gguf"
     pickle.write_bytes(b"\x80\x02")
     text.write_bytes(b"hello")
@@ -85,5 +85,5 @@ def test_files_that_are_no_models(tmp_path):
         describe_model(pickle)
     with pytest.raises(ModelInvalid, match="does not start with GGUF"):
         describe_model(text)
-    with pytest.raises(ModelInvalid, match="there is no file"):
+    with pytest.raises(ModelInvalid, match="file not found"):
         describe_model(tmp_path / "none.gguf")

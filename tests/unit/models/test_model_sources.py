@@ -55,15 +55,15 @@ def test_paths_are_sources_too(tmp_path, monkeypatch):
     "text",
     ["nothing", "hf:name", "hf:a/b:weights.bin", "pypi:x/y", "pypi:x==1/../y", "pypi:x==1//etc", "ftp://x", "hf:"],
 )
-def test_what_is_no_source(text):
+def test_invalid_sources(text):
     with pytest.raises(UsageError, match="is not a model source") as caught:
         parse_source(text)
     assert caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "-x", "a b", "x" * 200])
-def test_what_is_no_name(name):
-    with pytest.raises(UsageError, match="cannot be a model's name"):
+def test_invalid_names(name):
+    with pytest.raises(UsageError, match="is not a valid model name"):
         validate_name(name)
 
 
@@ -80,13 +80,13 @@ def test_split_files():
     assert list_split_files("q/a-00002-of-00002.gguf") == ["q/a-00001-of-00002.gguf", "q/a-00002-of-00002.gguf"]
 
 
-def test_only_what_cannot_run_code_is_taken():
+def test_only_files_that_cannot_run_code_are_selected():
     assert set(select_files(build_directory_files(), None, "it")) == TAKEN
     assert "modeling_evil.py" in select_files(build_directory_files(), None, "it", with_code=True)
     assert "pytorch_model.bin" not in select_files(build_directory_files(), None, "it", with_code=True)
 
 
-def test_the_second_copy_of_the_weights_is_left():
+def test_the_second_copy_of_the_weights_is_skipped():
     names = ["config.json", "consolidated.safetensors", "model-00001-of-00001.safetensors", "original/x.safetensors"]
     assert select_files(names, None, "it") == ["config.json", "model-00001-of-00001.safetensors"]
     assert select_files(["config.json", "consolidated.safetensors"], None, "it")[1] == "consolidated.safetensors"
@@ -94,7 +94,7 @@ def test_the_second_copy_of_the_weights_is_left():
 
 def test_one_gguf_of_several():
     names = ["a-Q4.gguf", "a-Q8-00001-of-00002.gguf", "a-Q8-00002-of-00002.gguf", "mmproj-a.gguf", "README.md"]
-    with pytest.raises(ModelInvalid, match="holds 2 GGUF models") as caught:
+    with pytest.raises(ModelInvalid, match="has 2 GGUF models") as caught:
         select_files(names, None, "it")
     assert caught.value.hint == "choose one: a-Q4.gguf, a-Q8-00001-of-00002.gguf"
     assert select_files(names, "a-Q8-00001-of-00002.gguf", "it") == names[1:3]
@@ -106,5 +106,5 @@ def test_one_gguf_of_several():
 def test_pickle_only_and_nothing_at_all():
     with pytest.raises(ModelInvalid, match=r"only as pickle \(pytorch_model.bin\)"):
         select_files(["config.json", "pytorch_model.bin"], None, "it")
-    with pytest.raises(ModelInvalid, match="no safetensors and no GGUF"):
+    with pytest.raises(ModelInvalid, match="no safetensors or GGUF"):
         select_files(["config.json"], None, "it")

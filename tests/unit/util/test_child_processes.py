@@ -1,4 +1,4 @@
-"""Programs end with us, and long work can be interrupted from another thread."""
+"""Children die with the parent, and long work can be interrupted from another thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading what the system says about itself."""
+"""Parsing of system files and commands."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_gpus_from_the_drivers_command() -> None:
     assert driver == "570.86"
 
 
-def test_an_error_of_the_drivers_command_is_no_gpu() -> None:
+def test_an_nvidia_smi_error_means_no_gpu() -> None:
     assert hardware.parse_nvidia_smi("No devices were found\n") == ((), "")
 
 

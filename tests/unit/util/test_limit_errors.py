@@ -1,4 +1,4 @@
-"""A request over a limit is told which setting an operator could change."""
+"""Errors for requests over a limit name the setting that defines it."""
 
 from __future__ import annotations
 
@@ -81,31 +81,31 @@ OVER: list[tuple[str, Callable[[], object]]] = [
 ]
 
 
-@pytest.mark.parametrize(("setting", "ask"), OVER)
-def test_the_setting_is_named(setting: str, ask: Callable[[], object]) -> None:
+@pytest.mark.parametrize(("setting", "request_over_limit"), OVER)
+def test_the_setting_is_named(setting: str, request_over_limit: Callable[[], object]) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        ask()
+        request_over_limit()
     assert _names(refused.value, setting)
 
 
 def _names(error: EnginebayError, setting: str) -> bool:
-    """What the client gets ends with the name of a setting that there is."""
+    """Whether the client's message ends with the name of an existing setting."""
     assert setting in ServerLimits.__dataclass_fields__
     return str(encode_error(error)["message"]).endswith(f"server.limits.{setting}.")
 
 
 async def test_the_settings_of_the_queue_are_named() -> None:
     for queue, setting in ((0, "queue"), (1, "queue_timeout_s")):
-        gate = AdmissionQueue(1, queue, 0.01)
-        await gate.enter()
+        admission = AdmissionQueue(1, queue, 0.01)
+        await admission.enter()
         with pytest.raises(Overloaded) as refused:
-            await gate.enter()
+            await admission.enter()
         assert _names(refused.value, setting)
 
 
-def test_the_setting_for_the_time_of_an_answer_is_named() -> None:
-    error = make_timeout_error(SERVED, "ask for fewer tokens")
-    assert _names(error, "request_timeout_s") and "ask for fewer tokens; " in error.hint
+def test_the_request_timeout_setting_is_named() -> None:
+    error = make_timeout_error(SERVED, "request fewer tokens")
+    assert _names(error, "request_timeout_s") and "request fewer tokens; " in error.hint
 
 
 def test_a_limit_that_does_not_exist_cannot_be_named() -> None:
@@ -113,7 +113,7 @@ def test_a_limit_that_does_not_exist_cannot_be_named() -> None:
         make_limit_error("n is 3", TIGHT, "choises", "n")
 
 
-# Before it is a whole request
+# Refusals by the HTTP layer
 
 
 async def test_limits_on_the_transport_name_their_settings() -> None:
@@ -129,5 +129,5 @@ async def test_limits_on_the_transport_name_their_settings() -> None:
 
 
 def test_a_refusal_over_a_limit_names_it() -> None:
-    found = json.loads(encode_refusal(413, "the body is over 9 bytes", "body_bytes"))["error"]["message"]
-    assert found == "the body is over 9 bytes. The limit is set by server.limits.body_bytes."
+    message = json.loads(encode_refusal(413, "the body exceeds 9 bytes", "body_bytes"))["error"]["message"]
+    assert message == "the body exceeds 9 bytes. The limit is set by server.limits.body_bytes."

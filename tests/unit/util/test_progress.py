@@ -17,11 +17,11 @@ from enginebay.util.progress import format_bytes, track_progress
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (98_362_432, "98.4 MB"), (5_000_000_000, "5.0 GB"), (10**13, "10.0 TB")],
 )
-def test_amounts_for_people(count, text):
+def test_sizes_are_readable(count, text):
     assert format_bytes(count) == text
 
 
-def test_short_work_says_nothing(monkeypatch):
+def test_short_work_reports_nothing(monkeypatch):
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: 0.0))
     said = []
     with track_progress("fetching", 100, said.append) as advance:
@@ -29,7 +29,7 @@ def test_short_work_says_nothing(monkeypatch):
     assert said == []
 
 
-def test_long_work_says_where_it_is_in_plain_lines(monkeypatch):
+def test_long_work_reports_progress_in_plain_lines(monkeypatch):
     clock = iter([0.0, 1.0, 3.0, 4.0, 14.0])
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     said = []
@@ -68,9 +68,9 @@ def test_the_lock_makes_the_second_wait(tmp_path):
 
 
 def test_a_wheel_that_pip_copies_is_not_counted_twice(tmp_path: Path) -> None:
-    told: list[int] = []
-    growth = _GrowthTracker(tmp_path, told.append)
+    counts: list[int] = []
+    growth = _GrowthTracker(tmp_path, counts.append)
     for name, size in (("part", 60), ("part", 100), ("done.whl", 30), ("done.whl", 100)):
         (tmp_path / name).write_bytes(b"x" * size)
         growth()
-    assert sum(told) == 100
+    assert sum(counts) == 100

@@ -1,0 +1,1 @@
+"""The echo engine, an example of a third-party Enginebay engine."""

@@ -1,4 +1,4 @@
-"""The echo engine: gives the prompt's tokens back; the hotter, the less faithfully. Tokens are bytes."""
+"""The echo engine: repeats the prompt; a higher temperature adds noise. Tokens are bytes."""
 
 from codecs import getincrementaldecoder
 from importlib.metadata import version
@@ -18,17 +18,17 @@ class EchoEngine(SteppingEngine):
 
     @classmethod
     def probe(cls) -> Probe:
-        found = version("engine-echo")
-        return Probe(found, versions={"engine-echo": found})
+        installed = version("engine-echo")
+        return Probe(installed, versions={"engine-echo": installed})
 
     def tokenize(self, text: str, add_special: bool) -> list[int]:
         return list(text.encode())
 
     def answer(self, request: GenerateRequest, choice: int) -> Tokens:
         prompt, sampling = request.token_ids or (), request.sampling
-        heat = 0.0 if sampling.greedy else sampling.value("temperature") / 4
+        noise = 0.0 if sampling.greedy else sampling.value("temperature") / 4
         random = Random(None if sampling.seed is None else f"{sampling.seed} {choice}")
         decode = getincrementaldecoder("utf-8")("replace").decode
-        for heard in cycle(prompt) if sampling.ignore_eos else prompt:
-            token = random.choice(prompt) if random.random() < heat else heard
+        for prompt_token in cycle(prompt) if sampling.ignore_eos else prompt:
+            token = random.choice(prompt) if random.random() < noise else prompt_token
             yield token, decode(bytes((token,)))

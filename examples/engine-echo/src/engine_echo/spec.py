@@ -1,16 +1,16 @@
-"""What the echo engine declares. Light: imported where the engine's library is not."""
+"""The echo engine's spec. Keep it light: it is imported without the engine's library."""
 
 from enginebay.contract import EngineSpec, Runtime, Setting, honours, parameters, refuses
 
-DOES = {
+SUPPORTED = {
     "max_tokens": honours(),
     "stop": honours(),
     "stop_token_ids": honours(),
     "n": honours(),
-    "temperature": honours("the hotter, the less faithful the echo"),
+    "temperature": honours("a higher temperature adds noise"),
     "do_sample": honours(),
     "seed": honours(),
-    "ignore_eos": honours("repeats the prompt again and again, up to max_tokens"),
+    "ignore_eos": honours("repeats the prompt up to max_tokens"),
 }
 SPEC = EngineSpec(
     kind="echo",
@@ -20,6 +20,8 @@ SPEC = EngineSpec(
     distributions=("engine-echo",),
     formats=("fake",),  # models without weights, whose tokens are bytes
     runtime=Runtime(),
-    request={name: DOES.get(name, refuses("another engine: this one repeats the prompt")) for name in parameters()},
-    settings={"step_s": Setting("float", "How long one step takes", default=0.0, minimum=0)},
+    request={
+        name: SUPPORTED.get(name, refuses("use another engine: this one repeats the prompt")) for name in parameters()
+    },
+    settings={"step_s": Setting("float", "Pause after each step in seconds", default=0.0, minimum=0)},
 )

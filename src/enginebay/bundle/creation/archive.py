@@ -1,4 +1,4 @@
-"""Writing the archive: one plain tar, cut into parts as it is written, each byte hashed on its way."""
+"""Writes the archive: one plain tar, split into parts and hashed as it is written."""
 
 from __future__ import annotations
 
@@ -15,24 +15,22 @@ from enginebay.errors import UsageError
 
 _SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 _MIN_PART_BYTES = 100_000
+ARCHIVE_NAME = "bundle.tar"
+_BLOCK = tarfile.BLOCKSIZE
+_MAX_PARTS = 999  # so that `cat bundle.tar.*` sorts them
 
 
 def parse_part_size(text: str) -> int:
-    """`60MB` and `1.5GB` count in thousands, `60MiB` in 1,024. Raises `UsageError`."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?)?B?\s*", text.upper())
-    size = int(float(found[1]) * _SIZE_UNITS[found[2] or ""]) if found else 0
+    """Parse a size: `60MB` and `1.5GB` are decimal, `60MiB` is binary. Raises `UsageError`."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?)?B?\s*", text.upper())
+    size = int(float(match[1]) * _SIZE_UNITS[match[2] or ""]) if match else 0
     if size < _MIN_PART_BYTES:
-        raise UsageError(f"{text!r} is not a size for a part", "as in --split 60MB; at least 100kB")
+        raise UsageError(f"{text!r} is not a valid part size", "use at least 100kB, as in --split 60MB")
     return size
 
 
-ARCHIVE_NAME = "bundle.tar"
-_BLOCK = tarfile.BLOCKSIZE
-_MAX_PARTS = 999  # so that `cat bundle.tar.*` has them in order
-
-
 def check_part_count(files: Iterable[tuple[str, Path]], split: int | None) -> None:
-    """Raises `UsageError` if these files, by their paths in the archive, make too many parts. Writes nothing."""
+    """Raise `UsageError` if these files, by archive path, would make too many parts. Writes nothing."""
     size = sum(_compute_packed_size(path, source.stat().st_size) for path, source in files) + 2 * _BLOCK
     if split is not None and size > split * _MAX_PARTS:
         raise _too_many_parts_error()
@@ -53,12 +51,13 @@ def _too_many_parts_error() -> UsageError:
 
 
 class BundleArchive:
-    """`add` files, then `close`. The same files in the same order make the same bytes."""
+    """The archive writer. The same files in the same order make the same bytes."""
 
     def __init__(self, folder: Path, split: int | None) -> None:
         self._out = _SplitWriter(folder, split)
 
     def add(self, path: str, source: Path, advance: Callable[[int], None]) -> ArchivedFile:
+        """Append the file `source` under `path`."""
         size = source.stat().st_size
         self._out.write(_build_header(path, size))
         offset, digest, written = self._out.position, hashlib.sha256(), 0
@@ -69,7 +68,7 @@ class BundleArchive:
                 written += len(chunk)
                 advance(len(chunk))
         if written != size:
-            raise OSError(f"{source} changed while it was packed")
+            raise OSError(f"{source} changed during packing")
         self._out.write(bytes(-size % _BLOCK))
         return ArchivedFile(path, size, digest.hexdigest(), offset)
 
@@ -79,7 +78,7 @@ class BundleArchive:
 
 
 class _SplitWriter:
-    """A stream of bytes that becomes files of a limited size."""
+    """Writes a byte stream into files of limited size."""
 
     def __init__(self, folder: Path, limit: int | None) -> None:
         self._folder, self._limit = folder, limit
@@ -94,12 +93,12 @@ class _SplitWriter:
         while view:
             if self._file is None:
                 self._open_part()
-            room = len(view) if self._limit is None else min(len(view), self._limit - self._size)
+            count = len(view) if self._limit is None else min(len(view), self._limit - self._size)
             assert self._file is not None
-            self._file.write(view[:room])
-            self._digest.update(view[:room])
-            self._size += room
-            view = view[room:]
+            self._file.write(view[:count])
+            self._digest.update(view[:count])
+            self._size += count
+            view = view[count:]
             if self._size == self._limit:
                 self._finish_part()
 
@@ -111,14 +110,14 @@ class _SplitWriter:
     def _open_part(self) -> None:
         if len(self._parts) == _MAX_PARTS:
             raise _too_many_parts_error()
-        self._file = (self._folder / self._part_name()).open("wb")
+        self._file = (self._folder / self._build_part_name()).open("wb")
         self._size, self._digest = 0, hashlib.sha256()
 
     def _finish_part(self) -> None:
         assert self._file is not None
         self._file.close()
         self._file = None
-        self._parts.append(ArchivePart(self._part_name(), self._size, self._digest.hexdigest()))
+        self._parts.append(ArchivePart(self._build_part_name(), self._size, self._digest.hexdigest()))
 
-    def _part_name(self) -> str:
+    def _build_part_name(self) -> str:
         return ARCHIVE_NAME if self._limit is None else f"{ARCHIVE_NAME}.{len(self._parts) + 1:03d}"

@@ -1,4 +1,4 @@
-"""Making a bundle: models from the store, wheels from the index, all into one archive, the manifest last."""
+"""Creates a bundle: models from the store and wheels from the index into one archive, then the manifest."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ BOOTSTRAP = "install.py"
 
 @dataclass(frozen=True, slots=True)
 class BundleSpec:
-    """A bundle as asked for."""
+    """A bundle as requested."""
 
     out: Path
     target: TargetPlatform
@@ -66,163 +66,167 @@ class BundleSpec:
 
 @dataclass(frozen=True, slots=True)
 class _WheelSet:
-    """The wheels of Enginebay or of one engine, as they go into the archive."""
+    """The wheels of Enginebay or of one engine, ready for the archive."""
 
     paths: tuple[Path, ...]
     edges: tuple[DependencyEdge, ...]
-    cuts: dict[str, TrimmedFiles]  # by the wheel's file name
+    trimmed: dict[str, TrimmedFiles]  # by wheel file name
 
 
 def check_output_folder(out: Path, force: bool) -> None:
-    """Said before anything is fetched, not after."""
+    """Raise `UsageError` if the folder holds a bundle. Called before anything is downloaded."""
     if (out / MANIFEST_FILE).exists() and not force:
-        raise UsageError(f"{out} holds a bundle already", "take another folder, or write over it with --force")
+        raise UsageError(f"{out} already holds a bundle", "choose another folder, or overwrite it with --force")
 
 
 @interruptible()
-def create_bundle(order: BundleSpec, report: Report, say: Say) -> BundleManifest:
-    """Make the bundle in `order.out`. What is there of an older one goes only when the new one's files are at hand."""
-    with translate_disk_errors("the bundle", order.out):
-        order.out.mkdir(parents=True, exist_ok=True)
+def create_bundle(spec: BundleSpec, report: Report, say: Say) -> BundleManifest:
+    """Create the bundle in `spec.out`. Removes an older bundle there only once the new one's files are downloaded."""
+    with translate_disk_errors("the bundle", spec.out):
+        spec.out.mkdir(parents=True, exist_ok=True)
         with exclusive_lock(
-            order.out / ".lock", lambda: say("another process makes a bundle there; waiting for it")
+            spec.out / ".lock", lambda: say("another process is creating a bundle there; waiting for it")
         ) as lock:
             commands = CommandRunner(logs_dir() / "bundle.log", lock, report)
             commands.open()
-            scratch = order.out / ".partial"
+            scratch = spec.out / ".partial"
             try:
-                return _collect_and_pack(order, commands, scratch, report, say)
+                return _collect_and_pack(spec, commands, scratch, report, say)
             finally:
                 commands.close()
                 shutil.rmtree(scratch, ignore_errors=True)
-                (order.out / ".lock").unlink(missing_ok=True)
+                (spec.out / ".lock").unlink(missing_ok=True)
 
 
 def _collect_and_pack(
-    order: BundleSpec, commands: CommandRunner, scratch: Path, report: Report, say: Say
+    spec: BundleSpec, commands: CommandRunner, scratch: Path, report: Report, say: Say
 ) -> BundleManifest:
     store = ModelStore()
-    models = [store.get(name) or store.pull(name, say=say) for name in order.models]
-    bay = _collect_bay_wheels(order, commands, scratch)
-    engines = [_collect_engine_wheels(order, one, commands, scratch, say) for one in order.engines]
-    check_part_count(_iter_archive_files((bay, *engines), models, store), order.split)
-    for stale in (order.out / MANIFEST_FILE, *order.out.glob(f"{ARCHIVE_NAME}*")):
+    models = [store.get(name) or store.pull(name, say=say) for name in spec.models]
+    bay = _collect_bay_wheels(spec, commands, scratch)
+    engines = [_collect_engine_wheels(spec, engine, commands, scratch, say) for engine in spec.engines]
+    check_part_count(_iter_archive_files((bay, *engines), models, store), spec.split)
+    for stale in (spec.out / MANIFEST_FILE, *spec.out.glob(f"{ARCHIVE_NAME}*")):
         stale.unlink(missing_ok=True)
     report("packing", "")
-    return _pack(order, bay, engines, models, store, say)
+    return _pack(spec, bay, engines, models, store, say)
 
 
-def _collect_bay_wheels(order: BundleSpec, commands: CommandRunner, scratch: Path) -> _WheelSet:
+def _collect_bay_wheels(spec: BundleSpec, commands: CommandRunner, scratch: Path) -> _WheelSet:
     wheel = build_own_wheel(scratch / "own")
-    extras = f"[{','.join(order.extras)}]" if order.extras else ""
-    found = download_wheels(
-        "bay and its needs", [f"enginebay{extras} @ {wheel.as_uri()}"], scratch / "bay", order.target, commands
+    extras = f"[{','.join(spec.extras)}]" if spec.extras else ""
+    downloaded = download_wheels(
+        "bay and its dependencies", [f"enginebay{extras} @ {wheel.as_uri()}"], scratch / "bay", spec.target, commands
     )
-    return _WheelSet(found.wheels, found.edges, {})
+    return _WheelSet(downloaded.wheels, downloaded.edges, {})
 
 
 def _collect_engine_wheels(
-    order: BundleSpec, one: EngineRequirements, commands: CommandRunner, scratch: Path, say: Say
+    spec: BundleSpec, engine: EngineRequirements, commands: CommandRunner, scratch: Path, say: Say
 ) -> _WheelSet:
-    provided = {parse_requirement_name(text) for text in order.provided}
-    asked = [text for text in one.requirements if parse_requirement_name(text) not in provided]
-    trim = order.trim_for(one)
+    provided = {parse_requirement_name(text) for text in spec.provided}
+    requirements = [text for text in engine.requirements if parse_requirement_name(text) not in provided]
+    trim = spec.trim_for(engine)
     left_out = [*provided, *(trim.packages if trim else ())]
-    found = download_wheels(one.spec.kind, asked, scratch / one.spec.kind, order.target, commands, left_out, one.drop)
-    return _trim_wheels(trim, order.target, found, scratch / f"{one.spec.kind}-trimmed", say)
+    kind = engine.spec.kind
+    downloaded = download_wheels(kind, requirements, scratch / kind, spec.target, commands, left_out, engine.drop)
+    return _trim_wheels(trim, spec.target, downloaded, scratch / f"{kind}-trimmed", say)
 
 
 def _trim_wheels(
-    trim: TrimProfile | None, target: TargetPlatform, found: DownloadedWheels, into: Path, say: Say
+    trim: TrimProfile | None, target: TargetPlatform, downloaded: DownloadedWheels, into: Path, say: Say
 ) -> _WheelSet:
     if trim is None:
-        return _WheelSet(found.wheels, found.edges, {})
+        return _WheelSet(downloaded.wheels, downloaded.edges, {})
     into.mkdir(parents=True, exist_ok=True)
-    paths, cuts = [], {}
-    for wheel in found.wheels:
-        gone: dict[str, str] = {}
+    paths, trimmed = [], {}
+    for wheel in downloaded.wheels:
+        removed: dict[str, str] = {}
         if wheels.read_name_and_version(wheel)[0] == trim.distribution:
             sizes = wheels.list_file_sizes(wheel)
-            gone = select_trimmed_files(trim, sizes, target.python)
-        if gone:
-            size = sum(sizes[path] for path in gone)
-            cuts_of = TrimmedFiles(compute_sha256(wheel), gone, size)
+            removed = select_trimmed_files(trim, sizes, target.python)
+        if removed:
+            size = sum(sizes[path] for path in removed)
+            record = TrimmedFiles(compute_sha256(wheel), removed, size)
             with track_progress(f"trimming {wheel.name}", sum(sizes.values()) - size, say) as advance:
-                wheel = wheels.copy_without(wheel, gone, trim.name, into, advance)
-            cuts[wheel.name] = cuts_of
+                wheel = wheels.copy_without(wheel, removed, trim.name, into, advance)
+            trimmed[wheel.name] = record
         paths.append(wheel)
-    return _WheelSet(tuple(paths), found.edges, cuts)
+    return _WheelSet(tuple(paths), downloaded.edges, trimmed)
 
 
 def _iter_archive_files(
     sets: Iterable[_WheelSet], models: Iterable[StoredModel], store: ModelStore
 ) -> Iterator[tuple[str, Path]]:
-    """What goes into the archive: each path in it, and the file."""
-    for path in _unique_wheels(sets).values():
-        yield _wheel_path(path), path
+    """Yield the archive path and the file of each entry."""
+    for path in _dedupe_wheels(sets).values():
+        yield _build_wheel_path(path), path
     for model in models:
         for record in store.read_manifest(model.name).files:
-            yield _model_path(model, record.path), model.folder / record.path
+            yield _build_model_path(model, record.path), model.folder / record.path
 
 
-def _unique_wheels(sets: Iterable[_WheelSet]) -> dict[str, Path]:
-    """Each once, by its file's name."""
-    return {path.name: path for one in sets for path in one.paths}
+def _dedupe_wheels(sets: Iterable[_WheelSet]) -> dict[str, Path]:
+    """Return each wheel once, by file name."""
+    return {path.name: path for wheel_set in sets for path in wheel_set.paths}
 
 
-def _wheel_path(wheel: Path) -> str:
+def _build_wheel_path(wheel: Path) -> str:
     return f"wheels/{wheel.name}"
 
 
-def _model_path(model: StoredModel, path: str) -> str:
+def _build_model_path(model: StoredModel, path: str) -> str:
     return f"models/{model.name}/{path}"
 
 
 def _pack(
-    order: BundleSpec, bay: _WheelSet, engines: list[_WheelSet], models: list[StoredModel], store: ModelStore, say: Say
+    spec: BundleSpec, bay: _WheelSet, engines: list[_WheelSet], models: list[StoredModel], store: ModelStore, say: Say
 ) -> BundleManifest:
-    every = _unique_wheels((bay, *engines))
-    total = sum(path.stat().st_size for path in every.values()) + sum(one.size_bytes for one in models)
-    archive = BundleArchive(order.out, order.split)
+    paths = _dedupe_wheels((bay, *engines))
+    total = sum(path.stat().st_size for path in paths.values()) + sum(model.size_bytes for model in models)
+    archive = BundleArchive(spec.out, spec.split)
     with track_progress("packing", total, say) as advance:
-        packages = tuple(_pack_wheel(archive, path, (bay, *engines), advance) for path in every.values())
-        packed = tuple(_pack_model(archive, one, store, advance) for one in models)
+        packages = tuple(_pack_wheel(archive, path, (bay, *engines), advance) for path in paths.values())
+        packed = tuple(_pack_model(archive, model, store, advance) for model in models)
         parts = archive.close()
-    bootstrap = order.out / BOOTSTRAP
+    bootstrap = spec.out / BOOTSTRAP
     bootstrap.write_bytes(Path(standalone.__file__).read_bytes())
     bootstrap.chmod(0o755)
     manifest = BundleManifest(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        target={**asdict(order.target), "glibc": find_required_glibc(every)},
-        bay=BundledBay(__version__, order.extras, _archive_paths(bay)),
+        target={**asdict(spec.target), "glibc": find_required_glibc(paths)},
+        bay=BundledBay(__version__, spec.extras, _list_archive_paths(bay)),
         engines=tuple(
-            _describe_engine(order, one, made, packages) for one, made in zip(order.engines, engines, strict=True)
+            _describe_engine(spec, engine, wheel_set, packages)
+            for engine, wheel_set in zip(spec.engines, engines, strict=True)
         ),
         packages=packages,
         models=packed,
         parts=parts,
         bootstrap=ArchivePart(BOOTSTRAP, bootstrap.stat().st_size, hashlib.sha256(bootstrap.read_bytes()).hexdigest()),
-        trim=order.trim.name if order.trim else "",
+        trim=spec.trim.name if spec.trim else "",
     )
-    beside = order.out / f".{MANIFEST_FILE}"
-    beside.write_text(json.dumps(manifest.to_json(), indent=1) + "\n", encoding="utf-8")
-    beside.replace(order.out / MANIFEST_FILE)
+    temporary = spec.out / f".{MANIFEST_FILE}"
+    temporary.write_text(json.dumps(manifest.to_json(), indent=1) + "\n", encoding="utf-8")
+    temporary.replace(spec.out / MANIFEST_FILE)
     return manifest
 
 
 def _pack_wheel(archive: BundleArchive, path: Path, sets: Iterable[_WheelSet], advance: Advance) -> BundledPackage:
     name, version = wheels.read_name_and_version(path)
-    edges = [edge for one in sets for edge in one.edges if (edge.name, edge.version) == (name, version)]
-    cuts = {file: made for one in sets for file, made in one.cuts.items()}
-    stored = archive.add(_wheel_path(path), path, advance)
-    return BundledPackage(name, version, stored, tuple(sorted({edge.requires for edge in edges})), cuts.get(path.name))
+    edges = [edge for wheel_set in sets for edge in wheel_set.edges if (edge.name, edge.version) == (name, version)]
+    trimmed = {file: record for wheel_set in sets for file, record in wheel_set.trimmed.items()}
+    stored = archive.add(_build_wheel_path(path), path, advance)
+    return BundledPackage(
+        name, version, stored, tuple(sorted({edge.requires for edge in edges})), trimmed.get(path.name)
+    )
 
 
 def _pack_model(archive: BundleArchive, model: StoredModel, store: ModelStore, advance: Advance) -> BundledModel:
     manifest = store.read_manifest(model.name)
     files = []
     for record in manifest.files:
-        stored = archive.add(_model_path(model, record.path), model.folder / record.path, advance)
+        stored = archive.add(_build_model_path(model, record.path), model.folder / record.path, advance)
         if stored.sha256 != record.sha256:
             raise ModelInvalid(
                 f"{model.name}: {record.path} has changed since it was stored", f"run: bay models verify {model.name}"
@@ -232,35 +236,35 @@ def _pack_model(archive: BundleArchive, model: StoredModel, store: ModelStore, a
 
 
 def _describe_engine(
-    order: BundleSpec, one: EngineRequirements, made: _WheelSet, packages: tuple[BundledPackage, ...]
+    spec: BundleSpec, engine: EngineRequirements, wheel_set: _WheelSet, packages: tuple[BundledPackage, ...]
 ) -> BundledEngine:
-    paths = _archive_paths(made)
-    there = {(package.name, package.version) for package in packages if package.file.path in paths}
-    unmet = [edge for edge in made.edges if not edge.followed and (edge.name, edge.version) in there]
-    asked = {parse_requirement_name(edge.requires) for edge in unmet}
-    needed = asked | {parse_requirement_name(text) for text in one.requirements}
-    provided = [text for text in order.provided if parse_requirement_name(text) in needed]
+    paths = _list_archive_paths(wheel_set)
+    bundled = {(package.name, package.version) for package in packages if package.file.path in paths}
+    unmet = [edge for edge in wheel_set.edges if not edge.followed and (edge.name, edge.version) in bundled]
+    absent = {parse_requirement_name(edge.requires) for edge in unmet}
+    needed = absent | {parse_requirement_name(text) for text in engine.requirements}
+    provided = [text for text in spec.provided if parse_requirement_name(text) in needed]
     reasons = dict.fromkeys(
-        (name for names in one.drop.values() for name in names), "the engine's recipe leaves it out"
+        (name for names in engine.drop.values() for name in names), "dropped by the engine's recipe"
     )
-    trim = order.trim_for(one)
+    trim = spec.trim_for(engine)
     reasons |= trim.packages if trim else {}
-    wishes = [(edge.name, edge.requires) for edge in unmet]
+    unmet_requirements = [(edge.name, edge.requires) for edge in unmet]
     return BundledEngine(
-        kind=one.spec.kind,
-        version=one.version,
-        device=one.device,
-        distributions=tuple(name for name, _ in sorted(there) if name in one.spec.distributions),
+        kind=engine.spec.kind,
+        version=engine.version,
+        device=engine.device,
+        distributions=tuple(name for name, _ in sorted(bundled) if name in engine.spec.distributions),
         packages=paths,
-        needs=one.requirements,
+        needs=engine.requirements,
         provided=tuple(sorted({parse_requirement_name(text) for text in provided})),
         expects=collect_host_requirements(
-            one, [text for text in provided if parse_requirement_name(text) not in reasons], wishes
+            engine, [text for text in provided if parse_requirement_name(text) not in reasons], unmet_requirements
         ),
-        left_out={name: reasons[name] for name in sorted(asked & set(reasons))},
+        left_out={name: reasons[name] for name in sorted(absent & set(reasons))},
         variables=dict(trim.variables) if trim else {},
     )
 
 
-def _archive_paths(made: _WheelSet) -> tuple[str, ...]:
-    return tuple(map(_wheel_path, made.paths))
+def _list_archive_paths(wheel_set: _WheelSet) -> tuple[str, ...]:
+    return tuple(map(_build_wheel_path, wheel_set.paths))

@@ -1,4 +1,4 @@
-"""Fetching wheels for another host: pip resolves and downloads, told what that host is like."""
+"""Downloads wheels for another host: pip resolves with the target's platform and markers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _QUIET = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off")
 
 @dataclass(frozen=True, slots=True)
 class DependencyEdge:
-    """One distribution's wish for another, with the target's markers decided."""
+    """One distribution's requirement on another, with markers evaluated for the target."""
 
     name: str
     version: str
@@ -42,12 +42,12 @@ def download_wheels(
     left_out: Iterable[str] = (),
     drop: Mapping[str, list[str]] | None = None,
 ) -> DownloadedWheels:
-    """Download what `requirements` need there, less what is left out. Raises `FetchFailed` in pip's own words."""
-    shutil.rmtree(folder, ignore_errors=True)  # pip keeps what it fetched in its own cache
+    """Download the requirements and their dependencies for the target. Raises `FetchFailed` with pip's error."""
+    shutil.rmtree(folder, ignore_errors=True)  # pip caches downloads itself
     folder.mkdir(parents=True)
-    order = {"markers": build_marker_values(target), "left_out": list(left_out), "drop": dict(drop or {})}
+    options = {"markers": build_marker_values(target), "left_out": list(left_out), "drop": dict(drop or {})}
     record = folder.with_name(f"{folder.name}.jsonl")
-    script = [sys.executable, str(pip_for_target.__file__), json.dumps(order), str(record)]
+    script = [sys.executable, str(pip_for_target.__file__), json.dumps(options), str(record)]
     pip = ["download", *_QUIET, "--dest", str(folder), *build_pip_options(target), *requirements]
     try:
         commands.run(f"fetching {label}", [*script, *pip])
@@ -59,12 +59,10 @@ def download_wheels(
     )
 
 
-def _explain_failure(what: str, target: TargetPlatform, log: Path, error: FetchFailed) -> FetchFailed:
-    said = [
-        line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.startswith("ERROR: ")
-    ]
-    if not said:
+def _explain_failure(label: str, target: TargetPlatform, log: Path, error: FetchFailed) -> FetchFailed:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    if not errors:
         return error
-    shown = said[-1].removeprefix("ERROR: ")
-    where = f"Python {target.python} on {target.platform} {target.arch}"
-    return FetchFailed(f"{what} cannot be had for {where}: {shown}", f"pip's whole output: {log}")
+    platform = f"Python {target.python} on {target.platform} {target.arch}"
+    return FetchFailed(f"failed to fetch {label} for {platform}: {errors[-1]}", f"see pip's full output: {log}")

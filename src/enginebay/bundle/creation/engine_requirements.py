@@ -1,4 +1,4 @@
-"""From an engine's recipe to one question for pip: which requirements, and which dependencies are not followed. Pure."""
+"""Turns an engine's recipe into requirements for one pip run, and the dependencies to drop. Pure."""
 
 from __future__ import annotations
 
@@ -13,88 +13,88 @@ from enginebay.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class EngineRequirements:
-    """An engine as asked for, for one kind of host."""
+    """A requested engine and its requirements, for one kind of device."""
 
     spec: EngineSpec
     version: str
     device: str
     requirements: tuple[str, ...]
-    drop: dict[str, list[str]] = field(default_factory=dict)  # distribution: what it does not get; "*" for all
+    drop: dict[str, list[str]] = field(default_factory=dict)  # distribution: dependencies not to follow; "*" for all
 
 
-def resolve_engine(asked: str, specs: dict[str, EngineSpec], accelerator: str | None) -> EngineRequirements:
-    """What `KIND[==VERSION]` means on such a host. Raises `UsageError`."""
-    found = parse_target(asked, specs)
-    if found.spec is None:
-        raise UsageError(
-            f"{asked} is not an engine that can be bundled", "give KIND or KIND==VERSION; see: bay engines list"
-        )
-    device = accelerator or _infer_device(found.spec, found.version)
-    chosen = select_recipe(found.spec, device)
-    version = found.version or chosen.version
-    requirements, drop = flatten_recipe(chosen, version)
-    return EngineRequirements(found.spec, version, device, requirements, drop)
+def resolve_engine(requested: str, specs: dict[str, EngineSpec], accelerator: str | None) -> EngineRequirements:
+    """Resolve `KIND[==VERSION]` for a device. Raises `UsageError`."""
+    target = parse_target(requested, specs)
+    if target.spec is None:
+        raise UsageError(f"{requested} cannot be bundled", "give KIND or KIND==VERSION; see: bay engines list")
+    device = accelerator or _infer_device(target.spec, target.version)
+    recipe = select_recipe(target.spec, device)
+    version = target.version or recipe.version
+    requirements, drop = flatten_recipe(recipe, version)
+    return EngineRequirements(target.spec, version, device, requirements, drop)
 
 
 def _infer_device(spec: EngineSpec, version: str | None) -> str:
-    """The kind of host that needs no saying: the only one, or the only one of this version."""
-    devices = {one.when for one in spec.recipes}
+    """Return the only device of the engine, or the only one of this version. Raises `UsageError` if ambiguous."""
+    devices = {recipe.when for recipe in spec.recipes}
     if len(devices) > 1:
-        devices = {one.when for one in spec.recipes if version is not None and one.version == version}
+        devices = {recipe.when for recipe in spec.recipes if version is not None and recipe.version == version}
     if not spec.recipes:
-        select_recipe(spec, "cpu")  # says that there is none
+        select_recipe(spec, "cpu")  # raises
     if len(devices) != 1:
         raise UsageError(
-            f"{spec.kind} is built differently for a CPU and for CUDA", "add --accelerator cpu or --accelerator cuda"
+            f"{spec.kind} has different builds for CPU and CUDA", "add --accelerator cpu or --accelerator cuda"
         )
     (device,) = devices
     return "cpu" if device == "any" else device
 
 
-def flatten_recipe(chosen: Recipe, version: str) -> tuple[tuple[str, ...], dict[str, list[str]]]:
-    """A recipe's steps as one. A step without dependencies keeps those that a later step asks for by `{requires}`."""
-    asks_later = any("{requires}" in step for step in chosen.steps)
+def flatten_recipe(recipe: Recipe, version: str) -> tuple[tuple[str, ...], dict[str, list[str]]]:
+    """Merge a recipe's steps into one. A --no-deps step keeps dependencies that a later `{requires}` step installs."""
+    requires_later = any("{requires}" in step for step in recipe.steps)
     requirements: list[str] = []
     drop: dict[str, list[str]] = {}
-    for step in chosen.steps:
+    for step in recipe.steps:
         arguments = fill_step(step, version)
-        alone = "--no-deps" in arguments
-        for one in arguments:
-            if one == "--no-deps":
+        no_deps = "--no-deps" in arguments
+        for argument in arguments:
+            if argument == "--no-deps":
                 continue
-            if one.startswith("-"):
-                raise UsageError(f"the recipe uses pip's {one}, which a bundle cannot", "this engine cannot be bundled")
-            requirements.append(one)
-            if alone:
-                drop[parse_requirement_name(one)] = list(chosen.drop) if asks_later else ["*"]
+            if argument.startswith("-"):
+                raise UsageError(
+                    f"this engine cannot be bundled: its recipe uses pip's {argument}", "bundle another engine"
+                )
+            requirements.append(argument)
+            if no_deps:
+                drop[parse_requirement_name(argument)] = list(recipe.drop) if requires_later else ["*"]
     return (*requirements, *WORKER_REQUIREMENTS), drop
 
 
 def parse_requirement_name(requirement: str) -> str:
-    """The name in a requirement."""
+    """Return the canonical name in a requirement."""
     for mark in "=<>!~[; @":
         requirement = requirement.partition(mark)[0]
     return canonicalize_name(requirement)
 
 
 def collect_host_requirements(
-    one: EngineRequirements, provided: Sequence[str], wishes: Sequence[tuple[str, str]]
+    engine: EngineRequirements, provided: Sequence[str], unmet: Sequence[tuple[str, str]]
 ) -> dict[str, tuple[str, ...]]:
-    """What the host must have: each requirement on a provided package, and who has it (`wishes`: who, requirement)."""
+    """Return each requirement on a provided package, and who has it. `unmet` are pairs of who and requirement."""
     names = {parse_requirement_name(text) for text in provided}
-    found: dict[str, set[str]] = {text: {"as asked"} for text in provided if text != parse_requirement_name(text)}
-    for text in one.requirements:
+    users: dict[str, set[str]] = {text: {"as asked"} for text in provided if text != parse_requirement_name(text)}
+    for text in engine.requirements:
         if parse_requirement_name(text) in names:
-            found.setdefault(text, set()).add(one.spec.kind)
-    for who, text in wishes:
+            users.setdefault(text, set()).add(engine.spec.kind)
+    for user, text in unmet:
         if parse_requirement_name(text) in names:
-            found.setdefault(text, set()).add(who)
-    return {text: tuple(sorted(found[text])) for text in sorted(found)}
+            users.setdefault(text, set()).add(user)
+    return {text: tuple(sorted(users[text])) for text in sorted(users)}
 
 
-def parse_provided(given: Iterable[str]) -> tuple[str, ...]:
-    """`torch,triton` and `torch==2.11.0`, as they may be written, to a sorted list of requirements."""
-    texts = [text.strip() for one in given for text in one.split(",") if text.strip()]
+def parse_provided(values: Iterable[str]) -> tuple[str, ...]:
+    """Parse values such as `torch,triton` or `torch==2.11.0` into sorted requirements."""
+    texts = [text.strip() for value in values for text in value.split(",") if text.strip()]
     return tuple(
         sorted(
             {

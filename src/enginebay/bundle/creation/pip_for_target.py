@@ -1,9 +1,8 @@
-"""Runs pip as if on the target host: environment markers get its values, and some dependencies are not followed.
+"""Runs pip as if on the target host: with its marker values, and without some dependencies.
 
-A script of its own (`pip_for_target.py ORDER RECORD pip arguments…`), since it changes pip from inside, for which pip
-has no option: it decides markers by the Python that runs it, and follows every dependency or none. ORDER is JSON: `markers`
-(name: value), `left_out` (names nobody gets), `drop` (distribution: names it does not get; "*" for all). RECORD gets one
-JSON line for each dependency seen.
+A script (`pip_for_target.py OPTIONS RECORD pip arguments…`), since it patches pip: pip evaluates markers for the
+running Python, and follows every dependency or none. OPTIONS is JSON: `markers` (name: value), `left_out` (names that
+nothing gets), `drop` (distribution: dependencies not to follow; "*" for all). RECORD gets one JSON line per dependency.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ def normalize_name(name: str) -> str:
 def override_markers(values: dict[str, str]) -> None:
     from pip._vendor.packaging import markers
 
-    there = {**markers.default_environment(), **values}
-    markers.default_environment = lambda: dict(there)
-    asked = f"python_full_version == '{values['python_full_version']}' and platform_machine == '{values['platform_machine']}'"
-    if not markers.Marker(asked).evaluate():
-        sys.exit("ERROR: this version of pip cannot be told what the target host is like")
+    environment = {**markers.default_environment(), **values}
+    markers.default_environment = lambda: dict(environment)
+    expected = f"python_full_version == '{values['python_full_version']}' and platform_machine == '{values['platform_machine']}'"
+    if not markers.Marker(expected).evaluate():
+        sys.exit("ERROR: this version of pip does not accept the target's marker values")
 
 
 def filter_dependencies(
@@ -34,33 +33,34 @@ def filter_dependencies(
 ) -> None:
     from pip._internal.metadata import select_backend
 
-    found: Any = select_backend().Distribution
-    all_of_them = found.iter_dependencies
+    distribution: Any = select_backend().Distribution
+    iter_all = distribution.iter_dependencies
 
     def iter_dependencies(self: Any, *arguments: Any, **named: Any) -> Iterator[Any]:
         name = normalize_name(self.raw_name)
         dropped = drop.get(name, ())
-        for one in all_of_them(self, *arguments, **named):
-            wanted = normalize_name(one.name)
-            followed = wanted not in left_out and wanted not in dropped and "*" not in dropped
-            wish = one.name + (f"[{','.join(sorted(one.extras))}]" if one.extras else "") + str(one.specifier)
-            record({"name": name, "version": str(self.version), "requires": wish, "followed": followed})
+        for dependency in iter_all(self, *arguments, **named):
+            required = normalize_name(dependency.name)
+            followed = required not in left_out and required not in dropped and "*" not in dropped
+            extras = f"[{','.join(sorted(dependency.extras))}]" if dependency.extras else ""
+            requires = f"{dependency.name}{extras}{dependency.specifier}"
+            record({"name": name, "version": str(self.version), "requires": requires, "followed": followed})
             if followed:
-                yield one
+                yield dependency
 
-    found.iter_dependencies = iter_dependencies
+    distribution.iter_dependencies = iter_dependencies
 
 
 def main(arguments: list[str]) -> int:
-    order = json.loads(arguments[0])
-    override_markers(order["markers"])
+    options = json.loads(arguments[0])
+    override_markers(options["markers"])
     with open(arguments[1], "w", encoding="utf-8") as file:  # noqa: PTH123
 
         def record(line: dict[str, Any]) -> None:
             file.write(json.dumps(line) + "\n")
 
-        left_out = {normalize_name(name) for name in order["left_out"]}
-        drop = {normalize_name(name): [normalize_name(one) for one in names] for name, names in order["drop"].items()}
+        left_out = {normalize_name(name) for name in options["left_out"]}
+        drop = {normalize_name(name): list(map(normalize_name, names)) for name, names in options["drop"].items()}
         filter_dependencies(left_out, drop, record)
         from pip._internal.cli.main import main as pip
 

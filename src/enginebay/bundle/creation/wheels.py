@@ -1,4 +1,4 @@
-"""Wheels: what a file's name and metadata say, making one of files, and taking files out of one."""
+"""Reads, writes and trims wheels."""
 
 from __future__ import annotations
 
@@ -19,38 +19,34 @@ from enginebay.errors import EnginebayError, FetchFailed
 
 _WHEEL_FILE = b"Wheel-Version: 1.0\nGenerator: enginebay\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 _KEPT_METADATA = ("METADATA", "entry_points.txt", "licenses/LICENSE")
+_CHUNK = 1 << 20
+_LARGE_FILE_BYTES = 8 << 20
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest zip date; a fixed one makes wheels reproducible
 
 
 def build_own_wheel(into: Path) -> Path:
-    """Needs no network, no source tree and no build tool, however Enginebay was installed."""
+    """Build a wheel of the running Enginebay. Needs no network, source tree or build tool."""
     try:
-        found: Distribution = distribution("enginebay")
+        installed: Distribution = distribution("enginebay")
     except PackageNotFoundError:
-        raise EnginebayError(
-            "enginebay runs from a source tree that is not installed", "run: pip install -e ."
-        ) from None
-    info = f"enginebay-{found.version}.dist-info"
+        raise EnginebayError("enginebay is not installed", "run: pip install -e .") from None
+    info = f"enginebay-{installed.version}.dist-info"
     content = {
-        f"{info}/{name}": text.encode() for name in _KEPT_METADATA if (text := found.read_text(name)) is not None
+        f"{info}/{name}": text.encode() for name in _KEPT_METADATA if (text := installed.read_text(name)) is not None
     }
     content[f"{info}/WHEEL"] = _WHEEL_FILE
     package = Path(enginebay.__file__).parent
-    for path in package.rglob("*"):
-        if path.is_file() and "__pycache__" not in path.parts:
-            content[f"enginebay/{path.relative_to(package).as_posix()}"] = path.read_bytes()
+    for file in package.rglob("*"):
+        if file.is_file() and "__pycache__" not in file.parts:
+            content[f"enginebay/{file.relative_to(package).as_posix()}"] = file.read_bytes()
     into.mkdir(parents=True, exist_ok=True)
-    made = into / f"enginebay-{found.version}-py3-none-any.whl"
-    write_wheel(made, info, content)
-    return made
-
-
-_CHUNK = 1 << 20
-_LARGE_FILE_BYTES = 8 << 20
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest a zip can say: the same files make the same wheel
+    path = into / f"enginebay-{installed.version}-py3-none-any.whl"
+    write_wheel(path, info, content)
+    return path
 
 
 def read_name_and_version(wheel: Path) -> tuple[str, str]:
-    """The distribution's canonical name, and its version, as its metadata has them."""
+    """Return the canonical name and the version from the wheel's metadata."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             headers = HeaderParser().parsestr(archive.read(f"{_find_dist_info(archive)}/METADATA").decode())
@@ -60,49 +56,49 @@ def read_name_and_version(wheel: Path) -> tuple[str, str]:
 
 
 def _find_dist_info(archive: zipfile.ZipFile) -> str:
-    """The folder of the wheel's own metadata."""
-    ends = ".dist-info/METADATA"
-    return next(name for name in archive.namelist() if name.endswith(ends) and name.count("/") == 1).partition("/")[0]
+    """Return the wheel's .dist-info folder."""
+    suffix = ".dist-info/METADATA"
+    return next(name for name in archive.namelist() if name.endswith(suffix) and name.count("/") == 1).partition("/")[0]
 
 
 def write_wheel(path: Path, info: str, content: Mapping[str, bytes]) -> None:
-    """A wheel of these files; `info` is its .dist-info folder, which gets the RECORD."""
+    """Write a wheel of these files. `info` is its .dist-info folder, which gets the RECORD."""
     with _WheelWriter(path, info) as wheel:
-        for name in sorted(content, key=lambda one: (one.startswith(info), one)):
+        for name in sorted(content, key=lambda name: (name.startswith(info), name)):
             wheel.add(zipfile.ZipInfo(name, _EPOCH), io.BytesIO(content[name]))
 
 
 def copy_without(wheel: Path, cut: Iterable[str], label: str, into: Path, advance: Callable[[int], None]) -> Path:
-    """A copy of a wheel less some of its files: still a valid wheel, whose name tells it from the original."""
-    gone = set(cut)
+    """Copy a wheel without some files. The copy is a valid wheel with a build tag that marks it."""
+    removed = set(cut)
     name, version, *tags = wheel.name.removesuffix(".whl").split("-")
     build = f"0{label}"
-    made = into / f"{'-'.join((name, version, build, *tags[-3:]))}.whl"
+    target = into / f"{'-'.join((name, version, build, *tags[-3:]))}.whl"
     with zipfile.ZipFile(wheel) as source:
         info = _find_dist_info(source)
-        with _WheelWriter(made, info) as copy:
+        with _WheelWriter(target, info) as copy:
             for entry in source.infolist():
-                if entry.is_dir() or entry.filename in gone or entry.filename == f"{info}/RECORD":
+                if entry.is_dir() or entry.filename in removed or entry.filename == f"{info}/RECORD":
                     continue
                 with source.open(entry) as file:
-                    own = entry.filename == f"{info}/WHEEL"
-                    copy.add(entry, io.BytesIO(_set_build_tag(file.read(), build)) if own else file, advance)
-    return made
+                    tagged = entry.filename == f"{info}/WHEEL"
+                    copy.add(entry, io.BytesIO(_set_build_tag(file.read(), build)) if tagged else file, advance)
+    return target
 
 
-def _set_build_tag(said: bytes, build: str) -> bytes:
-    lines = [line for line in said.decode().splitlines() if line.strip() and not line.startswith("Build:")]
+def _set_build_tag(content: bytes, build: str) -> bytes:
+    lines = [line for line in content.decode().splitlines() if line.strip() and not line.startswith("Build:")]
     return "\n".join([*lines, f"Build: {build}", ""]).encode()
 
 
 def list_file_sizes(wheel: Path) -> dict[str, int]:
-    """Each file of a wheel, and its size."""
+    """Return the size of each file in a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         return {entry.filename: entry.file_size for entry in archive.infolist() if not entry.is_dir()}
 
 
 class _WheelWriter:
-    """Writes the files of a wheel, and at the end the RECORD of them."""
+    """Writes the files of a wheel, then their RECORD."""
 
     def __init__(self, path: Path, info: str) -> None:
         self._archive = zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED)
@@ -126,16 +122,16 @@ class _WheelWriter:
                 digest.update(chunk)
                 size += len(chunk)
                 advance(len(chunk))
-        coded = base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
-        self._lines.append((like.filename, f"sha256={coded}", str(size)))
+        encoded = base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
+        self._lines.append((like.filename, f"sha256={encoded}", str(size)))
 
     def _make_entry(self, like: zipfile.ZipInfo) -> zipfile.ZipInfo:
         entry = zipfile.ZipInfo(like.filename, like.date_time)
         entry.compress_type = zipfile.ZIP_LZMA if _is_highly_compressible(like) else zipfile.ZIP_DEFLATED
-        entry.external_attr = like.external_attr or 0o100644 << 16  # programs stay programs
+        entry.external_attr = like.external_attr or 0o100644 << 16  # keeps executable bits
         return entry
 
 
 def _is_highly_compressible(entry: zipfile.ZipInfo) -> bool:
-    """Large, and of much repetition: LZMA, which pip reads as well, makes it a third of what deflate does."""
+    """Return whether a file is large and repetitive: LZMA, which pip can read, is a third of deflate there."""
     return entry.file_size > _LARGE_FILE_BYTES and entry.compress_size * 2 < entry.file_size

@@ -1,0 +1,1 @@
+"""Installs bundles: checks the host, unpacks the archive, builds environments and fills the model store."""

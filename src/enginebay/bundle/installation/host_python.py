@@ -1,4 +1,4 @@
-"""A Python of this host: what it is, and which packages it has."""
+"""A Python on this host: its platform facts and packages."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from enginebay.util.child_processes import child_process, isolated_environment
 class HostPython:
     path: str
     facts: Mapping[str, str]
-    paths: tuple[str, ...]  # where its packages lie
+    paths: tuple[str, ...]  # its package folders
     packages: Mapping[str, str]  # canonical name: version
-    lzma: bool = True  # can unpack what is packed that way
+    lzma: bool = True  # whether it can unpack LZMA
 
 
 def find_base_python() -> str:
-    """The host's own Python, when bay runs in an environment that was made from it."""
+    """Return the Python that bay's environment was created from."""
     return str(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 def inspect_python(python: str) -> HostPython:
-    """Raises `EnginebayError` if it is no Python."""
+    """Read the facts and packages of a Python. Raises `EnginebayError` if it cannot be used."""
     command = [python, str(host_facts.__file__)]
     with child_process(command, isolated_environment(), stderr=subprocess.PIPE) as process:
-        said, complained = process.communicate()
+        output, errors = process.communicate()
     try:
-        answer = json.loads(said)
+        answer = json.loads(output)
     except ValueError:
-        reason = (complained.strip().splitlines() or ["it gives no answer"])[-1]
+        reason = (errors.strip().splitlines() or ["no output"])[-1]
         raise EnginebayError(
-            f"{python} is not a Python that can be used: {reason}", "name another with --python PATH"
+            f"{python} is not a usable Python: {reason}", "choose another with --python PATH"
         ) from None
     return HostPython(python, answer["facts"], tuple(answer["paths"]), answer["packages"], answer["lzma"])
 
 
 def check_target(manifest: BundleManifest, python: HostPython) -> None:
-    """Raises `EnginebayError` when the bundle is for another host, or cannot be unpacked by this Python."""
+    """Raise `EnginebayError` if the bundle is for another host, or if this Python cannot unpack it."""
     with translate_bundle_errors():
-        wrong = find_mismatch(dict(manifest.target), dict(python.facts))
-        if wrong is not None:
-            raise wrong
+        mismatch = find_mismatch(dict(manifest.target), dict(python.facts))
+        if mismatch is not None:
+            raise mismatch
     if manifest.trim and not python.lzma:
         raise EnginebayError(
-            f"{python.path} was built without lzma, and trimmed packages are packed with it",
-            "name another Python with --python PATH; or make a bundle without --trim",
+            f"{python.path} was built without lzma, which trimmed packages need",
+            "choose another Python with --python PATH, or create the bundle without --trim",
         )

@@ -1,4 +1,4 @@
-"""Installing a bundle: everything is unpacked and checked first, then built, and only then seen. No network."""
+"""Installs a bundle without a network: unpacks and verifies everything, builds, then publishes."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from enginebay.util.file_lock import exclusive_lock
 from enginebay.util.paths import home_dir
 from enginebay.util.progress import Advance, Say, track_progress
 
-_UNPACKED_RATIO = 4  # times their size is what wheels take once installed, at most
+_UNPACKED_RATIO = 4  # upper bound of installed size to wheel size
 
 
 @dataclass(frozen=True, slots=True)
 class BundleInstallOptions:
-    """An install as asked for."""
+    """A bundle install as requested."""
 
     folder: Path
     current: bool = False  # into the environment that runs bay
@@ -57,66 +57,68 @@ class BundleInstallOptions:
 class BundleInstallResult:
     engines: list[Environment] = field(default_factory=list)
     models: list[str] = field(default_factory=list)
-    already_installed: list[str] = field(default_factory=list)  # what was installed before
+    already_installed: list[str] = field(default_factory=list)
 
 
 @interruptible()
-def install_bundle(wish: BundleInstallOptions, report: Report, say: Say) -> BundleInstallResult:
-    """Raises `EnginebayError` in one line; what it leaves undone, the next call does."""
-    manifest = read_bundle_manifest(wish.folder)
-    python = inspect_python(_choose_python(wish, manifest))
+def install_bundle(options: BundleInstallOptions, report: Report, say: Say) -> BundleInstallResult:
+    """Install the bundle. Raises `EnginebayError`; a second call continues after a failure."""
+    manifest = read_bundle_manifest(options.folder)
+    python = inspect_python(_choose_python(options, manifest))
     check_target(manifest, python)
-    if missing := standalone.find_missing_parts(wish.folder, manifest.to_json()):
+    if missing := standalone.find_missing_parts(options.folder, manifest.to_json()):
         raise incomplete_bundle_error(missing)
-    outcome = BundleInstallResult()
+    result = BundleInstallResult()
     scratch = home_dir() / ".bundle"
     with (
         translate_disk_errors("the bundle", home_dir()),
-        exclusive_lock(home_dir() / ".bundle.lock", lambda: say("another install is at work")),
+        exclusive_lock(home_dir() / ".bundle.lock", lambda: say("another install is running; waiting for it")),
     ):
         shutil.rmtree(scratch, ignore_errors=True)
         try:
-            _install_contents(wish, manifest, python, scratch, outcome, report, say)
+            _install_contents(options, manifest, python, scratch, result, report, say)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-    return outcome
+    return result
 
 
-def _choose_python(wish: BundleInstallOptions, manifest: BundleManifest) -> str:
-    if wish.current:
+def _choose_python(options: BundleInstallOptions, manifest: BundleManifest) -> str:
+    if options.current:
         return sys.executable
-    if wish.python is not None:
-        return wish.python
-    return find_base_python() if any(one.sees_host for one in manifest.engines) else sys.executable
+    if options.python is not None:
+        return options.python
+    return find_base_python() if any(engine.sees_host for engine in manifest.engines) else sys.executable
 
 
 def _install_contents(
-    wish: BundleInstallOptions,
+    options: BundleInstallOptions,
     manifest: BundleManifest,
     python: HostPython,
     scratch: Path,
-    outcome: BundleInstallResult,
+    result: BundleInstallResult,
     report: Report,
     say: Say,
 ) -> None:
-    engines = [one for one in manifest.engines if wish.recreate or not _is_installed(one, wish.current)]
-    outcome.already_installed += [f"{one.kind} {one.version}" for one in manifest.engines if one not in engines]
-    plans = [_plan_engine(wish, manifest, one, python, say) for one in engines]
-    packages = {one.file.path: one for chosen in plans for one in chosen.install}
-    store, parts = ModelStore(), SplitArchive(wish.folder, manifest.to_json())
-    with ExitStack() as held:
-        for model in manifest.models if wish.with_models else ():
-            held.enter_context(lock_model(model, store, say))
-        models = [one for one in manifest.models if wish.with_models and not is_stored(one, store)]
+    engines = [engine for engine in manifest.engines if options.recreate or not _is_installed(engine, options.current)]
+    result.already_installed += [
+        f"{engine.kind} {engine.version}" for engine in manifest.engines if engine not in engines
+    ]
+    plans = [_plan_engine(options, manifest, engine, python, say) for engine in engines]
+    packages = {package.file.path: package for plan in plans for package in plan.install}
+    store, parts = ModelStore(), SplitArchive(options.folder, manifest.to_json())
+    bundled_models = manifest.models if options.with_models else ()
+    with ExitStack() as locks:
+        for model in bundled_models:
+            locks.enter_context(lock_model(model, store, say))
+        models = [model for model in bundled_models if not is_stored(model, store)]
         wheels = _unpack_contents(parts, packages, models, store, scratch, say)
-    outcome.models += [one.name for one in models]
-    outcome.already_installed += [one.name for one in manifest.models if wish.with_models and one not in models]
-    for engine, chosen in zip(engines, plans, strict=True):
-        mine = tuple(wheels[one.file.path] for one in chosen.install)
-        order = EngineInstall(engine, chosen, mine, python, compute_fingerprint(manifest))
-        outcome.engines.append(
-            (install_in_current_environment if wish.current else install_in_own_environment)(order, report)
-        )
+    result.models += [model.name for model in models]
+    result.already_installed += [model.name for model in bundled_models if model not in models]
+    install_engine = install_in_current_environment if options.current else install_in_own_environment
+    for engine, plan in zip(engines, plans, strict=True):
+        paths = tuple(wheels[package.file.path] for package in plan.install)
+        install = EngineInstall(engine, plan, paths, python, compute_fingerprint(manifest))
+        result.engines.append(install_engine(install, report))
 
 
 def _unpack_contents(
@@ -127,40 +129,40 @@ def _unpack_contents(
     scratch: Path,
     say: Say,
 ) -> dict[str, Path]:
-    """Wheels into `scratch`, models to where they stay; all of it is checked before any of it is run."""
-    of_wheels = sum(one.file.size for one in packages.values())
-    of_models = sum(file.size for model in models for file in model.files)
-    check_disk_space("the bundle", _find_existing_parent(home_dir()), of_wheels * _UNPACKED_RATIO + of_models)
-    with track_progress("unpacking", of_wheels + of_models, say) as advance:
-        wheels = {path: _unpack_wheel(parts, one, scratch, advance) for path, one in packages.items()}
+    """Unpack wheels into `scratch` and models into the store. Verifies everything before anything runs."""
+    wheel_bytes = sum(package.file.size for package in packages.values())
+    model_bytes = sum(file.size for model in models for file in model.files)
+    check_disk_space("the bundle", _find_existing_parent(home_dir()), wheel_bytes * _UNPACKED_RATIO + model_bytes)
+    with track_progress("unpacking", wheel_bytes + model_bytes, say) as advance:
+        wheels = {path: _unpack_wheel(parts, package, scratch, advance) for path, package in packages.items()}
         for model in models:
             install_model(model, parts, store, advance)
     return wheels
 
 
 def _is_installed(engine: BundledEngine, current: bool) -> bool:
-    """Whether this version is installed where it is wanted, wherever it came from."""
+    """Return whether this version is already installed in the requested environment, from any origin."""
     if current:
         spec = registry.get_spec(engine.kind)
         return probing.is_in_current_environment(spec) and is_same_version(
             probing.read_current_version(spec), engine.version
         )
-    return any(one.has_version(engine.version) for one in list_environments(engine.kind))
+    return any(environment.has_version(engine.version) for environment in list_environments(engine.kind))
 
 
 def _plan_engine(
-    wish: BundleInstallOptions, manifest: BundleManifest, engine: BundledEngine, python: HostPython, say: Say
+    options: BundleInstallOptions, manifest: BundleManifest, engine: BundledEngine, python: HostPython, say: Say
 ) -> EngineInstallPlan:
-    gone, other = find_unmet(engine, python.packages)
-    if gone:
+    missing, mismatched = find_unmet(engine, python.packages)
+    if missing:
         raise EnginebayError(
-            f"{python.path} lacks what the bundle counts on: {', '.join(gone)}",
-            "name the Python that has it: --python PATH; or make a bundle without --provided",
+            f"{python.path} lacks packages that the bundle expects: {', '.join(missing)}",
+            "choose the Python that has them with --python PATH, or create the bundle without --provided",
         )
-    for line in other:  # whether it matters, the engine's own import says
+    for line in mismatched:  # only a warning: the probe decides whether it matters
         say(f"{engine.kind}: {line}")
-    sees = python.packages if wish.current or engine.sees_host else {}
-    return plan_engine_install(engine, manifest.get_packages(engine.packages), sees)
+    installed = python.packages if options.current or engine.sees_host else {}
+    return plan_engine_install(engine, manifest.get_packages(engine.packages), installed)
 
 
 def _unpack_wheel(parts: SplitArchive, package: BundledPackage, scratch: Path, advance: Advance) -> Path:

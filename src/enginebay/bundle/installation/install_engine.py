@@ -1,4 +1,4 @@
-"""An engine's environment from a bundle's wheels: built where it stays, proven by the probe, published by a link."""
+"""Installs an engine from a bundle's wheels, probes it, and publishes its environment."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from enginebay.errors import EngineFailed, UsageError
 from enginebay.util.paths import engines_dir, logs_dir
 from enginebay.util.text_format import pluralize
 
-# pip only unpacks: what goes together was decided when the bundle was made. No index, no settings of this host.
+# pip only unpacks: versions were resolved when the bundle was created. No index, no pip settings of this host.
 _OFFLINE_OPTIONS = (
     "--no-index",
     "--no-deps",
@@ -55,7 +55,7 @@ _PTH_FILE = "enginebay-bundle.pth"
 
 @dataclass(frozen=True, slots=True)
 class EngineInstall:
-    """One engine on its way in: `wheels` are the plan's files, `bundle` the fingerprint of where they come from."""
+    """One engine to install. `wheels` are the plan's files, `bundle` is the bundle's fingerprint."""
 
     engine: BundledEngine
     plan: EngineInstallPlan
@@ -64,49 +64,49 @@ class EngineInstall:
     bundle: str
 
 
-def install_in_own_environment(order: EngineInstall, report: Report) -> Environment:
-    """In an environment of its own, which sees the host's packages if the bundle counts on them."""
-    name = build_environment_name(order.engine.kind, order.engine.version)
+def install_in_own_environment(install: EngineInstall, report: Report) -> Environment:
+    """Install into a separate environment, which sees the host's packages if the bundle expects them."""
+    name = build_environment_name(install.engine.kind, install.engine.version)
     with claim_name(name, lambda: report("waiting for another install of the same engine", "")) as lock:
         remove_abandoned(name)
         folder = engines_dir() / STORE_FOLDER / f"{name}~{secrets.token_hex(3)}"
         try:
-            return _build_environment(order, folder, lock, report)
+            return _build_environment(install, folder, lock, report)
         finally:
             if not is_published(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _build_environment(order: EngineInstall, folder: Path, lock: TextIO, report: Report) -> Environment:
-    started, engine = time.monotonic(), order.engine
+def _build_environment(install: EngineInstall, folder: Path, lock: TextIO, report: Report) -> Environment:
+    started, engine = time.monotonic(), install.engine
     folder.parent.mkdir(parents=True, exist_ok=True)
     python = folder / "bin" / "python"
     commands = CommandRunner(logs_dir() / f"install-{engine.kind}-{engine.version}.log", lock, report)
     commands.open()
     try:
-        commands.run("making the environment", [order.python.path, "-m", "venv", "--without-pip", str(folder)])
-        _pip_install(commands, order, ["--python", str(python)])
+        commands.run("creating the environment", [install.python.path, "-m", "venv", "--without-pip", str(folder)])
+        _pip_install(commands, install, ["--python", str(python)])
     finally:
         commands.close()
-    packages = folder / "lib" / f"python{order.python.facts['python']}" / "site-packages"
-    _write_pth_file(packages, order.python.paths if engine.sees_host else (), engine.variables or {})
-    report("asking the library what it takes", "")
+    packages = folder / "lib" / f"python{install.python.facts['python']}" / "site-packages"
+    _write_pth_file(packages, install.python.paths if engine.sees_host else (), engine.variables or {})
+    report("probing the engine", "")
     spec = registry.get_spec(engine.kind)
     probe = _probe_engine(python, spec, f"{engine.kind} {engine.version} was not installed")
-    _write_records(order, folder, spec, probe, started)
+    _write_records(install, folder, spec, probe, started)
     path = publish(folder, build_environment_name(engine.kind, engine.version))
     adapter = probing.fingerprint_adapter(spec)
     return Environment(engine.kind, engine.version, python, "environment", probe, spec, path, adapter, engine.device)
 
 
-def _pip_install(commands: CommandRunner, order: EngineInstall, which: list[str]) -> None:
-    if order.wheels:
+def _pip_install(commands: CommandRunner, install: EngineInstall, which: list[str]) -> None:
+    if install.wheels:
         pip = [*_WITHOUT_PIP_CONFIG, sys.executable, "-m", "pip", *which, "install", *_OFFLINE_OPTIONS]
-        commands.run(f"installing {pluralize(len(order.wheels), 'package')}", [*pip, *map(str, order.wheels)])
+        commands.run(f"installing {pluralize(len(install.wheels), 'package')}", [*pip, *map(str, install.wheels)])
 
 
 def _write_pth_file(packages: Path, paths: tuple[str, ...], variables: Mapping[str, str]) -> None:
-    """Python reads it at each start: folders to look into last, and a line that sets what the engine must know."""
+    """Write a .pth file, read at every Python start: appends folders to the path and sets variables."""
     lines = list(paths)
     if variables:
         values = ", ".join(f"os.environ.setdefault({name!r}, {value!r})" for name, value in sorted(variables.items()))
@@ -115,20 +115,20 @@ def _write_pth_file(packages: Path, paths: tuple[str, ...], variables: Mapping[s
         (packages / _PTH_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _probe_engine(python: Path, spec: EngineSpec, otherwise: str) -> Probe:
-    """Raises `EngineFailed` with `otherwise` and the reason."""
+def _probe_engine(python: Path, spec: EngineSpec, failure: str) -> Probe:
+    """Probe the engine. Raises `EngineFailed` with `failure` and the reason."""
     try:
         return probing.probe_engine(python, spec)
     except EngineFailed as error:
-        raise EngineFailed(f"{otherwise}: {error.message}", error.hint) from None
+        raise EngineFailed(f"{failure}: {error.message}", error.hint) from None
 
 
-def _write_records(order: EngineInstall, folder: Path, spec: EngineSpec, probe: Probe, started: float) -> None:
-    engine = order.engine
+def _write_records(install: EngineInstall, folder: Path, spec: EngineSpec, probe: Probe, started: float) -> None:
+    engine = install.engine
     write_json(folder / "spec.json", spec.to_json())
     write_json(folder / "probe.json", probe.to_json())
-    lines = [f"{one.name}=={one.version}" for one in order.plan.install]
-    lines += [f"# of the host: {name}=={version}" for name, version in order.plan.kept.items()]
+    lines = [f"{package.name}=={package.version}" for package in install.plan.install]
+    lines += [f"# from the host: {name}=={version}" for name, version in install.plan.kept.items()]
     (folder / "freeze.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     record = {
         "kind": engine.kind,
@@ -137,43 +137,44 @@ def _write_records(order: EngineInstall, folder: Path, spec: EngineSpec, probe: 
         "device": engine.device,
         "adapter": probing.fingerprint_adapter(spec),
         "enginebay": __version__,
-        "bundle": order.bundle,
-        "host_python": order.python.path if engine.sees_host else None,
+        "bundle": install.bundle,
+        "host_python": install.python.path if engine.sees_host else None,
         "installed_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "build_s": round(time.monotonic() - started, 1),
     }
     write_json(folder / "install.json", record)
 
 
-def install_in_current_environment(order: EngineInstall, report: Report) -> Environment:
-    """In the environment that runs bay. Refuses to replace what its other packages need."""
-    engine = order.engine
-    if wrong := find_conflicts(order.plan, _iter_installed_requirements()):
+def install_in_current_environment(install: EngineInstall, report: Report) -> Environment:
+    """Install into bay's environment. Raises `UsageError` if that would break its other packages."""
+    engine = install.engine
+    if conflicts := find_conflicts(install.plan, _iter_installed_requirements()):
         raise UsageError(
-            f"{engine.kind} does not go into this environment: {wrong[0]}", "give it one of its own: --into own"
+            f"{engine.kind} conflicts with this environment: {conflicts[0]}", "install it separately: --into own"
         )
     with claim_name(f"current-{engine.kind}") as lock:
         commands = CommandRunner(logs_dir() / f"install-{engine.kind}-{engine.version}.log", lock, report)
         commands.open()
         try:
-            _pip_install(commands, order, [])
+            _pip_install(commands, install, [])
         finally:
             commands.close()
     _write_pth_file(Path(sysconfig.get_paths()["purelib"]), (), engine.variables or {})
-    report("asking the library what it takes", "")
+    report("probing the engine", "")
     spec = registry.get_spec(engine.kind)
-    said = f"the packages of {engine.kind} {engine.version} are in this environment now, but it does not start"
-    _probe_engine(Path(sys.executable), spec, said)
+    failure = f"{engine.kind} {engine.version} was installed in this environment, but it does not start"
+    _probe_engine(Path(sys.executable), spec, failure)
     return find_environment(engine.kind, engine.version)
 
 
 def _iter_installed_requirements() -> Iterator[tuple[str, str]]:
-    for one in distributions():
-        who = canonicalize_name(one.metadata["Name"] or "")
-        for text in one.requires or ():
+    """Yield each installed package with each of its requirements."""
+    for package in distributions():
+        name = canonicalize_name(package.metadata["Name"] or "")
+        for text in package.requires or ():
             try:
-                wish = Requirement(text)
+                requirement = Requirement(text)
             except InvalidRequirement:
                 continue
-            if wish.marker is None or wish.marker.evaluate({"extra": ""}):
-                yield who, f"{wish.name}{wish.specifier}"
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                yield name, f"{requirement.name}{requirement.specifier}"

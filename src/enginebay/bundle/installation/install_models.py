@@ -1,4 +1,4 @@
-"""Putting a bundle's models into the store: unpacked out of sight, there in one step when all files are right."""
+"""Installs a bundle's models: unpacks into a hidden folder, then renames it into the store."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from enginebay.util.progress import Advance, Say
 
 
 def is_stored(model: BundledModel, store: ModelStore) -> bool:
-    """Whether the store has this very model. Raises `UsageError` if it has another of that name."""
+    """Return whether the store has this model. Raises `UsageError` if it has another one by that name."""
     if store.get(model.name) is None:
         return False
-    have = {(file.path, file.sha256) for file in store.read_manifest(model.name).files}
-    if have != {(file["path"], file["sha256"]) for file in model.manifest["files"]}:
+    stored = {(file.path, file.sha256) for file in store.read_manifest(model.name).files}
+    if stored != {(file["path"], file["sha256"]) for file in model.manifest["files"]}:
         raise UsageError(
-            f"the store has another model called {model.name}",
-            f"remove it first: bay models remove {model.name}; or leave this one out: --no-models",
+            f"the store has another model named {model.name}",
+            f"remove it with: bay models remove {model.name}; or skip the bundle's models with --no-models",
         )
     return True
 
 
 @contextmanager
 def lock_model(model: BundledModel, store: ModelStore, say: Say) -> Iterator[None]:
-    """Be the only one who changes it, pulls included."""
+    """Hold the model's exclusive lock, which pulls use too."""
     lock = store.root / ".locks" / validate_name(model.name)
-    told = f"another process works on {model.name}; waiting for it"
-    with translate_disk_errors(model.name, store.root), exclusive_lock(lock, lambda: say(told)):
+    waiting = f"another process is using {model.name}; waiting for it"
+    with translate_disk_errors(model.name, store.root), exclusive_lock(lock, lambda: say(waiting)):
         yield
 
 
 def install_model(model: BundledModel, parts: SplitArchive, store: ModelStore, advance: Advance) -> None:
-    """Its files, each checked, in a folder that nobody looks at; which then gets the model's name."""
+    """Unpack and verify the model's files in a hidden folder, then rename it to the model's name."""
     manifest = _parse_model_manifest(model)
-    stored = {file.path: file for file in model.files}
+    archived = {file.path: file for file in model.files}
     folder = store.root / ".partial" / f"{model.name}~bundle"
     shutil.rmtree(folder, ignore_errors=True)
     try:
         for record in manifest.files:
-            found = stored.get(f"models/{model.name}/{record.path}")
-            if found is None or not is_inside(record.path) or found.sha256 != record.sha256:
+            file = archived.get(f"models/{model.name}/{record.path}")
+            if file is None or not is_inside(record.path) or file.sha256 != record.sha256:
                 raise _invalid_manifest_error(model, record.path)
             with translate_bundle_errors():
-                unpack(parts, asdict(found), folder / record.path, advance)
+                unpack(parts, asdict(file), folder / record.path, advance)
         manifest.write(folder)
         folder.rename(store.root / model.name)
     finally:
@@ -62,15 +62,15 @@ def install_model(model: BundledModel, parts: SplitArchive, store: ModelStore, a
 
 def _parse_model_manifest(model: BundledModel) -> ModelManifest:
     try:
-        found = ModelManifest(
+        manifest = ModelManifest(
             **{**model.manifest, "files": tuple(FileRecord(**file) for file in model.manifest["files"])}
         )
     except TypeError as error:
         raise _invalid_manifest_error(model, str(error)) from None
-    if not is_inside(found.path) or not found.files:
-        raise _invalid_manifest_error(model, found.path)
-    return found
+    if not is_inside(manifest.path) or not manifest.files:
+        raise _invalid_manifest_error(model, manifest.path)
+    return manifest
 
 
-def _invalid_manifest_error(model: BundledModel, what: str) -> EnginebayError:
-    return EnginebayError(f"the manifest is wrong about {model.name}: {what}", "copy it again")
+def _invalid_manifest_error(model: BundledModel, detail: str) -> EnginebayError:
+    return EnginebayError(f"the bundle manifest is invalid for the model {model.name}: {detail}", "copy it again")

@@ -1,4 +1,4 @@
-"""Which wheels of a bundle a host needs, and whether it has what it was said to have. Pure."""
+"""Plans which wheels of a bundle to install, and checks the packages that the host provides. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from enginebay.bundle.creation.engine_requirements import parse_requirement_name
 @dataclass(frozen=True, slots=True)
 class EngineInstallPlan:
     install: tuple[BundledPackage, ...]
-    kept: Mapping[str, str]  # the host's own, which fit: name and version
+    kept: Mapping[str, str]  # suitable packages of the host: name and version
 
 
 def accepts(requirement: str, version: str) -> bool:
-    """Whether a version meets a requirement; what cannot be read is left to the import that follows."""
+    """Return whether a version satisfies a requirement. Unparsable ones pass: the probe decides."""
     try:
         return bool(Requirement(requirement).specifier.contains(Version(version), prereleases=True))
     except (InvalidRequirement, InvalidVersion):
@@ -27,45 +27,47 @@ def accepts(requirement: str, version: str) -> bool:
 
 
 def find_unmet(engine: BundledEngine, installed: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """What the host was said to have: the names that are not there, and a line for each that is of another version."""
-    gone, other = dict[str, None](), []
-    for requirement, by in (engine.expects or {}).items():
+    """Return the expected host packages that are missing, and one line per version mismatch."""
+    missing, mismatched = dict[str, None](), []
+    for requirement, users in (engine.expects or {}).items():
         name = parse_requirement_name(requirement)
         if name not in installed:
-            gone[name] = None
+            missing[name] = None
         elif not accepts(requirement, installed[name]):
-            other.append(f"{', '.join(by)} wants {requirement}, and the host has {installed[name]}")
-    return list(gone), other
+            mismatched.append(f"{', '.join(users)} needs {requirement}, but the host has {installed[name]}")
+    return list(missing), mismatched
 
 
 def plan_engine_install(
     engine: BundledEngine, packages: Sequence[BundledPackage], installed: Mapping[str, str]
 ) -> EngineInstallPlan:
-    """The host's own packages come first where they fit: its other packages were installed to go with them.
+    """Prefer the host's packages where they fit, since its other packages depend on them.
 
-    The engine itself always comes from the bundle. `there` is empty for an environment that sees nothing of the host.
+    The engine itself always comes from the bundle. `installed` is empty for an environment that does not see the host.
     """
-    wishes = [*engine.needs, *(wish for one in packages for wish in one.requires)]
+    requirements = [*engine.needs, *(requirement for package in packages for requirement in package.requires)]
     install, kept = [], {}
-    for one in packages:
-        version = installed.get(one.name)
+    for package in packages:
+        version = installed.get(package.name)
         fits = version is not None and all(
-            accepts(wish, version) for wish in wishes if parse_requirement_name(wish) == one.name
+            accepts(requirement, version)
+            for requirement in requirements
+            if parse_requirement_name(requirement) == package.name
         )
-        if version is not None and fits and one.name not in engine.distributions:
-            kept[one.name] = version
+        if version is not None and fits and package.name not in engine.distributions:
+            kept[package.name] = version
         else:
-            install.append(one)
+            install.append(package)
     return EngineInstallPlan(tuple(install), kept)
 
 
-def find_conflicts(chosen: EngineInstallPlan, installed: Iterable[tuple[str, str]]) -> list[str]:
-    """One line for each installed package that would not go with a new one; `there`: who, requirement."""
-    new = {one.name: one for one in chosen.install}
+def find_conflicts(plan: EngineInstallPlan, installed: Iterable[tuple[str, str]]) -> list[str]:
+    """Return one line per installed package that a new one would break. `installed`: package, requirement."""
+    new = {package.name: package for package in plan.install}
     return [
-        f"{who} needs {requirement}, and the bundle brings {new[parse_requirement_name(requirement)].version}"
-        for who, requirement in installed
-        if who not in new
+        f"{user} needs {requirement}, but the bundle has {new[parse_requirement_name(requirement)].version}"
+        for user, requirement in installed
+        if user not in new
         and parse_requirement_name(requirement) in new
         and not accepts(requirement, new[parse_requirement_name(requirement)].version)
     ]

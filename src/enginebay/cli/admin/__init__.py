@@ -1,0 +1,1 @@
+"""Commands that inspect or manage a running server."""

@@ -1,4 +1,4 @@
-"""`bay adapters`: LoRA adapters of a running server, added and removed."""
+"""`bay adapters`: add and remove LoRA adapters on a running server."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Add and remove LoRA adapters of a running server.",
+    help="Add and remove LoRA adapters on a running server.",
 )
-ModelArgument = Annotated[str, typer.Argument(help="The model that the adapter was made for")]
-NameArgument = Annotated[str, typer.Argument(help="The adapter, as clients ask for it in place of a model")]
+ModelArgument = Annotated[str, typer.Argument(help="The base model of the adapter")]
+NameArgument = Annotated[str, typer.Argument(help="The adapter's name; clients send it as the model")]
 
 
 @app.command()
 def add(
     model: ModelArgument,
     name: NameArgument,
-    path: Annotated[Path, typer.Argument(help="Where it lies on the server's host")],
+    path: Annotated[Path, typer.Argument(help="Path of the adapter on the server's host")],
     url: UrlOption = None,
     key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Add a LoRA adapter to a model, until the next reload; the configuration is for those that stay."""
-    where = os.path.normpath(Path.cwd() / path.expanduser())
-    found = post_admin(url, key, "adapters", {"model": model, "name": name, "path": where}, f"adding {name} to {model}")
-    _print_result(found, json)
+    """Add a LoRA adapter to a model until the next reload. To keep it, add it to the configuration."""
+    absolute = os.path.normpath(Path.cwd() / path.expanduser())
+    model_status = post_admin(
+        url, key, "adapters", {"model": model, "name": name, "path": absolute}, f"adding {name} to {model}"
+    )
+    _print_result(model_status, json)
 
 
 @app.command()
@@ -42,14 +44,16 @@ def remove(
     model: ModelArgument, name: NameArgument, url: UrlOption = None, key: KeyOption = None, json: JsonOption = False
 ) -> None:
     """Remove a LoRA adapter from a model."""
-    found = post_admin(url, key, "adapters/remove", {"model": model, "name": name}, f"removing {name} from {model}")
-    _print_result(found, json)
+    model_status = post_admin(
+        url, key, "adapters/remove", {"model": model, "name": name}, f"removing {name} from {model}"
+    )
+    _print_result(model_status, json)
 
 
-def _print_result(found: dict[str, Any], json: bool) -> None:
+def _print_result(model_status: dict[str, Any], json: bool) -> None:
     from enginebay.cli.output.fleet_tables import describe_model
 
     if json:
-        emit_json(found)
+        emit_json(model_status)
     else:
-        print(f"{describe_model(found)}; adapters: {', '.join(found['adapters']) or 'none'}")
+        print(f"{describe_model(model_status)}; adapters: {', '.join(model_status['adapters']) or 'none'}")

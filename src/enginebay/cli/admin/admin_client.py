@@ -1,4 +1,4 @@
-"""Asking a running server, for the commands that look at it or manage it."""
+"""HTTP client for the admin API of a running server."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from enginebay.cli.admin.server_address import DEFAULT_URL, ServerAddress, resol
 from enginebay.cli.output.console import note
 from enginebay.errors import EnginebayError, RequestError
 
-_GET_TIMEOUT_S = 10.0  # for an answer that needs no work
+_GET_TIMEOUT_S = 10.0  # for requests that the server answers at once
 _MAX_RESPONSE_BYTES = 64 * 1024 * 1024
-_QUIET_PERIOD_S = 2.0  # nobody wonders what goes on for so long
+_QUIET_PERIOD_S = 2.0  # before the activity is shown
 
 UrlOption = Annotated[
     str | None,
     typer.Option(
         "--url",
-        help=f"The server (default: server.host and server.port of the configuration, else {DEFAULT_URL})",
+        help=f"Server URL (default: server.host and server.port of the configuration, else {DEFAULT_URL})",
         envvar="ENGINEBAY_URL",
         show_envvar=True,
     ),
@@ -33,7 +33,7 @@ KeyOption = Annotated[
     str | None,
     typer.Option(
         "--key",
-        help="An API key, if the server asks for one",
+        help="API key, if the server requires one",
         envvar=["ENGINEBAY_ADMIN_KEY", "ENGINEBAY_API_KEY"],
         show_envvar=True,
     ),
@@ -42,11 +42,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable outpu
 
 
 class ServerUnreachable(EnginebayError):
-    """Nobody answers at this address."""
+    """No server responds at this address."""
 
 
 def get_admin(url: str | None, key: str | None, path: str, **query: object) -> Any:
-    """GET of something under /admin."""
+    """GET a path under /admin and return its JSON."""
     from urllib.parse import urlencode
 
     return _request_json(
@@ -55,7 +55,7 @@ def get_admin(url: str | None, key: str | None, path: str, **query: object) -> A
 
 
 def post_admin(url: str | None, key: str | None, path: str, body: Mapping[str, object], activity: str) -> Any:
-    """POST of something under /admin, however long it takes; `doing` is said meanwhile."""
+    """POST to a path under /admin and return its JSON. No timeout; shows `activity` meanwhile."""
     with show_elapsed(activity):
         return _request_json(resolve_server(url), key, path, json.dumps(body).encode(), None)
 
@@ -68,13 +68,11 @@ def _request_json(
     try:
         return json.loads(fetch(server, f"admin/{path}", key, body, timeout_s))
     except urllib.error.HTTPError as error:
-        said = error.read(_MAX_RESPONSE_BYTES)
+        response = error.read(_MAX_RESPONSE_BYTES)
         error.close()
-        raise to_response_error(server.url, error.code, said) from None
+        raise to_response_error(server.url, error.code, response) from None
     except ValueError:
-        raise EnginebayError(
-            f"{server.url}/admin/{path} does not answer with JSON", "is this an Enginebay server?"
-        ) from None
+        raise EnginebayError(f"{server.url}/admin/{path} did not return JSON", "is this an Enginebay server?") from None
 
 
 def fetch(
@@ -84,7 +82,7 @@ def fetch(
     body: bytes | None = None,
     timeout_s: float | None = _GET_TIMEOUT_S,
 ) -> bytes:
-    """What the server has at this path. Raises `NoServer`, or `urllib.error.HTTPError` when the answer is a refusal."""
+    """Return the response body. Raises `ServerUnreachable`, or `urllib.error.HTTPError` for an error status."""
     import http.client
     import urllib.error
     import urllib.request
@@ -94,39 +92,39 @@ def fetch(
         headers["Content-Type"] = "application/json"
     request = urllib.request.Request(f"{server.url}/{path}", data=body, headers=headers)
     try:
-        with _build_opener(server.is_local).open(request, timeout=timeout_s) as answer:
-            found: bytes = answer.read(_MAX_RESPONSE_BYTES)
-            return found
+        with _build_opener(server.is_local).open(request, timeout=timeout_s) as response:
+            content: bytes = response.read(_MAX_RESPONSE_BYTES)
+            return content
     except urllib.error.HTTPError:
         raise
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise ServerUnreachable(
-            f"no server answers at {server.url}: {getattr(reason, 'strerror', None) or reason}", server.hint
+            f"no server responds at {server.url}: {getattr(reason, 'strerror', None) or reason}", server.hint
         ) from None
 
 
 def _build_opener(is_local: bool) -> Any:
-    """Follows no redirect, since the key would go along; asks no proxy for a server on this machine."""
+    """Build an opener that follows no redirects, which would forward the key, and uses no proxy for a local server."""
     import urllib.request
 
-    class Stay(urllib.request.HTTPRedirectHandler):
+    class NoRedirect(urllib.request.HTTPRedirectHandler):
         def redirect_request(self, *_: Any) -> None:
             return None
 
-    return urllib.request.build_opener(Stay, *([urllib.request.ProxyHandler({})] if is_local else []))
+    return urllib.request.build_opener(NoRedirect, *([urllib.request.ProxyHandler({})] if is_local else []))
 
 
 def to_response_error(server: str, status: int, body: bytes) -> EnginebayError:
-    """The server's own words, and which key is needed unless they say where to get one. Pure."""
-    said = _parse_error_message(body)
-    if status in (401, 403) and said:
-        hint = "it takes a key with the scope admin: --key, or ENGINEBAY_ADMIN_KEY"
-        hint = "" if "bay keys create" in said else f"{hint}; `bay keys create NAME --admin` makes one"
-        return EnginebayError(f"the server refuses ({status}): {said}", hint)
-    if not said:
-        return EnginebayError(f"{server} answers {status}", "is this an Enginebay server?")
-    return RequestError(said) if status in (400, 404) else EnginebayError(said)
+    """Convert an error response to an error, with a hint on the key unless the server gives one. Pure."""
+    message = _parse_error_message(body)
+    if status in (401, 403) and message:
+        hint = "pass a key with the admin scope: --key or ENGINEBAY_ADMIN_KEY"
+        hint = "" if "bay keys create" in message else f"{hint}; create one with `bay keys create NAME --admin`"
+        return EnginebayError(f"access denied ({status}): {message}", hint)
+    if not message:
+        return EnginebayError(f"{server} returned {status}", "is this an Enginebay server?")
+    return RequestError(message) if status in (400, 404) else EnginebayError(message)
 
 
 def _parse_error_message(body: bytes) -> str:
@@ -140,10 +138,10 @@ def _parse_error_message(body: bytes) -> str:
 
 @contextmanager
 def show_elapsed(activity: str, delay_s: float = _QUIET_PERIOD_S) -> Iterator[None]:
-    """Says what goes on, once it has gone on for a while: with a running clock on a terminal, else once."""
+    """Show the activity after `delay_s`: with a running clock on a terminal, else once."""
     done, started, live = threading.Event(), time.monotonic(), sys.stderr.isatty()
 
-    def tell() -> None:
+    def show() -> None:
         wait_s = delay_s
         while not done.wait(wait_s):
             if not live:
@@ -156,10 +154,10 @@ def show_elapsed(activity: str, delay_s: float = _QUIET_PERIOD_S) -> Iterator[No
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
     try:
         yield
     finally:
         done.set()
-        teller.join()
+        thread.join()

@@ -1,4 +1,4 @@
-"""`bay load MODEL`: have a running server load a model now."""
+"""`bay load MODEL`: load a model on a running server."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Load a model of a running server.",
+    help="Load a model on a running server.",
 )
 
 
 @app.command()
 def load(
-    model: Annotated[str, typer.Argument(help="A model of the server; `bay ps` lists them")],
+    model: Annotated[str, typer.Argument(help="A model of the server; see `bay ps`")],
     url: UrlOption = None,
     key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Load a model before anybody asks for it. Others leave for it if they must; one that kept failing is tried again."""
+    """Load a model before the first request. Evicts other models if memory is short; retries a model in a crash loop."""
     from enginebay.cli.output.fleet_tables import describe_model
 
-    found = post_admin(url, key, "load", {"model": model}, f"loading {model}")
-    emit_json(found) if json else print(describe_model(found))
+    model_status = post_admin(url, key, "load", {"model": model}, f"loading {model}")
+    emit_json(model_status) if json else print(describe_model(model_status))

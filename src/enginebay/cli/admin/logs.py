@@ -1,4 +1,4 @@
-"""`bay logs MODEL`: the end of the log of a model's worker."""
+"""`bay logs MODEL`: the last lines of a model's worker log."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Show the end of a model's log.",
+    help="Show the last lines of a model's log.",
 )
 
 
 @app.command()
 def logs(
-    model: Annotated[str, typer.Argument(help="A model; MODEL@ENGINE where it falls back to another engine")],
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=10_000, help="So many lines at most")] = 100,
+    model: Annotated[str, typer.Argument(help="A model, or MODEL@ENGINE for one of its fallback engines")],
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=10_000, help="Maximum number of lines")] = 100,
     url: UrlOption = None,
     key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
-    """The last lines that a model's engine wrote. Without a server: what the last one left in ENGINEBAY_HOME."""
+    """Show the last log lines of a model's engine. Without a running server, reads the log left in ENGINEBAY_HOME."""
     try:
-        found: list[str] = get_admin(url, key, "logs", model=model, lines=lines)["lines"]
+        tail: list[str] = get_admin(url, key, "logs", model=model, lines=lines)["lines"]
     except ServerUnreachable as missing:
-        found = _read_local_log(model, lines, missing)
+        tail = _read_local_log(model, lines, missing)
     if json:
-        emit_json({"lines": found})
+        emit_json({"lines": tail})
         return
-    for line in found:
+    for line in tail:
         print(line)
 
 
@@ -45,6 +45,6 @@ def _read_local_log(model: str, lines: int, missing: ServerUnreachable) -> list[
 
     path = find_newest_log(model, registry.list_kinds())
     if path is None:
-        raise UnknownModel(f"{missing.message}; and there is no log of {model} on this host", missing.hint)
+        raise UnknownModel(f"{missing.message}; no log of {model} on this host", missing.hint)
     note(f"{missing.message}; from {path}:")
     return read_last_lines(path, lines)

@@ -1,4 +1,4 @@
-"""`bay ps`: every model of a running server, where it is and what it takes."""
+"""`bay ps`: the models of a running server."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ app = typer.Typer(
 
 @app.command()
 def ps(url: UrlOption = None, key: KeyOption = None, json: JsonOption = False) -> None:
-    """Every model of a running server: its engine and state, requests, memory, and how it was last made ready."""
+    """Show every model of a running server: engine, state, requests, memory and last switch."""
     from enginebay.cli.output.fleet_tables import PS_COLUMNS, build_ps_notes, build_ps_rows
 
-    found = get_admin(url, key, "ps")
+    status = get_admin(url, key, "ps")
     if json:
-        emit_json(found)
+        emit_json(status)
         return
-    print_table(PS_COLUMNS, build_ps_rows(found))
-    for line in build_ps_notes(found):
+    print_table(PS_COLUMNS, build_ps_rows(status))
+    for line in build_ps_notes(status):
         print(line)

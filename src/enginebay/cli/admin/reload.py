@@ -1,4 +1,4 @@
-"""`bay reload`: have a running server take in its changed configuration."""
+"""`bay reload`: apply configuration changes to a running server."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Have a running server take in its changed configuration.",
+    help="Apply configuration changes to a running server.",
 )
 
 
 @app.command()
 def reload(url: UrlOption = None, key: KeyOption = None, json: JsonOption = False) -> None:
-    """Take in the configuration anew, all of it or nothing when something is wrong with it; and the API keys."""
-    found = post_admin(url, key, "reload", {}, "taking in the configuration")
+    """Apply configuration changes and reload API keys, without dropping a request.
+
+    An invalid configuration is rejected as a whole; the keys are reloaded either way.
+    """
+    changes = post_admin(url, key, "reload", {}, "reloading the configuration")
     if json:
-        emit_json(found)
+        emit_json(changes)
         return
-    keys = found.pop("keys", None)
-    for what, names in found.items():
+    keys = changes.pop("keys", None)
+    for change, names in changes.items():
         if names:
-            print(f"{what}: {', '.join(names)}")
-    if not any(found.values()):
-        print("the configuration is taken in; no model has changed")
-    if keys is not None:  # an older server does not tell
+            print(f"{change}: {', '.join(names)}")
+    if not any(changes.values()):
+        print("configuration reloaded; no model changed")
+    if keys is not None:  # an older server does not report it
         print(
-            f"{pluralize(keys, 'API key')} known"
+            f"{pluralize(keys, 'API key')} loaded"
             if keys
-            else "there is no API key: whoever reaches the server may use it"
+            else "no API keys: anyone who can reach the server can use it"
         )

@@ -1,4 +1,4 @@
-"""`bay sleep MODEL`: have a running server put a model to sleep."""
+"""`bay sleep MODEL`: put a model on a running server to sleep."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Put a model of a running server to sleep.",
+    help="Put a model on a running server to sleep.",
 )
 
 
 @app.command()
 def sleep(
-    model: Annotated[str, typer.Argument(help="A model of the server; `bay ps` lists them")],
+    model: Annotated[str, typer.Argument(help="A model of the server; see `bay ps`")],
     url: UrlOption = None,
     key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Put a model to sleep after its last answer: on a GPU its memory is free for others. The next request wakes it."""
+    """Put a model to sleep after its running requests finish. This frees its GPU memory. The next request wakes it."""
     from enginebay.cli.output.fleet_tables import describe_model
 
-    found = post_admin(url, key, "sleep", {"model": model}, f"putting {model} to sleep")
-    emit_json(found) if json else print(describe_model(found))
+    model_status = post_admin(url, key, "sleep", {"model": model}, f"putting {model} to sleep")
+    emit_json(model_status) if json else print(describe_model(model_status))

@@ -1,4 +1,4 @@
-"""`bay switch A B`: have one model of a running server leave and another come."""
+"""`bay switch FROM TO`: replace one model on a running server with another."""
 
 from __future__ import annotations
 
@@ -20,14 +20,21 @@ app = typer.Typer(
 
 @app.command()
 def switch(
-    leaving: Annotated[str, typer.Argument(metavar="FROM", help="The model that leaves, after its last answer")],
-    coming: Annotated[str, typer.Argument(metavar="TO", help="The model that comes")],
+    leaving: Annotated[
+        str,
+        typer.Argument(metavar="FROM", help="The model to put to sleep or unload, after its running requests finish"),
+    ],
+    coming: Annotated[str, typer.Argument(metavar="TO", help="The model to load or wake")],
     url: UrlOption = None,
     key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Have one model leave, to sleep if it can, and another come."""
+    """Put one model to sleep, or unload it if it cannot sleep, and load another."""
     from enginebay.cli.output.fleet_tables import describe_model
 
-    found = post_admin(url, key, "switch", {"from": leaving, "to": coming}, f"switching from {leaving} to {coming}")
-    emit_json(found) if json else print(f"{describe_model(found)}; {leaving} is {found.get('left', 'gone')}")
+    model_status = post_admin(
+        url, key, "switch", {"from": leaving, "to": coming}, f"switching from {leaving} to {coming}"
+    )
+    emit_json(model_status) if json else print(
+        f"{describe_model(model_status)}; {leaving} is {model_status.get('left', 'gone')}"
+    )

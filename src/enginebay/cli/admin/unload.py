@@ -1,4 +1,4 @@
-"""`bay unload MODEL`: have a running server end a model's worker."""
+"""`bay unload MODEL`: unload a model from a running server."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Unload a model of a running server.",
+    help="Unload a model from a running server.",
 )
 
 
 @app.command()
 def unload(
-    model: Annotated[str, typer.Argument(help="A model of the server; `bay ps` lists them")],
+    model: Annotated[str, typer.Argument(help="A model of the server; see `bay ps`")],
     url: UrlOption = None,
     key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Unload a model after its last answer. It is loaded again when a request asks for it."""
+    """Unload a model after its running requests finish. The next request loads it again."""
     from enginebay.cli.output.fleet_tables import describe_model
 
-    found = post_admin(url, key, "unload", {"model": model}, f"unloading {model}")
-    emit_json(found) if json else print(describe_model(found))
+    model_status = post_admin(url, key, "unload", {"model": model}, f"unloading {model}")
+    emit_json(model_status) if json else print(describe_model(model_status))

@@ -1,0 +1,1 @@
+"""Commands that run on this host: run, serve, models, engines, config and others."""

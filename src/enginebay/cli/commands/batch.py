@@ -1,4 +1,4 @@
-"""`bay batch IN.jsonl OUT.jsonl`: a file of requests at full batching, resumable."""
+"""`bay batch IN.jsonl OUT.jsonl`: run a file of requests in batches, resumable."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from enginebay.fleet.batch_runner import (
 )
 from enginebay.stack import AsyncStack
 
-PROGRESS_INTERVAL_S = 10.0  # between two lines on how far it is
-_RETRY_HINT = "--retry-failed does what failed again"
+PROGRESS_INTERVAL_S = 10.0  # between progress lines off a terminal
+_RETRY_HINT = "retry with --retry-failed"
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -50,24 +50,25 @@ def batch(
         Path,
         typer.Argument(
             metavar="IN.jsonl",
-            help='One request a line: {"prompt": ...} or {"messages": ...}, with sampling parameters',
+            help='One request per line: {"prompt": ...} or {"messages": ...}, with sampling parameters',
         ),
     ],
     target: Annotated[
         Path,
         typer.Argument(
             metavar="OUT.jsonl",
-            help="One answer a line; what is there already is not done again, and must be of the same request",
+            help="One answer per line; requests already answered there are skipped and must be unchanged",
         ),
     ],
     *,
-    model: Annotated[str, typer.Option("--model", "-m", help="The model for all lines")] = "smollm2",
+    model: Annotated[str, typer.Option("--model", "-m", help="Model for all requests")] = "smollm2",
     engine: EngineOption = None,
     raw: RawOption = False,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", min=1, help="Requests in flight (default: twice the engine's batch)")
+        int | None,
+        typer.Option("--concurrency", min=1, help="Requests in flight (default: twice the engine's batch size)"),
     ] = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Do again what ended in an error")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Retry requests that ended in an error")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the tally as JSON")] = False,
     config: ConfigOption = None,
     set_: SetOption = None,
@@ -75,16 +76,16 @@ def batch(
     strict: StrictOption = False,
     sampling: dict[str, Any],
 ) -> int:
-    """Run a file of requests. Interrupted, it goes on where it stopped."""
+    """Run a file of requests. After an interruption, the same command resumes."""
     options = build_stack_options(config, set_, offline, strict, engine)
     jobs = read_requests(source, _build_batch_defaults(model, engine, raw, options["config"], sampling))
     done = read_answers(target, retry_failed)
-    left = list_unanswered(jobs, done, target)
+    remaining = list_unanswered(jobs, done, target)
     failed = sum(done[job.id].failed for job in jobs if job.id in done)
     note(
-        f"{len(jobs)} requests, {len(jobs) - len(left) - failed} already answered in {target}{_format_failed_before(failed)}"
+        f"{len(jobs)} requests, {len(jobs) - len(remaining) - failed} already answered in {target}{_format_failed_before(failed)}"
     )
-    if not left:
+    if not remaining:
         _print_json(BatchTally(), failed, as_json)
         return 1 if failed else 0
     progress = StatusLine()
@@ -95,11 +96,11 @@ def batch(
         progress.clear()
     warn_unused_keys(set_, plan.spec.kind)
     try:
-        tally = run_in_loop(_run_batch(stack, left, target, raw, concurrency, progress))
+        tally = run_in_loop(_run_batch(stack, remaining, target, raw, concurrency, progress))
     except KeyboardInterrupt:
-        found = read_answers(target)
-        answered = sum(job.id in found and not found[job.id].failed for job in jobs)
-        note(f"interrupted: {answered} of {len(jobs)} answered; run the same command to go on")
+        answers = read_answers(target)
+        answered = sum(job.id in answers and not answers[job.id].failed for job in jobs)
+        note(f"interrupted: {answered} of {len(jobs)} answered; run the same command to resume")
         raise
     _print_json(tally, failed, as_json)
     rate = f", {tally.completion_tokens / tally.elapsed_s:.0f} tokens/s" if tally.elapsed_s else ""
@@ -107,12 +108,12 @@ def batch(
         f"{tally.answered} answered, {tally.failed} failed, {tally.completion_tokens} tokens in {tally.elapsed_s:.1f} s{rate}"
     )
     if tally.failed:
-        note(f"the first that failed is {tally.first_error}; {_RETRY_HINT}")
+        note(f"first failure: {tally.first_error}; {_RETRY_HINT}")
     return 1 if failed or tally.failed else 0
 
 
 def _format_failed_before(count: int) -> str:
-    return f", {count} failed before: {_RETRY_HINT}" if count else ""
+    return f", {count} failed earlier: {_RETRY_HINT}" if count else ""
 
 
 def _print_json(tally: BatchTally, failed_before: int, as_json: bool) -> None:
@@ -128,7 +129,7 @@ def _print_json(tally: BatchTally, failed_before: int, as_json: bool) -> None:
 
 
 class LineProgress:
-    """How far it is, where there is no terminal to draw a bar on: a line now and then."""
+    """Progress off a terminal: a line every `PROGRESS_INTERVAL_S`."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -143,11 +144,11 @@ class LineProgress:
 def _build_batch_defaults(
     model: str, engine: str | None, raw: bool, config: Config, sampling: dict[str, Any]
 ) -> BatchDefaults:
-    """What all lines have in common, by flags or by the configuration."""
-    asked = engine or config.engine_for(model)
-    kind = asked.partition("==")[0]
+    """Collect what flags and configuration set for all requests."""
+    chosen = engine or config.engine_for(model)
+    kind = chosen.partition("==")[0]
     configured = config.sampling if kind == AUTO else config.sampling_for(registry.get_spec(kind).kind, model)
-    return BatchDefaults(model, asked, raw, {**configured, **sampling})
+    return BatchDefaults(model, chosen, raw, {**configured, **sampling})
 
 
 async def _run_batch(

@@ -1,4 +1,4 @@
-"""`bay bundle`: take an engine, models and bay itself to a host without a network."""
+"""`bay bundle`: pack engines, models and bay itself for a host without a network."""
 
 from __future__ import annotations
 
@@ -18,45 +18,50 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Make, verify and install offline bundles.",
+    help="Create, verify and install offline bundles.",
 )
 
-JsonOption = Annotated[bool, typer.Option("--json", help="For programs")]
-FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The folder with bundle.json and the parts")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output")]
+FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Directory with bundle.json and the parts")]
 
 
 @app.command()
 def create(
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Where the bundle goes")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Output directory")],
     engine: Annotated[
-        list[str] | None, typer.Option("--engine", "-e", metavar="KIND[==VERSION]", help="An engine; may be repeated")
+        list[str] | None, typer.Option("--engine", "-e", metavar="KIND[==VERSION]", help="Engine to pack; repeatable")
     ] = None,
     model: Annotated[
-        list[str] | None, typer.Option("--model", "-m", help="A model, pulled first if it is not here; may be repeated")
+        list[str] | None, typer.Option("--model", "-m", help="Model to pack, pulled first if needed; repeatable")
     ] = None,
     python: Annotated[
-        str | None, typer.Option("--python", help="The host's Python, as in 3.12; default: this one's")
+        str | None,
+        typer.Option("--python", help="Python version of the target host, such as 3.12 (default: this one's)"),
     ] = None,
-    platform: Annotated[str, typer.Option("--platform", help="The host's system")] = "linux",
-    arch: Annotated[str | None, typer.Option("--arch", help="x86_64 or aarch64; default: this host's")] = None,
-    glibc: Annotated[str | None, typer.Option("--glibc", help="The host's C library at least; default: 2.35")] = None,
+    platform: Annotated[str, typer.Option("--platform", help="Operating system of the target host")] = "linux",
+    arch: Annotated[str | None, typer.Option("--arch", help="x86_64 or aarch64 (default: this host's)")] = None,
+    glibc: Annotated[
+        str | None, typer.Option("--glibc", help="Oldest glibc of the target host (default: 2.35)")
+    ] = None,
     accelerator: Annotated[str | None, typer.Option("--accelerator", help="cpu or cuda")] = None,
     split: Annotated[
-        str | None, typer.Option("--split", metavar="SIZE", help="The largest a part may be: 60MB")
+        str | None, typer.Option("--split", metavar="SIZE", help="Maximum size of a part, such as 60MB")
     ] = None,
     trim: Annotated[
-        str | None, typer.Option("--trim", metavar="GPU", help="Leave out kernels of other GPU generations: sm90")
+        str | None, typer.Option("--trim", metavar="GPU", help="Drop kernels of other GPU generations, such as sm90")
     ] = None,
     provided: Annotated[
         list[str] | None,
-        typer.Option("--provided", metavar="NAME,...", help="Packages that the host's Python has: torch,triton"),
+        typer.Option(
+            "--provided", metavar="NAME,...", help="Packages that the target host already has, such as torch,triton"
+        ),
     ] = None,
     extra: Annotated[
-        list[str] | None, typer.Option("--extra", metavar="NAME", help="An extra of enginebay, such as lab")
+        list[str] | None, typer.Option("--extra", metavar="NAME", help="Extra of enginebay, such as lab")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over a bundle that is there")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing bundle")] = False,
 ) -> None:
-    """Pack an engine, models and bay itself for a host that reaches no network."""
+    """Pack engines, models and bay itself for a host without a network."""
     from enginebay.bundle.creation.archive import parse_part_size
     from enginebay.bundle.creation.create_bundle import BundleSpec, check_output_folder
     from enginebay.bundle.creation.create_bundle import create_bundle as make
@@ -68,43 +73,45 @@ def create(
     from enginebay.errors import UsageError
 
     if accelerator not in (None, "cpu", "cuda"):
-        raise UsageError(f"--accelerator {accelerator} is not known", "use --accelerator cpu or --accelerator cuda")
+        raise UsageError(
+            f"unknown accelerator: --accelerator {accelerator}", "use --accelerator cpu or --accelerator cuda"
+        )
     if not engine and not model:
-        raise UsageError("there is nothing to pack", "give --engine, --model or both")
+        raise UsageError("nothing to pack", "pass --engine, --model or both")
     chosen = accelerator or ("cuda" if trim else None)
-    engines = tuple(resolve_engine(one, registry.load_specs(), chosen) for one in engine or ())
+    engines = tuple(resolve_engine(name, registry.load_specs(), chosen) for name in engine or ())
     if trim and not engines:
-        raise UsageError("--trim is for an engine, and none is given", "add --engine")
-    order = BundleSpec(
+        raise UsageError("--trim needs an engine", "add --engine")
+    spec = BundleSpec(
         out=out.expanduser().absolute(),
         target=parse_target(python, platform, arch, glibc),
         engines=engines,
         models=tuple(dict.fromkeys(model or ())),
         extras=tuple(extra or ()),
         provided=parse_provided(provided or ()),
-        trim=find_trim(trim, [one.spec.kind for one in engines]) if trim else None,
+        trim=find_trim(trim, [resolved.spec.kind for resolved in engines]) if trim else None,
         split=parse_part_size(split) if split else None,
     )
-    check_output_folder(order.out, force)
+    check_output_folder(spec.out, force)
     with show_progress("bundle") as report:
-        made = make(order, report, note)
-    _print_created(order.out, made)
+        manifest = make(spec, report, note)
+    _print_created(spec.out, manifest)
 
 
-def _print_created(out: Path, made: BundleManifest) -> None:
+def _print_created(out: Path, manifest: BundleManifest) -> None:
     from enginebay.bundle.verification import compute_fingerprint
     from enginebay.util.progress import format_bytes
 
-    parts = pluralize(len(made.parts), "part") if len(made.parts) > 1 else "one file"
-    packages, models = pluralize(len(made.packages), "package"), pluralize(len(made.models), "model")
-    note(f"{out}: {format_bytes(made.size)} in {parts}, {packages}, {models}")
-    note(f"fingerprint {compute_fingerprint(made)}")
-    note(f"on the other host: python{made.target['python']} {out.name}/install.py")
+    parts = pluralize(len(manifest.parts), "part") if len(manifest.parts) > 1 else "one file"
+    packages, models = pluralize(len(manifest.packages), "package"), pluralize(len(manifest.models), "model")
+    note(f"{out}: {format_bytes(manifest.size)} in {parts}, {packages}, {models}")
+    note(f"fingerprint {compute_fingerprint(manifest)}")
+    note(f"on the target host, run: python{manifest.target['python']} {out.name}/install.py")
 
 
 @app.command()
 def verify(folder: FolderArgument, json: JsonOption = False) -> None:
-    """Check that all parts are there and as they were made."""
+    """Check that all parts are present and intact."""
     from enginebay.bundle.verification import (
         compute_fingerprint,
         find_problems,
@@ -113,14 +120,13 @@ def verify(folder: FolderArgument, json: JsonOption = False) -> None:
     )
 
     manifest = read_bundle_manifest(folder)
-    found = find_problems(folder, manifest, note)
+    problems = find_problems(folder, manifest, note)
     if json:
-        emit_json({"ok": not found, "problems": found, "fingerprint": compute_fingerprint(manifest)})
-    if found:
-        raise incomplete_bundle_error(found)
+        emit_json({"ok": not problems, "problems": problems, "fingerprint": compute_fingerprint(manifest)})
+    if problems:
+        raise incomplete_bundle_error(problems)
     if not json:
-        parts = "all {} parts are as they" if len(manifest.parts) > 1 else "the one part is as it"
-        note(f"{parts.format(len(manifest.parts))} should be; fingerprint {compute_fingerprint(manifest)}")
+        note(f"{pluralize(len(manifest.parts), 'part')} verified; fingerprint {compute_fingerprint(manifest)}")
 
 
 @app.command()
@@ -129,42 +135,42 @@ def install(
     into: Annotated[
         str,
         typer.Option(
-            "--into", metavar="own|current", help="An environment of the engine's own, or the one bay runs in"
+            "--into", metavar="own|current", help="Install into the engine's own environment or the one bay runs in"
         ),
     ] = "own",
     python: Annotated[
         str | None,
-        typer.Option("--python", metavar="PATH", help="The Python to build with, which has what is provided"),
+        typer.Option("--python", metavar="PATH", help="Python to build with; it must have the provided packages"),
     ] = None,
-    recreate: Annotated[bool, typer.Option("--recreate", help="Build the engine anew even if it is there")] = False,
-    models: Annotated[bool, typer.Option("--models/--no-models", help="Put the bundle's models into the store")] = True,
+    recreate: Annotated[bool, typer.Option("--recreate", help="Rebuild the engine if it is already installed")] = False,
+    models: Annotated[bool, typer.Option("--models/--no-models", help="Add the bundle's models to the store")] = True,
 ) -> None:
-    """Install a bundle's engines and models here, without a network."""
+    """Install a bundle's engines and models on this host, without a network."""
     from enginebay.bundle.installation.install_bundle import BundleInstallOptions
     from enginebay.bundle.installation.install_bundle import install_bundle as put
     from enginebay.cli.output.install_progress import show_progress
     from enginebay.errors import UsageError
 
     if into not in ("own", "current"):
-        raise UsageError(f"--into {into} is not known", "use --into own or --into current")
+        raise UsageError(f"unknown target: --into {into}", "use --into own or --into current")
     if into == "current" and python is not None:
         raise UsageError(
-            "--into current is for the Python that runs bay, and --python names one", "leave one of them out"
+            "--into current installs into the Python that runs bay, so --python does not apply", "remove one of them"
         )
-    wish = BundleInstallOptions(folder.expanduser().absolute(), into == "current", python, recreate, models)
+    options = BundleInstallOptions(folder.expanduser().absolute(), into == "current", python, recreate, models)
     with show_progress("bundle") as report:
-        done = put(wish, report, note)
-    for one in done.already_installed:
-        note(f"{one} is here already")
-    for made in done.engines:
-        note(f"{made.kind} {made.version} is installed in {made.path or 'this environment'}")
-    for name in done.models:
-        note(f"the model {name} is here")
+        result = put(options, report, note)
+    for name in result.already_installed:
+        note(f"{name} is already installed")
+    for engine in result.engines:
+        note(f"installed {engine.kind} {engine.version} in {engine.path or 'this environment'}")
+    for name in result.models:
+        note(f"added model {name}")
 
 
 @app.command()
 def show(folder: FolderArgument, json: JsonOption = False) -> None:
-    """What is in a bundle, for which host, and what was left out."""
+    """Show what a bundle contains, its target host, and what it leaves out."""
     from enginebay.bundle.verification import compute_fingerprint, read_bundle_manifest
     from enginebay.util.progress import format_bytes
 
@@ -176,33 +182,36 @@ def show(folder: FolderArgument, json: JsonOption = False) -> None:
     rows: list[tuple[str, Any]] = [
         ("for", f"{target['platform']} {target['arch']}, Python {target['python']}, glibc {target['glibc'] or 'any'}"),
         ("bay", " ".join([manifest.bay.version, *manifest.bay.extras])),
-        *(("engine", f"{one.kind} {one.version} for {one.device}") for one in manifest.engines),
-        *(("model", f"{one.name}, {format_bytes(sum(file.size for file in one.files))}") for one in manifest.models),
+        *(("engine", f"{engine.kind} {engine.version} for {engine.device}") for engine in manifest.engines),
+        *(
+            ("model", f"{model.name}, {format_bytes(sum(file.size for file in model.files))}")
+            for model in manifest.models
+        ),
         ("size", f"{format_bytes(manifest.size)}, parts: {len(manifest.parts)}"),
-        ("made", manifest.created),
+        ("created", manifest.created),
         ("fingerprint", compute_fingerprint(manifest)),
     ]
     print_table(("", ""), rows)
-    for one in manifest.engines:
-        _show_excluded(one, manifest.trim)
+    for engine in manifest.engines:
+        _show_excluded(engine, manifest.trim)
     print()
     print_table(
         ("PACKAGE", "VERSION", "SIZE", "SHA256"),
         [
             (
-                one.name,
-                one.version + (" (trimmed)" if one.trimmed else ""),
-                format_bytes(one.file.size),
-                one.file.sha256[:16],
+                package.name,
+                package.version + (" (trimmed)" if package.trimmed else ""),
+                format_bytes(package.file.size),
+                package.file.sha256[:16],
             )
-            for one in manifest.packages
+            for package in manifest.packages
         ],
     )
 
 
 def _show_excluded(engine: BundledEngine, trim: str) -> None:
-    rows = [(requirement, f"of the host, for {', '.join(by)}") for requirement, by in (engine.expects or {}).items()]
-    rows += [(name, f"left out: {why}") for name, why in (engine.left_out or {}).items()]
+    rows = [(requirement, f"from the host, for {', '.join(by)}") for requirement, by in (engine.expects or {}).items()]
+    rows += [(name, f"left out: {reason}") for name, reason in (engine.left_out or {}).items()]
     if rows:
         print()
-        print_table((f"NOT IN IT ({engine.kind}{f', trimmed for {trim}' if trim else ''})", ""), rows)
+        print_table((f"NOT INCLUDED ({engine.kind}{f', trimmed for {trim}' if trim else ''})", ""), rows)

@@ -1,4 +1,4 @@
-"""`bay chat MODEL`: a conversation in the terminal."""
+"""`bay chat MODEL`: chat with a model in the terminal."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from enginebay.stack import Stack
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-_HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
+_HELP = "/reset clears the conversation, /exit or Ctrl-D quits, Ctrl-C stops an answer"
 
 
 @app.command()
-@with_sampling(logprobs="a conversation does not show them")
+@with_sampling(logprobs="not shown by chat")
 def chat(
-    model: Annotated[str | None, typer.Argument(help="The model; unset: the configuration's, else smollm2")] = None,
+    model: Annotated[str | None, typer.Argument(help="Model (default: the configured one, else smollm2)")] = None,
     *,
     engine: EngineOption = None,
-    system: Annotated[str | None, typer.Option("--system", help="A system message before the conversation")] = None,
+    system: Annotated[str | None, typer.Option("--system", help="System message")] = None,
     lora: LoraOption = None,
     config: ConfigOption = None,
     set_: SetOption = None,
@@ -46,11 +46,9 @@ def chat(
     strict: StrictOption = False,
     sampling: dict[str, Any],
 ) -> None:
-    """Talk to a model; it remembers what was said."""
+    """Chat with a model. The conversation is kept until /reset."""
     if sampling.get("n", 1) > 1:
-        raise UsageError(
-            "a conversation has one answer at a time", "leave out --n; --best-of picks the best of several"
-        )
+        raise UsageError("chat shows one answer at a time", "remove --n; --best-of picks the best of several")
     progress = StatusLine()
     stack = Stack(model, say=progress.update, **build_stack_options(config, set_, offline, strict, engine), **sampling)
     try:
@@ -68,7 +66,7 @@ def chat(
 
 
 def converse(stack: Stack, system: str | None, options: dict[str, Any]) -> None:
-    """Read, answer, remember, until the input ends."""
+    """Read lines and answer them until the input ends."""
     opening = [{"role": "system", "content": system}] if system else []
     history = list(opening)
     while True:

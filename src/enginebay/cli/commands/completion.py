@@ -1,6 +1,6 @@
-"""`bay completion SHELL`: prints a completion script, made from the command table and the commands themselves.
+"""`bay completion SHELL`: print a completion script, built from the command table and the commands' parsers.
 
-The script is static: a press of the tab key starts no Python.
+The script is static: pressing Tab starts no Python.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ app = typer.Typer(
 
 @app.command()
 def completion(shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish")]) -> None:
-    """Print the completion script of a shell. Its first lines say how to load it."""
+    """Print the completion script of a shell. Its first lines explain how to load it."""
     from enginebay.errors import UsageError
 
     if shell not in SCRIPTS:
-        raise UsageError(f"there is no completion for {shell!r}", f"known shells: {', '.join(SCRIPTS)}")
+        raise UsageError(f"no completion for shell {shell!r}", f"supported shells: {', '.join(SCRIPTS)}")
     print(SCRIPTS[shell](build_command_tree()), end="")
 
 
@@ -37,7 +37,7 @@ def build_command_tree() -> CompletionCommand:
 
     children = [_describe_top_level(name, text, tuple(BUILT_IN)) for name, text in COMMANDS.items()]
     options = (
-        CompletionOption(("--help",), "Show the commands"),
+        CompletionOption(("--help",), "List all commands"),
         CompletionOption(("--version",), "Print the version"),
     )
     return CompletionCommand("bay", "", options, tuple(children))
@@ -46,24 +46,26 @@ def build_command_tree() -> CompletionCommand:
 def _describe_top_level(name: str, text: str, kinds: tuple[str, ...]) -> CompletionCommand:
     try:
         app = import_command(name).app
-    except ImportError:  # a command whose extra is not installed can still be named
+    except ImportError:  # its extra is not installed: complete the name only
         return CompletionCommand(name, text)
-    found = _describe_command(name, typer.main.get_command(app), kinds)
-    return CompletionCommand(name, text, found.options, found.children, found.words)
+    command = _describe_command(name, typer.main.get_command(app), kinds)
+    return CompletionCommand(name, text, command.options, command.children, command.words)
 
 
 def _describe_command(name: str, command: Any, kinds: tuple[str, ...]) -> CompletionCommand:
-    """A command's options and subcommands, as its own parser knows them."""
-    children = tuple(_describe_command(child, one, kinds) for child, one in getattr(command, "commands", {}).items())
+    """Describe a command's options and subcommands from its parser."""
+    children = tuple(_describe_command(child, sub, kinds) for child, sub in getattr(command, "commands", {}).items())
     options = tuple(
-        _describe_option(one, kinds) for one in command.params if one.param_type_name == "option" and not one.hidden
+        _describe_option(param, kinds)
+        for param in command.params
+        if param.param_type_name == "option" and not param.hidden
     )
     words = tuple(
-        word for one in command.params if one.param_type_name == "argument" for word in _list_values(one, kinds)
+        word for param in command.params if param.param_type_name == "argument" for word in _list_values(param, kinds)
     )
     help_option = (
         ()
-        if any("--help" in one.flags for one in options)
+        if any("--help" in option.flags for option in options)
         else (CompletionOption(("--help",), "Show this command's help"),)
     )
     return CompletionCommand(name, _get_first_line(command.help), (*options, *help_option), children, words)
@@ -78,7 +80,7 @@ def _describe_option(option: Any, kinds: tuple[str, ...]) -> CompletionOption:
 
 
 def _list_values(parameter: Any, kinds: tuple[str, ...]) -> tuple[str, ...]:
-    """The values a parameter can have, where they are few and known: choices, engines, `a|b` in the metavar."""
+    """List the known values of a parameter: choices, engines, or `a|b` in the metavar."""
     choices = _list_choices(parameter)
     if choices:
         return choices
@@ -89,14 +91,14 @@ def _list_values(parameter: Any, kinds: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _list_choices(parameter: Any) -> tuple[str, ...]:
-    """Of an enum or a Literal; typer keeps the annotation itself, or a click type, depending on its version."""
+    """List the choices of an enum or Literal. Depending on its version, typer keeps the annotation or a click type."""
     annotation = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
     if isinstance(annotation, EnumMeta):
-        return tuple(str(getattr(one, "value", one)) for one in annotation)  # type: ignore[var-annotated]
+        return tuple(str(getattr(choice, "value", choice)) for choice in annotation)  # type: ignore[var-annotated]
     if get_origin(annotation) is Literal:
-        return tuple(str(one) for one in get_args(annotation))
-    listed = getattr(getattr(parameter, "type", None), "choices", ())
-    return tuple(str(getattr(one, "value", one)) for one in listed)
+        return tuple(map(str, get_args(annotation)))
+    choices = getattr(getattr(parameter, "type", None), "choices", ())
+    return tuple(str(getattr(choice, "value", choice)) for choice in choices)
 
 
 def _get_first_line(text: str | None) -> str:

@@ -1,4 +1,4 @@
-"""`bay config`: is the configuration right, what is in force, and what may be written."""
+"""`bay config`: validate the configuration, show the effective values, print the schema."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=N
 
 FileArgument = Annotated[
     Path | None,
-    typer.Argument(help="Config file; else ENGINEBAY_CONFIG, ./enginebay.yaml or config.yaml in ENGINEBAY_HOME"),
+    typer.Argument(help="Config file (default: ENGINEBAY_CONFIG, ./enginebay.yaml or config.yaml in ENGINEBAY_HOME)"),
 ]
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", help="The same as FILE, as other commands have it")
+ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="Same as FILE")]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Treat keys without effect as errors")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output")]
+EngineOption = Annotated[str | None, typer.Option("--engine", help="Validate for this engine")]
+PresetOption = Annotated[
+    str | None,
+    typer.Option("--preset", metavar="NAME", help="Preset to start from; the file overrides it. See `bay presets`"),
 ]
-StrictOption = Annotated[bool, typer.Option("--strict", help="Keys without effect are errors")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON")]
-EngineOption = Annotated[str | None, typer.Option("--engine", help="As if this engine were chosen")]
-PresetOption = Annotated[str | None, typer.Option("--preset", metavar="NAME", help="Below the file: see `bay presets`")]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a dotted key, over all else")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a dotted key; repeatable")
 ]
 
 
@@ -38,17 +39,18 @@ def validate(
     file: FileArgument = None, config_file: ConfigOption = None, strict: StrictOption = False, json: JsonOption = False, engine: EngineOption = None,
     preset: PresetOption = None, set_: SetOption = None,
 ) -> None:  # fmt: skip
-    """Check the configuration: every problem in one line each; exit code 2 when there is one.
+    """Check the configuration and print one line per problem. Exit code 2 if there is any.
 
-    Engines and models that this host lacks are warnings: the configuration may be meant for another one.
+    Engines and models missing on this host are only warnings: the configuration may be for another host.
     """
     from enginebay.cli.output.console import emit_json, note
     from enginebay.config.loader import to_config_error, validate_config
+    from enginebay.util.text_format import pluralize
 
-    found = validate_config(
+    result = validate_config(
         _pick_file(file, config_file), preset=preset, flags=_build_flags(engine, set_), strict=strict
     )
-    config, problems = found.config, found.problems
+    config, problems = result.config, result.problems
     warnings = [*config.warnings, *([] if problems else _find_missing(config))]
     if json:
         emit_json(
@@ -56,7 +58,9 @@ def validate(
                 "ok": not problems,
                 "file": None if config.path is None else str(config.path),
                 "problems": [problem.to_json() for problem in problems],
-                "warnings": [{"key": one.key, "message": one.message, "where": one.where} for one in warnings],
+                "warnings": [
+                    {"key": warning.key, "message": warning.message, "where": warning.where} for warning in warnings
+                ],
             }
         )
         raise typer.Exit(2 if problems else 0)
@@ -64,9 +68,8 @@ def validate(
         raise to_config_error(problems)
     for warning in warnings:
         note(f"warning: {warning}")
-    count = len(warnings)
-    counted = f", {count} warning{'s' * (count > 1)}" if count else ""
-    print(f"{config.path or 'no config file, defaults only'}: fine{counted}")
+    counted = f", {pluralize(len(warnings), 'warning')}" if warnings else ""
+    print(f"{config.path or 'no config file, defaults only'}: ok{counted}")
 
 
 @app.command()
@@ -74,7 +77,7 @@ def show(
     file: FileArgument = None, config_file: ConfigOption = None, strict: StrictOption = False, json: JsonOption = False, engine: EngineOption = None,
     preset: PresetOption = None, set_: SetOption = None,
 ) -> None:  # fmt: skip
-    """Print the effective configuration, with where each value came from."""
+    """Print the effective configuration with the origin of each value."""
     from enginebay.cli.output.console import emit_json, note
     from enginebay.config.config_dump import to_json, to_yaml
     from enginebay.config.loader import load_config
@@ -90,7 +93,7 @@ def show(
 
 @app.command()
 def schema(json: JsonOption = False) -> None:
-    """Print the JSON schema of the config file, for editors. It is JSON with or without --json."""
+    """Print the JSON schema of the config file, for editors. Always JSON."""
     from enginebay.cli.output.console import emit_json
     from enginebay.config.config_schema import build_json_schema
     from enginebay.engines.registry import load_specs
@@ -106,7 +109,7 @@ def _find_missing(config: resolved_config.Config) -> list[resolved_config.Config
 
 def _pick_file(file: Path | None, config_file: Path | None) -> Path | None:
     if file is not None and config_file is not None:
-        raise typer.BadParameter("name the file once, as FILE or by --config")
+        raise typer.BadParameter("pass the file once, as FILE or with --config")
     return file if file is not None else config_file
 
 

@@ -1,4 +1,4 @@
-"""What a configuration names and this host does not have, as `bay serve` would find out."""
+"""Checks a configuration for engines and models that this host lacks."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from enginebay.models.model_sources import FileSource, looks_like_source, parse_
 
 
 def find_missing_on_host(config: Config) -> list[ConfigWarning]:
-    """Engines that are not installed, and models that are not here and that nothing would fetch; each once."""
+    """Return a warning for each engine not installed, and each model that is neither stored nor downloadable."""
     named = [name for name in (config.model, *config.models) if name]
-    found = [*_check_engine(config.engine_for(), config.engine_entry(), "engine")]
+    warnings = [*_check_engine(config.engine_for(), config.engine_entry(), "engine")]
     for name in dict.fromkeys(named):
-        found += _check_model(config, name)
-    return list(dict.fromkeys(found))
+        warnings += _check_model(config, name)
+    return list(dict.fromkeys(warnings))
 
 
 def _check_model(config: Config, name: str) -> Iterator[ConfigWarning]:
-    about = config.models.get(name) or ModelConfig(name)
-    kind, place = config.engine_for(name), f"models.{name}" if name in config.models else "model"
-    yield from _check_engine(kind, config.engine_entry(name), f"{place}.engine")
+    model = config.models.get(name) or ModelConfig(name)
+    kind, key_path = config.engine_for(name), f"models.{name}" if name in config.models else "model"
+    yield from _check_engine(kind, config.engine_entry(name), f"{key_path}.engine")
     for other in config.fallback_for(name):
-        yield from _check_engine(other, about.entries.get("fallback"), f"{place}.fallback")
+        yield from _check_engine(other, model.entries.get("fallback"), f"{key_path}.fallback")
     if kind == AUTO or needs_weights(registry.get_spec(kind)):
-        yield from _check_weights(about.source or name, kind, config.offline, about.entries.get("source"), place)
+        yield from _check_weights(model.source or name, kind, config.offline, model.entries.get("source"), key_path)
 
 
 def _check_engine(kind: str, entry: ConfigEntry | None, key_path: str) -> Iterator[ConfigWarning]:
@@ -46,7 +46,7 @@ def _check_engine(kind: str, entry: ConfigEntry | None, key_path: str) -> Iterat
 def _check_weights(
     source: str, kind: str, offline: bool, entry: ConfigEntry | None, key_path: str
 ) -> Iterator[ConfigWarning]:
-    """Of a model's files, and of the engine that would be chosen for them."""
+    """Check a model's files and, for `auto`, the engine they would run on."""
     try:
         stored = resolve_model(source)
         if kind == AUTO:

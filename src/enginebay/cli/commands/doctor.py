@@ -1,4 +1,4 @@
-"""`bay doctor`: what this host has, what is missing, and what to do about it."""
+"""`bay doctor`: check this host and say how to fix what is missing or broken."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Show what this host has and what is missing.",
+    help="Check this host: what is installed, missing or broken.",
 )
 _MARKS = {"ok": "ok", "absent": "-", "broken": "BROKEN"}
 
 
 @app.command()
 def doctor(json: Annotated[bool, typer.Option("--json", help="Machine-readable output")] = False) -> None:
-    """Show what this host has and what is missing. Exit code 1 when something is broken, not merely absent."""
+    """Check this host: what is installed, missing or broken. Exit code 1 if something is broken, not merely absent."""
     from enginebay.fleet.diagnostics import FindingState, run_diagnostics
 
     findings = run_diagnostics()
-    is_broken = any(one.state is FindingState.BROKEN for one in findings)
+    is_broken = any(finding.state is FindingState.BROKEN for finding in findings)
     if json:
-        emit_json({"ok": not is_broken, "findings": [one.to_json() for one in findings]})
+        emit_json({"ok": not is_broken, "findings": [finding.to_json() for finding in findings]})
     else:
-        width = max(len(one.what) for one in findings)
-        for one in findings:
-            print(f"{_MARKS[one.state]:<7} {one.what:<{width}}  {one.found}")
-            if one.cure:
-                print(f"{'':7} {'':{width}}  -> {one.cure}")
+        width = max(len(finding.what) for finding in findings)
+        for finding in findings:
+            print(f"{_MARKS[finding.state]:<7} {finding.what:<{width}}  {finding.found}")
+            if finding.cure:
+                print(f"{'':7} {'':{width}}  -> {finding.cure}")
     if is_broken:
         raise typer.Exit(1)

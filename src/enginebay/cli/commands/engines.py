@@ -1,4 +1,4 @@
-"""`bay engines`: which engines there are, building and removing their environments, and why one is chosen."""
+"""`bay engines`: list, install, upgrade and remove engines, and explain which one `auto` picks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="List, install, remove and explain engines.",
 )
-_PIP_NOT_FOUND = "No matching distribution found"  # in pip's words
+_PIP_NOT_FOUND = "No matching distribution found"  # in pip's output
 
 
 @app.command("list")
 def list_engines(json: JsonOption = False) -> None:
-    """Every engine, and where it is installed."""
+    """List every engine and where it is installed."""
     from enginebay.engines import registry
 
     rows = [row for spec in registry.load_specs().values() for row in _build_rows(spec)]
@@ -41,33 +41,33 @@ def list_engines(json: JsonOption = False) -> None:
 
 
 def _build_rows(spec: EngineSpec) -> list[dict[str, Any]]:
-    """One row for each installed version, or one that says how to install it."""
+    """Build one row per installed version, or one with the install hint."""
     from enginebay.environments import build_missing_error, find_environment, list_environments
     from enginebay.environments.engine_probe import is_in_current_environment
     from enginebay.errors import EnginebayError
 
     built = list_environments(spec.kind)
-    found: list[Environment] = list(built)
+    environments: list[Environment] = list(built)
     if is_in_current_environment(spec):
         try:
-            here = find_environment(spec.kind)
-            found = [here, *built] if here.source == "current" else built
+            current = find_environment(spec.kind)
+            environments = [current, *built] if current.source == "current" else built
         except EnginebayError:
-            pass  # what is wrong with it is `bay doctor`'s to say
+            pass  # `bay doctor` reports what is wrong with it
     common = {"kind": spec.kind, "formats": list(spec.formats), "summary": spec.summary}
-    if not found:
+    if not environments:
         hint = build_missing_error(spec).hint
         return [{**common, "version": None, "library": None, "python": None, "installed": False, "where": hint}]
     return [
         {
             **common,
-            "version": one.version,
-            "library": one.probe.version,
-            "python": str(one.python),
+            "version": environment.version,
+            "library": environment.probe.version,
+            "python": str(environment.python),
             "installed": True,
-            "where": str(one.path) if one.path else "this environment",
+            "where": str(environment.path) if environment.path else "this environment",
         }
-        for one in found
+        for environment in environments
     ]
 
 
@@ -76,20 +76,20 @@ def install(
     engine: Annotated[
         str,
         typer.Argument(
-            metavar="KIND[==VERSION]", help="An engine; or a path or requirement of a package that brings one"
+            metavar="KIND[==VERSION]", help="Engine; or a path or requirement of a package that provides one"
         ),
     ],
-    recreate: Annotated[bool, typer.Option("--recreate", help="Build it anew even if it is there")] = False,
+    recreate: Annotated[bool, typer.Option("--recreate", help="Rebuild it if it is already installed")] = False,
     device: Annotated[
         str | None,
-        typer.Option("--for", metavar="cpu|cuda", help="Build for this kind of host, not for what is found here"),
+        typer.Option("--for", metavar="cpu|cuda", help="Build for this kind of host (default: detected)"),
     ] = None,
-    package: Annotated[bool, typer.Option("--package", help="KIND is a package's name, not an engine's")] = False,
+    package: Annotated[bool, typer.Option("--package", help="KIND is a package name, not an engine")] = False,
     python: Annotated[
-        str | None, typer.Option("--python", help="The Python to build with; default: the one that runs bay")
+        str | None, typer.Option("--python", help="Python to build with (default: the one that runs bay)")
     ] = None,
 ) -> None:
-    """Build an engine's environment with pip, in place only when all of it is proven."""
+    """Build an engine's environment with pip. It replaces an existing one only after it passes its checks."""
     _install(engine, device, recreate, package, python)
 
 
@@ -103,64 +103,64 @@ def _install(
     from enginebay.util.hardware import read_gpus
 
     if device not in (None, "cpu", "cuda"):
-        raise UsageError(f"--for {device} is not a kind of host", "use --for cpu or --for cuda")
+        raise UsageError(f"unknown kind of host: --for {device}", "use --for cpu or --for cuda")
     chosen = device or ("cuda" if read_gpus()[0] else "cpu")
     try:
         with show_progress(f"installing {engine}") as report:
-            made = build(InstallRequest(engine, chosen, recreate, package, python or sys.executable), report)
+            environment = build(InstallRequest(engine, chosen, recreate, package, python or sys.executable), report)
     except FetchFailed as error:
         if not package and _PIP_NOT_FOUND in error.message:
             error.hint = "; ".join(filter(None, (_suggest_version(engine, chosen), error.hint)))
         raise
-    note(f"{made.kind} {made.version} is installed in {made.path}")
-    return made
+    note(f"installed {environment.kind} {environment.version} in {environment.path}")
+    return environment
 
 
 def _suggest_version(engine: str, device: str) -> str:
-    """Which version there is for sure, for someone who asked for another one; empty: no recipe names any. Pure."""
+    """Suggest the version of the recipe when another one was requested; empty: no recipe pins one. Pure."""
     from enginebay.engines import registry
     from enginebay.environments.install_recipe import parse_target, select_recipe
 
-    wanted = parse_target(engine, registry.load_specs())
-    if wanted.spec is None or wanted.version is None or not wanted.spec.recipes:
+    target = parse_target(engine, registry.load_specs())
+    if target.spec is None or target.version is None or not target.spec.recipes:
         return ""
-    pinned = select_recipe(wanted.spec, device).version
-    if wanted.version == pinned:
+    pinned = select_recipe(target.spec, device).version
+    if target.version == pinned:
         return ""
-    kind = wanted.spec.kind
-    return f"{kind} {wanted.version} cannot be had; `bay engines install {kind}` takes {pinned}, which is known to work"
+    kind = target.spec.kind
+    return f"{kind} {target.version} is not available; `bay engines install {kind}` installs {pinned}, which is tested"
 
 
 @app.command()
 def upgrade(
-    engine: Annotated[str, typer.Argument(metavar="KIND==VERSION", help="An engine, and the version to go over to")],
+    engine: Annotated[str, typer.Argument(metavar="KIND==VERSION", help="Engine and version to upgrade to")],
     url: UrlOption = None,
     key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Install a version beside the old one, and move a running server's models over to it without a failed request."""
-    made = _install(engine)
-    wanted = f"{made.kind}=={made.version}"
+    """Install a version beside the old one and move a running server's models to it without failing a request."""
+    installed = _install(engine)
+    target = f"{installed.kind}=={installed.version}"
     try:
-        found = post_admin(url, key, "engines/upgrade", {"engine": wanted}, f"moving models over to {wanted}")
+        result = post_admin(url, key, "engines/upgrade", {"engine": target}, f"moving models to {target}")
     except ServerUnreachable as missing:
-        note(f"{missing.message}; nothing is to be moved over")
-        found = {"engine": made.kind, "version": made.version, "models": []}
+        note(f"{missing.message}; no models to move")
+        result = {"engine": installed.kind, "version": installed.version, "models": []}
     else:
-        moved = ", ".join(found["models"])
-        note(f"moved over: {moved}" if moved else f"no model of the server runs on another version of {made.kind}")
+        moved = ", ".join(result["models"])
+        note(f"moved: {moved}" if moved else f"no model of the server runs on another version of {installed.kind}")
     if json:
-        emit_json(found)
+        emit_json(result)
 
 
 @app.command()
 def remove(
     engine: Annotated[str, typer.Argument(metavar="KIND[==VERSION]")],
-    every: Annotated[bool, typer.Option("--all", help="All versions")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Remove all versions")] = False,
 ) -> None:
     """Remove an engine's environment."""
     from enginebay.environments.environment_lookup import find_removable
-    from enginebay.environments.environment_store import remove_environment as remove_environment
+    from enginebay.environments.environment_store import remove_environment
 
     for path in find_removable(engine, every):
         remove_environment(path)
@@ -171,11 +171,11 @@ def remove(
 def matrix(
     json: JsonOption = False,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="The documentation page, as the engines declare it")
+        bool, typer.Option("--markdown", help="Print the documentation page, from the engines' declarations")
     ] = False,
-    kind: Annotated[list[str] | None, typer.Option("--engine", help="Only this engine; may be repeated")] = None,
+    kind: Annotated[list[str] | None, typer.Option("--engine", help="Only this engine; repeatable")] = None,
 ) -> None:
-    """What each engine does with each request and load parameter, at its installed version."""
+    """Show which request and load parameters each engine supports, at its installed version."""
     from enginebay.engines import capability_matrix as pure
     from enginebay.engines import registry
     from enginebay.engines.effective_spec import apply_probe
@@ -185,7 +185,7 @@ def matrix(
         pure.main([])
         return
     probes = get_installed_engines()
-    chosen = [registry.get_spec(one) for one in kind] if kind else list(registry.load_specs().values())
+    chosen = [registry.get_spec(name) for name in kind] if kind else list(registry.load_specs().values())
     specs = [apply_probe(spec, probes[spec.kind]) for spec in chosen]
     if json:
         emit_json({"versions": {k: p.version if p else None for k, p in probes.items()}, **pure.to_json(specs)})
@@ -202,19 +202,19 @@ def _format_heading(kind: str, probe: Any) -> str:
 
 @app.command()
 def why(
-    model: Annotated[str, typer.Argument(help="A model's name")],
-    engine: Annotated[str | None, typer.Option("--engine", "-e", help="As if this engine was asked for")] = None,
+    model: Annotated[str, typer.Argument(help="Model name")],
+    engine: Annotated[str | None, typer.Option("--engine", "-e", help="Explain for this engine")] = None,
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Which engine would run a model here, and why."""
+    """Show which engine would run a model on this host, and why."""
     from enginebay.config.loader import load_config
     from enginebay.fleet.engine_selection.engine_resolver import decide_engine
 
-    found = load_config(config)
-    configured = found.models.get(model)
+    loaded = load_config(config)
+    configured = loaded.models.get(model)
     source = configured.source if configured and configured.source else model
-    decision = decide_engine(source, engine or (found.engine_for(model) if configured else None))
+    decision = decide_engine(source, engine or (loaded.engine_for(model) if configured else None))
     if json:
         emit_json(
             {

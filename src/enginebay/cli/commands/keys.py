@@ -14,31 +14,31 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Create, list and revoke API keys of the server.",
+    help="Create, list and revoke API keys.",
 )
 
-JsonOption = Annotated[bool, typer.Option("--json", help="For programs")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output")]
 FileOption = Annotated[
     Path | None,
-    typer.Option("--file", help="Key file; else server.keys_file of the config, else keys.yaml in ENGINEBAY_HOME"),
+    typer.Option(
+        "--file", help="Key file (default: server.keys_file of the configuration, else keys.yaml in ENGINEBAY_HOME)"
+    ),
 ]
-RateOption = Annotated[
-    int | None, typer.Option(min=1, help="At most so many in a minute; without it there is no limit")
-]
+RateOption = Annotated[int | None, typer.Option(min=1, help="Limit per minute (default: none)")]
 
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(help="What to call the key, for you and for the log")],
+    name: Annotated[str, typer.Argument(help="Name of the key, as shown in lists and logs")],
     admin: Annotated[
-        bool, typer.Option("--admin", help="With the scope admin as well, for endpoints that manage the server")
+        bool, typer.Option("--admin", help="Add the admin scope, for endpoints that manage the server")
     ] = False,
     requests_per_minute: RateOption = None,
     tokens_per_minute: RateOption = None,
     file: FileOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a key and print it. It is shown this once: only its hash is kept."""
+    """Create a key and print it. It is shown only once: the file keeps its hash."""
     from enginebay.server.auth.api_keys import create_key
 
     path = _resolve_file(file)
@@ -54,39 +54,39 @@ def create(
     else:
         print(text)
     note(
-        f"{name} is in {path}; keep the key now, it is not shown again. A server that runs takes it after `bay reload`"
+        f"added {name} to {path}; save the key now, it is not shown again. A running server accepts it after `bay reload`"
     )
 
 
 @app.command("list")
 def list_keys_command(file: FileOption = None, json: JsonOption = False) -> None:
-    """The keys there are, without their secrets."""
+    """List the keys, without their secrets."""
     from enginebay.server.auth.api_keys import list_keys
 
     path = _resolve_file(file)
-    stored = [one.to_json() for one in list_keys(path)]
+    stored = [key.to_json() for key in list_keys(path)]
     if json:
         emit_json(stored)
     elif stored:
-        rows = [[", ".join(value) if isinstance(value, list) else value for value in one.values()] for one in stored]
+        rows = [[", ".join(value) if isinstance(value, list) else value for value in key.values()] for key in stored]
         print_table(("ID", "NAME", "SCOPES", "REQUESTS/MIN", "TOKENS/MIN", "CREATED"), rows)
     else:
-        note(f"there are no keys in {path}; make one: bay keys create NAME")
+        note(f"no keys in {path}; create one: bay keys create NAME")
 
 
 @app.command()
 def revoke(
     key: Annotated[str, typer.Argument(metavar="NAME_OR_ID", help="Name or id of the key")], file: FileOption = None
 ) -> None:
-    """Take a key out of the file. A running server goes on accepting it until it reads the file again."""
+    """Remove a key from the file. A running server accepts it until it reloads."""
     from enginebay.server.auth.api_keys import revoke_key
 
     revoked = revoke_key(_resolve_file(file), key)
-    note(f"{revoked.key.name} ({revoked.id}) is revoked; a server that runs takes it until `bay reload` or SIGHUP")
+    note(f"{revoked.key.name} ({revoked.id}) is revoked; a running server accepts it until `bay reload` or SIGHUP")
 
 
-def _resolve_file(given: Path | None) -> Path:
+def _resolve_file(file: Path | None) -> Path:
     from enginebay.config.loader import load_config
     from enginebay.server.auth.api_keys import default_key_file
 
-    return given or load_config(None).server.keys_file or default_key_file()
+    return file or load_config(None).server.keys_file or default_key_file()

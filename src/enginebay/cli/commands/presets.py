@@ -1,4 +1,4 @@
-"""`bay presets`: the settings for common purposes that `--preset NAME` stands for."""
+"""`bay presets`: list and explain the presets of `--preset NAME`."""
 
 from __future__ import annotations
 
@@ -13,36 +13,37 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="List and explain the presets of experiments.",
+    help="List and explain presets: settings for common purposes.",
 )
 
 
 @app.command()
 def presets(
-    name: Annotated[str | None, typer.Argument(help="Explain this one; without a name all are listed")] = None,
-    json: Annotated[bool, typer.Option("--json", help="For programs")] = False,
+    name: Annotated[str | None, typer.Argument(help="Preset to explain (default: list all)")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Machine-readable output")] = False,
 ) -> None:
-    """List the presets, or explain one. A config file, variables and flags win over a preset's values."""
+    """List the presets, or explain one. Config file, variables and flags override a preset."""
     from enginebay.cli.output.console import emit_json, print_table
     from enginebay.config.preset_registry import PRESETS, find_preset
 
     if name is not None:
-        found = find_preset(name)
+        preset = find_preset(name)
         if json:
-            emit_json(_to_json(found))
+            emit_json(_to_json(preset))
         else:
-            _explain(found)
+            _explain(preset)
     elif json:
         emit_json([_to_json(preset) for preset in PRESETS.values()])
     else:
         rows = [
-            (one.name, one.engine, one.purpose, ", ".join(_format_settings(one.settings))) for one in PRESETS.values()
+            (preset.name, preset.engine, preset.purpose, ", ".join(_format_settings(preset.settings)))
+            for preset in PRESETS.values()
         ]
         print_table(("PRESET", "ENGINE", "FOR", "SETTINGS"), rows)
 
 
 def _explain(preset: Preset) -> None:
-    """The same as a config file would say it, after what it is for."""
+    """Print the purpose, the explanation and the settings as a config file."""
     import yaml
 
     print(f"{preset.name}: {preset.purpose}, on {preset.engine}\n")
@@ -61,11 +62,11 @@ def _to_json(preset: Preset) -> dict[str, Any]:
 
 
 def _format_settings(settings: Any, prefix: str = "") -> list[str]:
-    """`max_num_seqs=512`, nested names with dots."""
-    found: list[str] = []
+    """Format settings as `max_num_seqs=512`, nested names with dots."""
+    pairs: list[str] = []
     for key, value in settings.items():
         if isinstance(value, dict):
-            found += _format_settings(value, f"{prefix}{key}.")
+            pairs += _format_settings(value, f"{prefix}{key}.")
         else:
-            found.append(f"{prefix}{key}={str(value).lower() if isinstance(value, bool) else value}")
-    return found
+            pairs.append(f"{prefix}{key}={str(value).lower() if isinstance(value, bool) else value}")
+    return pairs

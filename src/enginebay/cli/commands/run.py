@@ -38,15 +38,13 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 @with_sampling(logprobs="shown with --json")
 def run(
     model: ModelArgument,
-    prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; `-` or nothing reads it from standard input")
-    ] = None,
+    prompt: Annotated[str | None, typer.Argument(help="Prompt; `-` or none reads standard input")] = None,
     *,
     engine: EngineOption = None,
-    system: Annotated[str | None, typer.Option("--system", help="A system message before the prompt")] = None,
+    system: Annotated[str | None, typer.Option("--system", help="System message")] = None,
     raw: RawOption = False,
     lora: LoraOption = None,
-    stats: Annotated[bool, typer.Option("--stats", help="Print counts and timings on standard error")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print token counts and timings on standard error")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming text")] = False,
     config: ConfigOption = None,
     set_: SetOption = None,
@@ -54,13 +52,13 @@ def run(
     strict: StrictOption = False,
     sampling: dict[str, Any],
 ) -> None:
-    """Answer one prompt, streamed as it is made."""
+    """Answer one prompt, streamed to the terminal."""
     if raw and system:
         raise UsageError(
-            "--raw and --system contradict each other", "put the system message into the prompt, or leave out --raw"
+            "--raw and --system cannot be combined", "put the system message into the prompt, or remove --raw"
         )
     text = read_prompt(prompt)
-    asked: Any = [{"role": "system", "content": system}, {"role": "user", "content": text}] if system else text
+    messages: Any = [{"role": "system", "content": system}, {"role": "user", "content": text}] if system else text
     progress = StatusLine()
     stack = AsyncStack(
         model, say=progress.update, **build_stack_options(config, set_, offline, strict, engine), **sampling
@@ -70,7 +68,7 @@ def run(
     finally:
         progress.clear()
     warn_unused_keys(set_, plan.spec.kind)
-    run_in_loop(_run_prompt(stack, asked, raw, lora, stats, as_json, progress))
+    run_in_loop(_run_prompt(stack, messages, raw, lora, stats, as_json, progress))
 
 
 async def _run_prompt(
@@ -99,7 +97,7 @@ async def _run_prompt(
 
 
 class _AnswerPrinter:
-    """Streams the first answer as it comes; further ones follow it whole."""
+    """Streams the first answer; prints further ones whole after it."""
 
     def __init__(self, stream: bool) -> None:
         self._stream = stream
@@ -143,11 +141,13 @@ class _AnswerPrinter:
 
     def _choice_to_json(self, number: int) -> dict[str, Any]:
         events = self._events[number]
-        found: dict[str, Any] = {"text": self.join_text(number), "finish_reason": events[-1].finish_reason}
-        logprobs = [one for event in events for one in event.logprobs]
+        choice: dict[str, Any] = {"text": self.join_text(number), "finish_reason": events[-1].finish_reason}
+        logprobs = [token for event in events for token in event.logprobs]
         if logprobs:
-            found["logprobs"] = [{"token_id": one.token_id, "logprob": one.logprob, "top": one.top} for one in logprobs]
-        return found
+            choice["logprobs"] = [
+                {"token_id": token.token_id, "logprob": token.logprob, "top": token.top} for token in logprobs
+            ]
+        return choice
 
 
 def _print_stats(stack: AsyncStack, done: Done, load_s: float) -> None:
@@ -159,13 +159,13 @@ def _print_stats(stack: AsyncStack, done: Done, load_s: float) -> None:
     note(f"prompt        {usage.prompt_tokens} tokens ({usage.cached_tokens} cached)")
     note(f"first token   {timing.ttft_s * 1000:.0f} ms")
     speed = f", {rate:.1f} tokens/s after the first" if rate else ""
-    note(f"answer        {usage.completion_tokens} tokens{speed}, {timing.total_s:.2f} s in all")
+    note(f"answer        {usage.completion_tokens} tokens{speed}, {timing.total_s:.2f} s total")
 
 
 def read_prompt(prompt: str | None) -> str:
-    """The argument; standard input for `-` or when something is piped in and no prompt is given."""
+    """Return the prompt argument, or standard input for `-` or piped input."""
     if prompt == "-" or (prompt is None and sys.stdin is not None and not sys.stdin.isatty()):
         prompt = sys.stdin.read()
     if not prompt or not prompt.strip():
-        raise UsageError("there is no prompt", 'give one: bay run MODEL "prompt", or pipe it in')
+        raise UsageError("no prompt", 'pass one: bay run MODEL "prompt", or pipe it in')
     return prompt

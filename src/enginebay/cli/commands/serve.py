@@ -1,4 +1,4 @@
-"""`bay serve [MODEL...]`: models behind the OpenAI-compatible API."""
+"""`bay serve [MODEL...]`: serve models over the OpenAI-compatible API."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def serve(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODEL]...", help="What to serve (default: the configuration's models, else the embedded one)"
+            metavar="[MODEL]...", help="Models to serve (default: the configured ones, else the embedded one)"
         ),
     ] = None,
     *,
@@ -57,10 +57,10 @@ def serve(
     ] = None,
     keys_file: Annotated[
         Path | None,
-        typer.Option("--keys-file", help="API keys made by `bay keys` (default: keys.yaml in ENGINEBAY_HOME)"),
+        typer.Option("--keys-file", help="File of API keys, see `bay keys` (default: keys.yaml in ENGINEBAY_HOME)"),
     ] = None,
     allow_without_key: Annotated[
-        bool | None, typer.Option("--allow-without-key", help="Listen beyond this host without any API key")
+        bool | None, typer.Option("--allow-without-key", help="Listen on other interfaces without any API key")
     ] = None,
     log_format: Annotated[str | None, typer.Option("--log-format", help="text or json (default: text)")] = None,
     log_level: Annotated[
@@ -72,7 +72,7 @@ def serve(
     offline: OfflineOption = None,
     strict: StrictOption = False,
     until_stdin_ends: Annotated[
-        bool, typer.Option("--until-stdin-ends", hidden=True, help="End with the program that started this one")
+        bool, typer.Option("--until-stdin-ends", hidden=True, help="Exit when the parent process closes stdin")
     ] = False,
 ) -> None:
     """Serve models over the OpenAI-compatible API until Ctrl-C or SIGTERM."""
@@ -90,13 +90,12 @@ def serve(
         "server.log_level": log_level,
     }
     flags = {**keys, **{name: value for name, value in flags.items() if value is not None}}
-    asked = ServeOptions(config, preset, flags, models or [], engine, settings, strict)
-    _run_server(asked)
+    _run_server(ServeOptions(config, preset, flags, models or [], engine, settings, strict))
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """The command line, to be read once more when the configuration has changed."""
+    """The command line, kept to reload the configuration."""
 
     config: Path | None
     preset: str | None
@@ -126,33 +125,33 @@ def _run_server(options: ServeOptions) -> None:
     progress = StatusLine(after_s=float("inf") if as_json else 0.0)
     show_warnings([*keyring.warnings, *map(str, config.warnings)])
     sock = bind_socket(config.server, keyring)
-    wanted = _build_desired_state(options, config, keyring, progress.update)
-    idle_preset = _find_unused_preset(options, wanted)
-    if idle_preset and options.strict:
-        raise ConfigError(idle_preset[0], "take a preset of that engine, or none", param="preset")
+    desired = _build_desired_state(options, config, keyring, progress.update)
+    unused_preset = _find_unused_preset(options, desired)
+    if unused_preset and options.strict:
+        raise ConfigError(unused_preset[0], "use a preset of that engine, or none", param="preset")
 
-    def ready(places: list[Replica]) -> None:
+    def ready(replicas: list[Replica]) -> None:
         progress.clear()
-        show_warnings([*_find_unused_standbys(wanted), *idle_preset])
+        show_warnings([*_find_unused_standbys(desired), *unused_preset])
         known = list(map(str, config.warnings))
-        for place in places:
-            _announce_model(place, known, announce)
+        for replica in replicas:
+            _announce_model(replica, known, announce)
         announce(
             f"serving at {build_url(sock)} (documentation: {build_url(sock)}/docs)", "serving", url=build_url(sock)
         )
 
     def announce(text: str, event: str, **fields: Any) -> None:
-        """For a person, or as one more line of a log for machines."""
+        """Print text, or a log line with `server.log_format: json`."""
         note(format_json_line(time.time(), "info", event, fields) if as_json else text)
 
-    def read_again() -> DesiredState:
-        found = options.read_config()
-        return _build_desired_state(options, found, _load_keyring(found), lambda _: None)
+    def reload() -> DesiredState:
+        config = options.read_config()
+        return _build_desired_state(options, config, _load_keyring(config), lambda _: None)
 
     async def run() -> None:
         from enginebay.server.supervisor.supervisor import Supervisor
 
-        await Supervisor(wanted, sock, progress.update, ready, read_again, _load_keyring, hangups).serve()
+        await Supervisor(desired, sock, progress.update, ready, reload, _load_keyring, hangups).serve()
 
     run_in_loop(run(), uvloop.new_event_loop)
     sys.stderr.flush()
@@ -165,19 +164,19 @@ def _load_keyring(config: Config) -> Keyring:
 
 
 def _find_unused_standbys(desired: DesiredState) -> list[str]:
-    """Spare processes that no model of this server could ever use."""
+    """Return a warning per standby engine that no model of this server uses."""
     used = {variant.kind for variant in desired.variants}
     return [f"fleet.standby: no model runs on {kind}" for kind in desired.config.fleet.standby if kind not in used]
 
 
 def _find_unused_preset(options: ServeOptions, desired: DesiredState) -> list[str]:
-    """A preset is for one engine: said where no model of this server runs on it, unless the configuration has said so."""
+    """Warn if no model of this server runs on the preset's engine, unless the configuration already warns."""
     if options.preset is None or any(warning.key == "preset" for warning in desired.config.warnings):
         return []
     kind = find_preset(options.preset).engine
     used = sorted({variant.kind for variant in desired.variants})
     return (
-        [] if kind in used else [f"preset {options.preset} counts on {kind} alone, and models run on {', '.join(used)}"]
+        [] if kind in used else [f"preset {options.preset} applies to {kind} only, and models run on {', '.join(used)}"]
     )
 
 
@@ -205,9 +204,9 @@ def _announce_model(replica: Replica, known: list[str], announce: Callable[..., 
     show_warnings([line for line in (*plan.warnings, *facts_warnings) if line not in known])
     if facts is None or not replica.ready:
         if replica.variant.primary:
-            announce(f"{replica.name} on {plan.spec.kind} is {state_label(replica)}, and loaded when it is asked for", "offered",
+            announce(f"{replica.name} on {plan.spec.kind} is {state_label(replica)}, loaded on the first request", "offered",
                      model=replica.name, engine=plan.spec.kind)  # fmt: skip
         return
     engine = f"{facts.kind} {facts.version}"
-    said = f"{replica.name} on {engine}, loaded in {facts.load_s:.1f} s"
-    announce(said, "loaded", model=replica.name, engine=engine, load_s=facts.load_s)
+    text = f"{replica.name} on {engine}, loaded in {facts.load_s:.1f} s"
+    announce(text, "loaded", model=replica.name, engine=engine, load_s=facts.load_s)

@@ -1,0 +1,1 @@
+"""Commands that benchmark engines and report the results."""

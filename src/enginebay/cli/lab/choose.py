@@ -1,4 +1,4 @@
-"""`bay choose MODEL --slo ttft_p95=0.8`: measure which installed engine is the best for a model here."""
+"""`bay choose MODEL --slo ttft_p95=0.8`: find the installed engine with the highest request rate within an SLO."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """All that is decided before anything is measured."""
+    """Everything decided before the first run."""
 
     model: str
     points: list[StudyPoint]
-    search_spec: SearchGoal
+    goal: SearchGoal
     inputs: dict[str, Any]
     study_id: str
     runs: Path
@@ -43,51 +43,56 @@ class SearchPlan:
 
 @app.command()
 def choose(
-    model: Annotated[str, typer.Argument(help="A model of the store, the catalogue or the configuration, or a path")],
+    model: Annotated[str, typer.Argument(help="A model in the store, the catalogue or the configuration, or a path")],
     *,
     slo: Annotated[
         list[str] | None,
-        typer.Option("--slo", help="What must be kept, like ttft_p95=0.8 or ttft_p95=0.8,tpot_p95=0.05 (seconds)"),
+        typer.Option("--slo", help="Latency objectives in seconds, such as ttft_p95=0.8,tpot_p95=0.05"),
     ] = None,
     profile: Annotated[
-        str | None, typer.Option("--profile", help="poisson (default), constant, or gamma:burstiness=0.5; without rate")
+        str | None,
+        typer.Option(
+            "--profile", help="Arrivals: poisson (default), constant, or gamma:burstiness=0.5; without a rate"
+        ),
     ] = None,
     engines: Annotated[
         list[str] | None,
-        typer.Option("--engines", "--engine", "-e", help="Only these, like vllm,llamacpp (default: all installed)"),
+        typer.Option(
+            "--engines", "--engine", "-e", help="Engines to compare, such as vllm,llamacpp (default: all installed)"
+        ),
     ] = None,
-    requests: Annotated[int | None, typer.Option("--requests", min=1, help="Of each run, at least")] = None,
+    requests: Annotated[int | None, typer.Option("--requests", min=1, help="Minimum requests per run")] = None,
     seconds: Annotated[
-        float | None, typer.Option("--seconds", min=0.1, help="Of each run, at least (default: 15)")
+        float | None, typer.Option("--seconds", min=0.1, help="Minimum duration per run (default: 15)")
     ] = None,
-    input_tokens: Annotated[int | None, typer.Option("--input-tokens", min=1, help="Of each prompt")] = None,
-    output_tokens: Annotated[int | None, typer.Option("--output-tokens", min=1, help="Of each answer")] = None,
-    resolution: Annotated[float, typer.Option("--resolution", help="How exact the rate is: 0.1 is 10%")] = 0.10,
-    most_runs: Annotated[int, typer.Option("--most-runs", min=2, help="Runs of the search on each engine")] = 12,
+    input_tokens: Annotated[int | None, typer.Option("--input-tokens", min=1, help="Tokens per prompt")] = None,
+    output_tokens: Annotated[int | None, typer.Option("--output-tokens", min=1, help="Tokens per answer")] = None,
+    resolution: Annotated[float, typer.Option("--resolution", help="Precision of the rate: 0.1 is 10%")] = 0.10,
+    most_runs: Annotated[int, typer.Option("--most-runs", min=2, help="Maximum runs per engine")] = 12,
     out: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the configuration here")
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the configuration to this file")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over the file")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file")] = False,
     even_if_invalid: Annotated[
-        bool, typer.Option("--even-if-invalid", help="Have `engine: auto` go by it although a run is invalid")
+        bool, typer.Option("--even-if-invalid", help="Use the result for `engine: auto` even if a run is invalid")
     ] = False,
-    forget: Annotated[bool, typer.Option("--forget", help="Forget what was chosen for this model here")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Forget the choice for this model on this host")] = False,
     config: ConfigOption = None,
-    preset: Annotated[str | None, typer.Option("--preset", help="Settings by name: see `bay presets`")] = None,
+    preset: Annotated[str | None, typer.Option("--preset", help="Preset to start from; see `bay presets`")] = None,
     ignore_warnings: Annotated[
-        bool, typer.Option("--ignore-engine-warnings", help="Measure although an engine ignores a setting")
+        bool, typer.Option("--ignore-engine-warnings", help="Measure even if an engine ignores a setting")
     ] = False,
-    runs: Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Where runs are kept")] = None,
-    json: Annotated[bool, typer.Option("--json", help="The result for programs")] = False,
+    runs: Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Directory of runs")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Machine-readable output")] = False,
     set_: SetKeyOption = None,
     offline: OfflineOption = None,
 ) -> None:
-    """Find each installed engine's highest rate that keeps an objective, and have `engine: auto` go by it."""
+    """Find the highest request rate of each installed engine within an SLO. `engine: auto` uses the best one."""
     from enginebay.cli.lab.search_options import check_token_lengths, parse_search_options
     from enginebay.config.loader import load_config
 
-    named = (("input_tokens", input_tokens), ("output_tokens", output_tokens))
-    lengths = {name: value for name, value in named if value is not None}
+    flag_lengths = {"input_tokens": input_tokens, "output_tokens": output_tokens}
+    lengths = {name: value for name, value in flag_lengths.items() if value is not None}
     flags = {
         "model": model,
         "offline": offline,
@@ -105,28 +110,30 @@ def choose(
 
     output.check_output_path(out, force)
     if loaded.experiment.sweep:
-        raise ConfigError("choose compares engines, each with one choice of settings", "use bay experiment for a sweep")
-    wish = parse_search_options(loaded.experiment, slo or [], profile, requests, seconds, resolution, most_runs)
-    points, given = _build_points(model, loaded, config, preset, flags, engines, wish, ignore_warnings)
+        raise ConfigError(
+            "bay choose compares engines, each with one set of settings", "use bay experiment for a sweep"
+        )
+    goal = parse_search_options(loaded.experiment, slo or [], profile, requests, seconds, resolution, most_runs)
+    points, inputs = _build_points(model, loaded, config, preset, flags, engines, goal, ignore_warnings)
     study_id = datetime.now(UTC).strftime("choose-%Y%m%d-%H%M%S")
-    plan = SearchPlan(model, points, wish, given, study_id, runs or runs_dir())
-    for line in predict_search_reasons(wish):
+    plan = SearchPlan(model, points, goal, inputs, study_id, runs or runs_dir())
+    for line in predict_search_reasons(goal):
         note(line)
     progress = SearchProgress()
     try:
         ranking = _measure_engines(plan, progress)
     except KeyboardInterrupt:
         progress.clear()
-        note(f"{study_id} was interrupted, and nothing was chosen; `bay results list` shows the runs that were made")
+        note(f"{study_id} was interrupted, and nothing was chosen; `bay results list` shows the finished runs")
         raise
     _print_results(plan, ranking, loaded, out, json, even_if_invalid)
 
 
 def _build_points(
     model: str, loaded: Config, config: Path | None, preset: str | None, flags: dict[str, Any],
-    engines: list[str] | None, search_spec: SearchGoal, ignore_warnings: bool,
+    engines: list[str] | None, goal: SearchGoal, ignore_warnings: bool,
 ) -> tuple[list[StudyPoint], dict[str, Any]]:  # fmt: skip
-    """One point for each engine, without its load."""
+    """Build one point per engine, without its rate."""
     from enginebay.cli.lab.experiment import plan_engine_points
 
     named = [name.strip() for text in engines or () for name in text.split(",") if name.strip()]
@@ -134,24 +141,24 @@ def _build_points(
     versions = [name for name in kinds if "==" in name]
     if versions:
         raise UsageError(
-            f"{versions[0]} names a version, and `engine: auto` runs the newest",
-            "leave the version out; `bay engines list` shows which are installed",
+            f"{versions[0]} names a version, but `engine: auto` runs the newest",
+            "remove the version; `bay engines list` shows what is installed",
         )
-    # The rate stands in for those of the search, so that all else is checked now.
-    asked = {**flags, "engine": None, "engines": kinds, "profile": {**search_spec.profile, "rate": 1.0}}
-    points, dropped, _, given = plan_engine_points(config, preset, asked, model, None, ignore_warnings)
-    for one in dropped:
-        note(f"left out: {one.label}: {'; '.join(one.reasons)}")
+    # A placeholder for the rates of the search, so that everything else is checked now.
+    point_flags = {**flags, "engine": None, "engines": kinds, "profile": {**goal.profile, "rate": 1.0}}
+    points, dropped, _, inputs = plan_engine_points(config, preset, point_flags, model, None, ignore_warnings)
+    for point in dropped:
+        note(f"skipped {point.label}: {'; '.join(point.reasons)}")
     workloads = [{name: value for name, value in point.workload.items() if name != "requests"} for point in points]
     bare = [
         replace(point, label=point.engine, workload=workload, limits={})
         for point, workload in zip(points, workloads, strict=True)
     ]
-    return bare, given
+    return bare, inputs
 
 
 def _find_candidates(model: str, config: Config) -> list[str]:
-    """The installed engines that can run the model."""
+    """List the installed engines that can run the model."""
     from enginebay.cli.options.stack_options import StatusLine
     from enginebay.fleet.engine_selection.engine_resolver import list_candidates_for
     from enginebay.models import ensure_model
@@ -159,9 +166,9 @@ def _find_candidates(model: str, config: Config) -> list[str]:
     progress = StatusLine()
     stored = ensure_model(_resolve_source(model, config), offline=config.offline, say=progress.update)
     progress.clear()
-    kinds, against = list_candidates_for(stored)
-    for kind, reason in against.items():
-        note(f"left out: {kind}: {reason}")
+    kinds, rejected = list_candidates_for(stored)
+    for kind, reason in rejected.items():
+        note(f"skipped {kind}: {reason}")
     if not kinds:
         raise EngineMissing(f"no installed engine runs {model}", f"see why with: bay engines why {model}")
     return kinds
@@ -180,25 +187,25 @@ def _measure_engines(plan: SearchPlan, progress: SearchProgress) -> Ranking:
     from enginebay.lab.search.rate_search import SearchCallbacks, find_highest_rate
     from enginebay.lab.study.run_point import StudyContext
 
-    progress.show_phase("measuring the load client itself")
+    progress.show_phase("calibrating the load generator")
     ceiling = calibrate()
     progress.clear()
-    wish = plan.search_spec
+    goal = plan.goal
     note(
-        f"{plan.study_id}: {', '.join(point.engine for point in plan.points)} within {output.format_objective(wish.slo)}; "
-        f"runs of {wish.requests} requests and {wish.seconds:g} s at least, to {wish.rules.resolution:.0%}"
+        f"{plan.study_id}: {', '.join(point.engine for point in plan.points)} within {output.format_objective(goal.slo)}; "
+        f"runs of at least {goal.requests} requests and {goal.seconds:g} s, to {goal.rules.resolution:.0%}"
     )
-    bench = StudyContext(
+    context = StudyContext(
         runs_dir=plan.runs, study_id=plan.study_id, ceiling=ceiling, config=plan.inputs, on_status=progress.show_phase,
         on_progress=progress.show_live, load_tokenizer=read_tokenizer,
     )  # fmt: skip
-    watcher = SearchCallbacks(progress.begin_search_run, progress.end_search_run)
-    found: list[Candidate] = []
+    callbacks = SearchCallbacks(progress.begin_search_run, progress.end_search_run)
+    candidates: list[Candidate] = []
     for number, point in enumerate(plan.points):
         progress.begin_engine(point.label, number + 1, len(plan.points))
-        found.append(find_highest_rate(bench, point, wish, watcher, number))
-        progress.end_engine(found[-1])
-    return rank_candidates(flag_parity_breaks(found, plan.runs), wish.rules.resolution)
+        candidates.append(find_highest_rate(context, point, goal, callbacks, number))
+        progress.end_engine(candidates[-1])
+    return rank_candidates(flag_parity_breaks(candidates, plan.runs), goal.rules.resolution)
 
 
 def _print_results(
@@ -210,58 +217,58 @@ def _print_results(
     if best is not None:
         point = points[best.label]
         configured = loaded.sampling_for(point.engine, point.model)
-        config = output.build_config(point, best, plan.search_spec, configured)
-    kept, why_not = _save_choice(plan, ranking, points, loaded, even_if_invalid)
+        config = output.build_config(point, best, plan.goal, configured)
+    saved, why_not = _save_choice(plan, ranking, points, loaded, even_if_invalid)
     if json:
-        told = output.to_json(ranking, plan.search_spec, plan.model, plan.study_id, config)
+        result = output.to_json(ranking, plan.goal, plan.model, plan.study_id, config)
         emit_json(
             {
-                **told,
-                "kept": str(kept) if kept else None,
+                **result,
+                "kept": str(saved) if saved else None,
                 "why_not_kept": why_not,
                 "file": str(out) if out and config else None,
             }
         )
     else:
-        output.print_ranking(ranking, plan.search_spec)
+        output.print_ranking(ranking, plan.goal)
     if best is None or config is None:
         raise _no_engine_error(plan, ranking)
     _write_config(config, ranking, plan, out, json)
-    if kept is None:
-        note(f"`engine: auto` does not go by it: {why_not}")
+    if saved is None:
+        note(f"`engine: auto` does not use the result: {why_not}")
     else:
-        note(f"`engine: auto` now runs {plan.model} on {best.engine} here: see `bay engines why {plan.model}`")
+        note(f"`engine: auto` now runs {plan.model} on {best.engine}; see `bay engines why {plan.model}`")
 
 
 def _no_engine_error(plan: SearchPlan, ranking: Ranking) -> EnginebayError:
-    message = f"no engine keeps {output.format_objective(plan.search_spec.slo)} for {plan.model} here"
+    message = f"no engine meets {output.format_objective(plan.goal.slo)} for {plan.model} on this host"
     if ranking.status == "invalid":
-        return EnginebayError(message, "its runs are invalid, as said above: measure again when nothing else runs")
+        return EnginebayError(message, "its runs are invalid (see above): measure again on an idle host")
     return EnginebayError(
-        message, "raise the limit, or shorten prompts and answers with --input-tokens and --output-tokens"
+        message, "relax the objective, or shorten prompts and answers with --input-tokens and --output-tokens"
     )
 
 
 def _save_choice(
     plan: SearchPlan, ranking: Ranking, points: dict[str, StudyPoint], loaded: Config, even_if_invalid: bool
 ) -> tuple[Path | None, str]:
-    """Where the choice was kept for `engine: auto`; or why it was not."""
+    """Save the choice for `engine: auto`. Return its path, or why it was not saved."""
     from enginebay.environments import get_installed_engines
     from enginebay.fleet.engine_selection import tuned_engines
     from enginebay.fleet.engine_selection.engine_resolver import list_candidates_for
     from enginebay.util.hardware import read_host
 
     if ranking.best is None:
-        return None, "no engine keeps the objective"
+        return None, "no engine meets the objective"
     if ranking.status == "invalid" and not even_if_invalid:
-        return None, "a run that it rests on is invalid; measure again, or insist with --even-if-invalid"
+        return None, "one of its runs is invalid; measure again, or pass --even-if-invalid"
     stored = _find_stored_model(plan.model, loaded)
     if stored is None:
-        return None, f"{plan.model} has no files here"
+        return None, f"{plan.model} has no files on this host"
     if ranking.best.engine not in list_candidates_for(stored)[0]:
-        return None, f"{ranking.best.engine} does not run the files of {plan.model}"
+        return None, f"{ranking.best.engine} cannot run the files of {plan.model}"
     choice = output.build_choice(
-        ranking, points, plan.search_spec, stored, read_host(), get_installed_engines(), plan.study_id
+        ranking, points, plan.goal, stored, read_host(), get_installed_engines(), plan.study_id
     )
     return tuned_engines.save(choice), ""
 
@@ -277,13 +284,13 @@ def _find_stored_model(model: str, config: Config) -> StoredModel | None:
 
 def _write_config(config: dict[str, Any], ranking: Ranking, plan: SearchPlan, out: Path | None, json: bool) -> None:
     command = shlex.join(["bay", "choose", *sys.argv[2:]])
-    text = output.render_config(config, ranking, plan.search_spec, command)
+    text = output.render_config(config, ranking, plan.goal, command)
     if out is not None:
         out.write_text(text, encoding="utf-8")
         note(f"wrote {out}; use it with: bay serve --config {out}")
     elif not json:
         print(f"\n{text}", end="")
-        note("put these lines into enginebay.yaml, or write them to a file with -o FILE")
+        note("copy these lines to enginebay.yaml, or write them to a file with -o FILE")
 
 
 def _forget_choice(model: str, config: Config) -> None:
@@ -291,5 +298,5 @@ def _forget_choice(model: str, config: Config) -> None:
     from enginebay.models import resolve_model
     from enginebay.util.hardware import read_host
 
-    there = tuned_engines.forget(resolve_model(_resolve_source(model, config)), read_host())
-    note(f"forgot what was chosen for {model}" if there else f"nothing was chosen for {model} on this host")
+    existed = tuned_engines.forget(resolve_model(_resolve_source(model, config)), read_host())
+    note(f"forgot the choice for {model}" if existed else f"no choice is saved for {model} on this host")

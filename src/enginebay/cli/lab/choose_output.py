@@ -1,4 +1,4 @@
-"""What `bay choose` prints and writes: the table, the configuration, and the choice that `engine: auto` goes by."""
+"""Output of `bay choose`: the table, the configuration, and the choice that `engine: auto` uses."""
 
 from __future__ import annotations
 
@@ -28,29 +28,30 @@ def format_objective(slo: Mapping[str, float]) -> str:
     return ", ".join(f"{name}={value:g}" for name, value in slo.items())
 
 
-def print_ranking(ranking: Ranking, search_spec: SearchGoal) -> None:
-    """One row for each engine, the best first; what is behind a verdict or an absent figure is said below."""
-    heads = ("ENGINE", "VERSION", "REQUESTS/S", "MISSED AT", "KEPT BY", "OUTPUT TOKENS/S", "J/OUTPUT TOKEN", "VERDICT")
-    print_table(heads, [_format_row(one) for one in ranking.order])
-    for one in ranking.order:
-        if one.rate is None:
-            note(f"{one.label}: {one.why_none}")
-        elif one.limit:
-            note(f"{one.label}: nothing above {one.rate:g} requests/s was tried: {one.limit}")
-        if "absent" in one.energy:
-            note(f"{one.label}: no energy per token: {one.energy['absent']}")
-        for reason in one.reasons:
-            if reason["message"] != one.why_none:
-                note(f"{one.label}: {reason['severity']}: {reason['code']}: {reason['message']}")
+def print_ranking(ranking: Ranking, goal: SearchGoal) -> None:
+    """Print one row per engine, best first, then the reasons for verdicts and missing figures."""
+    heads = ("ENGINE", "VERSION", "REQUESTS/S", "MISSED AT", "MET BY", "OUTPUT TOKENS/S", "J/OUTPUT TOKEN", "VERDICT")
+    print_table(heads, [_format_row(candidate) for candidate in ranking.order])
+    for candidate in ranking.order:
+        label = candidate.label
+        if candidate.rate is None:
+            note(f"{label}: {candidate.why_none}")
+        elif candidate.limit:
+            note(f"{label}: rates above {candidate.rate:g} requests/s were not tried: {candidate.limit}")
+        if "absent" in candidate.energy:
+            note(f"{label}: no energy per token: {candidate.energy['absent']}")
+        for reason in candidate.reasons:
+            if reason["message"] != candidate.why_none:
+                note(f"{label}: {reason['severity']}: {reason['code']}: {reason['message']}")
     if len(ranking.level) > 1:
-        decided = "the one with the fewest joules is taken" if ranking.decided_by == "energy" else "the first is taken"
-        note(f"{' and '.join(ranking.level)} are within {search_spec.rules.resolution:.0%} of each other; {decided}")
+        decided = "picked the one with the lowest energy" if ranking.decided_by == "energy" else "picked the first"
+        note(f"{' and '.join(ranking.level)} are within {goal.rules.resolution:.0%} of each other; {decided}")
 
 
 def _format_row(candidate: Candidate) -> Sequence[Any]:
     from enginebay.lab.measures.headlines import format_digits
 
-    kept = min((each.share for each in candidate.kept), default=None)
+    kept = min((objective.share for objective in candidate.kept), default=None)
     return (
         candidate.label,
         candidate.version,
@@ -66,46 +67,47 @@ def _format_row(candidate: Candidate) -> Sequence[Any]:
 
 
 def build_config(
-    point: StudyPoint, candidate: Candidate, search_spec: SearchGoal, configured: Collection[str] = ()
+    point: StudyPoint, candidate: Candidate, goal: SearchGoal, configured: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The engine and its settings, and beside them what was measured, so that `bay experiment` can repeat it.
+    """Build a configuration of the engine, its settings and the workload, so that `bay experiment` can repeat the run.
 
-    `configured`: the sampling parameters that are the user's. The lab's own, such as greedy answers, are not for a server.
+    `configured` names the user's sampling parameters. The lab's own, such as greedy decoding, are not for a server.
     """
     served = dict(point.serve or {})
-    # What a model is for is written only where it is not the usual.
+    # The default task is not written.
     entries = {
         name: {key: value for key, value in entry.items() if (key, value) != ("task", "generate")}
         for name, entry in served.get("models", {}).items()
     }
     models = {name: entry for name, entry in entries.items() if entry}
-    again = replace(
+    measured = replace(
         point,
         body={name: value for name, value in point.body.items() if name in configured},
         workload=_drop_requests(point.workload),
-        profile={**search_spec.profile, "rate": candidate.rate},
-        limits={"requests": candidate.requests or search_spec.requests},
-        slo=dict(search_spec.slo),
+        profile={**goal.profile, "rate": candidate.rate},
+        limits={"requests": candidate.requests or goal.requests},
+        slo=dict(goal.slo),
     ).to_config()
     if "seed" not in configured:
-        del again["random_seed"]
-    return {"model": point.model, "engine": point.engine, **({"models": models} if models else {}), **again}
+        del measured["random_seed"]
+    return {"model": point.model, "engine": point.engine, **({"models": models} if models else {}), **measured}
 
 
-def render_config(config: Mapping[str, Any], ranking: Ranking, search_spec: SearchGoal, command: str) -> str:
-    """As YAML, with what it rests on as comments."""
+def render_config(config: Mapping[str, Any], ranking: Ranking, goal: SearchGoal, command: str) -> str:
+    """Render the configuration as YAML, with the measured rates as comments."""
     import yaml
 
     day = datetime.now(UTC).strftime("%Y-%m-%d")
-    found = [
-        f"{one.label} {one.version}: {f'{one.rate:g} requests/s' if one.rate is not None else 'none'} ({one.status})"
-        for one in ranking.order
+    rates = [
+        f"{engine.label} {engine.version}: "
+        f"{f'{engine.rate:g} requests/s' if engine.rate is not None else 'none'} ({engine.status})"
+        for engine in ranking.order
     ]
-    lines = [f"Measured on {day} by: {command}", f"Highest rate within {format_objective(search_spec.slo)}:", *found]
+    lines = [f"Measured on {day} by: {command}", f"Highest rate within {format_objective(goal.slo)}:", *rates]
     serving = {name: value for name, value in config.items() if name in (*_SERVING_KEYS, config["engine"])}
     rest = {name: value for name, value in config.items() if name not in serving}
     head = "".join(f"# {line}\n" for line in lines)
-    about = "# What it was measured with; `bay experiment` repeats it, and a server does not need it.\n"
+    about = "# The measured workload: `bay experiment` repeats it; a server does not need it.\n"
     return f"{head}{_dump_yaml(yaml, serving)}{about}{_dump_yaml(yaml, rest)}"
 
 
@@ -118,20 +120,20 @@ def _drop_requests(workload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_output_path(path: Path | None, force: bool) -> None:
-    """Said before anything is measured, not after."""
+    """Reject an unwritable path before anything is measured. Raises `UsageError`."""
     if path is None:
         return
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise UsageError(f"{path} cannot be written", "give the path of a file in a folder that exists")
+        raise UsageError(f"cannot write {path}", "pass a file path in an existing directory")
     if path.exists() and not force:
-        raise UsageError(f"{path} is there already", "take another name, or write over it with --force")
+        raise UsageError(f"{path} already exists", "choose another name, or overwrite it with --force")
 
 
 def build_choice(
-    ranking: Ranking, points: Mapping[str, StudyPoint], search_spec: SearchGoal, stored: StoredModel, host: HostFacts,
+    ranking: Ranking, points: Mapping[str, StudyPoint], goal: SearchGoal, stored: StoredModel, host: HostFacts,
     installed: Mapping[str, Probe | None], study_id: str,
 ) -> TunedEngine:  # fmt: skip
-    """What is kept for `engine: auto`."""
+    """Build the record that `engine: auto` uses."""
     from enginebay.fleet.engine_selection.tuned_engines import (
         EngineMeasurement,
         TunedEngine,
@@ -142,21 +144,21 @@ def build_choice(
     best = ranking.best
     assert best is not None
 
-    def measured(one: Candidate) -> EngineMeasurement:
-        probe = installed.get(one.engine)
+    def to_measurement(candidate: Candidate) -> EngineMeasurement:
+        probe = installed.get(candidate.engine)
         return EngineMeasurement(
-            engine=one.engine,
-            version=probe.version if probe is not None else one.version,
-            rate=one.rate,
-            why_none=one.why_none,
-            confirmed=one.confirmed,
-            sure=one.sure,
-            status=one.status,
-            reasons=tuple(f"{reason['code']}: {reason['message']}" for reason in one.reasons),
-            j_per_output_token=one.joules_per_token,
-            energy_of=str(one.energy.get("of", "")),
-            energy_absent=str(one.energy.get("absent", "")),
-            settings=dict((points[one.label].serve or {}).get(one.engine) or {}),
+            engine=candidate.engine,
+            version=probe.version if probe is not None else candidate.version,
+            rate=candidate.rate,
+            why_none=candidate.why_none,
+            confirmed=candidate.confirmed,
+            sure=candidate.sure,
+            status=candidate.status,
+            reasons=tuple(f"{reason['code']}: {reason['message']}" for reason in candidate.reasons),
+            j_per_output_token=candidate.joules_per_token,
+            energy_of=str(candidate.energy.get("of", "")),
+            energy_absent=str(candidate.energy.get("absent", "")),
+            settings=dict((points[candidate.label].serve or {}).get(candidate.engine) or {}),
         )
 
     return TunedEngine(
@@ -165,12 +167,12 @@ def build_choice(
         source=stored.source,
         host=fingerprint_host(host),
         engine=best.engine,
-        slo=dict(search_spec.slo),
-        measured=tuple(map(measured, ranking.order)),
+        slo=dict(goal.slo),
+        measured=tuple(map(to_measurement, ranking.order)),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        profile=dict(search_spec.profile),
+        profile=dict(goal.profile),
         workload=_drop_requests(points[best.label].workload),
-        resolution=search_spec.rules.resolution,
+        resolution=goal.rules.resolution,
         decided_by=ranking.decided_by,
         status=ranking.status,
         study=study_id,
@@ -179,21 +181,21 @@ def build_choice(
 
 
 def to_json(
-    ranking: Ranking, search_spec: SearchGoal, model: str, study_id: str, config: Mapping[str, Any] | None
+    ranking: Ranking, goal: SearchGoal, model: str, study_id: str, config: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """The result for programs."""
+    """Convert the result to JSON."""
     best = ranking.best
     return {
         "model": model,
         "engine": best.engine if best else None,
         "requests_per_s": best.rate if best else None,
-        "slo": dict(search_spec.slo),
-        "profile": dict(search_spec.profile),
-        "rules": asdict(search_spec.rules),
+        "slo": dict(goal.slo),
+        "profile": dict(goal.profile),
+        "rules": asdict(goal.rules),
         "verdict": ranking.status,
         "level": list(ranking.level),
         "decided_by": ranking.decided_by,
-        "candidates": [one.to_dict() for one in ranking.order],
+        "candidates": [candidate.to_dict() for candidate in ranking.order],
         "study": study_id,
         "config": config,
     }

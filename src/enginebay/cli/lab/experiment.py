@@ -1,4 +1,4 @@
-"""`bay experiment [CONFIG]`: measure engines, or a server that runs, and write down what came out."""
+"""`bay experiment [CONFIG]`: benchmark engines, or a running server, and store the runs."""
 
 from __future__ import annotations
 
@@ -32,60 +32,59 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 @app.command()
 def experiment(
-    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="A YAML file, as in docs/lab.md")] = None,
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="Config file; see docs/lab.md")] = None,
     *,
     engine: Annotated[
         list[str] | None,
-        typer.Option("--engine", "-e", "--backend", help="An engine to measure; several times for several"),
+        typer.Option("--engine", "-e", "--backend", help="Engine to measure; repeatable"),
     ] = None,
-    preset: Annotated[str | None, typer.Option("--preset", help="Settings by name: see `bay presets`")] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="The model (default: the configuration's)")] = None,
-    url: Annotated[str | None, typer.Option("--url", help="Measure the server that runs at this address")] = None,
+    preset: Annotated[str | None, typer.Option("--preset", help="Preset to start from; see `bay presets`")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Model (default: the configured one)")] = None,
+    url: Annotated[str | None, typer.Option("--url", help="Measure the running server at this URL")] = None,
     admin_key_env: Annotated[
         str | None,
         typer.Option(
             "--admin-key-env",
             metavar="NAME",
-            help="The variable with a key for the meters of --url; ENGINEBAY_ADMIN_KEY is sent to this host alone",
+            help="Environment variable with the admin key for --url; ENGINEBAY_ADMIN_KEY is only sent to this host",
         ),
     ] = None,
     profile: Annotated[
-        str | None, typer.Option("--profile", help="When requests are sent, like poisson:rate=4,requests=200")
+        str | None, typer.Option("--profile", help="Arrival profile, such as poisson:rate=4,requests=200")
     ] = None,
-    cycles: Annotated[int | None, typer.Option("--cycles", min=1, help="How often everything is repeated")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the last study that is not finished, or with --study")
-    ] = False,
-    study: Annotated[str | None, typer.Option("--study", help="The study that --resume goes on with")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and run nothing")] = False,
+    cycles: Annotated[int | None, typer.Option("--cycles", min=1, help="Number of repetitions")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the last unfinished study, or --study")] = False,
+    study: Annotated[str | None, typer.Option("--study", help="Study to resume")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and run nothing")] = False,
     ignore_warnings: Annotated[
         bool,
         typer.Option(
-            "--ignore-engine-warnings", "--ignore-backend-warnings", help="Measure although an engine ignores a setting"
+            "--ignore-engine-warnings", "--ignore-backend-warnings", help="Measure even if an engine ignores a setting"
         ),
     ] = False,
     allow_mixed: Annotated[
         bool,
-        typer.Option("--allow-mixed-engines", "--allow-mixed-backends", help="Also average over different engines"),
+        typer.Option("--allow-mixed-engines", "--allow-mixed-backends", help="Also average across engines"),
     ] = False,
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            "--tokenizer", help="A stored model's name or a path, for prompts of exact lengths (default: the model's)"
+            "--tokenizer",
+            help="Stored model or path of a tokenizer, for prompts of exact length (default: the model's)",
         ),
     ] = None,
-    runs: Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Where runs are kept")] = None,
-    json: Annotated[bool, typer.Option("--json", help="The result for programs")] = False,
+    runs: Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Directory of runs")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Machine-readable output")] = False,
     set_: SetKeyOption = None,
     offline: OfflineOption = None,
 ) -> None:
-    """Measure engines under one load, or a server that already runs."""
+    """Benchmark engines, or a running server, under one workload."""
     require_lab()
     from enginebay.lab.store.run_folders import runs_dir
 
     folder = runs or runs_dir()
     if admin_key_env is not None and not url and not resume:
-        raise UsageError("--admin-key-env is for a server that runs", "give --url too, or leave it out")
+        raise UsageError("--admin-key-env needs a running server", "add --url, or remove it")
     if resume:
         _refuse_changes({
             "CONFIG": config, "--engine": engine, "--preset": preset, "--model": model, "--url": url,
@@ -96,12 +95,12 @@ def experiment(
         if dry_run:
             _show_remaining(folder, plan, json)
             return
-        note(f"going on with {plan.id}")
+        note(f"resuming {plan.id}")
     elif study is not None:
-        raise UsageError("--study is for a study that goes on", "give --resume too, or leave it out")
+        raise UsageError("--study needs --resume", "add --resume, or remove --study")
     else:
         flags = _build_flags(engine, model, profile, cycles, offline, set_)
-        points, dropped, cycle_count, given = (
+        points, dropped, cycle_count, inputs = (
             _plan_url_points(config, preset, flags, url, model, tokenizer)
             if url
             else plan_engine_points(config, preset, flags, model, tokenizer, ignore_warnings, convert=not dry_run)
@@ -113,10 +112,10 @@ def experiment(
             return
         from enginebay.lab.study.run_study import create_study
 
-        plan = create_study(folder, points, cycle_count, given)
+        plan = create_study(folder, points, cycle_count, inputs)
     from enginebay.lab.store.study_plan import lock_study
 
-    with lock_study(folder, plan.id):  # from before the client is measured: that would disturb a study that runs
+    with lock_study(folder, plan.id):  # before calibration, which would disturb a running study
         outcome = _run_study(folder, plan, admin_key_env)
     _print_results(outcome, folder, allow_mixed, json)
 
@@ -148,25 +147,25 @@ def plan_engine_points(
 
     chosen, dropped = expand_points(config, preset=preset, flags=flags)
     if not chosen:
-        raise ConfigError("nothing is left to run", "; ".join(one.reasons[0] for one in dropped))
-    for kind, _, version in (one.engine.partition("==") for one in chosen):
+        raise ConfigError("no point can run", "; ".join(point.reasons[0] for point in dropped))
+    for kind, _, version in (sweep_point.engine.partition("==") for sweep_point in chosen):
         if kind != AUTO:
-            environments.find_environment(
-                kind, version or None
-            )  # what is missing is told before anything is made for the others
-    progress, text = StatusLine(), _resolve_tokenizer(tokenizer)
-    found = [
-        point for one in chosen for point in build_engine_points(one, model, text, progress.update, convert=convert)
+            environments.find_environment(kind, version or None)  # fail before preparing the other engines
+    progress, tokenizer_path = StatusLine(), _resolve_tokenizer(tokenizer)
+    points = [
+        point
+        for sweep_point in chosen
+        for point in build_engine_points(sweep_point, model, tokenizer_path, progress.update, convert=convert)
     ]
     progress.clear()
-    warnings = {warning: None for point in found for warning in point.warnings}
+    warnings = {warning: None for point in points for warning in point.warnings}
     if warnings and not ignore_warnings:
         lines = "\n".join(f"  {line}" for line in warnings)
         raise ConfigError(
-            f"an engine would ignore what is asked for\n{lines}",
-            "take it out, or measure all the same with --ignore-engine-warnings",
+            f"an engine would ignore a setting\n{lines}",
+            "remove the setting, or pass --ignore-engine-warnings",
         )
-    return found, dropped, chosen[0].config.experiment.num_cycles, _record_inputs(config, preset, flags)
+    return points, dropped, chosen[0].config.experiment.num_cycles, _record_inputs(config, preset, flags)
 
 
 def _plan_url_points(
@@ -178,13 +177,13 @@ def _plan_url_points(
     from enginebay.lab.study.server_api import find_only_model
 
     target = TargetServer(url, "", build_inference_headers([url], os.environ))
-    target.address  # noqa: B018 - an address that cannot be is refused before it is written down
+    target.address  # noqa: B018 - rejects an invalid URL before the study is created
     for name in ("engine", "engines"):
         if flags[name] is not None:
-            raise UsageError("--engine cannot be chosen for a server that runs", "leave out --engine, or --url")
+            raise UsageError("--engine does not apply to a running server", "remove --engine or --url")
     loaded = load_config(config, preset=preset, flags={name: value for name, value in flags.items() if name != "model"})
     if loaded.experiment.sweep:
-        raise ConfigError("a server that runs has its settings already", "leave out the sweep, or --url")
+        raise ConfigError("a running server cannot be swept", "remove the sweep or --url")
     name = model or loaded.model or find_only_model(target)
     kind = _detect_engine(replace(target, model=name))
     points = build_url_points(
@@ -194,13 +193,13 @@ def _plan_url_points(
 
 
 def _detect_engine(target: TargetServer) -> str:
-    """The kind of engine behind a bay server; "" where nobody tells. Raises `UsageError` where it lacks the model."""
+    """Return the engine kind of a bay server; "" if unknown. Raises `UsageError` if it lacks the model."""
     from enginebay.lab.study.server_api import ServerUnusable
     from enginebay.lab.study.server_facts import fetch_checked_facts
 
     try:
         return fetch_checked_facts(target).kind
-    except ServerUnusable:  # a plan needs no server, and the run says what is wrong with it
+    except ServerUnusable:  # planning needs no server; the run reports the error
         return ""
 
 
@@ -212,16 +211,16 @@ def _find_byte_tokenizer(kind: str) -> str | None:
     return BYTE_TOKENIZER_NAME if spec is not None and spec.byte_tokens else None
 
 
-def _resolve_tokenizer(given: str | None) -> str | None:
-    """The path of a tokenizer: given as one, as the name of a model that is stored here, or the word for bytes."""
+def _resolve_tokenizer(tokenizer: str | None) -> str | None:
+    """Resolve a path, the name of a stored model, or the byte tokenizer to a tokenizer path."""
     from enginebay.lab.workload.byte_tokenizer import BYTE_TOKENIZER_NAME
 
-    if given is None or given == BYTE_TOKENIZER_NAME or Path(given).exists():
-        return given
-    found = _find_stored_tokenizer(given)
-    if found is None:
-        raise UsageError(f"there is no tokenizer at {given!r}", "give the path of the model's files, or a stored model")
-    return found
+    if tokenizer is None or tokenizer == BYTE_TOKENIZER_NAME or Path(tokenizer).exists():
+        return tokenizer
+    stored = _find_stored_tokenizer(tokenizer)
+    if stored is None:
+        raise UsageError(f"no tokenizer at {tokenizer!r}", "pass the path of the model's files, or a stored model")
+    return stored
 
 
 def _find_stored_tokenizer(model: str) -> str | None:
@@ -235,19 +234,19 @@ def _find_stored_tokenizer(model: str) -> str | None:
 
 
 def _record_inputs(config: Path | None, preset: str | None, flags: dict[str, Any]) -> dict[str, Any]:
-    """What the user wrote, for the manifest."""
+    """Collect the user's input for the manifest."""
     set_flags = {name: value for name, value in flags.items() if value is not None}
     text = config.read_text(encoding="utf-8") if config is not None else None
     return {"file": text, "preset": preset, "flags": set_flags}
 
 
-def _refuse_changes(given: Mapping[str, object]) -> None:
-    """A study goes on as it was planned: what would change the plan is refused, since it would be ignored."""
-    named = [name for name, value in given.items() if value is not None and value != []]
+def _refuse_changes(options: Mapping[str, object]) -> None:
+    """Reject options that would change the plan of a resumed study. Raises `UsageError`."""
+    named = [name for name, value in options.items() if value is not None and value != []]
     if named:
         raise UsageError(
-            f"--resume goes on with a study as it was planned: {', '.join(named)} cannot change it",
-            "leave that out, or begin a new study without --resume",
+            f"--resume keeps the plan of the study: {', '.join(named)} cannot change it",
+            "remove that, or start a new study without --resume",
         )
 
 
@@ -256,21 +255,21 @@ def _load_resumed_study(folder: Path, study: str | None) -> Study:
 
     plan, problems = find_study_to_resume(folder, study)
     for problem in problems:
-        note(f"left out: {problem.message}")
+        note(f"skipped: {problem.message}")
     return plan
 
 
 def _show_remaining(folder: Path, plan: Study, json: bool) -> None:
-    """What --resume would run."""
+    """Print the runs that --resume would do."""
     from enginebay.lab.store.study_plan import find_finished_runs, list_remaining
 
-    left = list_remaining(plan, find_finished_runs(folder, plan.id)[0])
+    remaining = list_remaining(plan, find_finished_runs(folder, plan.id)[0])
     if json:
-        steps = [{"point": step.point, "cycle": step.cycle, "label": step.label} for step in left]
+        steps = [{"point": step.point, "cycle": step.cycle, "label": step.label} for step in remaining]
         emit_json({"study": plan.id, "runs": len(plan.steps), "remaining": steps})
         return
-    print_table(("POINT", "CYCLE", "LABEL"), [(step.point + 1, step.cycle, step.label) for step in left])
-    note(f"{len(left)} of {len(plan.steps)} runs of {plan.id} are left; nothing was run")
+    print_table(("POINT", "CYCLE", "LABEL"), [(step.point + 1, step.cycle, step.label) for step in remaining])
+    note(f"{len(remaining)} of {len(plan.steps)} runs of {plan.id} remain; nothing was run")
 
 
 def _run_study(folder: Path, plan: Study, admin_key_env: str | None) -> StudyOutcome:
@@ -280,25 +279,25 @@ def _run_study(folder: Path, plan: Study, admin_key_env: str | None) -> StudyOut
     from enginebay.lab.study.run_study import run_study
 
     urls = [point.get("url") for point in plan.points]
-    for_meters = build_admin_headers(urls, admin_key_env, os.environ)
+    admin_headers = build_admin_headers(urls, admin_key_env, os.environ)
     progress = StudyProgress()
     try:
-        progress.show_phase("measuring the load client itself")
+        progress.show_phase("calibrating the load generator")
         ceiling = calibrate()
         progress.clear()
         note(f"{plan.id}: {pluralize(len(plan.steps), 'run')} of {pluralize(len(plan.points), 'point')}")
         note(
-            f"this client can take {ceiling.tokens_per_s:,.0f} streamed tokens/s and send {ceiling.requests_per_s:,.0f} "
-            f"requests/s here ({pluralize(ceiling.processes, 'process', 'processes')})"
+            f"this client can receive {ceiling.tokens_per_s:,.0f} streamed tokens/s and send {ceiling.requests_per_s:,.0f} "
+            f"requests/s ({pluralize(ceiling.processes, 'process', 'processes')})"
         )
-        bench = StudyContext(
+        context = StudyContext(
             runs_dir=folder, study_id=plan.id, ceiling=ceiling, config=plan.config, headers=build_inference_headers(urls, os.environ),
-            admin_headers=for_meters, on_status=progress.show_phase, on_progress=progress.show_live, load_tokenizer=read_tokenizer,
+            admin_headers=admin_headers, on_status=progress.show_phase, on_progress=progress.show_live, load_tokenizer=read_tokenizer,
         )  # fmt: skip
-        return run_study(bench, plan, progress.begin_run, progress.end_run)
+        return run_study(context, plan, progress.begin_run, progress.end_run)
     except KeyboardInterrupt:
         progress.clear()
-        note(f"{plan.id} was interrupted; `bay experiment --resume` goes on with it")
+        note(f"{plan.id} was interrupted; resume with `bay experiment --resume`")
         raise
 
 
@@ -310,8 +309,8 @@ def read_tokenizer(path: str) -> TextTokenizer:
 
 
 def _show_dropped(dropped: list[DroppedPoint]) -> None:
-    for one in dropped:
-        note(f"left out: {one.label}: {'; '.join(one.reasons)}")
+    for point in dropped:
+        note(f"skipped {point.label}: {'; '.join(point.reasons)}")
 
 
 def _show_preflight(points: list[StudyPoint], cycles: int) -> None:
@@ -341,10 +340,10 @@ def _describe_workload(point: StudyPoint) -> str:
 
     plan = plan_run(point)
     lengths = {name: point.workload[name] for name in ("input_tokens", "output_tokens") if name in point.workload}
-    said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in lengths.items())
+    tokens = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in lengths.items())
     count = count_requests(plan)
     requests = "all requests" if count is None else pluralize(count, "request")
-    return f"{point.workload['kind']}: {requests}{f', {said}' if said else ''}"
+    return f"{point.workload['kind']}: {requests}{f', {tokens}' if tokens else ''}"
 
 
 def _print_results(outcome: StudyOutcome, folder: Path, allow_mixed: bool, json: bool) -> None:
@@ -352,11 +351,11 @@ def _print_results(outcome: StudyOutcome, folder: Path, allow_mixed: bool, json:
 
     show_study_results(outcome.study_id, outcome.runs, allow_mixed, json)
     if outcome.runs and not json:
-        note(f"runs are in {folder}; `bay report {outcome.study_id} -o report.html` makes a page of them")
+        note(f"runs are in {folder}; `bay report {outcome.study_id} -o report.html` writes a page")
     if outcome.failed:
-        raise EnginebayError(f"{len(outcome.failed)} of the points could not be run", "what was wrong is said above")
+        raise EnginebayError(f"{pluralize(len(outcome.failed), 'point')} failed", "see the messages above")
     if outcome.runs and all(run.measures.get("answered") == 0 for run in outcome.runs):
         raise EnginebayError(
             "no request of the study was answered",
-            f"what was wrong is said above, and by `bay results show {outcome.study_id}`",
+            f"see the messages above, or `bay results show {outcome.study_id}`",
         )

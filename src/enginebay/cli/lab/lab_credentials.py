@@ -1,4 +1,4 @@
-"""Which keys the lab sends to a server that already runs. Pure but for the environment it is given."""
+"""API keys that the lab sends to a running server. Pure: the environment is passed in."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ ADMIN_KEY_VARIABLE = "ENGINEBAY_ADMIN_KEY"
 
 
 def build_inference_headers(urls: Iterable[str | None], environ: Mapping[str, str]) -> dict[str, str]:
-    """For what everybody may ask: the key that was set for bay, else the one that was set for other programs.
+    """Build headers for inference requests from ENGINEBAY_API_KEY, else OPENAI_API_KEY.
 
-    The second was not meant for this server, so nobody on the way to it may read it.
+    OPENAI_API_KEY may belong to another service, so it is only sent over loopback or TLS.
     """
     if environ.get(API_KEY_VARIABLE):
         return build_bearer_header(environ[API_KEY_VARIABLE])
@@ -24,25 +24,26 @@ def build_inference_headers(urls: Iterable[str | None], environ: Mapping[str, st
 
 
 def build_admin_headers(urls: Iterable[str | None], variable: str | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """For a server's meters. Empty: the key for text has to do.
+    """Build headers for a server's meters. Empty: the inference key is used.
 
-    A key with the scope admin manages every server that knows it, so no server gets it for saying that it is a bay server:
-    the usual variable is for this host alone, and `named` is the variable that the user names for the server at hand.
+    An admin key manages every server that knows it, so it is not sent to just any server: ENGINEBAY_ADMIN_KEY is for
+    loopback only, and `variable` is one that the user names for this server.
     """
-    found = [url for url in urls if url is not None]
-    if not found:
-        return {}  # servers that the lab starts have a key of their own
+    targets = [url for url in urls if url is not None]
+    if not targets:
+        return {}  # servers started by the lab have their own key
     if variable is not None:
         if not environ.get(variable):
             raise UsageError(
-                f"the variable {variable} is not set", "--admin-key-env names the variable that holds the key"
+                f"the variable {variable} is not set",
+                "--admin-key-env expects the name of the variable that holds the key",
             )
         return build_bearer_header(environ[variable])
-    return build_bearer_header(environ.get(ADMIN_KEY_VARIABLE)) if all(map(is_loopback_url, found)) else {}
+    return build_bearer_header(environ.get(ADMIN_KEY_VARIABLE)) if all(map(is_loopback_url, targets)) else {}
 
 
 def is_loopback_url(url: str) -> bool:
-    """Whether an address is one of this host that leads nowhere else."""
+    """Return whether a URL points to loopback."""
     try:
         name = urlsplit(url).hostname or ""
     except ValueError:

@@ -1,4 +1,4 @@
-"""The packages that the lab needs and the rest of Enginebay does without."""
+"""Packages that only the lab needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LAB_PACKAGES = ("numpy", "scipy", "pyarrow")
 
 
 def require_lab() -> None:
-    """Raises `EnginebayError` with what to install."""
+    """Raise `EnginebayError` with what to install."""
     missing = [name for name in LAB_PACKAGES if find_spec(name) is None]
     if missing:
         raise EnginebayError(f"the lab needs {', '.join(missing)}", "run: pip install 'enginebay[lab]'")

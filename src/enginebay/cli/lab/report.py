@@ -1,4 +1,4 @@
-"""`bay report`: runs as one HTML page that opens anywhere, offline."""
+"""`bay report`: write runs as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from enginebay.cli.lab.lab_dependencies import require_lab
 from enginebay.cli.lab.results import note_corrupt
 from enginebay.cli.output.console import note
+from enginebay.util.text_format import pluralize
 
 app = typer.Typer(
     add_completion=False,
@@ -24,14 +25,14 @@ app = typer.Typer(
 def report(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="RUN...", help="Ids or their beginnings, study ids, or `latest` for the last study"),
+        typer.Argument(metavar="RUN...", help="Run ids or prefixes, study ids, or `latest` for the last study"),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write")] = Path("report.html"),
-    title: Annotated[str, typer.Option("--title", help="The page's title; default: models and engines")] = "",
-    runs: Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Where the runs are")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is no report")] = False,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Output file")] = Path("report.html"),
+    title: Annotated[str, typer.Option("--title", help="Page title (default: models and engines)")] = "",
+    runs: Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Directory of runs")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is not a report")] = False,
 ) -> None:
-    """Write runs as one self-contained HTML page: verdicts, figures, plots, and how to repeat them."""
+    """Write runs as one self-contained HTML page: verdicts, figures, plots, and how to reproduce them."""
     require_lab()
     from enginebay.errors import UsageError
     from enginebay.lab.report.report_page import is_report, write_report
@@ -39,19 +40,17 @@ def report(
     from enginebay.lab.store.run_selection import select_runs
 
     if runs is not None and not runs.is_dir():
-        raise UsageError(f"there is no folder {runs}", "give the folder of runs with --runs")
+        raise UsageError(f"no such directory: {runs}", "pass the directory of runs with --runs")
     if output.is_dir():
-        raise UsageError(f"{output} is a folder", "give a file: -o report.html")
+        raise UsageError(f"{output} is a directory", "pass a file: -o report.html")
     if output.exists() and not force and not is_report(output):
-        raise UsageError(
-            f"{output} is there already, and is no report", "take another name, or write over it with --force"
-        )
-    found, problems = select_runs(runs or runs_dir(), names)
+        raise UsageError(f"{output} exists and is not a report", "choose another name, or overwrite it with --force")
+    selected, problems = select_runs(runs or runs_dir(), names)
     note_corrupt(problems)
-    write_report(found, output, title)
-    counts = Counter(run.status for run in found)
-    verdicts = ", ".join(f"{counts[one]} {one}" for one in ("valid", "informative", "invalid") if counts[one])
-    print(output)
-    note(
-        f"{len(found)} run{'' if len(found) == 1 else 's'}: {verdicts}; {output.stat().st_size / 1e6:.1f} MB, opens offline"
+    write_report(selected, output, title)
+    counts = Counter(run.status for run in selected)
+    verdicts = ", ".join(
+        f"{counts[status]} {status}" for status in ("valid", "informative", "invalid") if counts[status]
     )
+    print(output)
+    note(f"{pluralize(len(selected), 'run')}: {verdicts}; {output.stat().st_size / 1e6:.1f} MB, opens offline")

@@ -1,4 +1,4 @@
-"""`bay results`: list, show, compare, aggregate and export what the lab has measured."""
+"""`bay results`: list, show, compare, aggregate and export benchmark runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 
 from enginebay.cli.lab.lab_dependencies import require_lab
 from enginebay.cli.output.console import emit_json, note, print_table
+from enginebay.util.text_format import pluralize
 
 if TYPE_CHECKING:
     from enginebay.lab.store.run_errors import CorruptRun
@@ -21,39 +22,37 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="List, show, compare, aggregate and export the lab's runs.",
+    help="List, show, compare, aggregate and export benchmark runs.",
 )
 
-JsonOption = Annotated[bool, typer.Option("--json", help="For programs")]
-RunsOption = Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Where the runs are")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output")]
+RunsOption = Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Directory of runs")]
 RunsArgument = Annotated[
     list[str],
-    typer.Argument(metavar="RUN...", help="Ids or their beginnings, study ids, or `latest` for the last study"),
+    typer.Argument(metavar="RUN...", help="Run ids or prefixes, study ids, or `latest` for the last study"),
 ]
 AllowMixedOption = Annotated[
     bool,
-    typer.Option("--allow-mixed-engines", "--allow-mixed-backends", help="Average over engines all the same"),
+    typer.Option("--allow-mixed-engines", "--allow-mixed-backends", help="Also average across engines"),
 ]
 
 LISTED_FIGURES = ("output_tokens_per_s", "ttft_s.median", "ttft_s.p95", "e2e_s.p95", "j_per_output_token")
-INVALID_MARK = " !"  # behind every number of an invalid run
+INVALID_MARK = " !"  # after every number of an invalid run
 
 
 @app.command("list")
 def list_results(json: JsonOption = False, runs: RunsOption = None) -> None:
-    """Every finished run, oldest first, and its verdict."""
+    """List finished runs with their verdicts, oldest first."""
     from enginebay.lab.store.run_export import describe_run
     from enginebay.lab.store.run_folders import list_partial_folders
     from enginebay.lab.store.run_reader import list_runs
 
     folder = _resolve_folder(runs)
-    found, problems = list_runs(folder)
+    finished, problems = list_runs(folder)
     if json:
-        corrupt = [{"folder": str(one.folder), "wrong": one.wrong} for one in problems]
-        listed = [{**describe_run(run), "folder": str(run.path), "measures": dict(run.measures)} for run in found]
-        emit_json(
-            {"runs": listed, "corrupt": corrupt, "unfinished": [str(one) for one in list_partial_folders(folder)]}
-        )
+        corrupt = [{"folder": str(problem.folder), "wrong": problem.wrong} for problem in problems]
+        listed = [{**describe_run(run), "folder": str(run.path), "measures": dict(run.measures)} for run in finished]
+        emit_json({"runs": listed, "corrupt": corrupt, "unfinished": list(map(str, list_partial_folders(folder)))})
         return
     print_table(
         ("RUN", "VERDICT", "ENGINE", "MODEL", "STUDY", "LABEL", *LISTED_FIGURES),
@@ -67,130 +66,131 @@ def list_results(json: JsonOption = False, runs: RunsOption = None) -> None:
                 _shorten_label(run),
                 *_format_numbers(run, LISTED_FIGURES),
             )
-            for run in found
+            for run in finished
         ],
     )
-    _explain_mark(any(run.status == "invalid" for run in found))
+    _explain_mark(any(run.status == "invalid" for run in finished))
     note_corrupt(problems)
     if unfinished := list_partial_folders(folder):
-        note(f"{len(unfinished)} not finished: being measured now, or killed (`bay experiment --resume` goes on)")
+        note(f"{len(unfinished)} unfinished: running now, or killed (resume with `bay experiment --resume`)")
 
 
 @app.command()
 def show(run: Annotated[str, typer.Argument(metavar="RUN")], json: JsonOption = False, runs: RunsOption = None) -> None:
-    """All that is known of a run, or of each run of a study."""
+    """Show all details of a run, or of each run of a study."""
     require_lab()
-    found = _select_runs(runs, [run])
+    selected = _select_runs(runs, [run])
     if json:
-        shown = [dict(one.manifest) for one in found]
-        emit_json(shown[0] if len(shown) == 1 else shown)
+        manifests = [dict(item.manifest) for item in selected]
+        emit_json(manifests[0] if len(manifests) == 1 else manifests)
         return
-    for one in found:
-        _show_run(one)
+    for item in selected:
+        _show_run(item)
 
 
 @app.command()
 def compare(names: RunsArgument, json: JsonOption = False, runs: RunsOption = None) -> None:
-    """Engines or settings against each other, paired by cycle, with 95% intervals on the difference."""
+    """Compare engines or settings, paired by cycle, with 95% intervals on the difference."""
     require_lab()
     from enginebay.lab.statistics.run_comparison import compare_runs
 
-    found = compare_runs(_select_runs(runs, names))
+    comparisons = compare_runs(_select_runs(runs, names))
     if json:
-        emit_json(found)
+        emit_json(comparisons)
         return
-    for comparison in found:
+    for comparison in comparisons:
         _show_comparison(comparison)
-    if any(figure["difference"]["low"] is not None for one in found for figure in one["figures"].values()):
-        note("each line has a 5% chance of a false alarm; intervals are of 95%")
+    figures = (figure for comparison in comparisons for figure in comparison["figures"].values())
+    if any(figure["difference"]["low"] is not None for figure in figures):
+        note("intervals are 95%: each line has a 5% chance of a false positive")
 
 
 @app.command()
 def aggregate(
     names: RunsArgument, allow_mixed: AllowMixedOption = False, json: JsonOption = False, runs: RunsOption = None
 ) -> None:
-    """The mean over the runs that repeat each other, with its 95% interval."""
+    """Show the mean over repeated runs with its 95% interval."""
     require_lab()
-    from enginebay.lab.statistics.run_groups import aggregate_runs as put_together
+    from enginebay.lab.statistics.run_groups import aggregate_runs
 
-    found = put_together(_select_runs(runs, names), allow_mixed)
+    points = aggregate_runs(_select_runs(runs, names), allow_mixed)
     if json:
-        emit_json(found)
+        emit_json(points)
         return
-    _show_aggregates(found)
+    _show_aggregates(points)
 
 
 @app.command()
 def export(
     names: RunsArgument,
     format: Annotated[str, typer.Option("--format", "-f", metavar="csv|json|markdown")] = "csv",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file; default: the terminal")] = None,
-    json: Annotated[bool, typer.Option("--json", help="The same as --format json")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Output file (default: standard output)")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Same as --format json")] = False,
     runs: RunsOption = None,
 ) -> None:
-    """Runs for other programs or for a document."""
+    """Export runs as CSV, JSON or Markdown."""
     from enginebay.errors import UsageError
-    from enginebay.lab.store.run_export import EXPORT_FORMATS
-    from enginebay.lab.store.run_export import export_runs as written
+    from enginebay.lab.store.run_export import EXPORT_FORMATS, export_runs
 
     chosen = "json" if json else format
     if chosen not in EXPORT_FORMATS:
-        raise UsageError(f"--format {chosen} is not known", f"use one of: {', '.join(EXPORT_FORMATS)}")
-    found = _select_runs(runs, names)
-    text = written(found, chosen)
+        raise UsageError(f"unknown format: --format {chosen}", f"use one of: {', '.join(EXPORT_FORMATS)}")
+    selected = _select_runs(runs, names)
+    text = export_runs(selected, chosen)
     if output is None:
         sys.stdout.write(text)
     else:
         output.write_text(text, encoding="utf-8")
-        note(f"{len(found)} runs are in {output}")
-    if invalid := [run.id for run in found if run.status == "invalid"]:
-        note(f"invalid, and marked so: {', '.join(invalid)}")
+        note(f"wrote {pluralize(len(selected), 'run')} to {output}")
+    if invalid := [run.id for run in selected if run.status == "invalid"]:
+        note(f"marked invalid: {', '.join(invalid)}")
 
 
 def show_study_results(study_id: str, runs: Sequence[Run], allow_mixed: bool, json: bool) -> None:
-    """What a study gave: each point's mean, and the points against the first, where there are several."""
+    """Print each point's mean, and compare the points with the first one."""
     from enginebay.lab.statistics.run_comparison import compare_runs
-    from enginebay.lab.statistics.run_groups import aggregate_runs as put_together
-    from enginebay.lab.statistics.run_groups import group_runs
+    from enginebay.lab.statistics.run_groups import aggregate_runs, group_runs
 
     if not runs:
         return
-    means = [found for point in group_runs(runs) for found in put_together(point.runs, False)]
-    mixed = put_together(runs, True) if allow_mixed and len({run.engine for run in runs}) > 1 else []
-    against = compare_runs(runs) if len(group_runs(runs)) > 1 else []
+    means = [mean for point in group_runs(runs) for mean in aggregate_runs(point.runs, False)]
+    mixed = aggregate_runs(runs, True) if allow_mixed and len({run.engine for run in runs}) > 1 else []
+    comparisons = compare_runs(runs) if len(group_runs(runs)) > 1 else []
     if json:
-        emit_json({"study": study_id, "points": [*means, *mixed], "comparisons": against})
+        emit_json({"study": study_id, "points": [*means, *mixed], "comparisons": comparisons})
         return
     _show_aggregates([*means, *mixed])
-    for comparison in against:
+    for comparison in comparisons:
         _show_comparison(comparison)
 
 
-def _resolve_folder(given: Path | None) -> Path:
+def _resolve_folder(runs: Path | None) -> Path:
     from enginebay.errors import UsageError
     from enginebay.lab.store.run_folders import runs_dir
 
-    if given is not None and not given.is_dir():
-        raise UsageError(f"there is no folder {given}", "give the folder of runs with --runs")
-    return given or runs_dir()
+    if runs is not None and not runs.is_dir():
+        raise UsageError(f"no such directory: {runs}", "pass the directory of runs with --runs")
+    return runs or runs_dir()
 
 
-def _select_runs(given: Path | None, names: list[str]) -> list[Run]:
+def _select_runs(runs: Path | None, names: list[str]) -> list[Run]:
     from enginebay.lab.store.run_selection import select_runs
 
-    found, problems = select_runs(_resolve_folder(given), names)
+    selected, problems = select_runs(_resolve_folder(runs), names)
     note_corrupt(problems)
-    return found
+    return selected
 
 
 def note_corrupt(problems: Sequence[CorruptRun]) -> None:
-    """Name the runs that are left out of what is shown."""
+    """Print the runs that cannot be shown."""
     for problem in problems:
         note(f"not shown: {problem.message}")
 
 
 def _shorten_label(run: Run) -> str:
-    """What the point is called in its study, without the engine: that has its own column."""
+    """Return the point's label without the engine, which has its own column."""
     return run.label.removeprefix(f"{run.engine} ")
 
 
@@ -205,7 +205,7 @@ def _format_numbers(run: Run, names: tuple[str, ...]) -> list[str]:
 
 def _explain_mark(invalid: bool) -> None:
     if invalid:
-        note("! is a number of an invalid run: do not publish it; `bay results show RUN` says why")
+        note("! marks a number of an invalid run: do not publish it; `bay results show RUN` explains why")
 
 
 def _show_run(run: Run) -> None:
@@ -231,7 +231,7 @@ def _show_run(run: Run) -> None:
 
 
 def _show_settings(run: Run) -> None:
-    """Only what ran otherwise than it was asked for; `--json` has everything."""
+    """Print the settings that ran with another value than requested; `--json` has all of them."""
     from enginebay.lab.measures.parity import diff_settings
 
     changed = [
@@ -239,38 +239,38 @@ def _show_settings(run: Run) -> None:
     ]
     if changed:
         print()
-        print_table(("SETTING", "ASKED", "RAN"), [(row.name, row.asked, row.effective) for row in changed])
+        print_table(("SETTING", "REQUESTED", "EFFECTIVE"), [(row.name, row.asked, row.effective) for row in changed])
 
 
-def _show_comparison(found: dict[str, Any]) -> None:
+def _show_comparison(comparison: dict[str, Any]) -> None:
     from enginebay.lab.measures.headlines import select_headlines
 
-    a, b = found["a"], found["b"]
+    a, b = comparison["a"], comparison["b"]
     for side, point in (("A", a), ("B", b)):
         print(f"{side}: {point['name']} ({_format_run_count(point)}, {point['verdict']})")
-    for problem in found["problems"]:
+    for problem in comparison["problems"]:
         print(f"!  {problem}")
     rows = [
-        _build_comparison_row(name, found["figures"][name], found["valid"])
-        for name in select_headlines(found["figures"])
+        _build_comparison_row(name, comparison["figures"][name], comparison["valid"])
+        for name in select_headlines(comparison["figures"])
     ]
     if rows:
         print_table(("FIGURE", "A", "B", "B - A", "B / A", ""), rows)
-    if found["parity"]:
+    if comparison["parity"]:
         print()
-        print_table(("PARITY", "B AGAINST A"), _build_parity_rows(found["parity"]))
-    if found["settings"]:
+        print_table(("PARITY", "B AGAINST A"), _build_parity_rows(comparison["parity"]))
+    if comparison["settings"]:
         print()
-        ran = [(name, one.get("a", "-"), one.get("b", "-")) for name, one in found["settings"].items()]
-        print_table(("SETTING", "A RAN", "B RAN"), ran)
-    if rows and not found["valid"]:
-        note("! the difference is not to be believed: see the lines marked so above")
+        settings = [(name, sides.get("a", "-"), sides.get("b", "-")) for name, sides in comparison["settings"].items()]
+        print_table(("SETTING", "A", "B"), settings)
+    if rows and not comparison["valid"]:
+        note("! the difference is not reliable: see the marked lines above")
     print()
 
 
 def _build_parity_rows(parity: dict[str, Any]) -> list[tuple[str, Any]]:
-    told = {name: value for name, value in parity.items() if name not in ("absent", "first_divergence")}
-    rows = [(name, float(f"{value:.4g}") if isinstance(value, float) else value) for name, value in told.items()]
+    plain = {name: value for name, value in parity.items() if name not in ("absent", "first_divergence")}
+    rows = [(name, float(f"{value:.4g}") if isinstance(value, float) else value) for name, value in plain.items()]
     if parity["first_divergence"]:
         rows.append(("first_divergence (median position)", parity["first_divergence"]["median"]))
     return [*((name, value) for name, value in rows if value is not None), *parity["absent"].items()]
@@ -282,7 +282,7 @@ def _build_comparison_row(name: str, figure: dict[str, Any], valid: bool) -> tup
     mark = "" if valid else INVALID_MARK
     sides = [f"{format_digits(figure[side])}{mark}" for side in ("a", "b")]
     gaps = [f"{_format_interval(figure[key])}{mark}" for key in ("difference", "ratio")]
-    return name, *sides, *gaps, figure["outlook"] if valid else "not to be believed: see above"
+    return name, *sides, *gaps, figure["outlook"] if valid else "not reliable: see above"
 
 
 def _show_aggregates(points: Sequence[dict[str, Any]]) -> None:
@@ -306,16 +306,16 @@ def _show_aggregate(point: dict[str, Any]) -> None:
 
 
 def _format_run_count(point: dict[str, Any]) -> str:
-    count = len(point["runs"])
     left_out = f", {len(point['left_out'])} invalid left out" if point["left_out"] else ""
-    return f"{count} run{'' if count == 1 else 's'}{left_out}"
+    return f"{pluralize(len(point['runs']), 'run')}{left_out}"
 
 
-def _format_interval(found: dict[str, Any] | None) -> str:
+def _format_interval(interval: dict[str, Any] | None) -> str:
     from enginebay.lab.measures.headlines import format_digits
 
-    if found is None:
+    if interval is None:
         return "-"
-    if found["low"] is None or found["high"] is None:
-        return format_digits(found["estimate"])
-    return f"{format_digits(found['estimate'])} [{format_digits(found['low'])}, {format_digits(found['high'])}]"
+    if interval["low"] is None or interval["high"] is None:
+        return format_digits(interval["estimate"])
+    low, high = format_digits(interval["low"]), format_digits(interval["high"])
+    return f"{format_digits(interval['estimate'])} [{low}, {high}]"

@@ -1,4 +1,4 @@
-"""From a configuration to the points of a study: engines with their settings, loads, and what every request says."""
+"""Builds the points of a study from a configuration: engine settings, workload, arrival profiles and request body."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from enginebay.config.resolved_config import Config
 from enginebay.errors import ConfigError
 
 if TYPE_CHECKING:
-    from enginebay.config.sweep_points import SweepPoint as Choice
+    from enginebay.config.sweep_points import SweepPoint
     from enginebay.fleet.lifecycle.launch_plan import LaunchPlan
     from enginebay.lab.study.study_point import StudyPoint
 
@@ -24,13 +24,13 @@ _WORKLOAD_ALIASES = {
     "max_input_tokens": "max_input_tokens",
     "output_tokens": "sampling.max_tokens",
 }
-# A server that is measured has one client, which may ask for everything at once.
+# A measured server has one client, which may send everything at once.
 _MEASURED_SERVER_LIMITS = {"queue": 1_000_000, "queue_timeout_s": 3600.0, "connections": 65536}
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadPlan:
-    """What is sent and when, as the configuration says it."""
+    """What is sent and when, as configured."""
 
     workload: dict[str, Any]
     profiles: list[dict[str, Any]]
@@ -38,9 +38,14 @@ class WorkloadPlan:
 
 
 def build_engine_points(
-    sweep_point: Choice, model: str | None, tokenizer: str | None, say: Callable[[str], None], *, convert: bool = True
+    sweep_point: SweepPoint,
+    model: str | None,
+    tokenizer: str | None,
+    say: Callable[[str], None],
+    *,
+    convert: bool = True,
 ) -> list[StudyPoint]:
-    """The points of one engine and one choice of swept values: one for each profile."""
+    """Build the points of one engine and one set of swept values: one per profile."""
     from enginebay.fleet.lifecycle.launch_plan import make_launch_plan
 
     config = sweep_point.config
@@ -61,14 +66,14 @@ def build_engine_points(
 
 
 def _match_setting(key: str, settings: Collection[str]) -> list[str]:
-    """The engine's setting that a key stands for, whoever the key says it belongs to; none where it is no setting of the engine."""
+    """Return the engine setting that a key sets, with any prefix; empty if it sets none."""
     parts = key.split(".")
-    tails = (".".join(parts[place:]) for place in range(len(parts)))
+    tails = (".".join(parts[start:]) for start in range(len(parts)))
     return [tail for tail in tails if tail in settings][:1]
 
 
 def build_url_points(config: Config, url: str, model: str, tokenizer: str | None) -> list[StudyPoint]:
-    """The points of a server that already runs: one for each profile."""
+    """Build the points of a running server: one per profile."""
     common = {
         "engine": "",
         "model": model,
@@ -85,18 +90,18 @@ def build_points(config: Config, common: dict[str, Any], name: str) -> list[Stud
     from enginebay.lab.study.study_point import StudyPoint, plan_run
 
     sampling = resolve_sampling(config, common["model"])
-    load = read_workload_plan(config, sampling)
+    plan = read_workload_plan(config, sampling)
     experiment = config.experiment
-    body, workload = drop_common_lengths(common["body"], load.workload)
-    found = []
-    for profile in load.profiles:
-        (read,) = profiles_from_dict(profile)
+    body, workload = drop_common_lengths(common["body"], plan.workload)
+    points = []
+    for profile in plan.profiles:
+        (parsed,) = profiles_from_dict(profile)
         point = StudyPoint(
             **{**common, "body": body},
-            label=f"{name} {profile_label(read)}",
+            label=f"{name} {profile_label(parsed)}",
             workload=workload,
             profile=profile,
-            limits=load.limits,
+            limits=plan.limits,
             seed=int(sampling.get("seed", 0)),
             arrivals_seed=experiment.traffic_simulation.seed,
             slo=experiment.slo,
@@ -104,77 +109,77 @@ def build_points(config: Config, common: dict[str, Any], name: str) -> list[Stud
             warmup=experiment.warmup,
             parity=experiment.parity,
         )
-        plan_run(point)  # what is wrong with it is said now, not after an hour
-        found.append(point)
-    return found
+        plan_run(point)  # fail now, not after an hour
+        points.append(point)
+    return points
 
 
 def read_workload_plan(config: Config, sampling: Mapping[str, Any]) -> WorkloadPlan:
-    """Workload, profiles and limits, with the guide's keys in their place and paths beside the config file."""
+    """Read workload, profiles and limits. Applies alias keys; paths are relative to the config file."""
     from enginebay.lab.profiles.profile import profile_to_dict
     from enginebay.lab.profiles.profile_config import parse_profile, profiles_from_dict
     from enginebay.lab.workload.workload_config import workload_from_dict, workload_to_dict
 
     experiment = config.experiment
-    sending = experiment.effective_profile or {"kind": "offline"}
-    profiles, own = parse_profile(sending) if isinstance(sending, str) else (profiles_from_dict(sending), {})
-    given = _merge_workload(config, sampling)
+    arrivals = experiment.effective_profile or {"kind": "offline"}
+    profiles, own = parse_profile(arrivals) if isinstance(arrivals, str) else (profiles_from_dict(arrivals), {})
+    merged = _merge_workload(config, sampling)
     if "requests" in own and config.find_origin("profile").rank > _get_requests_rank(config):
-        given.pop("requests", None)
+        merged.pop("requests", None)
     folder = config.path.absolute().parent if config.path else Path.cwd()
-    workload = workload_to_dict(workload_from_dict(given, folder))
+    workload = workload_to_dict(workload_from_dict(merged, folder))
     return WorkloadPlan(
         workload, [profile_to_dict(profile) for profile in profiles], {**(experiment.limits or {}), **own}
     )
 
 
 def resolve_sampling(config: Config, model: str) -> dict[str, Any]:
-    """What is configured for all models and for this one, on whatever engine."""
+    """Merge the sampling defaults of all models and of this one, for any engine."""
     own = config.models.get(model)
     entries = overlay(config.sampling_entries, own.sampling_entries if own else {})
     return {name: entry.value for name, entry in entries.items() if entry.value is not None}
 
 
 def _merge_workload(config: Config, sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """`workload` over the guide's keys, except those that a later source has."""
-    usual, own = _build_default_workload(config, sampling), config.experiment.workload or {}
+    """Merge `workload` over the alias keys, except aliases from a stronger source."""
+    defaults, own = _build_default_workload(config, sampling), config.experiment.workload or {}
     rank = config.find_origin("workload").rank
-    later = {name: value for name, value in usual.items() if own and _get_alias_rank(config, name) > rank}
-    return {**usual, **own, **later}
+    stronger = {name: value for name, value in defaults.items() if own and _get_alias_rank(config, name) > rank}
+    return {**defaults, **own, **stronger}
 
 
 def _get_alias_rank(config: Config, name: str) -> int:
-    """Of the guide's key that says this one of the workload."""
+    """Return the source rank of the alias key for this workload key."""
     return config.find_origin(_WORKLOAD_ALIASES[name]).rank if name in _WORKLOAD_ALIASES else 0
 
 
 def _get_requests_rank(config: Config) -> int:
-    """Of what says how many requests the workload has."""
+    """Return the source rank of the request count."""
     inside = "requests" in (config.experiment.workload or {})
     return max(_get_alias_rank(config, "requests"), config.find_origin("workload").rank if inside else 0)
 
 
 def _build_default_workload(config: Config, sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """What the guide's keys say of the workload."""
+    """Build the workload from the alias keys."""
     experiment = config.experiment
     kind = (experiment.workload or {}).get("kind", "synthetic")
-    found: dict[str, Any] = {"kind": kind}
+    workload: dict[str, Any] = {"kind": kind}
     if experiment.num_input_prompts is not None:
-        found["requests"] = experiment.num_input_prompts
+        workload["requests"] = experiment.num_input_prompts
     if kind == "jsonl" and experiment.max_input_tokens is not None:
-        found["max_input_tokens"] = experiment.max_input_tokens
+        workload["max_input_tokens"] = experiment.max_input_tokens
     if kind != "synthetic":
-        return found
-    found["input_tokens"] = experiment.max_input_tokens or DEFAULT_INPUT_TOKENS
+        return workload
+    workload["input_tokens"] = experiment.max_input_tokens or DEFAULT_INPUT_TOKENS
     most = sampling.get("max_tokens", DEFAULT_OUTPUT_TOKENS)
     if sampling.get("min_tokens", most) > most:
-        raise ConfigError("min_output_tokens is above max_output_tokens", "lower it")
-    found["output_tokens"] = most if sampling.get("min_tokens", most) == most else None
-    return found
+        raise ConfigError("min_output_tokens is above max_output_tokens", "lower min_output_tokens")
+    workload["output_tokens"] = most if sampling.get("min_tokens", most) == most else None
+    return workload
 
 
 def build_request_body(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """What every request says. Greedy unless the configuration says otherwise, so that engines do the same work."""
+    """Build the common request body. Greedy by default, so that all engines do the same work."""
     body = {name: list(value) if isinstance(value, tuple) else value for name, value in sampling.items()}
     if not {"temperature", "do_sample", "num_beams"} & set(body):
         body["temperature"] = 0
@@ -182,7 +187,7 @@ def build_request_body(sampling: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def drop_common_lengths(body: Mapping[str, Any], workload: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Where each request has its own exact length, no common one may overrule it."""
+    """Drop common output lengths if each request has its own exact length."""
     exact = workload.get("output_tokens") is not None or workload["kind"] == "trace"
     return {name: value for name, value in body.items() if not exact or name not in ("max_tokens", "min_tokens")}, dict(
         workload
@@ -190,7 +195,7 @@ def drop_common_lengths(body: Mapping[str, Any], workload: Mapping[str, Any]) ->
 
 
 def build_serve_config(config: Config, plan: LaunchPlan) -> dict[str, Any]:
-    """A whole configuration for `bay serve`: this engine with exactly these settings."""
+    """Build a configuration for `bay serve`: this engine with exactly these settings."""
     load = plan.launch.load
     model: dict[str, Any] = {"trust_remote_code": load.trust_remote_code, "loras": dict(load.loras), "task": load.task}
     configured = config.models.get(plan.model)
@@ -211,15 +216,15 @@ def build_serve_config(config: Config, plan: LaunchPlan) -> dict[str, Any]:
 
 
 def _nest_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"speculative.method": "ngram"}` becomes `{"speculative": {"method": "ngram"}}`."""
-    whole: dict[str, Any] = {}
+    """Nest dotted names: `{"speculative.method": "ngram"}` becomes `{"speculative": {"method": "ngram"}}`."""
+    root: dict[str, Any] = {}
     for name, value in settings.items():
-        *way, last = name.split(".")
-        place = whole
-        for part in way:
-            place = place.setdefault(part, {})
-        place[last] = list(value) if isinstance(value, tuple) else value
-    return whole
+        *parents, last = name.split(".")
+        section = root
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[last] = list(value) if isinstance(value, tuple) else value
+    return root
 
 
 def _get_tokenizer(plan: LaunchPlan) -> str | None:
@@ -231,10 +236,14 @@ def _get_tokenizer(plan: LaunchPlan) -> str | None:
 
 
 def _describe_source(plan: LaunchPlan) -> dict[str, Any]:
-    """Where the model lies and what it is. One that is used where it lies has no hash: reading all of it takes too long."""
+    """Describe the model's files. Only stored models have a hash: hashing others takes too long."""
     from enginebay.fleet.engine_selection.tuned_engines import fingerprint_model
     from enginebay.models import ModelStore
 
-    stored = next((one for one in ModelStore().list_models() if one.path == plan.source), None) if plan.source else None
+    stored = (
+        next((model for model in ModelStore().list_models() if model.path == plan.source), None)
+        if plan.source
+        else None
+    )
     files = {} if stored is None else {"sha256": fingerprint_model(stored)}
     return {"path": plan.launch.load.path, "engine_version": plan.version, **files}

@@ -1,4 +1,4 @@
-"""What a person sees while a study runs: what runs now, how far it is, and what is left."""
+"""Progress of a study on stderr: current run, live rates and time left."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _PLAIN_REFRESH_S = 30.0
 
 
 class StudyProgress:
-    """One line that changes on a terminal; elsewhere a line now and then."""
+    """Progress of a study: one changing line on a terminal, plain lines elsewhere."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
         self._head = ""
-        self._last_phase = ""  # the phase told last
+        self._last_phase = ""
         self._printed_s = 0.0
         self._run_started_s = self._study_started_s = time.monotonic()
         self._done = 0
@@ -70,7 +70,7 @@ class StudyProgress:
         self._done += 1
         took = f"{time.monotonic() - self._run_started_s:.0f} s"
         if isinstance(result, EnginebayError):
-            note(f"{self._head}: could not be run: {result.message}")
+            note(f"{self._head}: failed: {result.message}")
             if result.hint:
                 note(f"     {result.hint}")
             return
@@ -89,7 +89,7 @@ class StudyProgress:
             sys.stderr.flush()
 
     def _format_time_left(self) -> str:
-        """By the mean of the runs so far; nothing before there is one."""
+        """Estimate from the mean of the runs so far; empty before the first one ends."""
         if not self._done:
             return ""
         left_s = (time.monotonic() - self._study_started_s) / self._done * self._left
@@ -110,32 +110,33 @@ def _format_figures(run: Run) -> str:
 
 
 class SearchProgress(StudyProgress):
-    """As of a study, whose number of runs nobody knows beforehand."""
+    """Progress of a search, whose number of runs is not known in advance."""
 
     def begin_engine(self, label: str, number: int, count: int) -> None:
-        """The next engine."""
+        """Start the next engine."""
         self._engine_label = f"[{number}/{count}] {label}"
         self._start_line(self._engine_label)
 
-    def begin_search_run(self, what: str) -> None:
-        """The next run on it."""
-        self._start_line(f"{self._engine_label} {what}")
+    def begin_search_run(self, description: str) -> None:
+        """Start the next run on this engine."""
+        self._start_line(f"{self._engine_label} {description}")
 
-    def end_search_run(self, run: Run, what: str) -> None:
+    def end_search_run(self, run: Run, description: str) -> None:
         self.clear()
-        if run.manifest["profile"]["kind"] == "closed":  # it shows where to begin, and decides nothing
-            note(f"{self._head}: {what}")
+        if run.manifest["profile"]["kind"] == "closed":  # only estimates where to start
+            note(f"{self._head}: {description}")
             return
         codes = ", ".join(reason["code"] for reason in run.reasons)
-        note(f"{self._head}: {what} ({run.status}{f': {codes}' if codes else ''})")
+        note(f"{self._head}: {description} ({run.status}{f': {codes}' if codes else ''})")
 
-    def end_engine(self, found: Candidate) -> None:
+    def end_engine(self, candidate: Candidate) -> None:
         self.clear()
-        if found.rate is None:
-            note(f"{self._engine_label}: {found.why_none}")
+        if candidate.rate is None:
+            note(f"{self._engine_label}: {candidate.why_none}")
             return
-        above = f", missed at {found.above:g}" if found.above is not None else f", {found.limit}" if found.limit else ""
-        note(f"{self._engine_label}: {found.rate:g} requests/s{above}")
+        limit = f", {candidate.limit}" if candidate.limit else ""
+        above = limit if candidate.above is None else f", missed at {candidate.above:g}"
+        note(f"{self._engine_label}: {candidate.rate:g} requests/s{above}")
 
     def _start_line(self, head: str) -> None:
         self._head = head

@@ -1,4 +1,4 @@
-"""One flag for each sampling parameter, added to a command's signature from one table."""
+"""Sampling options: one flag per sampling parameter, added to a command's signature from one table."""
 
 from __future__ import annotations
 
@@ -14,54 +14,58 @@ import typer
 from enginebay.contract import Guided
 from enginebay.errors import UsageError
 
-# name, type, help. Ranges are checked by the contract itself, so that they are the same for every way in.
+# name, type, help. The contract checks ranges, so that the CLI and the API agree.
 _OPTIONS: tuple[tuple[str, Any, str], ...] = (
-    ("temperature", float, "0 is greedy"),
-    ("top_p", float, "Nucleus: keep the most probable tokens up to this share"),
-    ("top_k", int, "Keep this many tokens; 0 is off"),
-    ("min_p", float, "Drop tokens below this share of the best one"),
-    ("repetition_penalty", float, "Above 1: against what prompt and output already have"),
-    ("presence_penalty", float, "Against tokens the output already has"),
-    ("frequency_penalty", float, "The same, by how often"),
-    ("no_repeat_ngram_size", int, "No sequence of this many tokens twice"),
-    ("do_sample", bool, "--no-do-sample is greedy"),
-    ("min_tokens", int, "No end before this many tokens"),
-    ("max_tokens", int, "At most this many tokens"),
-    ("stop", list[str], "End at this text; may be given more than once"),
-    ("stop_token_ids", list[int], "End at this token; may be given more than once"),
-    ("ignore_eos", bool, "Go on past the end of sequence"),
-    ("seed", int, "Same seed, same answer"),
-    ("n", int, "How many answers"),
-    ("best_of", int, "Generate this many, keep the best n"),
+    ("temperature", float, "Sampling temperature; 0 is greedy"),
+    ("top_p", float, "Nucleus sampling: keep the most probable tokens up to this total probability"),
+    ("top_k", int, "Keep the K most probable tokens; 0 disables it"),
+    ("min_p", float, "Drop tokens below this fraction of the best token's probability"),
+    ("repetition_penalty", float, "Above 1 penalizes tokens already in the prompt or output"),
+    ("presence_penalty", float, "Penalize tokens already in the output"),
+    ("frequency_penalty", float, "Penalize tokens by how often the output has them"),
+    ("no_repeat_ngram_size", int, "Never repeat a sequence of this many tokens"),
+    ("do_sample", bool, "Sample; --no-do-sample is greedy"),
+    ("min_tokens", int, "Minimum number of output tokens"),
+    ("max_tokens", int, "Maximum number of output tokens"),
+    ("stop", list[str], "Stop at this text; repeatable"),
+    ("stop_token_ids", list[int], "Stop at this token id; repeatable"),
+    ("ignore_eos", bool, "Continue past the end-of-sequence token"),
+    ("seed", int, "Random seed; the same seed gives the same answer"),
+    ("n", int, "Number of answers"),
+    ("best_of", int, "Generate this many answers and keep the best n"),
     ("num_beams", int, "Beam search with this many beams"),
-    ("length_penalty", float, "For beam search"),
-    ("early_stopping", bool, "For beam search"),
-    ("logprobs", int, "Top alternatives per token"),
+    ("length_penalty", float, "Length penalty of beam search"),
+    ("early_stopping", bool, "Early stopping of beam search"),
+    ("logprobs", int, "Number of top alternatives per token"),
     ("logit_bias", str, 'JSON: {"token id": bias}'),
-    ("json_schema", str, "The answer follows this JSON schema: JSON text, or @FILE"),
-    ("regex", str, "The answer matches this expression"),
-    ("grammar", str, "The answer follows this GBNF grammar: text, or @FILE"),
-    ("choice", list[str], "The answer is one of these; give it more than once"),
+    ("json_schema", str, "Constrain the answer to this JSON schema: JSON text or @FILE"),
+    ("regex", str, "Constrain the answer to this regular expression"),
+    ("grammar", str, "Constrain the answer to this GBNF grammar: text or @FILE"),
+    ("choice", list[str], "Constrain the answer to one of these; repeatable"),
 )
 _GUIDED = {"json_schema": "json", "regex": "regex", "grammar": "grammar", "choice": "choice"}
 
 
 def with_sampling(logprobs: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The command gets its `sampling` as a dict of what was given. `logprobs`: where the command shows them."""
+    """Add the sampling flags to a command, which receives those that were set as `sampling`.
+
+    `logprobs` says where the command shows them.
+    """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def wrapped(**values: Any) -> Any:
-            given = {name: values.pop(name) for name, _, _ in _OPTIONS}
-            return command(**values, sampling=collect_sampling(given))
+            flags = {name: values.pop(name) for name, _, _ in _OPTIONS}
+            return command(**values, sampling=collect_sampling(flags))
 
-        own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name != "sampling"]
+        parameters = inspect.signature(command, eval_str=True).parameters.values()
+        own = [parameter for parameter in parameters if parameter.name != "sampling"]
         added = [
             _build_parameter(name, kind, f"{text}; {logprobs}" if name == "logprobs" else text)
             for name, kind, text in _OPTIONS
         ]
         wrapped.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
-        wrapped.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
+        wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *added)}
         return wrapped
 
     return decorate
@@ -73,9 +77,9 @@ def _build_parameter(name: str, kind: Any, text: str) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind | None)
 
 
-def collect_sampling(given: dict[str, Any]) -> dict[str, Any]:
-    """Flags as sampling parameters: what was not given is left out, the four constraints become one."""
-    chosen = {name: value for name, value in given.items() if value not in (None, [])}
+def collect_sampling(flags: dict[str, Any]) -> dict[str, Any]:
+    """Convert flags to sampling parameters. Drops unset flags; the four constraints become one."""
+    chosen = {name: value for name, value in flags.items() if value not in (None, [])}
     guided = {_GUIDED[name]: chosen.pop(name) for name in _GUIDED if name in chosen}
     if guided:
         for name in ("json", "grammar"):
@@ -93,7 +97,7 @@ def collect_sampling(given: dict[str, Any]) -> dict[str, Any]:
             }
         except (AttributeError, TypeError, ValueError):
             raise UsageError(
-                "--logit-bias takes a JSON object of token ids and numbers", "like: '{\"42\": -100}'"
+                "--logit-bias expects a JSON object of token ids and numbers", "for example: '{\"42\": -100}'"
             ) from None
     return chosen
 
@@ -108,7 +112,7 @@ def _read_text_or_file(value: str) -> str:
     try:
         return Path(value[1:]).read_text()
     except OSError as error:
-        raise UsageError(f"{value[1:]} cannot be read: {error.strerror}") from None
+        raise UsageError(f"cannot read {value[1:]}: {error.strerror}") from None
 
 
 def _parse_json(text: str, flag: str) -> Any:

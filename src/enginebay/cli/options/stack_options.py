@@ -1,4 +1,4 @@
-"""What `bay run`, `bay chat` and `bay batch` have in common: which model, on which engine, with which settings."""
+"""Options of `bay run`, `bay chat`, `bay batch` and `bay serve`: model, engine, configuration and settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from enginebay.config.sections.config_keys import ConfigKeys
 from enginebay.engines import registry
 
 ModelArgument = Annotated[
-    str, typer.Argument(help="A model of the store, the catalogue or the configuration, a path, or a source")
+    str, typer.Argument(help="A model in the store, the catalogue or the configuration, a path, or a source")
 ]
 EngineOption = Annotated[
     str | None,
@@ -26,36 +26,36 @@ EngineOption = Annotated[
 ]
 ConfigOption = Annotated[
     Path | None,
-    typer.Option(
-        "--config", "-c", help="A YAML file (default: enginebay.yaml here, else config.yaml in ENGINEBAY_HOME)"
-    ),
+    typer.Option("--config", "-c", help="Config file (default: ./enginebay.yaml, else config.yaml in ENGINEBAY_HOME)"),
 ]
 PresetOption = Annotated[
-    str | None, typer.Option("--preset", help="Settings by name, below the configuration's own: see `bay presets`")
+    str | None, typer.Option("--preset", help="Preset to start from; the configuration overrides it. See `bay presets`")
 ]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="KEY=VALUE",
-        help="A setting of the engine, like --set context_length=2048, or a key of the configuration, like --set sampling.seed=1",
+        help="Set an engine setting, such as context_length=2048, or a configuration key, such as sampling.seed=1; repeatable",
     ),
 ]  # fmt: skip
 SetKeyOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A key over the configuration's, like --set vllm.max_num_seqs=64"),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a configuration key, such as vllm.max_num_seqs=64; repeatable"
+    ),
 ]
 OfflineOption = Annotated[bool | None, typer.Option("--offline/--online", help="Never use the network")]
-StrictOption = Annotated[bool, typer.Option("--strict", help="A retired or inapplicable key is an error")]
-LoraOption = Annotated[str | None, typer.Option("--lora", help="A LoRA adapter of the configuration, by name")]
-RawOption = Annotated[bool, typer.Option("--raw", help="The prompt as it is, without the chat template")]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Treat retired keys and keys without effect as errors")]
+LoraOption = Annotated[str | None, typer.Option("--lora", help="Name of a configured LoRA adapter")]
+RawOption = Annotated[bool, typer.Option("--raw", help="Send the prompt as is, without the chat template")]
 
-TRUNCATED_NOTE = "(cut off at max_tokens or the end of the context; --max-tokens allows more)"
+TRUNCATED_NOTE = "(truncated at max_tokens or the end of the context; raise --max-tokens)"
 
 
 def build_stack_options(
     config: Path | None, set_: list[str] | None, offline: bool | None, strict: bool, engine: str | None
 ) -> dict[str, Any]:
-    """What these flags mean to a stack."""
+    """Convert these flags to keyword arguments of a stack."""
     keys, settings = split_assignments(set_)
     return {
         "engine": engine,
@@ -66,22 +66,22 @@ def build_stack_options(
 
 
 def split_assignments(assignments: list[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of `--set`: the configuration's keys by their full names, and settings of the engine by their bare ones."""
-    given = parse_assignments(assignments or [])
+    """Split `--set` into configuration keys by full name and engine settings by bare name."""
+    values = parse_assignments(assignments or [])
     specs = registry.load_specs()
     heads = set(ConfigKeys(specs).list_section_names())
-    heads -= {name.split(".")[0] for spec in specs.values() for name in spec.settings}  # `model` is one of openai's
-    keys = {key: value for key, value in given.items() if key.split(".")[0] in heads}
-    return keys, {key: value for key, value in given.items() if key not in keys}
+    heads -= {name.split(".")[0] for spec in specs.values() for name in spec.settings}  # `model` is a setting of openai
+    keys = {key: value for key, value in values.items() if key.split(".")[0] in heads}
+    return keys, {key: value for key, value in values.items() if key not in keys}
 
 
 def warn_unused_keys(assignments: list[str] | None, kind: str) -> None:
-    """Of `--set`, those of other engines than the one that runs."""
-    words = ConfigKeys(registry.load_specs())
+    """Warn about `--set` keys of other engines."""
+    known_keys = ConfigKeys(registry.load_specs())
     for key in split_assignments(assignments)[0]:
-        owner = words.resolve_kind(key.split(".")[0])
+        owner = known_keys.resolve_kind(key.split(".")[0])
         if owner not in (None, kind):
-            note(f"warning: {key} counts on {owner} alone, and this runs on {kind}")
+            note(f"warning: {key} applies to {owner} only, and this runs on {kind}")
 
 
 def show_warnings(warnings: list[str]) -> None:
@@ -90,7 +90,7 @@ def show_warnings(warnings: list[str]) -> None:
 
 
 class StatusLine:
-    """Says on the terminal what is going on, once it has gone on for a while."""
+    """Shows the current activity on stderr; off a terminal, only after `after_s`."""
 
     def __init__(self, after_s: float = 1.0) -> None:
         self._started = time.monotonic()

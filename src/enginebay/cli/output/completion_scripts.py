@@ -1,4 +1,4 @@
-"""Completion scripts of three shells from one description of the commands. Pure."""
+"""Completion scripts for bash, zsh and fish from one description of the commands. Pure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class CompletionCommand:
     help: str = ""
     options: tuple[CompletionOption, ...] = ()
     children: tuple[CompletionCommand, ...] = ()
-    words: tuple[str, ...] = ()  # what its arguments may be, where that is known
+    words: tuple[str, ...] = ()  # possible arguments, where known
 
 
 def walk_commands(root: CompletionCommand, path: str = "") -> Iterator[tuple[str, CompletionCommand]]:
-    """Every command with its place: "" for the root, "/engines/install" below it."""
+    """Yield every command with its path: "" for the root, "/engines/install" below it."""
     yield path, root
     for child in root.children:
         yield from walk_commands(child, f"{path}/{child.name}")
@@ -41,16 +41,16 @@ def render_bash(root: CompletionCommand) -> str:
             values.append(f"    {pattern}) words={_quote(' '.join(option.values))}; flags='' ;;")
     return f"""# bash completion for bay; in ~/.bashrc: eval "$(bay completion bash)"
 _bay() {{
-  local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} place='' word words='' flags=''
+  local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} node='' word words='' flags=''
   for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
-    case "$place/$word" in
-      {_join_paths(root)}) place="$place/$word" ;;
+    case "$node/$word" in
+      {_join_paths(root)}) node="$node/$word" ;;
     esac
   done
-  case "$place" in
+  case "$node" in
 {_join_lines(words)}
   esac
-  case "$place $prev" in
+  case "$node $prev" in
 {_join_lines(values)}
   esac
   if [[ $cur == -* ]]; then words=$flags; fi
@@ -72,17 +72,17 @@ def render_zsh(root: CompletionCommand) -> str:
     return f"""#compdef bay
 # zsh completion for bay; in ~/.zshrc, after compinit: eval "$(bay completion zsh)"
 _bay() {{
-  local place='' word
+  local node='' word
   local -a found flags
   for word in "${{(@)words[2,CURRENT-1]}}"; do
-    case "$place/$word" in
-      {_join_paths(root)}) place="$place/$word" ;;
+    case "$node/$word" in
+      {_join_paths(root)}) node="$node/$word" ;;
     esac
   done
-  case "$place" in
+  case "$node" in
 {_join_lines(words)}
   esac
-  case "$place ${{words[CURRENT-1]}}" in
+  case "$node ${{words[CURRENT-1]}}" in
 {_join_lines(values)}
   esac
   if [[ ${{words[CURRENT]}} == -* ]]; then found=("${{flags[@]}}"); fi
@@ -102,15 +102,15 @@ def render_fish(root: CompletionCommand) -> str:
         lines += [f"{at} {_render_fish_option(option)}" for option in command.options]
     return f"""# fish completion for bay: bay completion fish > ~/.config/fish/completions/bay.fish
 function __bay_at
-  set -l place ''
+  set -l node ''
   for word in (commandline -opc)[2..-1]
-    switch "$place/$word"
+    switch "$node/$word"
       case {" ".join(_quote(path) for path, _ in walk_commands(root) if path)}
-        set place "$place/$word"
+        set node "$node/$word"
     end
   end
-  test -z "$place"; and set place /
-  test "$place" = "$argv[1]"
+  test -z "$node"; and set node /
+  test "$node" = "$argv[1]"
 end
 {_join_lines(lines)}
 """
@@ -125,7 +125,7 @@ def _render_fish_option(option: CompletionOption) -> str:
 
 
 def _iter_value_options(path: str, command: CompletionCommand) -> Iterator[tuple[str, CompletionOption]]:
-    """Options that take a value, with the shell pattern "place --flag"; without known values they complete files."""
+    """Yield options that take a value, with the shell pattern "path --flag". Without known values they complete files."""
     for option in command.options:
         if option.takes_value:
             yield "|".join(_quote(f"{path} {flag}") for flag in option.flags), option
@@ -144,7 +144,7 @@ def _escape(text: str) -> str:
 
 
 def _quote(text: str) -> str:
-    """Always in quotes, so that an empty text stays an argument."""
+    """Quote text, so that an empty one stays an argument."""
     return shlex.quote(text) if text else "''"
 
 

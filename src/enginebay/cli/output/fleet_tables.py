@@ -1,4 +1,4 @@
-"""What `bay ps`, `bay switches` and the commands that move models show, from the server's answers. Pure."""
+"""Tables and lines of `bay ps`, `bay switches` and the commands that load models, from the server's responses. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _SWITCH_COLUMNS = ("time", "model", "engine", "from", "replaced", "total")
 # bay ps
 
 
-def build_ps_rows(found: JsonObject) -> list[list[str]]:
-    """In the order of PS_COLUMNS."""
-    return [_build_ps_row(model) for model in found["models"]]
+def build_ps_rows(status: JsonObject) -> list[list[str]]:
+    """Build rows in the order of PS_COLUMNS."""
+    return [_build_ps_row(model) for model in status["models"]]
 
 
 def _build_ps_row(model: JsonObject) -> list[str]:
@@ -38,16 +38,16 @@ def _build_ps_row(model: JsonObject) -> list[str]:
     ]
 
 
-def build_ps_notes(found: JsonObject) -> list[str]:
-    """What a table has no place for: memory, spare processes, and what is wrong."""
-    lines = [_format_memory(found)]
-    if found["standby"]:
-        spare = ", ".join(f"{escape_unprintable(kind)} (pid {pid})" for kind, pid in found["standby"].items())
+def build_ps_notes(status: JsonObject) -> list[str]:
+    """Build the lines below the table: memory, standby processes and failures."""
+    lines = [_format_memory(status)]
+    if status["standby"]:
+        spare = ", ".join(f"{escape_unprintable(kind)} (pid {pid})" for kind, pid in status["standby"].items())
         lines.append(f"standby: {spare}")
-    for model in found["models"]:
+    for model in status["models"]:
         if model["smaller_settings"]:
             lines.append(
-                f"{escape_unprintable(model['name'])} runs with smaller settings than asked for: memory was short"
+                f"{escape_unprintable(model['name'])} runs with reduced settings: out of memory with the configured ones"
             )
         if model["last_failure"]:
             lines.append(
@@ -56,23 +56,23 @@ def build_ps_notes(found: JsonObject) -> list[str]:
     return lines
 
 
-def _format_memory(found: JsonObject) -> str:
-    """Of each pool. Workers are measured in main memory; what is taken of a GPU is what they are counted with there."""
-    taken = dict.fromkeys(found["memory_bytes"], 0)
-    for model in found["models"]:
-        taken["ram"] = taken.get("ram", 0) + (model["memory_bytes"] or 0)
+def _format_memory(status: JsonObject) -> str:
+    """Format used and total memory of each pool. RAM is measured; GPU memory is what the fleet accounts for."""
+    used = dict.fromkeys(status["memory_bytes"], 0)
+    for model in status["models"]:
+        used["ram"] = used.get("ram", 0) + (model["memory_bytes"] or 0)
         for pool, needed in model["needs_bytes"].items():
             if pool != "ram" and model["awake_s"] is not None:
-                taken[pool] = taken.get(pool, 0) + needed
+                used[pool] = used.get(pool, 0) + needed
     pools = [
-        f"{escape_unprintable(pool)} {format_bytes(taken[pool])} of {format_bytes(there)}"
-        for pool, there in found["memory_bytes"].items()
+        f"{escape_unprintable(pool)} {format_bytes(used[pool])} of {format_bytes(total)}"
+        for pool, total in status["memory_bytes"].items()
     ]
     return f"memory: {', '.join(pools)}"
 
 
 def _format_switch_time(switch: JsonObject) -> str:
-    """The total, and the phase that most of it was."""
+    """Format the total and the slowest phase."""
     slowest = switch["slowest"]
     most = f" ({escape_unprintable(slowest['phase'])} {format_duration(slowest['seconds'])})" if slowest else ""
     return f"{format_duration(switch['total_s'])}{most}"
@@ -81,9 +81,9 @@ def _format_switch_time(switch: JsonObject) -> str:
 # bay switches
 
 
-def build_switch_table(found: JsonObject, zone: tzinfo | None = None) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows, oldest first; a column for each phase that any of them had. Times are of this zone, or here."""
-    switches: Sequence[JsonObject] = found["switches"]
+def build_switch_table(history: JsonObject, zone: tzinfo | None = None) -> tuple[list[str], list[list[str]]]:
+    """Build columns and rows, oldest first, with a column per phase. `zone` defaults to local time."""
+    switches: Sequence[JsonObject] = history["switches"]
     phases = _list_phases(switches)
     rows = [_build_switch_row(switch, phases, zone) for switch in switches]
     return [*_SWITCH_COLUMNS, *(escape_unprintable(phase.replace("_", " ")) for phase in phases), "objective"], rows
@@ -108,11 +108,11 @@ def _build_switch_row(switch: JsonObject, phases: Iterable[str], zone: tzinfo | 
     ]
 
 
-def summarize_switches(found: JsonObject) -> str:
-    """All of them in one line."""
-    means = ", ".join(f"{escape_unprintable(kind)} {format_duration(mean)}" for kind, mean in found["mean_s"].items())
-    count = len(found["switches"])
-    return f"{count} {'switch' if count == 1 else 'switches'}, {found['missed']} missed their objective" + (
+def summarize_switches(history: JsonObject) -> str:
+    """Summarize all switches in one line."""
+    means = ", ".join(f"{escape_unprintable(kind)} {format_duration(mean)}" for kind, mean in history["mean_s"].items())
+    count = len(history["switches"])
+    return f"{count} {'switch' if count == 1 else 'switches'}, {history['missed']} missed their objective" + (
         f"; mean from {means}" if means else ""
     )
 
@@ -121,11 +121,12 @@ def summarize_switches(found: JsonObject) -> str:
 
 
 def describe_model(model: JsonObject) -> str:
-    """How a model is now, in one line."""
+    """Describe a model's state in one line."""
     switch = model["last_switch"]
     awake = switch is not None and model["state"] == "awake"
-    taken = f", from {escape_unprintable(switch['from'])} in {_format_switch_time(switch)}" if awake else ""
+    detail = f", from {escape_unprintable(switch['from'])} in {_format_switch_time(switch)}" if awake else ""
+    verb = "is"
     if model.get("already"):
-        taken = ", and was before"
+        verb, detail = "was already", ""
     engine = " ".join(part for part in (model["engine"], model["version"]) if part)
-    return f"{escape_unprintable(model['name'])} on {escape_unprintable(engine)} is {escape_unprintable(model['state'])}{taken}"
+    return f"{escape_unprintable(model['name'])} on {escape_unprintable(engine)} {verb} {escape_unprintable(model['state'])}{detail}"

@@ -1,4 +1,4 @@
-"""Progress of an install: a spinner on a terminal, plain lines where output is read by something else."""
+"""Progress of an install: a spinner on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from enginebay.cli.output.console import note
 ProgressReporter = Callable[[str, str], None]
 _PLAIN_EVERY_S = 10.0
 _PLAIN_WIDTH = 100
-_OTHER_COLUMNS = 12  # of the terminal's width, taken by the spinner and the clock
+_OTHER_COLUMNS = 12  # width of the spinner and the clock
 
 
 @contextmanager
@@ -35,26 +35,26 @@ def _show_spinner(title: str) -> Iterator[ProgressReporter]:
         TextColumn("{task.description}", markup=False),
     )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True) as shown:
-        task = shown.add_task(title)
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(title)
 
-        def report(doing: str, line: str) -> None:
-            text = " · ".join(part for part in (title, doing, line) if part)
-            shown.update(task, description=text[: max(20, console.width - _OTHER_COLUMNS)])
+        def report(stage: str, line: str) -> None:
+            text = " · ".join(part for part in (title, stage, line) if part)
+            progress.update(task, description=text[: max(20, console.width - _OTHER_COLUMNS)])
 
         yield report
 
 
 def _make_line_reporter(title: str) -> ProgressReporter:
-    """Each stage once, and within a long one where it is, every few seconds."""
+    """Report each stage once, and progress within a long stage every few seconds."""
     started = time.monotonic()
-    last_stage, last_said = "", started
+    last_stage, last_printed_s = "", started
 
-    def report(doing: str, line: str) -> None:
-        nonlocal last_stage, last_said
+    def report(stage: str, line: str) -> None:
+        nonlocal last_stage, last_printed_s
         now = time.monotonic()
-        if doing != last_stage or (line and now - last_said >= _PLAIN_EVERY_S):
-            last_stage, last_said = doing, now
-            note(f"[{now - started:4.0f} s] {title}: {doing}{f': {line[:_PLAIN_WIDTH]}' if line else ''}")
+        if stage != last_stage or (line and now - last_printed_s >= _PLAIN_EVERY_S):
+            last_stage, last_printed_s = stage, now
+            note(f"[{now - started:4.0f} s] {title}: {stage}{f': {line[:_PLAIN_WIDTH]}' if line else ''}")
 
     return report

@@ -1,4 +1,4 @@
-"""Ending what runs in the terminal by a single key."""
+"""Quitting a live display with a single key."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from contextlib import contextmanager, suppress
 
 _KEYS = frozenset(b"qQ")
 
-WaitForQuit = Callable[[float], bool]  # for so many seconds; True: it is time to end
+WaitForQuit = Callable[[float], bool]  # waits this many seconds; True: quit
 
 
 @contextmanager
 def listen_for_quit_key() -> Iterator[WaitForQuit]:
-    """A wait that `q` ends. The terminal gets its settings back; where standard input is none, it only waits."""
+    """Yield a wait that `q` ends. Restores the terminal afterwards; without a terminal it only waits."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield wait_without_keys
         return
@@ -26,10 +26,10 @@ def listen_for_quit_key() -> Iterator[WaitForQuit]:
     descriptor = sys.stdin.fileno()
     settings = termios.tcgetattr(descriptor)
     try:
-        tty.setcbreak(descriptor, termios.TCSANOW)  # keys come at once, and Ctrl-C stays what it is
+        tty.setcbreak(descriptor, termios.TCSANOW)  # keys arrive unbuffered; Ctrl-C still interrupts
         yield lambda seconds: _is_quit_pressed_within(descriptor, seconds)
     finally:
-        with suppress(termios.error):  # the terminal has gone
+        with suppress(termios.error):  # the terminal is gone
             termios.tcsetattr(descriptor, termios.TCSANOW, settings)
 
 
@@ -46,6 +46,6 @@ def _is_quit_pressed_within(descriptor: int, seconds: float) -> bool:
                 typed = os.read(descriptor, 1024)
             except OSError:
                 typed = b""
-            if not typed or _KEYS & {*typed}:  # nothing at all: the terminal has gone
+            if not typed or _KEYS & {*typed}:  # empty: the terminal is gone
                 return True
     return False

@@ -1,4 +1,4 @@
-"""What `bay top` shows, from two scrapes of a server's metrics. Pure."""
+"""Rows of `bay top`, from two scrapes of a server's metrics. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOP_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class TopRow:
-    """One model on one engine. Rates and latencies are of the last interval; None: nothing happened, or nobody tells."""
+    """One model on one engine. Rates and latencies cover the last interval; None: no samples, or not reported."""
 
     model: str
     engine: str
@@ -39,17 +39,17 @@ class TopRow:
 
 @dataclass(frozen=True, slots=True)
 class ServerSummary:
-    """The server as a whole."""
+    """Figures of the whole server."""
 
     version: str
     connections: float | None
     memory_bytes: float | None
     uptime_s: float | None
-    refused_per_s: float  # by rate limits, full queues and the like
+    refused_per_s: float  # by rate limits and full queues
 
 
 def build_rows(before: Samples, after: Samples, seconds: float) -> list[TopRow]:
-    """A row per model and engine, by name."""
+    """Build one row per model and engine, sorted by name."""
     return [_build_row(before, after, seconds, model, engine) for model, engine in sorted(_list_models(after))]
 
 
@@ -105,23 +105,22 @@ def _compute_rate(before: Samples, after: Samples, seconds: float, name: str, ow
 
 
 def _compute_increase(old: float, new: float) -> float:
-    """How much a counter grew; one that fell was started anew."""
+    """Return how much a counter grew. One that fell was reset."""
     return new - old if new >= old else new
 
 
 def _subtract_histograms(before: Samples, after: Samples, name: str, own: Mapping[str, str]) -> dict[float, float]:
     old, new = sum_buckets(before, name, **own), sum_buckets(after, name, **own)
-    anew = any(new[bound] < old.get(bound, 0.0) for bound in new)
-    return {bound: count if anew else count - old.get(bound, 0.0) for bound, count in new.items()}
-
-
-# For people
+    was_reset = any(new[bound] < old.get(bound, 0.0) for bound in new)
+    return {bound: count if was_reset else count - old.get(bound, 0.0) for bound, count in new.items()}
 
 
 def format_cells(row: TopRow) -> list[str]:
-    """In the order of COLUMNS."""
+    """Format a row in the order of TOP_COLUMNS."""
     return [
-        escape_unprintable(row.model),  # a server may call its models anything, and this is a terminal
+        escape_unprintable(
+            row.model
+        ),  # a remote server chooses its model names: keep control characters off the terminal
         escape_unprintable(row.engine),
         _format_or_dash(row.running, _format_count),
         _format_or_dash(row.waiting, _format_count),
@@ -139,7 +138,7 @@ def format_cells(row: TopRow) -> list[str]:
 
 
 def format_headline(summary: ServerSummary, rows: Sequence[TopRow]) -> str:
-    """The server in one line."""
+    """Format the server's figures as one line."""
     parts = [f"enginebay {escape_unprintable(summary.version)}".strip()]
     if summary.uptime_s is not None:
         parts.append(f"up {format_age(summary.uptime_s)}")
@@ -155,7 +154,7 @@ def format_headline(summary: ServerSummary, rows: Sequence[TopRow]) -> str:
 
 
 def to_json(summary: ServerSummary, rows: Sequence[TopRow]) -> dict[str, Any]:
-    """Infinity, which JSON does not have, becomes null: above the highest bucket, nobody knows how far."""
+    """Convert to JSON. Infinity, a quantile above the highest bucket, becomes null."""
     return {
         "server": _replace_infinities(asdict(summary)),
         "models": [_replace_infinities(asdict(row)) for row in rows],

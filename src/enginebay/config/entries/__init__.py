@@ -1,0 +1,1 @@
+"""Config values with their origin, and how they are parsed and checked."""

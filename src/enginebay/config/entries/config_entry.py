@@ -1,4 +1,4 @@
-"""Settings as they were written: a tree of values that remember where they came from."""
+"""Config values as a tree of entries that record their origin."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SOURCE_RANKS = {"default": 0, "preset": 1, "file": 2, "environment": 3, "flag": 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value was set: `source` is a key of RANKS, `name` the preset, the file or the variable."""
+    """Where a value was set: `source` is a key of SOURCE_RANKS, `name` the preset, file or variable."""
 
     source: str = "default"
     name: str = ""
@@ -44,7 +44,7 @@ class ConfigEntry:
         return isinstance(self.value, dict)
 
     def to_plain(self) -> Any:
-        """The value without the bookkeeping; a checked entry already holds it so."""
+        """Return the value without origins. A checked entry already holds plain values."""
         if not isinstance(self.value, dict):
             return self.value
         return {key: child.to_plain() if isinstance(child, ConfigEntry) else child for key, child in self.value.items()}
@@ -55,7 +55,7 @@ class ConfigEntry:
 
 @dataclass(frozen=True, slots=True)
 class ConfigProblem:
-    """One thing that is wrong, in one line."""
+    """One problem, printed as one line."""
 
     key: str
     message: str
@@ -71,7 +71,7 @@ class ConfigProblem:
 
 @dataclass(slots=True)
 class ProblemCollector:
-    """Collects what is wrong, so that a user sees all of it at once."""
+    """Collects problems, so that the user sees all of them at once."""
 
     items: list[ConfigProblem] = field(default_factory=list)
 
@@ -80,12 +80,12 @@ class ProblemCollector:
 
 
 def as_section(entry: ConfigEntry) -> ConfigEntry:
-    """The entry as a section; a key with nothing under it is an empty one."""
+    """Return the entry as a section. A null value is an empty section."""
     return replace(entry, value={}) if entry.value is None else entry
 
 
 def merge(base: ConfigEntry, over: ConfigEntry) -> ConfigEntry:
-    """Lay one layer over another: sections are merged, everything else is replaced."""
+    """Merge `over` onto `base`: sections merge, other values are replaced."""
     if not base.is_section or not over.is_section or _has_other_kind(base, over):
         return over
     merged: dict[Any, ConfigEntry] = dict(base.value)
@@ -95,18 +95,18 @@ def merge(base: ConfigEntry, over: ConfigEntry) -> ConfigEntry:
 
 
 def _has_other_kind(base: ConfigEntry, over: ConfigEntry) -> bool:
-    """Does a section such as `profile` become something else, for which the keys below it are not meant?"""
-    kinds = [one.value.get("kind", ConfigEntry(None)).value for one in (base, over)]
+    """Return whether a section such as `profile` changes its kind, so that the keys of the old kind do not apply."""
+    kinds = [entry.value.get("kind", ConfigEntry(None)).value for entry in (base, over)]
     return all(isinstance(kind, str) for kind in kinds) and kinds[0] != kinds[1]
 
 
 def pick_stronger(current: ConfigEntry | None, candidate: ConfigEntry) -> ConfigEntry:
-    """Of two entries for one setting: the later source wins, and at equal sources the more specific candidate."""
+    """Return the entry from the stronger source; at equal sources, the candidate."""
     return current if current is not None and current.origin.rank > candidate.origin.rank else candidate
 
 
 def overlay(*layers: Mapping[str, ConfigEntry]) -> dict[str, ConfigEntry]:
-    """Combine settings given at several places, general to specific."""
+    """Merge settings from several layers, ordered general to specific."""
     combined: dict[str, ConfigEntry] = {}
     for layer in layers:
         for name, entry in layer.items():

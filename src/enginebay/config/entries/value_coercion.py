@@ -1,4 +1,4 @@
-"""Does a value fit what is declared for it? Pure."""
+"""Coerces and validates values against their declared settings. Pure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ TYPE_NAMES = {
 
 
 class InvalidValue(Exception):
-    """The value cannot be used; says why in words that follow the key's name."""
+    """The value is invalid. The message follows the key's name."""
 
 
 def coerce_value(setting: Setting, entry: ConfigEntry) -> Any:
-    """The value as the setting takes it; null stands for unset. Raises `Misfit`."""
+    """Return the value in the setting's type; null means unset. Raises `InvalidValue`."""
     if entry.value is None:
         return None
     types = setting.type.split("|")
@@ -37,7 +37,7 @@ def coerce_value(setting: Setting, entry: ConfigEntry) -> Any:
 
 
 def split_list(value: Any) -> Any:
-    """A list, or text with commas between its items, as a tuple; nothing is no item, null stays null."""
+    """Convert a list or comma-separated text to a tuple. Drops empty items; null stays null."""
     if value is None:
         return None
     items = value.split(",") if isinstance(value, str) else value
@@ -54,7 +54,7 @@ def _coerce_type(types: list[str], entry: ConfigEntry) -> Any:
         return value
     elif isinstance(value, (int, float)) and "float" in types:
         if not math.isfinite(value):
-            raise InvalidValue(f"is {value}, expected a finite number")
+            raise InvalidValue(f"expected a finite number, got {value}")
         return float(value)
     elif any(isinstance(value, kind) and name in types for name, kind in (("str", str), ("map", dict), ("list", list))):
         return value
@@ -62,15 +62,15 @@ def _coerce_type(types: list[str], entry: ConfigEntry) -> Any:
 
 
 def _coerce_text(types: list[str], entry: ConfigEntry) -> Any:
-    """A shell has no types: 0 and 1 are booleans there, and text may look like a number."""
+    """Coerce the text of a variable: the shell has no types, so 0 and 1 may be booleans and text may look like a number."""
     if entry.raw is not None and not isinstance(entry.value, (dict, list)):
         if "bool" in types and entry.raw in ("0", "1"):
             return entry.raw == "1"
         if "str" in types:
             return entry.raw
     expected = " or ".join(TYPE_NAMES.get(name, name) for name in types)
-    hint = "; put it in quotes" if "str" in types and isinstance(entry.value, (bool, int, float)) else ""
-    raise InvalidValue(f"is {_format_value(entry.value)}, expected {expected}{hint}")
+    hint = "; quote it" if "str" in types and isinstance(entry.value, (bool, int, float)) else ""
+    raise InvalidValue(f"expected {expected}, got {quote_value(entry.value)}{hint}")
 
 
 def _check_range(setting: Setting, value: float) -> None:
@@ -78,20 +78,21 @@ def _check_range(setting: Setting, value: float) -> None:
     if (low is None or value >= low) and (high is None or value <= high):
         return
     if low is None:
-        raise InvalidValue(f"is {_format_number(value)}, allowed is up to {_format_number(high)}")
-    upper = " and more" if high is None else f" to {_format_number(high)}"
-    raise InvalidValue(f"is {_format_number(value)}, allowed is {_format_number(low)}{upper}")
+        raise InvalidValue(f"expected at most {_format_number(high)}, got {_format_number(value)}")
+    allowed = f"at least {_format_number(low)}" if high is None else f"{_format_number(low)} to {_format_number(high)}"
+    raise InvalidValue(f"expected {allowed}, got {_format_number(value)}")
 
 
 def _explain_choices(value: Any, choices: tuple[Any, ...]) -> str:
-    shown = [_format_value(choice) for choice in choices]
-    near = get_close_matches(str(value).lower(), [one.lower() for one in shown], n=1, cutoff=0.75)
-    hint = f"; did you mean {next(one for one in shown if one.lower() == near[0])}?" if near else ""
-    return f"is {_format_value(value)}, allowed is {', '.join(shown)}{hint}"
+    names = [_format_value(choice) for choice in choices]
+    near = get_close_matches(str(value).lower(), [name.lower() for name in names], n=1, cutoff=0.75)
+    hint = f"; did you mean {next(name for name in names if name.lower() == near[0])}?" if near else ""
+    allowed = f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
+    return f"expected {allowed}, got {quote_value(value)}{hint}"
 
 
 def _is_same_value(value: Any, choice: Any) -> bool:
-    """Equal, without Python's `True == 1`."""
+    """Compare values, but not `True == 1`."""
     return isinstance(value, bool) == isinstance(choice, bool) and bool(value == choice)
 
 
@@ -99,9 +100,14 @@ def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict):
-        return "a section"
+        return "a mapping"
     text = str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def quote_value(value: Any) -> str:
+    """Format a value for an error message, text in quotes."""
+    return repr(_format_value(value)) if isinstance(value, str) else _format_value(value)
 
 
 def _format_number(value: float | None) -> str:

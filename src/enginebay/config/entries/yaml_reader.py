@@ -1,4 +1,4 @@
-"""Read YAML into entries that know their line. Safe tags only, and nothing that grows without bound."""
+"""Reads YAML into entries with line numbers. Allows safe tags only and bounds size, depth and aliases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from enginebay.config.entries.config_entry import ConfigEntry, ConfigProblem, Or
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 40
-MAX_VALUES = 50_000  # counted after aliases are followed, so that a few lines cannot stand for millions of values
+MAX_VALUES = 50_000  # counted after expanding aliases, against alias bombs
 
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = {f"{_TAG}{name}" for name in ("str", "int", "float", "bool", "null")}
@@ -20,7 +20,7 @@ _FLOAT = re.compile(r"^[-+]?(?:\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$")
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, with dates and `=` left as text and 1e-3 read as the number it is."""
+    """The safe loader, except that dates and `=` stay text and 1e-3 is a number."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -31,7 +31,7 @@ _Loader.add_implicit_resolver(f"{_TAG}float", _FLOAT, list("-+.0123456789"))
 
 
 class _YamlReadError(Exception):
-    """The text cannot be read any further."""
+    """The text cannot be parsed."""
 
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class _YamlReadError(Exception):
 
 
 def read_yaml_file(path: Path, display_name: str, problems: ProblemCollector) -> ConfigEntry:
-    """The file's content as a section; what is wrong with it goes to `problems`."""
+    """Return the file's content as a section. Adds problems to `problems`."""
     empty = ConfigEntry({}, Origin("file", display_name, 1))
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -67,7 +67,7 @@ def read_yaml_file(path: Path, display_name: str, problems: ProblemCollector) ->
 
 
 def parse_yaml_value(text: str, origin: Origin, key_path: str, problems: ProblemCollector) -> ConfigEntry | None:
-    """One value written as YAML, as environment variables and flags hold it; None when it cannot be read."""
+    """Parse one YAML value from a variable or flag; None if it cannot be parsed."""
     try:
         return _YamlReader("", problems, origin).read(text, key_path)
     except _YamlReadError as stop:
@@ -76,7 +76,7 @@ def parse_yaml_value(text: str, origin: Origin, key_path: str, problems: Problem
 
 
 class _YamlReader:
-    """Turns YAML nodes into entries, following aliases within the limits."""
+    """Converts YAML nodes to entries, expanding aliases within the limits."""
 
     def __init__(self, name: str, problems: ProblemCollector, origin: Origin | None = None) -> None:
         self.name = name
@@ -106,7 +106,7 @@ class _YamlReader:
         if depth > MAX_DEPTH:
             raise _YamlReadError("values are nested too deeply", node.start_mark.line + 1)
         if self.value_count > MAX_VALUES:
-            raise _YamlReadError(f"more than {MAX_VALUES} values, aliases followed", node.start_mark.line + 1)
+            raise _YamlReadError(f"more than {MAX_VALUES} values after expanding aliases", node.start_mark.line + 1)
         origin = self.find_origin(node)
         if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":
             return ConfigEntry(self.build_mapping(node, key_path, depth), origin, key_path)
@@ -128,18 +128,18 @@ class _YamlReader:
             entry = self.build(value_node, here, depth + 1)
             entry = ConfigEntry(entry.value, self.find_origin(key_node), here)
             if key in own:
-                self.problems.add(entry, f"is given twice, first {self.describe_line(own[key])}")
+                self.problems.add(entry, f"duplicate key, first set {self.describe_line(own[key])}")
             own[key] = entry
         return inherited | own
 
     def read_merge_key(self, node: yaml.Node, key_path: str, depth: int) -> list[tuple[Any, ConfigEntry]]:
-        """What `<<:` brings in: one mapping, or a list of them where the first one wins."""
+        """Read `<<:`: one mapping, or a list of mappings where the first wins."""
         sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
         pairs: list[tuple[Any, ConfigEntry]] = []
         for source in sources:
             entry = self.build(source, key_path, depth + 1)
             if not entry.is_section:
-                raise _YamlReadError("`<<` takes a mapping", node.start_mark.line + 1)
+                raise _YamlReadError("`<<` expects a mapping", node.start_mark.line + 1)
             pairs += entry.value.items()
         return pairs
 
@@ -147,7 +147,7 @@ class _YamlReader:
         if not isinstance(node, yaml.ScalarNode):
             raise _YamlReadError("a key must be plain text", node.start_mark.line + 1)
         value = self.parse_scalar(node)
-        # `on`, `no` and `null` are names when they stand as keys, whatever YAML 1.1 makes of them
+        # keys such as `on`, `no` and `null` stay text, despite YAML 1.1
         return value if isinstance(value, (str, int)) and not isinstance(value, bool) else node.value
 
     def parse_scalar(self, node: yaml.Node) -> Any:

@@ -1,0 +1,1 @@
+"""The layers that make up a config, and the canonical spelling of their keys."""

@@ -1,6 +1,6 @@
-"""One layer, brought to one spelling: `inference:` opened, aliases resolved, moved keys at their place.
+"""Canonicalizes the keys of one layer: flattens `inference:`, resolves aliases, moves relocated keys.
 
-Done for each layer before they are merged, so that `backend` in a file and `engine` on the command line are one key.
+Runs on each layer before merging, so that `backend` in a file and `engine` on the command line are one key.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from enginebay.config.entries.config_entry import ConfigEntry, ProblemCollector, as_section
+from enginebay.config.entries.value_coercion import quote_value
 from enginebay.config.sections.config_keys import (
     MODEL_KEYS,
     ROOT_ALIASES,
@@ -24,7 +25,7 @@ _EXPERIMENT_TOP_KEYS = tuple(dict.fromkeys(name.split(".")[0] for name in EXPERI
 
 
 def canonicalize(layer: ConfigEntry, known_keys: ConfigKeys, problems: ProblemCollector) -> ConfigEntry:
-    """The layer with only canonical keys; those nobody knows are reported and left out."""
+    """Return the layer with canonical keys only. Reports and drops unknown keys."""
     root: dict[str, ConfigEntry] = {}
     for key, entry in _flatten_inference(layer, problems):
         _assign_key(root, key, entry, known_keys, problems)
@@ -32,7 +33,7 @@ def canonicalize(layer: ConfigEntry, known_keys: ConfigKeys, problems: ProblemCo
 
 
 def _flatten_inference(layer: ConfigEntry, problems: ProblemCollector) -> list[tuple[str, ConfigEntry]]:
-    """Top-level keys, with the content of `inference:` among them."""
+    """List top-level keys, including those under `inference:`."""
     pairs: list[tuple[str, ConfigEntry]] = []
     for key, entry in layer.children():
         if key != "inference":
@@ -97,7 +98,7 @@ def _canonicalize_models(entry: ConfigEntry, known_keys: ConfigKeys, problems: P
 def _check_section(entry: ConfigEntry, problems: ProblemCollector) -> bool:
     if as_section(entry).is_section:
         return True
-    problems.add(entry, "expected a section with keys of its own")
+    problems.add(entry, f"expected a mapping, got {quote_value(entry.value)}")
     return False
 
 
@@ -106,12 +107,12 @@ def _add_entry(target: dict[str, ConfigEntry], name: str, entry: ConfigEntry, pr
     if present is None:
         target[name] = entry
     else:
-        problems.add(entry, f"says the same as {present.key_path} ({present.origin}); keep one of them")
+        problems.add(entry, f"duplicates {present.key_path} ({present.origin}); keep one of them")
 
 
 def _add_to_section(
     root: dict[str, ConfigEntry], group: str, name: str, entry: ConfigEntry, problems: ProblemCollector
 ) -> None:
-    """Put an entry into a section that may be spelled in several places."""
-    gathered = root.setdefault(group, ConfigEntry({}, entry.origin, group))
-    _add_entry(gathered.value, name, entry, problems)
+    """Add an entry to a section whose keys may come from several spellings."""
+    section = root.setdefault(group, ConfigEntry({}, entry.origin, group))
+    _add_entry(section.value, name, entry, problems)

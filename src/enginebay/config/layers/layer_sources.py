@@ -1,6 +1,6 @@
-"""The layers a config is made of: preset, file, environment, flags, and the changes of a sweep's point.
+"""The layers of a config: preset, file, environment, flags, and the changes of a sweep point.
 
-Only this module reads any of them.
+Only this module reads them.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ NESTED_PREFIX = "ENGINEBAY__"
 SHORT_VARIABLES = {"ENGINEBAY_ENGINE": "engine", "ENGINEBAY_MODEL": "model", "ENGINEBAY_OFFLINE": "offline"}
 
 
-def find_config_file(given: Path | None, environ: Mapping[str, str]) -> Path | None:
-    """The config file to read: as asked for, else the first default place that has one."""
-    if given is not None:
-        return _require_file(given, "give the path of a file that exists")
+def find_config_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """Return the given file, else the one of ENGINEBAY_CONFIG, else the first default file that exists."""
+    if path is not None:
+        return _require_file(path, "pass the path of an existing file")
     named = environ.get(FILE_VARIABLE)
     if named:
-        return _require_file(Path(named).expanduser(), f"{FILE_VARIABLE} names it: correct or unset the variable")
+        return _require_file(Path(named).expanduser(), f"{FILE_VARIABLE} names it: fix or unset the variable")
     candidates = (Path("enginebay.yaml"), home_dir() / "config.yaml")
-    return next((path for path in candidates if path.is_file()), None)
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 def _require_file(path: Path, hint: str) -> Path:
     if not path.exists():
-        raise ConfigError(f"there is no config file {path}", hint)
+        raise ConfigError(f"config file not found: {path}", hint)
     if path.is_dir():
         raise ConfigError(f"{path} is a directory, not a config file", hint)
     return path
@@ -51,25 +51,24 @@ def read_file_layer(path: Path | None, problems: ProblemCollector) -> ConfigEntr
 
 
 def read_environment_layer(environ: Mapping[str, str], problems: ProblemCollector) -> ConfigEntry:
-    """`ENGINEBAY_ENGINE`, `ENGINEBAY_SERVER_PORT` and their like, and `ENGINEBAY__VLLM__MAX_NUM_SEQS` for any key.
+    """Read variables such as `ENGINEBAY_ENGINE` and `ENGINEBAY_SERVER_PORT`, and `ENGINEBAY__VLLM__MAX_NUM_SEQS` for any key.
 
-    Empty means not set.
+    Empty means unset.
     """
     root = ConfigEntry({}, Origin("environment"))
     for variable, text in sorted(environ.items()):
         path = _parse_variable(variable, text)
         if path is None or text == "":
             continue
-        origin, place = Origin("environment", variable), ".".join(path)
+        origin, key_path = Origin("environment", variable), ".".join(path)
         if not all(path):
-            problems.items.append(ConfigProblem(place, "an empty name between the underscores", origin))
+            problems.items.append(ConfigProblem(key_path, "empty name between underscores", origin))
             continue
-        # a name is never read as YAML
         short = not variable.startswith(NESTED_PREFIX)
-        names_something = short and (path in (["engine"], ["model"]) or _is_text_key(path))
-        entry = ConfigEntry(text) if names_something else parse_yaml_value(text, origin, place, problems)
+        is_text = short and (path in (["engine"], ["model"]) or _is_text_key(path))
+        entry = ConfigEntry(text) if is_text else parse_yaml_value(text, origin, key_path, problems)
         if entry is not None:
-            _insert_entry(root, path, ConfigEntry(entry.value, origin, place, text), problems)
+            _insert_entry(root, path, ConfigEntry(entry.value, origin, key_path, text), problems)
     return root
 
 
@@ -88,7 +87,7 @@ def _is_text_key(path: list[str]) -> bool:
 
 
 def build_flag_layer(flags: Mapping[str, Any], problems: ProblemCollector) -> ConfigEntry:
-    """Flags by dotted key or nested; None is a flag that was not given."""
+    """Build a layer from flags by dotted key or nested. None means unset."""
     root = ConfigEntry({}, Origin("flag"))
     for key, value in flags.items():
         if value is not None:
@@ -97,7 +96,7 @@ def build_flag_layer(flags: Mapping[str, Any], problems: ProblemCollector) -> Co
 
 
 def build_sweep_layer(changes: Mapping[str, Any], problems: ProblemCollector) -> ConfigEntry:
-    """One point of a sweep by dotted key; here null takes a value back."""
+    """Build a layer from a sweep point by dotted key. Here null unsets a value."""
     root = ConfigEntry({}, Origin("sweep"))
     for key, value in changes.items():
         _insert_entry(root, key.split("."), _to_entry(value, key, root.origin), problems)
@@ -105,7 +104,7 @@ def build_sweep_layer(changes: Mapping[str, Any], problems: ProblemCollector) ->
 
 
 def parse_assignments(texts: list[str]) -> dict[str, Any]:
-    """`KEY=VALUE` arguments as flags, the value read as YAML."""
+    """Parse `KEY=VALUE` arguments as flags, with YAML values."""
     flags: dict[str, Any] = {}
     problems = ProblemCollector()
     for text in texts:
@@ -135,12 +134,12 @@ def _to_entry(value: Any, key_path: str, origin: Origin) -> ConfigEntry:
 
 
 def _insert_entry(root: ConfigEntry, path: list[str], entry: ConfigEntry, problems: ProblemCollector) -> None:
-    """Hang an entry into the tree, making the sections on the way."""
+    """Insert an entry at a path, creating the sections on the way."""
     current = root
     for depth, name in enumerate(path[:-1], 1):
         current = current.value.setdefault(name, ConfigEntry({}, entry.origin, ".".join(path[:depth])))
         if not current.is_section:
-            problems.add(entry, f"{current.place} is set as a whole by {current.origin}")
+            problems.add(entry, f"conflicts with {current.origin}, which sets {current.key_path} as a whole")
             return
     name = path[-1]
     present = current.value.get(name)

@@ -1,0 +1,1 @@
+"""The keys of each config section."""

@@ -1,4 +1,4 @@
-"""The tables of keys that do not belong to one engine."""
+"""The keys that belong to no single engine, and lookup of all keys."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ from enginebay.contract import RANGES, EngineSpec, Sampling, Setting, Support
 AUTO = "auto"
 
 ROOT_KEYS: dict[str, Setting] = {
-    "engine": Setting("str", "auto, or the engine that runs models which name none", default=AUTO),
-    "model": Setting("str", "the model to run when none is named"),
+    "engine": Setting("str", "default engine of models, or auto", default=AUTO),
+    "model": Setting("str", "model to run by default"),
     "offline": Setting("bool", "never use the network", default=False),
 }
 
 ROOT_ALIASES = {"backend": "engine", "model_name": "model"}
 
-SECTIONS: dict[str, DeclaredSection[Any]] = {one.name: one for one in (SERVER_SECTION, FLEET_SECTION)}
+SECTIONS: dict[str, DeclaredSection[Any]] = {section.name: section for section in (SERVER_SECTION, FLEET_SECTION)}
 
-# Settings that mean the same on every engine and may stand at the top level. Each engine declares them in its spec.
+# Settings with the same meaning on every engine, allowed at the top level. Each engine declares them in its spec.
 UNIVERSAL_KEYS = ("fp_precision", "quantization", "batching", "sharding")
 
-# Keys of an experiment that are request parameters under another name.
+# Experiment keys that are aliases of request parameters.
 SAMPLING_ALIASES = {"max_output_tokens": "max_tokens", "min_output_tokens": "min_tokens", "random_seed": "seed"}
 
-# The names of the table in `enginebay.text.tool_calls.format_registry`, which is not needed to read a config (a test compares them).
+# The names in `enginebay.text.tool_calls.format_registry`, copied to avoid the import. A test compares them.
 TOOL_FORMATS = (AUTO, "hermes", "llama3", "mistral", "qwen", "json")
 
-# What may send a request to the next engine of a model's `fallback`.
+# Failures that send a request to the next engine of a model's `fallback`.
 FALLBACK_TRIGGERS = ("unavailable", "architecture", "load", "queue", "context", "capability")
 
 MODEL_KEYS: dict[str, Setting] = {
-    "source": Setting("str", "where its files come from: hf:org/name@revision, pypi:..., file:PATH"),
-    "engine": Setting("str", "auto, or the engine that runs it"),
-    "trust_remote_code": Setting("bool", "run Python code that comes with the model's files"),
-    "task": Setting("str", "what it is for", choices=("generate", "embed"), default="generate"),
+    "source": Setting("str", "source of its files: hf:org/name@revision, pypi:..., file:PATH"),
+    "engine": Setting("str", "engine to run it on, or auto"),
+    "trust_remote_code": Setting("bool", "run Python code shipped with the model's files"),
+    "task": Setting("str", "task of the model", choices=("generate", "embed"), default="generate"),
     "tool_format": Setting(
-        "str", "how it writes tool calls; auto goes by its chat template", choices=TOOL_FORMATS, default=AUTO
+        "str", "format of its tool calls; auto detects it from the chat template", choices=TOOL_FORMATS, default=AUTO
     ),
-    "pinned": Setting("bool", "never unloaded to make room, nor when idle", default=False),
+    "pinned": Setting("bool", "never evict it, nor unload it when idle", default=False),
     "load": Setting(
-        "str", "when it is loaded: as the server starts, or on first use", choices=("start", "use"), default="start"
+        "str", "when to load it: at server start or on first use", choices=("start", "use"), default="start"
     ),
-    "idle_s": Setting("float", "unloaded when nobody asked for it so long; unset: as fleet.idle_s", minimum=1),
-    "memory_bytes": Setting("int", "RAM it needs; unset: predicted, then measured", minimum=1),
-    "sleep": Setting(SLEEP_TYPE, "how it is put to sleep; unset: as fleet.sleep", choices=SLEEP_CHOICES),
-    "fallback": Setting("list|str", "engines to try in turn when its own cannot answer", default=[]),
-    "fallback_on": Setting("list|str", "what makes a request fall back", default=list(FALLBACK_TRIGGERS)),
+    "idle_s": Setting("float", "idle time after which it is unloaded; unset: fleet.idle_s", minimum=1),
+    "memory_bytes": Setting("int", "RAM it needs; unset: estimated, then measured", minimum=1),
+    "sleep": Setting(SLEEP_TYPE, "sleep mode; unset: fleet.sleep", choices=SLEEP_CHOICES),
+    "fallback": Setting("list|str", "engines to try in order when its own fails", default=[]),
+    "fallback_on": Setting("list|str", "failures that make a request fall back", default=list(FALLBACK_TRIGGERS)),
     "may_leave_host": Setting(
-        "bool", "its prompts may be sent to another host; a remote engine needs it", default=False
+        "bool", "allow sending its prompts to another host; required by remote engines", default=False
     ),
     "smaller_on_out_of_memory": Setting(
-        "bool", "when memory does not suffice to load it, try once with smaller settings", default=False
+        "bool", "retry once with reduced settings if loading runs out of memory", default=False
     ),
 }
 
@@ -68,7 +68,7 @@ TRUST_KEY = "trust_remote_code"
 
 
 def convert_model_value(name: str, value: Any) -> Any:
-    """The value as `ModelConfig` holds it, engines as they were written. Raises `Misfit`."""
+    """Convert a value to its type in `ModelConfig`; engine names stay as written. Raises `InvalidValue`."""
     if name == "sleep":
         return convert_sleep_value(value)
     if name == "fallback":
@@ -83,7 +83,8 @@ def _parse_trigger(item: Any) -> str:
         return str(item)
     near = get_close_matches(str(item), FALLBACK_TRIGGERS, n=1)
     raise InvalidValue(
-        f"has {str(item)[:60]!r}, " + (f"did you mean {near[0]}?" if near else f"known: {', '.join(FALLBACK_TRIGGERS)}")
+        f"unknown item {str(item)[:60]!r}; "
+        + (f"did you mean {near[0]}?" if near else f"known: {', '.join(FALLBACK_TRIGGERS)}")
     )
 
 
@@ -103,7 +104,7 @@ SAMPLING_KEYS: dict[str, Setting] = {
 
 
 def convert_sampling_value(name: str, value: Any) -> Any:
-    """The value as `Sampling` holds it. Raises `Misfit`."""
+    """Convert a value to its type in `Sampling`. Raises `InvalidValue`."""
     if name == "stop":
         return _parse_items(value, str, "text")
     if name == "stop_token_ids":
@@ -112,28 +113,30 @@ def convert_sampling_value(name: str, value: Any) -> Any:
         try:
             return {int(token): float(bias) for token, bias in value.items()}
         except (TypeError, ValueError):
-            raise InvalidValue("maps token ids to numbers") from None
+            raise InvalidValue("expected a mapping of token ids to numbers") from None
     return value
 
 
-def _parse_items(value: Any, kind: type, what: str) -> Any:
+def _parse_items(value: Any, kind: type, noun: str) -> Any:
     if value is None:
         return None
     items = tuple(value) if isinstance(value, list) else (value,)
     if not all(isinstance(item, kind) and not isinstance(item, bool) for item in items):
-        raise InvalidValue(f"takes a list of {what}")
+        raise InvalidValue(f"expected a list of {noun}")
     return items
 
 
 def _collect_universal_settings(specs: Mapping[str, EngineSpec]) -> dict[str, list[Setting]]:
-    """What engines declare for the settings they share; one that has no use for it has no say in its values."""
+    """Collect the declarations of shared settings. Engines that refuse a setting do not constrain its values."""
     declared: dict[str, list[Setting]] = {}
     for spec in specs.values():
         for name, setting in spec.settings.items():
             if name.split(".")[0] in UNIVERSAL_KEYS:
                 declared.setdefault(name, []).append(setting)
-    applied = {name: [one for one in found if not _is_refused(one)] for name, found in declared.items()}
-    return {name: applied[name] or found for name, found in declared.items()}
+    supported = {
+        name: [setting for setting in settings if not _is_refused(setting)] for name, settings in declared.items()
+    }
+    return {name: supported[name] or settings for name, settings in declared.items()}
 
 
 def _is_refused(setting: Setting) -> bool:
@@ -141,7 +144,7 @@ def _is_refused(setting: Setting) -> bool:
 
 
 class ConfigKeys:
-    """Every key a config may hold, with the engines of this host."""
+    """All keys of a config, including those of this host's engines."""
 
     def __init__(self, specs: Mapping[str, EngineSpec]) -> None:
         self.specs = specs
@@ -152,27 +155,27 @@ class ConfigKeys:
         return self.kinds_by_name.get(name)
 
     def require_kind(self, name: Any, entry: ConfigEntry, problems: ProblemCollector, *others: str) -> str | None:
-        """The kind behind an engine's name or alias; reported when there is none. `others` may stand there too."""
+        """Return the kind of an engine name or alias; report an unknown one. `others` are further valid names."""
         kind = self.kinds_by_name.get(name) if isinstance(name, str) else None
         if kind is None:
             near = get_close_matches(str(name), [*others, *self.kinds_by_name], n=1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join([*others, *self.specs])}"
-            problems.add(entry, f"there is no engine called {name!r}; {hint}")
+            problems.add(entry, f"unknown engine {name!r}; {hint}")
         return kind
 
     def require_kinds(self, entry: ConfigEntry, problems: ProblemCollector) -> ConfigEntry:
-        """A list of engines as kinds, each once; whatever else is in it is reported and left out."""
-        found: dict[str, None] = {}
+        """Return a list of engines as unique kinds. Reports and drops everything else."""
+        kinds: dict[str, None] = {}
         for name in entry.value or ():
             kind = self.require_kind(name, entry, problems)
-            if kind in found:
-                problems.add(entry, f"names {kind} twice")
+            if kind in kinds:
+                problems.add(entry, f"lists {kind} twice")
             elif kind is not None:
-                found[kind] = None
-        return entry if entry.value is None else replace(entry, value=tuple(found))
+                kinds[kind] = None
+        return entry if entry.value is None else replace(entry, value=tuple(kinds))
 
     def list_section_names(self) -> list[str]:
-        """What keys begin with that are the configuration's own, or an engine's by its full name."""
+        """List the first parts of configuration keys and of fully qualified engine settings."""
         return [
             *ROOT_KEYS, *ROOT_ALIASES, "models", *SECTIONS, "inference", "sampling", "decoder", *SAMPLING_ALIASES, *self.kinds_by_name
         ]  # fmt: skip
@@ -185,75 +188,75 @@ class ConfigKeys:
         ]
 
     def list_all_keys(self) -> list[str]:
-        """Every known key with its full dotted place."""
-        found = [*self.list_top_level_keys(), *EXPERIMENT_KEYS, *self.universal]
-        found += [f"sampling.{name}" for name in SAMPLING_KEYS]
-        found += [f"{section.name}.{name}" for section in SECTIONS.values() for name in section.settings]
+        """List every known key by its full dotted name."""
+        keys = [*self.list_top_level_keys(), *EXPERIMENT_KEYS, *self.universal]
+        keys += [f"sampling.{name}" for name in SAMPLING_KEYS]
+        keys += [f"{section.name}.{name}" for section in SECTIONS.values() for name in section.settings]
         for kind, spec in self.specs.items():
-            found += [f"{kind}.{name}" for name in (*spec.settings, *spec.retired)]
-        return list(dict.fromkeys(found))
+            keys += [f"{kind}.{name}" for name in (*spec.settings, *spec.retired)]
+        return list(dict.fromkeys(keys))
 
     def report_unknown_key(self, problems: ProblemCollector, entry: ConfigEntry, siblings: Iterable[str]) -> None:
-        """Report a key nobody knows, with the nearest one that somebody does."""
+        """Report an unknown key with the closest known one."""
         parent, _, name = entry.key_path.rpartition(".")
-        here = list(dict.fromkeys(siblings))
-        near = get_close_matches(name, here, n=1, cutoff=0.7)
+        known = list(dict.fromkeys(siblings))
+        near = get_close_matches(name, known, n=1, cutoff=0.7)
         if near:
             problems.add(entry, f"unknown key; did you mean {f'{parent}.' if parent else ''}{near[0]}?")
             return
         elsewhere = self._find_similar_key(name)
         if elsewhere == entry.key_path:
-            problems.add(entry, "a key of the configuration, and no setting of this engine")
+            problems.add(entry, "is a configuration key, not a setting of this engine")
             return
         if elsewhere:
             problems.add(entry, f"unknown key here; did you mean {elsewhere}?")
             return
-        listed = f"; known here: {', '.join(sorted(here))}" if len(here) <= 12 else ""  # the error's hint says where
+        listed = f"; known here: {', '.join(sorted(known))}" if len(known) <= 12 else ""  # the hint covers longer lists
         problems.add(entry, f"unknown key{listed}")
 
     def _find_similar_key(self, name: str) -> str | None:
-        places = self.list_all_keys()
-        exact = [place for place in places if place.rpartition(".")[2] == name]
+        keys = self.list_all_keys()
+        exact = [key for key in keys if key.rpartition(".")[2] == name]
         if exact:
             return " or ".join(exact[:2])
-        near = get_close_matches(name, [place.rpartition(".")[2] for place in places], n=1, cutoff=0.8)
+        near = get_close_matches(name, [key.rpartition(".")[2] for key in keys], n=1, cutoff=0.8)
         return self._find_similar_key(near[0]) if near else None
 
 
 def check_entry(setting: Setting, entry: ConfigEntry, problems: ProblemCollector) -> ConfigEntry | None:
-    """The entry with its value as the setting takes it; None, and a problem, when it does not fit."""
+    """Return the entry with its coerced value; report a problem and return None if it is invalid."""
     try:
         return ConfigEntry(coerce_value(setting, entry), entry.origin, entry.key_path, entry.raw)
-    except InvalidValue as misfit:
-        problems.add(entry, str(misfit))
+    except InvalidValue as error:
+        problems.add(entry, str(error))
         return None
 
 
 def check_sampling_entry(name: str, entry: ConfigEntry, problems: ProblemCollector) -> ConfigEntry | None:
-    """The entry as a default of a request parameter; None, and a problem, when it does not fit."""
+    """Check a request default; report a problem and return None if it is invalid."""
     return _check_and_convert(name, SAMPLING_KEYS[name], convert_sampling_value, entry, problems)
 
 
 def check_section_entry(
     section: DeclaredSection[Any], name: str, entry: ConfigEntry, problems: ProblemCollector
 ) -> ConfigEntry | None:
-    """The entry as a key of a declared section; None, and a problem, when it does not fit."""
+    """Check a key of a declared section; report a problem and return None if it is invalid."""
     return _check_and_convert(name, section.settings[name], section.convert, entry, problems)
 
 
 def check_model_entry(name: str, entry: ConfigEntry, problems: ProblemCollector) -> ConfigEntry | None:
-    """The entry as a key of a model; None, and a problem, when it does not fit."""
+    """Check a key of a model; report a problem and return None if it is invalid."""
     return _check_and_convert(name, MODEL_KEYS[name], convert_model_value, entry, problems)
 
 
 def _check_and_convert(
     name: str, setting: Setting, convert: Callable[[str, Any], Any], entry: ConfigEntry, problems: ProblemCollector
 ) -> ConfigEntry | None:
-    found = check_entry(setting, entry, problems)
-    if found is None:
+    checked = check_entry(setting, entry, problems)
+    if checked is None:
         return None
     try:
-        return replace(found, value=convert(name, found.value))
-    except InvalidValue as misfit:
-        problems.add(entry, str(misfit))
+        return replace(checked, value=convert(name, checked.value))
+    except InvalidValue as error:
+        problems.add(entry, str(error))
         return None

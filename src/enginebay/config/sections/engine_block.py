@@ -1,4 +1,4 @@
-"""Settings of one engine, checked against what its spec declares."""
+"""Settings of one engine, validated against its spec."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from enginebay.config.entries.config_entry import ConfigEntry, ConfigProblem, ProblemCollector
-from enginebay.config.entries.value_coercion import InvalidValue, coerce_value
+from enginebay.config.entries.value_coercion import InvalidValue, coerce_value, quote_value
 from enginebay.config.sections.config_keys import (
     SAMPLING_KEYS,
     TRUST_KEY,
@@ -20,68 +20,66 @@ from enginebay.contract import NEUTRAL, Capability, EngineSpec, Retired, Setting
 
 @dataclass(frozen=True, slots=True)
 class EngineBlock:
-    """What one `vllm:` (or other engine's) section says, by dotted name."""
+    """The keys of one engine section, such as `vllm:`, by dotted name."""
 
     settings: Mapping[str, ConfigEntry] = field(default_factory=dict)
-    sampling: Mapping[str, ConfigEntry] = field(
-        default_factory=dict
-    )  # request defaults that are no settings of the engine
+    sampling: Mapping[str, ConfigEntry] = field(default_factory=dict)  # request defaults, not engine settings
     trust: ConfigEntry | None = None
 
 
 def read_engine_block(
     spec: EngineSpec, entry: ConfigEntry, known_keys: ConfigKeys, problems: ProblemCollector
 ) -> EngineBlock:
-    """Check a section generically: names, types, ranges and choices all come from the spec."""
+    """Validate an engine section. Names, types, ranges and choices come from the spec."""
     settings: dict[str, ConfigEntry] = {}
     sampling: dict[str, ConfigEntry] = {}
     trust: list[ConfigEntry] = []
 
-    def take(name: str, found: ConfigEntry) -> bool:
+    def accept(name: str, entry: ConfigEntry) -> bool:
         declared = spec.settings.get(name)
         if name == TRUST_KEY:
-            value = check_entry(declared or Setting("bool", ""), found, problems)
+            value = check_entry(declared or Setting("bool", ""), entry, problems)
             trust.extend([value] if value else [])
         elif name in spec.retired:
-            settings[name] = ConfigEntry(found.to_plain(), found.origin, found.key_path)
+            settings[name] = ConfigEntry(entry.to_plain(), entry.origin, entry.key_path)
         elif declared is not None:
-            value = check_entry(declared, found, problems)
+            value = check_entry(declared, entry, problems)
             settings.update({name: value} if value else {})
         elif name in SAMPLING_KEYS:
-            value = check_sampling_entry(name, found, problems)
+            value = check_sampling_entry(name, entry, problems)
             sampling.update({name: value} if value else {})
         else:
             return False
         return True
 
     known = [*spec.settings, *spec.retired, *SAMPLING_KEYS, TRUST_KEY]
-    walk_section(entry, "", known, take, known_keys, problems)
+    walk_section(entry, "", known, accept, known_keys, problems)
     return EngineBlock(settings, sampling, trust[0] if trust else None)
 
 
 def read_universal_settings(
     root: Mapping[str, ConfigEntry], known_keys: ConfigKeys, problems: ProblemCollector
 ) -> dict[str, ConfigEntry]:
-    """Top-level settings that every engine declares: at least one engine must take the value."""
-    found: dict[str, ConfigEntry] = {}
+    """Read the shared top-level settings. At least one engine must accept each value."""
+    settings: dict[str, ConfigEntry] = {}
 
-    def take(name: str, entry: ConfigEntry) -> bool:
+    def accept(name: str, entry: ConfigEntry) -> bool:
         declared = known_keys.universal.get(name)
         if declared is None:
             return False
         reasons: list[str] = []
         for setting in declared:
             try:
-                found[name] = ConfigEntry(coerce_value(setting, entry), entry.origin, entry.key_path, entry.raw)
+                settings[name] = ConfigEntry(coerce_value(setting, entry), entry.origin, entry.key_path, entry.raw)
                 return True
-            except InvalidValue as misfit:
-                reasons.append(str(misfit))
+            except InvalidValue as error:
+                reasons.append(str(error))
         problems.add(entry, reasons[0])
         return True
 
     top = ConfigEntry({name: root[name] for name in UNIVERSAL_KEYS if name in root})
-    walk_section(top, "", list(known_keys.universal), take, known_keys, problems)
-    return found
+    walk_section(top, "", list(known_keys.universal), accept, known_keys, problems)
+    return settings
 
 
 def walk_section(
@@ -92,34 +90,34 @@ def walk_section(
     known_keys: ConfigKeys,
     problems: ProblemCollector,
 ) -> None:
-    """Follow sections down to the names that are declared."""
+    """Pass each declared name below a section to `accept`; report the others."""
     for key, child in entry.children():
         name = f"{prefix}{key}"
-        deeper = any(one.startswith(f"{name}.") for one in known)
+        deeper = any(key.startswith(f"{name}.") for key in known)
         if deeper and child.is_section:
             walk_section(child, f"{name}.", known, accept, known_keys, problems)
         elif accept(name, child) or (deeper and child.value is None):
             continue
         elif deeper:
-            problems.add(child, "expected a section with keys of its own")
+            problems.add(child, f"expected a mapping, got {quote_value(child.value)}")
         else:
-            here = (one.removeprefix(prefix).split(".")[0] for one in known if one.startswith(prefix))
-            known_keys.report_unknown_key(problems, child, here)
+            siblings = (key.removeprefix(prefix).split(".")[0] for key in known if key.startswith(prefix))
+            known_keys.report_unknown_key(problems, child, siblings)
 
 
 def find_inapplicable(
     spec: EngineSpec, settings: Mapping[str, ConfigEntry], sampling: Mapping[str, ConfigEntry]
 ) -> list[ConfigProblem]:
-    """What loads and has no effect on this engine: one line each, naming what to use instead."""
-    found: list[ConfigProblem] = []
+    """Return the keys without effect on this engine, with what to use instead."""
+    problems: list[ConfigProblem] = []
     for name, entry in settings.items():
         reason = _explain_setting(spec, name, entry)
         if reason:
-            found.append(ConfigProblem(entry.key_path, reason, entry.origin))
+            problems.append(ConfigProblem(entry.key_path, reason, entry.origin))
     for name, entry in sampling.items():
         if is_sampling_refused(spec, name, entry):
-            found.append(ConfigProblem(entry.key_path, _explain_no_effect(spec, spec.request[name]), entry.origin))
-    return found
+            problems.append(ConfigProblem(entry.key_path, _explain_no_effect(spec, spec.request[name]), entry.origin))
+    return problems
 
 
 def _explain_setting(spec: EngineSpec, name: str, entry: ConfigEntry) -> str:
@@ -128,15 +126,15 @@ def _explain_setting(spec: EngineSpec, name: str, entry: ConfigEntry) -> str:
         return f"{describe_retirement(spec.kind, retired)}; instead: {retired.instead}"
     setting = spec.settings.get(name)
     if setting is None:
-        return f"has no effect on {spec.kind}, which has no such setting"
+        return f"has no effect on {spec.kind}: no such setting"
     if setting.capability.support is not Support.REFUSES or _is_neutral(entry, setting.default):
         return ""
     return _explain_no_effect(spec, setting.capability)
 
 
 def describe_retirement(kind: str, retired: Retired) -> str:
-    """Since when, as a version of the engine unless the spec names something else."""
-    return f"gone since {kind} {retired.since}" if retired.since[:1].isdigit() else f"gone since {retired.since}"
+    """Describe since when a setting is gone: an engine version unless the spec names something else."""
+    return f"removed in {kind} {retired.since}" if retired.since[:1].isdigit() else f"removed in {retired.since}"
 
 
 def _explain_no_effect(spec: EngineSpec, capability: Capability) -> str:
@@ -144,7 +142,7 @@ def _explain_no_effect(spec: EngineSpec, capability: Capability) -> str:
 
 
 def is_sampling_refused(spec: EngineSpec, name: str, entry: ConfigEntry) -> bool:
-    """Does this default ask for what the engine cannot do?"""
+    """Return whether the engine refuses this default."""
     capability = spec.request.get(name)
     refused = capability is not None and capability.support is Support.REFUSES
     return refused and not _is_neutral(entry, NEUTRAL.get(name))

@@ -1,7 +1,6 @@
-"""Keys of a measured experiment. Serving a model needs none of them.
+"""Keys of an experiment. Serving a model needs none of them.
 
-What is inside `workload`, `profile`, `limits`, `slo`, `warmup` and `parity` is plain data here: the lab reads and
-checks it.
+`workload`, `profile`, `limits`, `slo`, `warmup` and `parity` are plain data here: the lab parses and checks them.
 """
 
 from __future__ import annotations
@@ -14,35 +13,35 @@ from enginebay.config.entries.config_entry import ConfigEntry
 from enginebay.contract import Setting
 
 EXPERIMENT_KEYS: dict[str, Setting] = {
-    "num_input_prompts": Setting("int", "prompts of one run", minimum=1),
-    "max_input_tokens": Setting("int", "longer prompts are cut to this", minimum=1),
-    "num_cycles": Setting("int", "how often the experiment is repeated", minimum=1),
+    "num_input_prompts": Setting("int", "prompts per run", minimum=1),
+    "max_input_tokens": Setting("int", "truncate longer prompts to this", minimum=1),
+    "num_cycles": Setting("int", "number of repetitions", minimum=1),
     "traffic_simulation.enabled": Setting("bool", "send requests over time instead of all at once"),
-    "traffic_simulation.mode": Setting("str", "how arrivals are spaced", choices=("poisson", "constant")),
+    "traffic_simulation.mode": Setting("str", "distribution of arrivals", choices=("poisson", "constant")),
     "traffic_simulation.target_qps": Setting("float", "requests per second on average", minimum=0.001),
     "traffic_simulation.seed": Setting("int", "seed of the arrival times"),
-    "engines": Setting("list|str", "the engines of a study; unset: the one of engine"),
-    "workload": Setting("map", "what is sent, by its kind: synthetic, jsonl, or a trace"),
-    "profile": Setting("map|str", "when it is sent, by its kind: offline, closed, poisson, ...; or as for --profile"),
-    "limits": Setting("map", "when a run ends: requests, duration_s, until_stable"),
-    "warmup": Setting("map|bool", "what is sent before anything is measured; false: nothing"),
-    "parity": Setting("map|bool", "compare what the engines answer; false: do not"),
-    "slo": Setting("map", "what counts as good, like ttft_p95: 0.8, in seconds"),
-    "price_per_hour": Setting("float", "what this machine costs, for the cost of tokens", minimum=0),
-    "sweep": Setting(
-        "map|list", "values to try by dotted key: every combination; a list of such grids is tried in turn"
+    "engines": Setting("list|str", "engines to measure; unset: engine"),
+    "workload": Setting("map", "what to send, by kind: synthetic, jsonl or trace"),
+    "profile": Setting(
+        "map|str", "when to send it, by kind: offline, closed, poisson, ...; or the short form of --profile"
     ),
+    "limits": Setting("map", "when a run ends: requests, duration_s, until_stable"),
+    "warmup": Setting("map|bool", "requests before the measurement; false: none"),
+    "parity": Setting("map|bool", "compare the engines' answers; false: do not"),
+    "slo": Setting("map", "latency objectives in seconds, such as ttft_p95: 0.8"),
+    "price_per_hour": Setting("float", "hourly price of this host, for the cost per token", minimum=0),
+    "sweep": Setting("map|list", "grid of values by dotted key: every combination is measured; or a list of grids"),
 }
 
 SWEEP_KEY = "sweep"
 
-# They are about the study as a whole, so that its points cannot differ in them.
+# Keys of the whole study, which its points cannot vary.
 STUDY_WIDE_KEYS = (SWEEP_KEY, "engines", "num_cycles")
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficSimulation:
-    """When an experiment sends its requests, in the words of `traffic_simulation`."""
+    """When an experiment sends its requests, as in `traffic_simulation`."""
 
     enabled: bool = False
     mode: str = "poisson"
@@ -52,15 +51,15 @@ class TrafficSimulation:
 
 @dataclass(frozen=True, slots=True)
 class ExperimentConfig:
-    """What the config says of an experiment. None: it says nothing."""
+    """The experiment keys of a config. None means unset."""
 
     num_input_prompts: int | None = None
     max_input_tokens: int | None = None
     num_cycles: int = 1
     traffic_simulation: TrafficSimulation = field(default_factory=TrafficSimulation)
-    engines: tuple[str, ...] = ()  # kinds; `Config.study_engines` has those in force
+    engines: tuple[str, ...] = ()  # kinds; `Config.list_study_engines` returns the effective ones
     workload: Mapping[str, Any] | None = None
-    profile: Mapping[str, Any] | str | None = None  # `sending` has the one in force
+    profile: Mapping[str, Any] | str | None = None  # `effective_profile` is the one that applies
     limits: Mapping[str, Any] | None = None
     warmup: Mapping[str, Any] | bool | None = None
     parity: Mapping[str, Any] | bool | None = None
@@ -70,15 +69,15 @@ class ExperimentConfig:
 
     @property
     def effective_profile(self) -> Mapping[str, Any] | str | None:
-        """When requests are sent: `profile`, else `traffic_simulation` in the words of one."""
+        """Return `profile`, else `traffic_simulation` converted to a profile."""
         if self.profile is not None or not self.traffic_simulation.enabled:
             return self.profile
         return {"kind": self.traffic_simulation.mode, "rate": self.traffic_simulation.target_qps}
 
     @classmethod
     def from_entries(cls, entries: Mapping[str, ConfigEntry]) -> ExperimentConfig:
-        given = {name: entry.value for name, entry in entries.items() if entry.value is not None}
+        values = {name: entry.value for name, entry in entries.items() if entry.value is not None}
         nested = "traffic_simulation."
-        traffic = {name.removeprefix(nested): value for name, value in given.items() if name.startswith(nested)}
-        plain = {name: value for name, value in given.items() if not name.startswith(nested)}
+        traffic = {name.removeprefix(nested): value for name, value in values.items() if name.startswith(nested)}
+        plain = {name: value for name, value in values.items() if not name.startswith(nested)}
         return cls(**plain, traffic_simulation=TrafficSimulation(**traffic))

@@ -1,4 +1,4 @@
-"""The `fleet:` block: which models are kept in memory, how they are switched, and what happens when one dies."""
+"""The `fleet:` section: memory budgets, switching, and restarts of crashed workers."""
 
 from __future__ import annotations
 
@@ -9,58 +9,50 @@ from enginebay.config.entries.value_coercion import split_list
 from enginebay.config.sections.declared_section import DeclaredSection, config_field
 
 SLEEP_TYPE = "str|bool|int"
-SLEEP_CHOICES = ("auto", "off", False, 1, 2)  # an unquoted `off` is false to YAML
+SLEEP_CHOICES = ("auto", "off", False, 1, 2)  # unquoted `off` is false in YAML
 
 
 @dataclass(frozen=True, slots=True)
 class FleetConfig:
-    """How many models share one host."""
+    """How models share one host."""
 
-    memory_bytes: int | None = config_field(
-        None, "RAM that the models may take together; unset: what is free", minimum=1
-    )
-    gpu_memory_bytes: int | None = config_field(
-        None, "memory that they may take of each GPU; unset: nearly all of it", minimum=1
-    )
+    memory_bytes: int | None = config_field(None, "RAM budget of all models; unset: what is free", minimum=1)
+    gpu_memory_bytes: int | None = config_field(None, "memory budget of each GPU; unset: nearly all of it", minimum=1)
     max_awake: int | None = config_field(
-        None, "models that may be awake at once; unset: as many as memory allows", minimum=1
+        None, "maximum number of awake models; unset: as many as memory allows", minimum=1
     )
     min_residency_s: float | None = config_field(
-        None, "a loaded model stays at least so long; unset: as long as loading it took", minimum=0
+        None, "minimum time a loaded model stays; unset: the time it took to load", minimum=0
     )
-    max_wait_s: float = config_field(300.0, "longest wait of a request for a model to be loaded", minimum=0)
-    queue: int = config_field(1024, "requests that may wait for models to be loaded; 0: none", minimum=0)
-    switch_slo_s: float = config_field(60.0, "a switch that takes longer is warned about", minimum=0.1)
-    idle_s: float | None = config_field(
-        None, "a model that nobody asked for so long is unloaded; unset: never", minimum=1
-    )
+    max_wait_s: float = config_field(300.0, "maximum time a request waits for a model to load", minimum=0)
+    queue: int = config_field(1024, "maximum number of requests waiting for models to load; 0: none", minimum=0)
+    switch_slo_s: float = config_field(60.0, "switch time above which a warning is logged", minimum=0.1)
+    idle_s: float | None = config_field(None, "idle time after which a model is unloaded; unset: never", minimum=1)
     sleep: str | int = config_field(
         "auto",
-        "how models are put to sleep: off, level 1 or 2; auto: 1 where the engine can, else kept while memory allows",
+        "sleep mode: off, level 1 or 2; auto: level 1 if the engine supports it, else stay loaded while memory allows",
         type=SLEEP_TYPE,
         choices=SLEEP_CHOICES,
     )
-    standby: tuple[str, ...] = config_field((), "engines with a spare process that has the library imported")
+    standby: tuple[str, ...] = config_field((), "engines with a standby process that has the library imported")
     hang_s: float = config_field(
         120.0,
-        "a worker that makes no step for so long while requests run counts as hung, as do a changed model without a first answer and a server process that says nothing",
+        "time without progress after which a busy worker, an updated model's first answer or a server process counts as hung",
         minimum=1,
     )
-    load_timeout_s: float = config_field(600.0, "longest time to load a model", minimum=1)
-    restarts: int = config_field(
-        5, "deaths within restart_window_s after which a worker is not started again", minimum=1
-    )
-    restart_window_s: float = config_field(600.0, "the time in which deaths are counted", minimum=1)
+    load_timeout_s: float = config_field(600.0, "maximum time to load a model", minimum=1)
+    restarts: int = config_field(5, "crashes within restart_window_s after which a worker is not restarted", minimum=1)
+    restart_window_s: float = config_field(600.0, "time window for counting crashes", minimum=1)
     backoff_s: float = config_field(
         1.0,
-        "wait before the second restart in a row, the first being at once; each further one waits twice as long",
+        "delay before the second consecutive restart, doubled for each further one; the first is immediate",
         minimum=0,
     )
-    backoff_max_s: float = config_field(60.0, "longest wait before a restart", minimum=0)
+    backoff_max_s: float = config_field(60.0, "maximum delay before a restart", minimum=0)
 
 
 def convert_fleet_value(name: str, value: Any) -> Any:
-    """The value as `FleetConfig` holds it, engines as they were written. Raises `Misfit`."""
+    """Convert a value to its type in `FleetConfig`; engine names stay as written."""
     if name == "sleep":
         return convert_sleep_value(value)
     return split_list(value) if name == "standby" else value

@@ -1,4 +1,4 @@
-"""The energy counter of a device whose power is known: so much when idle, so much at work."""
+"""A simulated energy meter with constant idle and busy power."""
 
 from __future__ import annotations
 
@@ -8,29 +8,27 @@ from enginebay.meters.sample import Sample
 
 
 class FakeEnergyMeter:
-    """A meter. The engine says when it works; another thread reads."""
+    """A meter. The engine thread calls `set_busy`; another thread reads."""
 
     name = "fake"
 
     def __init__(self, idle_w: float, busy_w: float) -> None:
         self._idle_w, self._extra_busy_w = idle_w, busy_w - idle_w
         self._started = time.monotonic()
-        self._busy_time: tuple[float, float | None] = (
-            0.0,
-            None,
-        )  # seconds until it last rested, and since when it works
+        # Busy seconds up to the last idle period, and the start of the current busy period. One tuple: readers never see half.
+        self._busy_time: tuple[float, float | None] = (0.0, None)
 
     def set_busy(self, busy: bool) -> None:
-        worked_s, since = self._busy_time
-        if busy and since is None:
-            self._busy_time = (worked_s, time.monotonic())
-        elif not busy and since is not None:
-            self._busy_time = (worked_s + time.monotonic() - since, None)
+        busy_s, busy_since = self._busy_time
+        if busy and busy_since is None:
+            self._busy_time = (busy_s, time.monotonic())
+        elif not busy and busy_since is not None:
+            self._busy_time = (busy_s + time.monotonic() - busy_since, None)
 
     def read(self) -> list[Sample]:
-        now, (worked_s, since) = time.monotonic(), self._busy_time
-        worked_s += now - since if since is not None else 0.0
-        return [Sample(now, "fake:0", energy_j=self._idle_w * (now - self._started) + self._extra_busy_w * worked_s)]
+        now, (busy_s, busy_since) = time.monotonic(), self._busy_time
+        busy_s += now - busy_since if busy_since is not None else 0.0
+        return [Sample(now, "fake:0", energy_j=self._idle_w * (now - self._started) + self._extra_busy_w * busy_s)]
 
     def close(self) -> None:
         pass

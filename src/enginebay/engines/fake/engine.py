@@ -1,4 +1,4 @@
-"""The fake engine: steps like a real one, with delays and failures as settings."""
+"""The fake engine: steps like a real one, with configurable delays and failures."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ ScriptPiece = tuple[str, tuple[int, ...]]  # text and token ids of one event
 
 @lru_cache(maxsize=1024)
 def split_script(text: str) -> tuple[ScriptPiece, ...]:
-    """A script as events: one byte, one token; a character's text comes with its last byte."""
+    """Split a script into events, one token per byte; the last byte of a character carries its text."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     return tuple((decoder.decode(bytes((byte,))), (byte,)) for byte in text.encode())
 
 
 class _FakeSequence:
-    """One choice of one request, as it is being made."""
+    """One choice of a running request."""
 
     __slots__ = (
         "_decoder",
@@ -53,13 +53,13 @@ class _FakeSequence:
     )
 
     def __init__(
-        self, number: int, choice: int, request: GenerateRequest, script: str | None, room: int, ready: float
+        self, number: int, choice: int, request: GenerateRequest, script: str | None, output_limit: int, ready_at: float
     ) -> None:
         sampling = request.sampling
-        self.number, self.choice, self.sampling, self.ready_at = number, choice, sampling, ready
-        self.max_tokens = min(room, sampling.max_tokens or room)
+        self.number, self.choice, self.sampling, self.ready_at = number, choice, sampling, ready_at
+        self.max_tokens = min(output_limit, sampling.max_tokens or output_limit)
         self.generated = 0
-        self.prompt_tokens = len(request.token_ids or ()) if choice == 0 else 0  # computed once for all choices
+        self.prompt_tokens = len(request.token_ids or ()) if choice == 0 else 0  # all choices share the prompt
         self.ended = False
         self._script_pieces: Iterator[ScriptPiece] | None = None
         self._sampler: ToySampler | None = None
@@ -71,7 +71,7 @@ class _FakeSequence:
         self._stop_scanner = StopScanner(sampling.stop) if sampling.stop else None
 
     def step(self, sink: Sink) -> None:
-        """Make one token and tell the sink."""
+        """Generate one token and send it to the sink."""
         token, text, logprobs = self._next_token()
         if token == EOS:
             return self._finish(sink, FinishReason.STOP, None)
@@ -128,11 +128,13 @@ class FakeEngine:
 
     def _fail_load(self, how: str | None) -> None:
         if how == "error":
-            raise LoadFailed(f"{self._load.model} was told to fail", "unset the fake engine's fail_load")
+            raise LoadFailed(
+                f"{self._load.model} failed to load: fail_load is error", "unset the fake engine's fail_load"
+            )
         if how == "out_of_memory":
-            raise OutOfMemory(f"not enough memory to load {self._load.model}: it was told so")
+            raise OutOfMemory(f"not enough memory to load {self._load.model}: fail_load is out_of_memory")
         if how == "crash":
-            print("the fake engine crashes while loading, as it was told", flush=True)
+            print("the fake engine crashes while loading: fail_load is crash", flush=True)
             os.kill(os.getpid(), signal.SIGSEGV)
         if how == "hang":
             time.sleep(3600)
@@ -168,17 +170,17 @@ class FakeEngine:
 
     def sleep(self, level: int) -> None:
         if level not in (1, 2):
-            raise InvalidRequest(f"the fake engine has no sleep level {level}", "it has 1 and 2", param="level")
+            raise InvalidRequest(f"unknown sleep level {level}", "use level 1 or 2", param="level")
         time.sleep(self._settings["sleep_s"])
 
     def wake(self) -> None:
         time.sleep(self._settings["wake_s"])
         if self._settings["wake_fails"]:
-            raise EngineFailed("the fake engine did not wake, as it was told")
+            raise EngineFailed("the fake engine failed to wake: wake_fails is set")
 
     def add_lora(self, name: str, path: str) -> None:
         if not Path(path).exists():
-            raise InvalidRequest(f"adapter {name}: {path} does not exist", "give the adapter's path", param="lora")
+            raise InvalidRequest(f"adapter {name}: {path} does not exist", "give the path of an adapter", param="lora")
         self._loras.add(name)
 
     def remove_lora(self, name: str) -> None:
@@ -188,8 +190,8 @@ class FakeEngine:
 
     def submit(self, number: int, request: GenerateRequest) -> None:
         prompt = request.token_ids or ()
-        room = self._settings["context_length"] - len(prompt)
-        if room < 1:
+        output_limit = self._settings["context_length"] - len(prompt)
+        if output_limit < 1:
             raise ContextOverflow(
                 f"the prompt has {len(prompt)} tokens, the context of {self._load.model} holds {self._settings['context_length']}",
                 "shorten the prompt",
@@ -199,23 +201,23 @@ class FakeEngine:
         guided = request.sampling.guided
         if script is None and guided is not None and guided.json is not None:
             script = json.dumps(build_instance(json.loads(guided.json)))
-        ready = time.perf_counter() + self._settings["prefill_s"]
+        ready_at = time.perf_counter() + self._settings["prefill_s"]
         with self._condition:
             for choice in range(request.sampling.n):
-                self._queued.append(_FakeSequence(number, choice, request, script, room, ready))
+                self._queued.append(_FakeSequence(number, choice, request, script, output_limit, ready_at))
             self._condition.notify()
 
     def _find_script(self, prompt: Sequence[int]) -> str | None:
         text = bytes(token for token in prompt if token < EOS).decode(errors="replace")
-        for piece, script in (self._settings["script_by_prompt"] or {}).items():
-            if piece in text:
+        for fragment, script in (self._settings["script_by_prompt"] or {}).items():
+            if fragment in text:
                 return str(script)
         script = self._settings["script"]
         return None if script is None else str(script)
 
     def cancel(self, number: int) -> None:
         with self._condition:
-            self._queued = [one for one in self._queued if one.number != number]
+            self._queued = [sequence for sequence in self._queued if sequence.number != number]
             self._cancelled.add(number)
 
     def embed(self, inputs: Sequence[Sequence[int]]) -> Embedding:
@@ -226,14 +228,17 @@ class FakeEngine:
 
     def running(self) -> int:
         with self._condition:
-            return len({one.number for one in (*self._sequences, *self._queued)} - self._cancelled)
+            return len(self._get_request_numbers())
 
     def stats(self) -> Stats:
-        """It has no KV cache, so nothing of it is in use."""
+        """Report 0 for KV cache usage: there is no cache."""
         with self._condition:
-            computed = {one.number for one in self._sequences[: self._settings["max_batch"]]}
-            held = {one.number for one in (*self._sequences, *self._queued)} - self._cancelled
-            return Stats(self._steps, 0.0, len(held - computed))
+            in_batch = {sequence.number for sequence in self._sequences[: self._settings["max_batch"]]}
+            return Stats(self._steps, 0.0, len(self._get_request_numbers() - in_batch))
+
+    def _get_request_numbers(self) -> set[int]:
+        """Return the open requests. The caller holds the lock."""
+        return {sequence.number for sequence in (*self._sequences, *self._queued)} - self._cancelled
 
     def close(self) -> None:
         with self._condition:
@@ -241,26 +246,30 @@ class FakeEngine:
             self._condition.notify()
 
     def _run_steps(self, sink: Sink) -> None:
-        step_s, most = self._settings["step_s"], self._settings["max_batch"]
+        step_s, max_batch = self._settings["step_s"], self._settings["max_batch"]
         while self._admit():
-            batch = self._sequences if len(self._sequences) <= most else self._sequences[:most]
+            batch = self._sequences if len(self._sequences) <= max_batch else self._sequences[:max_batch]
             self._step(batch, sink)
             self._steps += 1
-            if any(one.ended for one in batch):  # before an end is told: who knows of it must not find it running
+            if any(
+                sequence.ended for sequence in batch
+            ):  # before the flush: a client that sees the end must not see it running
                 with self._condition:
-                    self._sequences = [one for one in self._sequences if not one.ended]
+                    self._sequences = [sequence for sequence in self._sequences if not sequence.ended]
             sink.flush()
             if step_s:
                 time.sleep(step_s)
 
     def _admit(self) -> bool:
-        """Take in what has arrived and drop what was cancelled; wait when there is nothing to do. False: closed."""
+        """Admit queued sequences and drop cancelled ones; wait while there are none. Return False when closed."""
         with self._condition:
             while not self._closed:
                 self._sequences += self._queued
                 self._queued = []
                 if self._cancelled:
-                    self._sequences = [one for one in self._sequences if one.number not in self._cancelled]
+                    self._sequences = [
+                        sequence for sequence in self._sequences if sequence.number not in self._cancelled
+                    ]
                     self._cancelled.clear()
                 if self._meter is not None:
                     self._meter.set_busy(bool(self._sequences))
@@ -270,23 +279,24 @@ class FakeEngine:
         return False
 
     def _step(self, batch: Sequence[_FakeSequence], sink: Sink) -> None:
-        waiting = self._settings["prefill_s"] > 0
+        has_prefill_delay = self._settings["prefill_s"] > 0
         if self._settings["token_s"]:
-            time.sleep(self._settings["token_s"] * sum(1 if one.generated else 1 + one.prompt_tokens for one in batch))
+            tokens = sum(1 if sequence.generated else 1 + sequence.prompt_tokens for sequence in batch)
+            time.sleep(self._settings["token_s"] * tokens)
         fail_after = self._settings["fail_after_tokens"]
-        for one in batch:
-            if waiting and one.ready_at > time.perf_counter():
+        for sequence in batch:
+            if has_prefill_delay and sequence.ready_at > time.perf_counter():
                 continue
-            one.step(sink)
-            if fail_after is not None and one.generated >= fail_after and not one.ended:
-                one.ended = True
-                sink.error(one.number, EngineFailed("the fake engine failed on this request, as it was told"))
+            sequence.step(sink)
+            if fail_after is not None and sequence.generated >= fail_after and not sequence.ended:
+                sequence.ended = True
+                sink.error(sequence.number, EngineFailed(f"the fake engine failed: fail_after_tokens is {fail_after}"))
         self._tokens += len(batch)
         crash, hang = self._settings["crash_after_tokens"], self._settings["hang_after_tokens"]
         if crash is not None and self._tokens >= crash:
             sink.flush()
             time.sleep(0.05)
-            print("the fake engine crashes, as it was told", flush=True)
+            print(f"the fake engine crashes: crash_after_tokens is {crash}", flush=True)
             os.kill(os.getpid(), signal.SIGSEGV)
         if hang is not None and self._tokens >= hang:
             sink.flush()
@@ -294,7 +304,7 @@ class FakeEngine:
 
 
 def _hash_to_vector(ids: Sequence[int]) -> tuple[float, ...]:
-    """A unit vector of eight numbers that only depends on the tokens."""
+    """Return a unit vector of eight numbers that depends only on the tokens."""
     digest = hashlib.sha256(bytes(token % 256 for token in ids)).digest()
     values = [byte - 127.5 for byte in digest[:8]]
     length = sum(value * value for value in values) ** 0.5

@@ -1,6 +1,6 @@
-"""A toy language model over letters, and a sampler that obeys every parameter, in plain Python.
+"""A toy language model over letters, and a sampler that supports every sampling parameter, in plain Python.
 
-The next letter's logits depend on the last two letters alone, by a fixed hash: no weights, the same on every machine.
+The next letter's logits are a fixed hash of the last two letters: no weights, the same on every machine.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from enginebay.contract import Sampling, TokenLogprobs
+from enginebay.engines.ngrams import find_ngram_completions
 
 EOS = 256
 LETTERS = (*b"abcdefghijklmnopqrstuvwxyz ", EOS)
@@ -21,14 +22,14 @@ _EOS_LOGIT = -2.0
 
 @lru_cache(maxsize=100_000)
 def compute_logits(context: tuple[int, ...], salt: str) -> tuple[float, ...]:
-    """One logit for each of LETTERS after this context."""
+    """Return one logit for each of LETTERS after this context."""
     seed = zlib.crc32(repr((context[-2:], salt)).encode())
     source = random.Random(seed)
     return (*(source.uniform(-2.0, 3.0) for _ in LETTERS[:-1]), _EOS_LOGIT)
 
 
 class ToySampler:
-    """Chooses the tokens of one sequence."""
+    """Samples the tokens of one sequence."""
 
     def __init__(self, prompt: Sequence[int], sampling: Sampling, choice: int, salt: str) -> None:
         self._prompt = tuple(prompt)
@@ -40,7 +41,7 @@ class ToySampler:
         self.output: list[int] = []
 
     def sample_next(self) -> tuple[int, TokenLogprobs | None]:
-        """The next token, and its logprobs when they were asked for."""
+        """Return the next token, and its logprobs if requested."""
         raw = dict(zip(LETTERS, compute_logits((*self._prompt[-2:], *self.output[-2:])[-2:], self._salt), strict=True))
         raw.update({token: -10.0 for token in self._sampling.logit_bias if token not in raw and token < EOS})
         token = self._sample_token(self._adjust_logits(dict(raw)))
@@ -50,7 +51,7 @@ class ToySampler:
         return token, _compute_logprobs(raw, token, self._sampling.logprobs)
 
     def _adjust_logits(self, scores: dict[int, float]) -> dict[int, float]:
-        """Logits after bias, penalties and bans."""
+        """Apply logit bias, penalties and bans in place, and return the logits."""
         sampling, counts = self._sampling, Counter(self.output)
         for token in scores:
             penalty = sampling.value("repetition_penalty")
@@ -70,7 +71,7 @@ class ToySampler:
             banned.add(EOS)
         size = sampling.value("no_repeat_ngram_size")
         if size:
-            banned |= find_ngram_completions(self.output, size)
+            banned |= find_ngram_completions(size, self.output)
         if sampling.guided is not None and sampling.guided.choice is not None:
             banned |= set(scores) - _find_allowed_tokens(sampling.guided.choice, self.output)
             scores.update(
@@ -91,34 +92,25 @@ class ToySampler:
         best = scores[ranked[0]]
         weights = [math.exp((scores[token] - best) / temperature) for token in ranked]
         keep = sampling.value("top_k") if sampling.value("top_k") > 0 else len(ranked)
-        total, kept = sum(weights), 0.0
-        for place, weight in enumerate(weights):
-            if place >= keep or (
-                place and (kept >= sampling.value("top_p") * total or weight < sampling.value("min_p"))
+        total, cumulative = sum(weights), 0.0
+        for rank, weight in enumerate(weights):
+            if rank >= keep or (
+                rank and (cumulative >= sampling.value("top_p") * total or weight < sampling.value("min_p"))
             ):
-                weights[place:] = [0.0] * (len(weights) - place)
+                weights[rank:] = [0.0] * (len(weights) - rank)
                 break
-            kept += weight
+            cumulative += weight
         return self._random.choices(ranked, weights)[0]
 
 
-def find_ngram_completions(output: Sequence[int], size: int) -> set[int]:
-    """Tokens that would complete an n-gram of this size that the output already has."""
-    if len(output) < size:
-        return set()
-    tail = tuple(output[len(output) - size + 1 :])
-    windows = (tuple(output[start : start + size]) for start in range(len(output) - size + 1))
-    return {window[-1] for window in windows if window[:-1] == tail}
-
-
 def _find_allowed_tokens(choices: Sequence[str], output: Sequence[int]) -> set[int]:
-    done = bytes(output)
-    whole = [choice.encode() for choice in choices]
-    following = {one[len(done)] for one in whole if one.startswith(done) and len(one) > len(done)}
-    return following | ({EOS} if done in whole else set())
+    prefix = bytes(output)
+    texts = [choice.encode() for choice in choices]
+    allowed = {text[len(prefix)] for text in texts if text.startswith(prefix) and len(text) > len(prefix)}
+    return allowed | ({EOS} if prefix in texts else set())
 
 
 def _compute_logprobs(raw: dict[int, float], token: int, top: int) -> TokenLogprobs:
     norm = math.log(sum(map(math.exp, raw.values())))
-    ranked = sorted(raw, key=lambda one: (-raw[one], one))[:top]
-    return TokenLogprobs(token, raw.get(token, -100.0) - norm, tuple((one, raw[one] - norm) for one in ranked))
+    ranked = sorted(raw, key=lambda candidate: (-raw[candidate], candidate))[:top]
+    return TokenLogprobs(token, raw.get(token, -100.0) - norm, tuple((other, raw[other] - norm) for other in ranked))

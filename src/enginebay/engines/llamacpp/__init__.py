@@ -1,0 +1,1 @@
+"""The llamacpp engine: GGUF models on llama.cpp, in process through xllamacpp."""

@@ -1,0 +1,1 @@
+"""The transformers engine: Hugging Face models with continuous or static batching."""

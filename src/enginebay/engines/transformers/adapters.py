@@ -1,4 +1,4 @@
-"""LoRA adapters by name, through the library's peft integration."""
+"""LoRA adapters by name, through the PEFT integration of transformers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _REQUIRED_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 class PeftAdapters:
-    """All adapters of a model stay loaded; at most one is in use, for the whole of a forward pass.
+    """The loaded adapters of a model. At most one is active during a forward pass.
 
-    An adapter that is withdrawn is gone for new requests, and is deleted when those that use it have ended.
-    Whatever touches the model runs in the thread that steps it; `names`, `knows` and `withdraw` in any.
+    New requests cannot use a withdrawn adapter; `delete` it once no running request uses it.
+    Methods that touch the model run in the step thread; `names`, `is_loaded` and `withdraw` are thread-safe.
     """
 
     def __init__(self, model: Any, paths: Mapping[str, str]) -> None:
         self._model = model
-        self._peft_names = (f"adapter_{i}" for i in itertools.count())  # peft takes no dots in names
-        self._loaded: dict[str, tuple[str, str]] = {}  # name -> peft's name, path
+        self._peft_names = (f"adapter_{i}" for i in itertools.count())  # PEFT forbids dots in names
+        self._loaded: dict[str, tuple[str, str]] = {}  # name -> PEFT name, path
         self._active: str | None = NO_ADAPTER
         self.names: frozenset[str] = frozenset()
         for name, path in paths.items():
@@ -35,7 +35,7 @@ class PeftAdapters:
         return name in self._loaded
 
     def load(self, name: str, path: str) -> None:
-        """Raises `LoadFailed` when it does not fit, and leaves the model as it was."""
+        """Load an adapter. On failure, raise `LoadFailed` and leave the model unchanged."""
         missing = [file for file in _REQUIRED_FILES if not (Path(path) / file).is_file()]
         if missing:
             raise LoadFailed(f"LoRA adapter {name} has no {missing[0]}: {path}", "give a PEFT adapter directory")
@@ -43,7 +43,7 @@ class PeftAdapters:
         try:
             self._model.load_adapter(path, adapter_name=key)
         except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-            with contextlib.suppress(Exception):  # how far it came is not known
+            with contextlib.suppress(Exception):  # it may be partly loaded
                 self._model.delete_adapter(key)
             raise LoadFailed(f"LoRA adapter {name} cannot be loaded: {summarize_error(error)}", path) from None
         finally:
@@ -52,12 +52,12 @@ class PeftAdapters:
         self.names |= {name}
 
     def add(self, name: str, path: str) -> None:
-        """While the model runs. Raises `InvalidRequest`."""
+        """Load an adapter while the model runs. Raises `InvalidRequest`."""
         if name in self.names:
             if self._loaded[name][1] == path:
                 return
             raise InvalidRequest(
-                f"adapter {name} is loaded from {self._loaded[name][1]}", "remove it first, or use another name",
+                f"adapter {name} is already loaded from {self._loaded[name][1]}", "remove it first, or use another name",
                 param="lora",
             )  # fmt: skip
         if self.is_loaded(name):
@@ -89,7 +89,7 @@ class PeftAdapters:
         self._active = name
 
     def _deactivate_all(self) -> None:
-        """What was just loaded is on, even where all others are off."""
-        with contextlib.suppress(ValueError):  # there is none at all
+        """Disable all adapters: PEFT activates a newly loaded one."""
+        with contextlib.suppress(ValueError):  # no adapter is loaded
             self._model.disable_adapters()
         self._active = NO_ADAPTER

@@ -1,4 +1,4 @@
-"""One vector for each text: the model's last hidden states, pooled as the model's directory says."""
+"""Text embeddings: the last hidden states, pooled as the model's configuration specifies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from enginebay.errors import ContextOverflow, InvalidRequest
 
 
 class Embedder:
-    """Embeds batches of token ids. Calls may come from any thread; one runs at a time."""
+    """Embeds batches of token ids. Thread-safe; one call runs at a time."""
 
     def __init__(
         self,
@@ -40,16 +40,17 @@ class Embedder:
                 raise InvalidRequest("an input to embed is empty", "give at least one token", param="input")
             if len(ids) > self._context_length:
                 raise ContextOverflow(
-                    f"an input has {len(ids)} tokens, and the model takes {self._context_length}", "split the text"
+                    f"an input has {len(ids)} tokens, but the model takes at most {self._context_length}",
+                    "split the text",
                 )
-        # Similar lengths together, so that little of a batch is padding.
+        # Sort by length to keep padding small.
         order = sorted(range(len(inputs)), key=lambda i: len(inputs[i]))
         vectors: dict[int, tuple[float, ...]] = {}
         with self._lock:
             for start in range(0, len(order), self._batch_size):
                 batch = order[start : start + self._batch_size]
-                found = self._embed_batch([inputs[i] for i in batch])
-                vectors |= {i: tuple(row) for i, row in zip(batch, found, strict=True)}
+                rows = self._embed_batch([inputs[i] for i in batch])
+                vectors |= {i: tuple(row) for i, row in zip(batch, rows, strict=True)}
         return Embedding(tuple(vectors[i] for i in range(len(inputs))), sum(len(ids) for ids in inputs))
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
@@ -65,17 +66,17 @@ class Embedder:
         pooled = pool(states, mask, self._pooling)
         if self._normalised:
             pooled = torch.nn.functional.normalize(pooled, dim=-1)
-        found: list[list[float]] = pooled.tolist()
-        return found
+        vectors: list[list[float]] = pooled.tolist()
+        return vectors
 
 
 def pool(states: Any, mask: Any, pooling: str) -> Any:
-    """[texts, tokens, size] to [texts, size]; padding does not count."""
+    """Pool [texts, tokens, size] to [texts, size], ignoring padding."""
     if pooling == "cls":
         return states[:, 0]
     if pooling == "lasttoken":
         return states[torch.arange(states.shape[0]), mask.sum(dim=1) - 1]
-    counted = mask[:, :, None].to(states.dtype)
+    weights = mask[:, :, None].to(states.dtype)
     if pooling == "max":
-        return states.masked_fill(counted == 0, -torch.inf).amax(dim=1)
-    return (states * counted).sum(dim=1) / counted.sum(dim=1)
+        return states.masked_fill(weights == 0, -torch.inf).amax(dim=1)
+    return (states * weights).sum(dim=1) / weights.sum(dim=1)

@@ -1,4 +1,4 @@
-"""The transformers engine: one loaded model, one thread that steps it."""
+"""The transformers engine: one loaded model and the thread that steps it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from enginebay.engines import cpu_cores
 
-cpu_cores.disable_openmp_spinning()  # counts only before torch is imported
+cpu_cores.disable_openmp_spinning()  # takes effect only before torch is imported
 
 import torch
 import transformers
@@ -40,15 +40,14 @@ from enginebay.errors import EnginebayError, EngineFailed, InvalidRequest, OutOf
 from enginebay.util.text_format import summarize_error
 
 _BROKEN_EXIT_CODE = 70
-_ERROR_FLUSH_S = 1.0  # the last errors leave the process first
+_ERROR_FLUSH_S = 1.0  # time for the last errors to reach the client before the process exits
 
-_InboxItem = (
-    list[SequenceState] | int | StepJob | None
-)  # rows to start, a request to cancel, a job to do, or nothing: wake up
+# Sequences to start, a request to cancel, a job to run, or None to wake the step thread.
+_InboxItem = list[SequenceState] | int | StepJob | None
 
 
 class TransformersEngine:
-    """See `contract.Engine`. In a launch of several processes, rank 0 is the engine and the others `follow`."""
+    """Implements `contract.Engine`. With several processes, rank 0 is the engine and the other ranks `follow`."""
 
     def __init__(self, load: Load) -> None:
         started = time.monotonic()
@@ -84,56 +83,61 @@ class TransformersEngine:
 
     @classmethod
     def warm(cls) -> None:
-        """Import all that a load will need; this module has imported torch and transformers. Touches no device."""
+        """Import the modules that a load needs, besides torch and transformers. Touches no device."""
         import_lazy_modules()
 
     def start(self, sink: Sink) -> None:
-        self._output = outlet = OutputWriter(sink)
-        parts = self._components
-        if parts.generator is None:
+        self._output = output = OutputWriter(sink)
+        components = self._components
+        if components.generator is None:
             return
-        if parts.runner is not None:
-            self._continuous_batcher = ContinuousBatcher(parts.runner, parts.limits, outlet, parts.ranks)
+        if components.runner is not None:
+            self._continuous_batcher = ContinuousBatcher(components.runner, components.limits, output, components.ranks)
         self._generate_batcher = GenerateBatcher(
-            parts.generator, parts.batch_rules, outlet, parts.ranks, self._on_generate_step, self._options.is_assisted
+            components.generator,
+            components.batch_rules,
+            output,
+            components.ranks,
+            self._on_generate_step,
+            self._options.is_assisted,
         )
         self._thread = threading.Thread(target=self._run_steps, name="transformers-steps", daemon=True)
         self._thread.start()
 
     def follow(self) -> None:
-        """Ranks above 0: do as rank 0 says, until it closes."""
+        """On ranks above 0: execute the commands of rank 0 until it closes."""
         run_follower(self._components)
 
     def facts(self) -> Facts:
-        parts = self._components
+        components = self._components
         return Facts(
             kind="transformers",
             version=transformers.__version__,
             model=self._load.model,
-            context_length=parts.loaded_model.context_length,
-            max_batch=parts.max_batch,
+            context_length=components.loaded_model.context_length,
+            max_batch=components.max_batch,
             memory_bytes=runtime_info.measure_memory_bytes(),
             versions=runtime_info.get_versions(),
             asked=dict(self._load.settings),
             effective=self._get_effective_settings(),
-            warnings=parts.warnings,
-            refused=parts.refused,
+            warnings=components.warnings,
+            refused=components.refused,
             load_s=self._load_s,
             sleep_levels=self._supported_sleep_levels,
             phases={"load": self._load_s},
         )
 
     def submit(self, number: int, request: GenerateRequest) -> None:
-        outlet = self._output
-        if self._generate_batcher is None or outlet is None:
+        output = self._output
+        if self._generate_batcher is None or output is None:
             raise Unsupported(
-                "this model is loaded for embeddings", "ask it for embeddings, or set task: generate if it can"
+                "this model is loaded for embeddings only", "request embeddings, or load it with task: generate"
             )
         if self._closing:
             raise EngineFailed("the engine has stopped", "load the model again")
         request = replace(request, sampling=apply_request_defaults(request.sampling, self._options.request_defaults))
         check_request(request, self._components.loaded_model.context_length, self._components.adapters.names)
-        outlet.open(number, request.sampling.n, len(request.token_ids or ()))
+        output.open(number, request.sampling.n, len(request.token_ids or ()))
         seed = request.sampling.seed
         seed = self._seed_source.getrandbits(62) if seed is None else seed
         if request.sampling.guided is None:
@@ -148,7 +152,7 @@ class TransformersEngine:
 
     def embed(self, inputs: Sequence[Sequence[int]]) -> Embedding:
         if self._components.embedder is None:
-            raise Unsupported("this model is loaded for generation", "load it with task: embed")
+            raise Unsupported("this model is loaded for text generation", "load it with task: embed")
         return self._components.embedder.embed(inputs)
 
     def tokenize(self, text: str, add_special: bool) -> list[int]:
@@ -158,7 +162,7 @@ class TransformersEngine:
         return 0 if self._output is None else self._output.open_count
 
     def stats(self) -> Stats:
-        """The cache of generate() belongs to the library, which sets it no limit: only continuous batching knows a share."""
+        """Report KV cache usage for continuous batching only: the cache of generate() has no limit."""
         batcher, continuous = self._generate_batcher, self._continuous_batcher
         if batcher is None or self._output is None:
             return Stats()
@@ -168,10 +172,10 @@ class TransformersEngine:
         return Stats(batcher.steps + continuous.steps, continuous.compute_kv_cache_usage(), len(waiting))
 
     def sleep(self, level: int) -> None:
-        """No row is left in the KV cache: all have ended."""
+        """Offload the weights. The KV cache is empty: all requests have ended."""
         if level not in self._supported_sleep_levels:
-            known = ", ".join(map(str, self._supported_sleep_levels)) or "none"
-            raise InvalidRequest(f"there is no sleep level {level} here", f"levels: {known}", param="level")
+            supported = ", ".join(map(str, self._supported_sleep_levels)) or "none"
+            raise InvalidRequest(f"sleep level {level} is not supported", f"supported: {supported}", param="level")
         if not self._asleep:
             self._run_between_steps(self._offload_weights, "go to sleep")
             self._asleep = True
@@ -183,13 +187,15 @@ class TransformersEngine:
 
     def add_lora(self, name: str, path: str) -> None:
         self._check_can_change_adapters()
-        self._run_between_steps(lambda: self._change_adapters(lambda a: a.add(name, path)), f"load adapter {name}")
+        self._run_between_steps(
+            lambda: self._change_adapters(lambda adapters: adapters.add(name, path)), f"load adapter {name}"
+        )
 
     def remove_lora(self, name: str) -> None:
-        """New requests no longer find it; it is deleted when those that use it have ended."""
+        """Withdraw an adapter from new requests; delete it when the requests that use it have ended."""
         self._check_can_change_adapters()
         self._components.adapters.withdraw(name)
-        job = StepJob(lambda: self._change_adapters(lambda a: a.delete(name)), after_adapter=name)
+        job = StepJob(lambda: self._change_adapters(lambda adapters: adapters.delete(name)), after_adapter=name)
         if self._thread is None:
             job.action()
         else:
@@ -203,17 +209,17 @@ class TransformersEngine:
             self._thread.join(timeout=30)
 
     def _find_sleep_levels(self) -> tuple[int, ...]:
-        parts, options = self._components, self._options
+        components, options = self._components, self._options
         return find_sleep_levels(
-            parts.loaded_model.model,
-            single_process=parts.ranks.is_single_process,
-            quantized=parts.loaded_model.quantization is not None,
+            components.loaded_model.model,
+            single_process=components.ranks.is_single_process,
+            quantized=components.loaded_model.quantization is not None,
             compiled=options.compile_mode is not None,
             draft=options.draft_model is not None,
         )
 
     def _get_effective_settings(self) -> dict[str, Any]:
-        """As it was loaded, but for what turned out not to work."""
+        """Return the settings in effect, including CUDA graphs that were disabled after the load."""
         reason = self._components.runner.graphs_disabled_reason if self._components.runner is not None else None
         return self._components.effective | ({"cuda_graphs": f"off: {reason}"} if reason is not None else {})
 
@@ -230,19 +236,21 @@ class TransformersEngine:
     def _check_can_change_adapters(self) -> None:
         if not self._components.ranks.is_single_process:
             raise InvalidRequest(
-                f"{self._load.model} runs in several processes, which take adapters only when they load",
+                f"{self._load.model} runs in several processes and cannot change adapters while it is loaded",
                 "list the adapter under the model's loras",
                 param="lora",
             )
         if "lora" in self._components.refused:
             raise InvalidRequest(
-                "adapters need a library that is not there", self._components.refused["lora"], param="lora"
+                "adapters need a library that is not installed", self._components.refused["lora"], param="lora"
             )
         if self._asleep:
-            raise InvalidRequest(f"{self._load.model} is asleep", "wake it before its adapters change", param="lora")
+            raise InvalidRequest(
+                f"{self._load.model} is asleep", "wake it before you change its adapters", param="lora"
+            )
 
     def _run_between_steps(self, action: Callable[[], None], action_label: str) -> None:
-        """In the step thread, while this one waits; here, where there is none."""
+        """Run an action in the step thread and wait for it; run it here if there is no step thread."""
         job = StepJob(action)
         try:
             if self._thread is None:
@@ -254,12 +262,11 @@ class TransformersEngine:
             raise
         except Exception as error:
             if is_out_of_memory(error):
-                raise OutOfMemory(f"memory ran out: {self._load.model} could not {action_label}") from error
-            line = summarize_error(error)
-            raise EngineFailed(f"{self._load.model} could not {action_label}: {line}") from error
+                raise OutOfMemory(f"out of memory: {self._load.model} could not {action_label}") from error
+            raise EngineFailed(f"{self._load.model} could not {action_label}: {summarize_error(error)}") from error
 
     def _submit_guided(self, number: int, request: GenerateRequest, seed: int) -> None:
-        """On the compiling thread: a large schema must not hold up everyone's next token."""
+        """Compile a constraint and queue its request. Runs in the compile thread: a large schema must not delay other requests."""
         assert request.sampling.guided is not None and self._output is not None
         loaded = self._components.loaded_model
         try:
@@ -267,13 +274,12 @@ class TransformersEngine:
                 self._guided_compiler = GuidedCompiler(
                     loaded.hf_tokenizer, loaded.vocab_size, sorted(loaded.eos_token_ids)
                 )
-            self._inbox.put(
-                self._build_sequences(number, request, seed, self._guided_compiler.compile(request.sampling.guided))
-            )
+            constraint = self._guided_compiler.compile(request.sampling.guided)
+            self._inbox.put(self._build_sequences(number, request, seed, constraint))
         except RequestError as error:
             self._output.fail(number, error)
         except Exception as error:
-            self._output.fail(number, EngineFailed(f"the guided constraint could not be prepared: {error}"))
+            self._output.fail(number, EngineFailed(f"the guided constraint could not be compiled: {error}"))
 
     def _build_sequences(
         self, number: int, request: GenerateRequest, seed: int, constraint: GrammarConstraint | None
@@ -295,7 +301,7 @@ class TransformersEngine:
         ]
 
     def _run_steps(self) -> None:
-        """The step thread."""
+        """Run the step thread until the engine closes."""
         assert self._generate_batcher is not None
         busy = False
         while not self._closing:
@@ -305,7 +311,7 @@ class TransformersEngine:
                 busy = self._step()
             except Exception as error:
                 self._fail_running(error)
-                busy = True  # texts of the last good step may still have to be handed out
+                busy = True  # the last good step may still have output pending
             self._jobs.run_ready(self._get_adapters_in_use)
         self._drain_inbox(block=False)
         self._jobs.fail_all(EngineFailed("the engine has stopped", "load the model again"))
@@ -313,11 +319,11 @@ class TransformersEngine:
         self._components.ranks.close()
 
     def _step(self) -> bool:
-        """One step of continuous batching, or else one batch of generate()."""
+        """Run a batch of generate() if one is ready, then a step of continuous batching. Return False when idle."""
         assert self._generate_batcher is not None
-        searched = self._generate_batcher.advance()
+        generated = self._generate_batcher.advance()
         stepped = self._continuous_batcher is not None and self._continuous_batcher.advance()
-        return searched or stepped
+        return generated or stepped
 
     def _get_adapters_in_use(self) -> set[str | None]:
         assert self._generate_batcher is not None
@@ -326,7 +332,7 @@ class TransformersEngine:
         )
 
     def _on_generate_step(self) -> None:
-        """Inside generate(), after each of its steps: others go on meanwhile."""
+        """Advance continuous batching after each step inside generate()."""
         assert self._generate_batcher is not None
         self._drain_inbox(block=False)
         if self._closing:
@@ -336,34 +342,34 @@ class TransformersEngine:
             self._continuous_batcher.advance()
 
     def _drain_inbox(self, block: bool, wait_s: float | None = None) -> None:
-        """Everything that has come in; waits for something when `block`."""
+        """Process all inbox items; if `block`, wait for the first one, at most `wait_s`."""
         while True:
             try:
-                work = self._inbox.get(block, wait_s)
+                item = self._inbox.get(block, wait_s)
             except queue.Empty:
                 return
             block = False
-            if isinstance(work, int):
-                self._cancel_request(work)
-            elif isinstance(work, StepJob):
-                self._jobs.add(work)
-            elif work is not None:
-                self._start_sequences(work)
+            if isinstance(item, int):
+                self._cancel_request(item)
+            elif isinstance(item, StepJob):
+                self._jobs.add(item)
+            elif item is not None:
+                self._start_sequences(item)
 
-    def _start_sequences(self, rows: list[SequenceState]) -> None:
+    def _start_sequences(self, sequences: list[SequenceState]) -> None:
         assert self._generate_batcher is not None and self._output is not None
-        first = rows[0]
+        first = sequences[0]
         if not self._output.is_open(first.number):
             return
         if first.lora is not None and not self._components.adapters.is_loaded(first.lora):
             self._output.fail(first.number, InvalidRequest(f"adapter {first.lora} was removed", param="lora"))
             return
         if (first.sampling.num_beams or 1) > 1:
-            self._generate_batcher.add_beam_search(rows)
+            self._generate_batcher.add_beam_search(sequences)
         elif self._continuous_batcher is not None:
-            self._continuous_batcher.add(rows)
+            self._continuous_batcher.add(sequences)
         else:
-            self._generate_batcher.add(rows)
+            self._generate_batcher.add(sequences)
 
     def _cancel_request(self, number: int) -> None:
         assert self._generate_batcher is not None
@@ -372,25 +378,25 @@ class TransformersEngine:
             self._continuous_batcher.cancel(number)
 
     def _fail_running(self, error: Exception) -> None:
-        """A step went wrong: all that was being computed is lost, the engine is not (unless it has followers)."""
+        """Fail all running requests after an error in a step. With followers, exit the process."""
         assert self._generate_batcher is not None and self._output is not None
         numbers = self._generate_batcher.get_request_numbers()
         if self._continuous_batcher is not None:
             numbers |= self._continuous_batcher.get_request_numbers()
-        told: EnginebayError = EngineFailed(f"the model failed: {summarize_error(error)}")
+        failure: EnginebayError = EngineFailed(f"the model failed: {summarize_error(error)}")
         if is_out_of_memory(error):
-            told = OutOfMemory("memory ran out while generating", "lower batching.batch_size or max_tokens")
+            failure = OutOfMemory("out of memory while generating", "lower batching.batch_size or max_tokens")
         elif isinstance(error, EnginebayError):
-            told = error
+            failure = error
         self._generate_batcher.clear_running()
         for number in numbers:
             self._cancel_request(number)
-            self._output.fail(number, told)
+            self._output.fail(number, failure)
         if self._continuous_batcher is not None:
             self._continuous_batcher.reset()
         if is_out_of_memory(error) and torch.cuda.is_available():
             torch.cuda.empty_cache()
         if not self._components.ranks.is_single_process:
-            # The ranks no longer agree on what comes next: end, so that whoever watches starts the worker again.
+            # The ranks are out of sync: exit, so that the supervisor restarts the worker.
             time.sleep(_ERROR_FLUSH_S)
             os._exit(_BROKEN_EXIT_CODE)

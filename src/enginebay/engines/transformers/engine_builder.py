@@ -1,4 +1,4 @@
-"""Putting the engine together: what the settings, the device and the model allow."""
+"""Builds the engine's components from the settings, the device and the model."""
 
 from __future__ import annotations
 
@@ -42,13 +42,16 @@ _DEFAULT_BATCH_SIZE = {"cpu": 32, "cuda": 256}
 _DEFAULT_STEP_TOKENS = {
     "cpu": 512,
     "cuda": 8192,
-}  # a CPU computes some hundred prompt tokens in the time of a few answers' steps
+}  # on a CPU, a few hundred prompt tokens take as long as several decode steps
 _DEFAULT_BATCH_TOKENS = {"cpu": 16_384, "cuda": 131_072}
 
 
 @dataclass(slots=True)
 class EngineComponents:
-    """A loaded model and what runs it. For embeddings there is no generator; without a runner, no continuous batching."""
+    """A loaded model and the components that run it.
+
+    `generator` is None for embeddings; `runner` is None without continuous batching.
+    """
 
     loaded_model: LoadedModel
     ranks: RankGroup
@@ -65,150 +68,168 @@ class EngineComponents:
 
 
 def build_components(load: Load, options: LoadOptions) -> EngineComponents:
-    """Load everything and decide how it runs."""
-    place = RankInfo.from_environment()
-    threads = options.threads or max(1, runtime_info.count_usable_cores() // place.world_size)
+    """Load the model and choose how to run it."""
+    rank_info = RankInfo.from_environment()
+    threads = options.threads or max(1, runtime_info.count_usable_cores() // rank_info.world_size)
     torch.set_num_threads(threads)
-    loaded = load_model(load, options, place)
-    peers = RankGroup(place)
+    loaded = load_model(load, options, rank_info)
+    ranks = RankGroup(rank_info)
     kind = loaded.device.type if loaded.device.type in _DEFAULT_BATCH_SIZE else "cpu"
-    rows = options.batch_size or _DEFAULT_BATCH_SIZE[kind]
-    notes = loaded.warnings + tuple(
-        f"{name} is gone since {RETIRED[name].since}: {RETIRED[name].instead}"
+    max_sequences = options.batch_size or _DEFAULT_BATCH_SIZE[kind]
+    warnings = loaded.warnings + tuple(
+        f"{name} was retired in {RETIRED[name].since}: {RETIRED[name].instead}"
         for name in load.settings
         if name in RETIRED
     )
     limits = BatchLimits(
-        rows, max(rows, options.tokens_per_batch or _DEFAULT_STEP_TOKENS[kind]), 0, loaded.context_length
+        max_sequences,
+        max(max_sequences, options.tokens_per_batch or _DEFAULT_STEP_TOKENS[kind]),
+        0,
+        loaded.context_length,
     )
-    parts = EngineComponents(
+    components = EngineComponents(
         loaded,
-        peers,
+        ranks,
         PeftAdapters(loaded.model, load.loras),
         limits,
-        _build_batch_rules("dynamic", rows, options, kind),
-        rows,
+        _build_batch_rules("dynamic", max_sequences, options, kind),
+        max_sequences,
     )
-    parts.effective = _describe_settings(parts, options, threads)
-    parts.refused = runtime_info.find_refused_params()
+    components.effective = _describe_settings(components, options, threads)
+    components.refused = runtime_info.find_refused_params()
     if load.task == "embed":
-        if not peers.is_single_process:
-            raise LoadFailed("embeddings run in one process", "leave sharding.strategy out")
+        if not ranks.is_single_process:
+            raise LoadFailed("embedding models cannot be sharded", "remove sharding.strategy")
         pooling, normalised = read_pooling(Path(load.path))
-        parts.embedder = Embedder(
-            loaded.model, loaded.device, loaded.pad_token_id, loaded.context_length, pooling, normalised, rows
+        components.embedder = Embedder(
+            loaded.model, loaded.device, loaded.pad_token_id, loaded.context_length, pooling, normalised, max_sequences
         )
-        parts.effective |= {"pooling": pooling, "normalised": normalised}
-        parts.warnings = notes
-        return parts
-    parts.refused["embeddings"] = "load the model with task: embed"
-    _prepare_generation(parts, load, options, kind, notes)
-    return parts
+        components.effective |= {"pooling": pooling, "normalised": normalised}
+        components.warnings = warnings
+        return components
+    components.refused["embeddings"] = "load the model with task: embed"
+    _prepare_generation(components, load, options, kind, warnings)
+    return components
 
 
 def _prepare_generation(
-    parts: EngineComponents, load: Load, options: LoadOptions, kind: str, notes: tuple[str, ...]
+    components: EngineComponents, load: Load, options: LoadOptions, kind: str, warnings: tuple[str, ...]
 ) -> None:
-    loaded = parts.loaded_model
+    loaded = components.loaded_model
     draft = (
         DraftSource(load_draft_model(options, loaded.device, load), options.draft_tokens or 5)
         if options.is_assisted
         else None
     )
-    parts.generator = LibraryGenerator(
-        loaded.model, loaded.hf_tokenizer, parts.adapters, loaded.device, loaded.pad_token_id, options.use_cache, draft
+    components.generator = LibraryGenerator(
+        loaded.model,
+        loaded.hf_tokenizer,
+        components.adapters,
+        loaded.device,
+        loaded.pad_token_id,
+        options.use_cache,
+        draft,
     )
-    runner, obstacle = _build_runner(parts, options, load)
+    runner, obstacle = _build_runner(components, options, load)
     strategy, warning = choose_strategy(options, obstacle)
-    parts.warnings = (*notes, *((warning,) if warning else ()))
-    parts.effective |= {"batching.strategy": strategy}
+    components.warnings = (*warnings, *((warning,) if warning else ()))
+    components.effective |= {"batching.strategy": strategy}
     if strategy == "continuous" and runner is not None:
-        parts.runner = runner
-        budget = runtime_info.compute_kv_cache_bytes(loaded.device, parts.ranks.rank_info.world_size) // max(
+        components.runner = runner
+        budget = runtime_info.compute_kv_cache_bytes(loaded.device, components.ranks.rank_info.world_size) // max(
             1, runner.bytes_per_token
         )
-        parts.limits = BatchLimits(
-            parts.limits.max_sequences, parts.limits.max_step_tokens, budget, loaded.context_length
+        components.limits = BatchLimits(
+            components.limits.max_sequences, components.limits.max_step_tokens, budget, loaded.context_length
         )
-        parts.effective |= {"batching.max_tokens_per_batch": parts.limits.max_step_tokens, "cached_tokens": budget}
-        recorder, reason = choose_recorder(loaded, options, parts.ranks.is_single_process)
+        components.effective |= {
+            "batching.max_tokens_per_batch": components.limits.max_step_tokens,
+            "cached_tokens": budget,
+        }
+        recorder, reason = choose_recorder(loaded, options, components.ranks.is_single_process)
         if recorder is not None:
-            runner.enable_graphs(recorder, KVCacheBudget(budget, parts.limits.max_sequences))
-        parts.effective |= {"cuda_graphs": "on" if recorder is not None else f"off: {reason}"}
-        parts.effective |= {"decode_attention": "own" if runner.has_kernel else f"library: {runner.fallback_reason}"}
-        parts.batch_rules = _build_batch_rules("dynamic", parts.limits.max_sequences, options, kind)
+            runner.enable_graphs(recorder, KVCacheBudget(budget, components.limits.max_sequences))
+        components.effective |= {"cuda_graphs": "on" if recorder is not None else f"off: {reason}"}
+        components.effective |= {
+            "decode_attention": "own" if runner.has_kernel else f"library: {runner.fallback_reason}"
+        }
+        components.batch_rules = _build_batch_rules("dynamic", components.limits.max_sequences, options, kind)
         return
-    parts.batch_rules = _build_batch_rules(strategy, parts.limits.max_sequences, options, kind)
-    parts.max_batch = 1 if options.is_assisted else parts.batch_rules.size
-    parts.effective |= {
-        "batching.batch_size": parts.max_batch,
-        "batching.max_tokens_per_batch": parts.batch_rules.max_tokens,
+    components.batch_rules = _build_batch_rules(strategy, components.limits.max_sequences, options, kind)
+    components.max_batch = 1 if options.is_assisted else components.batch_rules.size
+    components.effective |= {
+        "batching.batch_size": components.max_batch,
+        "batching.max_tokens_per_batch": components.batch_rules.max_tokens,
     }
-    parts.effective |= {"continuous": f"not possible: {obstacle}"} if obstacle else {}
+    components.effective |= {"continuous": f"not possible: {obstacle}"} if obstacle else {}
     if options.compile_mode is not None:
         loaded.model.forward = torch.compile(loaded.model.forward, mode=options.compile_mode, dynamic=True)
 
 
-def _build_runner(parts: EngineComponents, options: LoadOptions, load: Load) -> tuple[ModelRunner | None, str | None]:
-    """Continuous batching where settings and model allow it, else the reason why not."""
+def _build_runner(
+    components: EngineComponents, options: LoadOptions, load: Load
+) -> tuple[ModelRunner | None, str | None]:
+    """Return a runner for continuous batching, or the reason why it is not possible."""
     obstacle = find_settings_obstacle(options)
     if obstacle is not None or (options.strategy or "continuous") != "continuous":
         return None, obstacle
-    loaded = parts.loaded_model
-    kernel, reason = load_decode_kernel(loaded, parts.ranks.is_single_process)
+    loaded = components.loaded_model
+    kernel, reason = load_decode_kernel(loaded, components.ranks.is_single_process)
     runner = ModelRunner(
-        loaded.model, parts.adapters, loaded.context_length, loaded.device, options.compile_mode, kernel, reason
+        loaded.model, components.adapters, loaded.context_length, loaded.device, options.compile_mode, kernel, reason
     )
     with translate_load_errors(load.path):
         return runner, runner.find_obstacle()
 
 
 def load_decode_kernel(loaded: LoadedModel, single_process: bool) -> tuple[DecodeKernel | None, str | None]:
-    """Attention of our own for rows that decode, or the reason why there is none."""
+    """Return the custom decode attention kernel, or the reason why it is not used."""
     if loaded.device.type != "cuda":
         return None, "the model is not on CUDA"
     if loaded.attention == "eager":
         return None, "attn_implementation is eager"
     if not single_process:
-        return None, "several processes have the model"
+        return None, "the model runs in several processes"
     try:
         return importlib.import_module("enginebay.engines.transformers.continuous.decode_kernel"), None
-    except ImportError as error:  # its compiler comes with PyTorch for CUDA
+    except ImportError as error:  # Triton comes with CUDA builds of PyTorch
         return None, summarize_error(error)
 
 
 def choose_recorder(
     loaded: LoadedModel, options: LoadOptions, single_process: bool
 ) -> tuple[GraphRecorder | None, str | None]:
-    """What records steps on this device, or the reason why nothing does."""
+    """Return the recorder of CUDA graphs, or the reason why there is none."""
     devices = {str(tensor.device) for tensor in loaded.model.parameters()}
     reason = find_graphs_obstacle(options, devices, single_process, loaded.quantization is not None)
     return (CudaGraphRecorder(loaded.device), None) if reason is None else (None, reason)
 
 
-def _build_batch_rules(strategy: str, rows: int, options: LoadOptions, kind: str) -> BatchRules:
-    return BatchRules(strategy, rows, options.tokens_per_batch or _DEFAULT_BATCH_TOKENS[kind], options.max_wait_s)
+def _build_batch_rules(strategy: str, max_sequences: int, options: LoadOptions, kind: str) -> BatchRules:
+    return BatchRules(
+        strategy, max_sequences, options.tokens_per_batch or _DEFAULT_BATCH_TOKENS[kind], options.max_wait_s
+    )
 
 
-def _describe_settings(parts: EngineComponents, options: LoadOptions, threads: int) -> dict[str, Any]:
-    loaded = parts.loaded_model
-    found: dict[str, Any] = {
+def _describe_settings(components: EngineComponents, options: LoadOptions, threads: int) -> dict[str, Any]:
+    loaded = components.loaded_model
+    settings: dict[str, Any] = {
         "dtype": loaded.dtype,
         "device": str(loaded.device),
         "attn_implementation": loaded.attention,
-        "batching.batch_size": parts.limits.max_sequences,
+        "batching.batch_size": components.limits.max_sequences,
         "context_length": loaded.context_length,
         "threads": threads,
         "use_cache": options.use_cache,
         "torch_compile": options.compile_mode or False,
         "sharding.strategy": options.sharding,
-        "sharding.num_shards": parts.ranks.rank_info.world_size,
+        "sharding.num_shards": components.ranks.rank_info.world_size,
     }
     if loaded.quantization is not None:
-        found["quantization_method"] = loaded.quantization
+        settings["quantization_method"] = loaded.quantization
     if options.quantization_bits is not None:
-        found[f"quantization.load_in_{options.quantization_bits}bit"] = True
+        settings[f"quantization.load_in_{options.quantization_bits}bit"] = True
     if options.is_assisted:
-        found["assisted_generation.model"] = options.draft_model or "prompt lookup"
-        found["assisted_generation.num_tokens"] = options.draft_tokens or 5
-    return found
+        settings["assisted_generation.model"] = options.draft_model or "prompt lookup"
+        settings["assisted_generation.num_tokens"] = options.draft_tokens or 5
+    return settings

@@ -1,4 +1,4 @@
-"""What makes a request impossible for this model, before anything is computed. Pure."""
+"""Request validation against the loaded model. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enginebay.errors import ContextOverflow, InvalidRequest
 
 
 def check_request(request: GenerateRequest, context_length: int, adapters: Set[str]) -> None:
-    """Raise for what cannot be served; a prompt is never cut to fit, and an answer ends where the context does."""
+    """Raise if the model cannot serve the request. Prompts are never truncated; outputs end with the context."""
     prompt = len(request.token_ids or ())
     if prompt >= context_length:
         raise ContextOverflow(
@@ -23,4 +23,4 @@ def check_request(request: GenerateRequest, context_length: int, adapters: Set[s
         )
     beams = request.sampling.num_beams or 1
     if beams > 1 and request.sampling.n > beams:
-        raise InvalidRequest(f"n is {request.sampling.n}, above num_beams = {beams}", "raise num_beams", param="n")
+        raise InvalidRequest(f"n = {request.sampling.n} exceeds num_beams = {beams}", "increase num_beams", param="n")

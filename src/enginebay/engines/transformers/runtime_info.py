@@ -1,4 +1,4 @@
-"""What this process and its devices have and use."""
+"""Versions, devices, cores and memory of this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from enginebay.contract.sampling_parameters import GUIDED_PARAMETERS
 
-_CPU_KV_RATIO, _CUDA_KV_RATIO = 0.5, 0.85  # of the free memory, for keys and values
+_CPU_KV_RATIO, _CUDA_KV_RATIO = 0.5, 0.85  # share of the free memory for the KV cache
 _REPORTED_PACKAGES = (
     "transformers",
     "torch",
@@ -26,23 +26,23 @@ _REPORTED_PACKAGES = (
 
 
 def get_versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in _REPORTED_PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def find_refused_params() -> dict[str, str]:
-    """Request parameters that need a library which is not there."""
-    found: dict[str, str] = {}
+    """Return the request parameters whose library is not installed, with the fix."""
+    refused: dict[str, str] = {}
     if importlib.util.find_spec("xgrammar") is None:
-        found |= dict.fromkeys(GUIDED_PARAMETERS, "install xgrammar into the engine's environment")
+        refused |= dict.fromkeys(GUIDED_PARAMETERS, "install xgrammar into the engine's environment")
     if importlib.util.find_spec("peft") is None:
-        found["lora"] = "install peft into the engine's environment"
-    return found
+        refused["lora"] = "install peft into the engine's environment"
+    return refused
 
 
 def list_devices() -> tuple[str, ...]:
@@ -62,7 +62,7 @@ def measure_memory_bytes() -> int:
 
 
 def compute_kv_cache_bytes(device: Any, num_processes: int) -> int:
-    """Memory that this process's keys and values may take, once the weights are in place."""
+    """Return the memory for this process's KV cache. Call it after the weights are loaded."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * _CUDA_KV_RATIO)
     return int(psutil.virtual_memory().available * _CPU_KV_RATIO / num_processes)

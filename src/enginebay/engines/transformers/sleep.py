@@ -1,7 +1,7 @@
-"""A model's weights off its device and back, storage by storage.
+"""Offloads a model's weights to main memory and restores them, storage by storage.
 
-Tensors stay the objects they are, with their views and ties; only the memory behind them goes and comes, so nothing
-that holds one of them has to be told.
+Tensor objects, views and ties stay the same; only the memory behind them is freed and reallocated, so references to
+them remain valid.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from typing import Any
 
 import torch
 
-_CHUNK_BYTES = 16 * 1024**2  # pinned memory is handed out in powers of two: small pieces waste little
+_CHUNK_BYTES = 16 * 1024**2  # pinned memory is allocated in powers of two: small chunks waste little
 
 
 def find_sleep_levels(
     model: Any, single_process: bool, quantized: bool, compiled: bool, draft: bool
 ) -> tuple[int, ...]:
-    """Level 1 for dense weights on one CUDA device. Compiled code may know addresses, and a draft model has its own."""
+    """Return level 1 for unquantized weights on one CUDA device, else none.
+
+    Compiled code may hold addresses, and a draft model has its own weights.
+    """
     if not single_process or quantized or compiled or draft:
         return ()
     tensors = [*model.parameters(), *model.buffers()]
@@ -34,50 +37,50 @@ class OffloadableWeights:
     def __init__(self, model: Any, device_type: str = "cuda") -> None:
         self._model = model
         self._device_type = device_type
-        self._offloaded: list[tuple[Any, list[Any]]] = []  # storage, its bytes in pieces
+        self._offloaded: list[tuple[Any, list[Any]]] = []  # storage, its bytes in chunks
 
     def offload(self) -> None:
-        """Free the device. When main memory does not suffice, nothing has changed."""
-        away = [(storage, _copy_to_host(storage)) for storage in self._find_storages()]
+        """Free the device memory. If main memory runs out, nothing changes."""
+        offloaded = [(storage, _copy_to_host(storage)) for storage in self._find_storages()]
         _synchronize()
-        for storage, _ in away:
+        for storage, _ in offloaded:
             storage.resize_(0)
-        self._offloaded = away
+        self._offloaded = offloaded
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
     def restore(self) -> None:
-        for storage, pieces in self._offloaded:
-            storage.resize_(sum(piece.numel() for piece in pieces))
-            at = 0
-            whole = _view_as_bytes(storage)
-            for piece in pieces:
-                whole[at : at + piece.numel()].copy_(piece, non_blocking=True)
-                at += piece.numel()
+        for storage, chunks in self._offloaded:
+            storage.resize_(sum(chunk.numel() for chunk in chunks))
+            offset = 0
+            device_bytes = _view_as_bytes(storage)
+            for chunk in chunks:
+                device_bytes[offset : offset + chunk.numel()].copy_(chunk, non_blocking=True)
+                offset += chunk.numel()
         _synchronize()
         self._offloaded = []
 
     def _find_storages(self) -> Iterable[Any]:
-        """Each once, however many tensors share it."""
-        found: dict[int, Any] = {}
+        """Return each storage once, even if several tensors share it."""
+        storages: dict[int, Any] = {}
         for tensor in (*self._model.parameters(), *self._model.buffers()):
             storage = tensor.untyped_storage()
             if tensor.device.type == self._device_type and storage.nbytes():
-                found[storage.data_ptr()] = storage
-        return found.values()
+                storages[storage.data_ptr()] = storage
+        return storages.values()
 
 
 def _copy_to_host(storage: Any) -> list[Any]:
-    """On the way when it returns: `_synchronize` before the storage goes."""
-    pieces = []
+    """Start an asynchronous copy: call `_synchronize` before you free the storage."""
+    chunks = []
     for part in _view_as_bytes(storage).split(_CHUNK_BYTES):
-        piece = _allocate_host_memory(part.numel())
-        pieces.append(piece.copy_(part, non_blocking=True))
-    return pieces
+        chunk = _allocate_host_memory(part.numel())
+        chunks.append(chunk.copy_(part, non_blocking=True))
+    return chunks
 
 
 def _allocate_host_memory(size: int) -> Any:
-    """Pinned where possible, which a device copies from several times faster."""
+    """Return pinned memory if possible: copies from it are several times faster."""
     if torch.cuda.is_available():
         try:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)

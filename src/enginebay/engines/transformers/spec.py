@@ -1,11 +1,11 @@
-"""What the transformers engine takes and how it is installed, without importing torch."""
+"""The transformers engine's spec. Importing it does not import torch."""
 
 from __future__ import annotations
 
 from enginebay.contract import CudaOwner, EngineSpec, LaunchMode, Recipe, Runtime, honours, translates
 from enginebay.engines.transformers.settings import RETIRED, SETTINGS
 
-_BEAMS = "in beam search"
+_BEAMS = "beam search only"
 
 REQUEST = {
     "temperature": honours(),
@@ -22,10 +22,10 @@ REQUEST = {
     "stop": honours(),
     "stop_token_ids": honours(),
     "ignore_eos": honours(),
-    "seed": honours("the same whatever else is in the batch"),
-    "n": honours("the prompt is computed once"),
+    "seed": honours("independent of other requests in the batch"),
+    "n": honours("the prompt is prefilled once"),
     "best_of": translates("n = best_of, the best n by mean logprob"),
-    "num_beams": honours("the answer comes whole, at the end; temperature and top_* count only with do_sample: true"),
+    "num_beams": honours("the output arrives at the end; temperature and top_* apply only with do_sample: true"),
     "length_penalty": honours(_BEAMS),
     "early_stopping": honours(_BEAMS),
     "logprobs": honours(),
@@ -34,12 +34,12 @@ REQUEST = {
     "guided_regex": honours(),
     "guided_grammar": honours(),
     "guided_choice": honours(),
-    "lora": honours("one forward pass for each adapter in use"),
+    "lora": honours("one forward pass per active adapter"),
     "embeddings": honours("with task: embed"),
 }
 
 _GRPC = ("grpcio", "grpcio-health-checking", "grpcio-reflection", "protobuf")
-# xgrammar asks for triton on x86_64, which only its GPU kernels use; torch brings it where there is a GPU.
+# xgrammar requires triton on x86_64, but only its GPU kernels use it; CUDA builds of torch include it.
 _GUIDED = ("--no-deps", "xgrammar==0.2.8", "apache-tvm-ffi>=0.1.11")
 _LIBRARIES = (
     "transformers=={version}", "accelerate>=1.15", "safetensors", "gguf", "peft>=0.21", "tokenizers",
@@ -48,7 +48,7 @@ _LIBRARIES = (
 
 SPEC = EngineSpec(
     kind="transformers",
-    summary="any Hugging Face model on any device, with every decoding parameter",
+    summary="any Hugging Face model on any device, with every sampling parameter",
     engine="enginebay.engines.transformers.engine:TransformersEngine",
     module="transformers",
     distributions=("transformers",),

@@ -1,4 +1,4 @@
-"""Work that touches the model and is no step: done by the thread that steps it, between two steps."""
+"""Jobs that touch the model and run in the step thread, between steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from enginebay.errors import EnginebayError
 
 @dataclass(slots=True, eq=False)
 class StepJob:
-    """`after`: an adapter; the job waits until no request uses it."""
+    """A job. It waits until no request uses the adapter `after_adapter`."""
 
     action: Callable[[], None]
     after_adapter: str | None = None
@@ -19,7 +19,7 @@ class StepJob:
 
 
 class StepJobQueue:
-    """Jobs in order. Lives in the step thread."""
+    """Jobs in order. Used only by the step thread."""
 
     def __init__(self) -> None:
         self._waiting: list[StepJob] = []
@@ -28,7 +28,7 @@ class StepJobQueue:
         self._waiting.append(job)
 
     def run_ready(self, get_adapters_in_use: Callable[[], Collection[str | None]]) -> None:
-        """All that can be done now. `used`: adapters of the requests that are held."""
+        """Run all jobs that are ready."""
         if not self._waiting:
             return
         in_use = get_adapters_in_use()

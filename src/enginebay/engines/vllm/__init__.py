@@ -1,0 +1,1 @@
+"""The vllm engine: vLLM's AsyncLLM behind the engine contract."""

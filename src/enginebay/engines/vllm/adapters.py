@@ -1,4 +1,4 @@
-"""vLLM's LoRA adapters by name: those of the load, and those that come and go while it runs."""
+"""LoRA adapters by name: those listed at load, and those added or removed at runtime."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from enginebay.engines.vllm import model_checks
 from enginebay.errors import InvalidRequest, ModelInvalid
 
-_PEFT_HINT = "give the directory of a PEFT adapter, with adapter_config.json and adapter_model.safetensors"
+_PEFT_HINT = "set the directory of a PEFT adapter, with adapter_config.json and adapter_model.safetensors"
 
 
 class VllmAdapters:
-    """Names, and the request that vLLM wants for each. Changed by one thread at a time, read by any.
+    """Maps adapter names to vLLM's LoRARequests. Changed by one thread at a time, read by any.
 
-    `max_rank` and `room` are what the engine was started for; rank 0: it was started without adapters.
+    `max_rank` and `max_adapters` are the engine's limits. With rank 0 it has no adapters.
     """
 
     def __init__(self, model: str, adapters: Mapping[str, str], max_rank: int, max_adapters: int | None = None) -> None:
@@ -33,28 +33,28 @@ class VllmAdapters:
 
     @property
     def has_draining(self) -> bool:
-        """Are there adapters whose last requests still run?"""
+        """Whether requests still run on a removed adapter."""
         return bool(self._draining)
 
     def all(self) -> dict[str, Any]:
         return dict(self._requests)
 
     def find(self, name: str | None) -> Any:
-        """vLLM's request for the adapter of a generation; None stands for the plain model."""
+        """Return vLLM's LoRARequest for the adapter; None means the base model."""
         if name is None:
             return None
-        found = self._requests.get(name)
-        if found is None:
+        request = self._requests.get(name)
+        if request is None:
             known = ", ".join(self._requests) or "none"
             raise InvalidRequest(f"{self._model} has no adapter {name!r}", f"known adapters: {known}", param="lora")
-        return found
+        return request
 
     def prepare(self, name: str, path: str) -> Any:
-        """The request for a new adapter, once all that can be known beforehand fits; None if it is there already."""
+        """Check a new adapter and return its LoRARequest; None if it is already loaded."""
         if not self.enabled:
             raise InvalidRequest(
-                f"{self._model} was loaded without room for adapters",
-                "load it with lora.enabled: true, and lora.max_rank where an adapter's rank is above 16",
+                f"{self._model} was loaded without adapter support",
+                "load it with lora.enabled: true, and set lora.max_rank if an adapter's rank is above 16",
                 param="lora",
             )
         present = self._requests.get(name)
@@ -62,13 +62,13 @@ class VllmAdapters:
             if present.lora_path == path:
                 return None
             raise InvalidRequest(
-                f"adapter {name} is loaded from {present.lora_path}", "remove it first, or use another name",
+                f"adapter {name} is already loaded from {present.lora_path}", "remove it first, or use another name",
                 param="lora",
             )  # fmt: skip
         self._check_files(name, path)
         if self._max_adapters is not None and len(self._requests) + len(self._draining) >= self._max_adapters:
             raise InvalidRequest(
-                f"{self._model} has room for {self._max_adapters} adapters",
+                f"{self._model} already has {self._max_adapters} adapters, its maximum",
                 "raise lora.max_loras, or remove one",
                 param="lora",
             )
@@ -78,25 +78,25 @@ class VllmAdapters:
         self._requests[name] = request
 
     def remove(self, name: str) -> Any:
-        """No new request finds the adapter any more; `gone` says when vLLM has forgotten it."""
-        found = self.find(name)
+        """Hide the adapter from new requests. Call `forget_removed` once vLLM has unloaded it."""
+        request = self.find(name)
         del self._requests[name]
-        self._draining.add(found.lora_int_id)
-        return found
+        self._draining.add(request.lora_int_id)
+        return request
 
     def forget_removed(self, request: Any) -> None:
         self._draining.discard(request.lora_int_id)
 
     def _check_files(self, name: str, path: str) -> None:
         if not Path(path).is_dir():
-            raise InvalidRequest(f"adapter {name}: {path} is no directory", _PEFT_HINT, param="lora")
+            raise InvalidRequest(f"adapter {name}: {path} is not a directory", _PEFT_HINT, param="lora")
         try:
             rank = model_checks.read_lora_ranks({name: path})[name]
         except ModelInvalid as error:
             raise InvalidRequest(error.message, error.hint, param="lora") from None
         if rank > self._max_rank:
             raise InvalidRequest(
-                f"adapter {name} has rank {rank}, and {self._model} was loaded for ranks up to {self._max_rank}",
+                f"adapter {name} has rank {rank}, but {self._model} was loaded for ranks up to {self._max_rank}",
                 f"load it with lora.max_rank: {rank}",
                 param="lora",
             )
@@ -105,5 +105,5 @@ class VllmAdapters:
         from vllm.lora.request import LoRARequest
 
         number = next(self._numbers)
-        # vLLM finds cached prefixes by the adapter's name: a new adapter under an old name must not find the old one's.
+        # vLLM keys cached prefixes by adapter name: a new adapter must not reuse those of an old one with its name.
         return LoRARequest(f"{name}#{number}", number, path)

@@ -1,4 +1,4 @@
-"""The public way out of vLLM: one `generate()` and one task for each request."""
+"""Generation and embeddings through AsyncLLM's public `generate()` and `encode()`, with one task per request."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ _numbers = itertools.count()
 
 
 async def generate_greedy(llm: Any, prompt: list[int], count: int) -> list[int]:
-    """The likeliest `count` tokens after the prompt."""
+    """Return `count` greedily decoded tokens."""
     from vllm import SamplingParams
     from vllm.inputs import tokens_input
 
     params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
-    found: list[int] = []
+    ids: list[int] = []
     async for output in llm.generate(tokens_input(prompt), params, f"own-{next(_numbers)}"):
-        found = list(output.outputs[0].token_ids)
-    return found
+        ids = list(output.outputs[0].token_ids)
+    return ids
 
 
 async def compute_embeddings(llm: Any, inputs: list[list[int]]) -> list[tuple[float, ...]]:
-    """One embedding for each input."""
+    """Return one embedding per input."""
     from vllm import PoolingParams
     from vllm.inputs import tokens_input
 
-    async def one(ids: list[int]) -> tuple[float, ...]:
-        found: Any = None
+    async def compute_one(ids: list[int]) -> tuple[float, ...]:
+        embedding: Any = None
         name = f"embed-{next(_numbers)}"
         async for output in llm.encode(tokens_input(ids), PoolingParams(task="embed"), name):
-            found = output.outputs.data
-        return tuple(found.float().flatten().tolist())
+            embedding = output.outputs.data
+        return tuple(embedding.float().flatten().tolist())
 
-    return list(await asyncio.gather(*(one(ids) for ids in inputs)))
+    return list(await asyncio.gather(*(compute_one(ids) for ids in inputs)))
 
 
 class GenerateDriver:
-    """Drives `AsyncLLM.generate()`. Tokens of one turn of the loop leave in one flush. Lives in the loop's thread."""
+    """Drives `AsyncLLM.generate()`. Flushes once per iteration of the event loop. Runs in the loop's thread."""
 
     def __init__(self, llm: Any, flush: Callable[[], None]) -> None:
         self._llm = llm
@@ -57,7 +57,7 @@ class GenerateDriver:
     async def abort(self, stream: RequestStream) -> None:
         task = self._tasks.get(stream.number)
         if task is not None:
-            task.cancel()  # generate() aborts its request when it is cancelled
+            task.cancel()  # generate() aborts the request when cancelled
 
     async def _drive(self, stream: RequestStream, prompt: Any, params: Any, lora: Any) -> None:
         try:

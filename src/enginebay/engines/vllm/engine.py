@@ -1,7 +1,7 @@
-"""vLLM's asynchronous engine behind the engine contract.
+"""The vllm engine.
 
-main thread      makes the engine, which forks or spawns vLLM's engine process; submit, cancel, embed, close
-loop thread      runs AsyncLLM: sends requests to the engine process, detokenizes, fills the sink
+main thread      creates the engine, which forks or spawns vLLM's engine process; submit, cancel, embed, close
+loop thread      runs AsyncLLM: sends requests to the engine process, detokenizes, writes to the sink
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from enginebay.engines.vllm.errors import (
 )
 from enginebay.engines.vllm.load_plan import plan_load
 from enginebay.engines.vllm.patches import step_outputs
+from enginebay.engines.vllm.patches.load_log import LoadLog
 from enginebay.engines.vllm.patches.scheduler_stats import SchedulerStatsReader
 from enginebay.engines.vllm.request_stream import RequestStream
 from enginebay.engines.vllm.sampling import build_sampling_arguments, build_structured_outputs
@@ -43,10 +44,8 @@ from enginebay.errors import (
 )
 
 _DEATH_EXIT_CODE = 70
-_DEATH_DELAY_S = 1.0  # the last errors leave the process first
-_FINGERPRINT_PROMPT = (
-    "The capital of France is"  # its answer is compared before and after a sleep that drops the weights
-)
+_DEATH_DELAY_S = 1.0  # lets the last errors leave the process
+_FINGERPRINT_PROMPT = "The capital of France is"  # its output is compared before and after sleep level 2
 _FINGERPRINT_TOKENS = 8
 _ADAPTER_POLL_S = 0.05
 _NOT_WITH_SPECULATION = "vLLM cannot combine it with speculative decoding; load the model without speculative"
@@ -61,7 +60,7 @@ class _RequestDriver(Protocol):
 
 
 class VllmEngine:
-    """One model on vLLM. Needs its main thread to be the only one while it is made."""
+    """One model on vLLM. No other thread may run while it is created."""
 
     def __init__(self, load: Load) -> None:
         library.set_environment()
@@ -71,7 +70,7 @@ class VllmEngine:
         self._load = load
         self._plan = plan_load(load, library.detect_host(), config_json, ranks)
         self._architectures = [str(name) for name in config_json.get("architectures") or ()]
-        self._load_log = engine_process.LoadLog()
+        self._load_log = LoadLog()
         self._llm = self._start_vllm()
         self._stats = SchedulerStatsReader()
         self._stats.attach(self._llm)
@@ -83,12 +82,10 @@ class VllmEngine:
         self._active: dict[int, RequestStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
-        self._prepare_pool = ThreadPoolExecutor(
-            1, thread_name_prefix="vllm-prepare"
-        )  # compiles grammars beside the loop
+        self._prepare_pool = ThreadPoolExecutor(1, thread_name_prefix="vllm-prepare")  # compiles grammars
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-loop", daemon=True)
-        self._thread.start()  # only now: the engine process is forked
+        self._thread.start()  # not earlier: a second thread would prevent the fork
         self._load_listed_adapters()
         self._run_smoke_test()
 
@@ -98,9 +95,9 @@ class VllmEngine:
 
     @classmethod
     def warm(cls) -> None:
-        """Import all that a load will need, so that a load in this process, or in one forked from it, need not.
+        """Import all that a load needs, to speed up a load in this process or one forked from it.
 
-        Touches no device and starts no thread: the engine process can still be forked.
+        Touches no device and starts no thread, so the engine process can still be forked.
         """
         library.set_environment()
         library.import_all()
@@ -132,9 +129,11 @@ class VllmEngine:
 
     def submit(self, number: int, request: GenerateRequest) -> None:
         if self._load.task == "embed":
-            raise Unsupported(f"{self._load.model} was loaded to embed, not to generate", "load it with task: generate")
+            raise Unsupported(
+                f"{self._load.model} is loaded for embeddings, not for generation", "load it with task: generate"
+            )
         if number in self._active:
-            raise InvalidRequest(f"request number {number} is taken")
+            raise InvalidRequest(f"request number {number} is already in use")
         sampling = self._apply_sampling_defaults(request.sampling)
         prompt = list(request.token_ids or ())
         self._check_length(len(prompt), 1)
@@ -151,13 +150,15 @@ class VllmEngine:
 
     def embed(self, inputs: Sequence[Sequence[int]]) -> Embedding:
         if self._load.task != "embed":
-            raise Unsupported(f"{self._load.model} was loaded to generate, not to embed", "load it with task: embed")
-        for one in inputs:
-            self._check_length(len(one), 0)
+            raise Unsupported(
+                f"{self._load.model} is loaded for generation, not for embeddings", "load it with task: embed"
+            )
+        for ids in inputs:
+            self._check_length(len(ids), 0)
         vectors: list[tuple[float, ...]] = self._run_and_wait(
-            async_llm.compute_embeddings(self._llm, [list(one) for one in inputs])
+            async_llm.compute_embeddings(self._llm, [list(ids) for ids in inputs])
         )
-        return Embedding(tuple(vectors), sum(len(one) for one in inputs))
+        return Embedding(tuple(vectors), sum(len(ids) for ids in inputs))
 
     def tokenize(self, text: str, add_special: bool) -> list[int]:
         return list(self._llm.get_tokenizer().encode(text, add_special_tokens=add_special))
@@ -169,7 +170,7 @@ class VllmEngine:
         return self._stats.read()
 
     def sleep(self, level: int) -> None:
-        self._run_admin_operation(self._drain_adapters_and_sleep(level), "go to sleep")
+        self._run_admin_operation(self._drain_adapters_and_sleep(level), "sleep")
 
     def wake(self) -> None:
         self._run_admin_operation(self._sleeper.wake(), "wake")
@@ -183,7 +184,7 @@ class VllmEngine:
                 self._adapters.add(name, request)
 
     def remove_lora(self, name: str) -> None:
-        """New requests no longer find it; vLLM forgets it when those that use it have ended."""
+        """Hide the adapter from new requests. vLLM unloads it when running requests no longer use it."""
         with self._adapter_lock:
             self._check_awake()
             self._run_in_loop(self._unload_adapter(self._adapters.remove(name)))
@@ -193,10 +194,10 @@ class VllmEngine:
         self._active.clear()
         self._prepare_pool.shutdown(wait=False, cancel_futures=True)
         if self._llm.output_handler is not None:
-            # Else it reports the end of its engine process as a failure.
+            # Otherwise it reports the end of its engine process as a failure.
             self._loop.call_soon_threadsafe(self._llm.output_handler.cancel)
         self._llm.shutdown()
-        self._llm.shutdown = lambda *_, **__: None  # it would shut down again when it is collected, half dismantled
+        self._llm.shutdown = lambda *_, **__: None  # garbage collection would shut it down again
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
 
@@ -211,7 +212,7 @@ class VllmEngine:
         except engine_process.EngineStartFailed as failure:
             raise self._make_load_error(failure.kind, failure.text) from failure
         except Exception as error:
-            logging.getLogger(__name__).exception("vLLM refused its configuration")
+            logging.getLogger(__name__).exception("vLLM rejected its configuration")
             raise self._make_load_error(type(error).__name__, str(error)) from error
 
     def _make_load_error(self, kind: str, text: str) -> EnginebayError:
@@ -219,14 +220,14 @@ class VllmEngine:
         return to_load_error(kind, text, self._load.model, library.get_version(), self._architectures, known)
 
     def _read_lora_limits(self) -> tuple[int, int | None]:
-        """Highest rank, and how many; on a CPU the last slot must stay empty (see arguments.py)."""
+        """Return the highest rank and the adapter limit. On a CPU the last slot must stay empty (see load_plan.py)."""
         config = self._config.lora_config
         if config is None:
             return 0, None
         return int(config.max_lora_rank), int(config.max_loras) - 1 if library.detect_device() == "cpu" else None
 
     def _run_smoke_test(self) -> None:
-        """One token on a CPU, where vLLM computes nothing while loading: a missing kernel shows now."""
+        """Compute one token on a CPU. vLLM computes nothing there while loading, so a missing kernel shows up now."""
         if library.detect_device() != "cpu":
             return
         embeds = self._load.task == "embed"
@@ -242,7 +243,7 @@ class VllmEngine:
             ) from error
 
     def _load_listed_adapters(self) -> None:
-        """A broken adapter fails the load rather than its first request."""
+        """Load the adapters now, so that a broken one fails the load rather than its first request."""
         for name, lora in self._adapters.all().items():
             try:
                 asyncio.run_coroutine_threadsafe(self._load_adapter(name, lora), self._loop).result()
@@ -264,7 +265,7 @@ class VllmEngine:
     def _check_length(self, prompt: int, output: int) -> None:
         if prompt + output > self._context_length:
             raise ContextOverflow(
-                f"the prompt has {prompt} tokens and the context holds {self._context_length}",
+                f"the prompt has {prompt} tokens, but the context holds {self._context_length}",
                 "shorten the prompt, or load the model with a larger max_model_len",
                 param="prompt",
             )
@@ -273,11 +274,11 @@ class VllmEngine:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-        given = build_sampling_arguments(sampling, prompt_tokens, self._context_length)
+        arguments = build_sampling_arguments(sampling, prompt_tokens, self._context_length)
         try:
             if sampling.guided is not None:
-                given["structured_outputs"] = StructuredOutputsParams(**build_structured_outputs(sampling.guided))
-            return SamplingParams(**given, output_kind=RequestOutputKind.DELTA, skip_clone=True)
+                arguments["structured_outputs"] = StructuredOutputsParams(**build_structured_outputs(sampling.guided))
+            return SamplingParams(**arguments, output_kind=RequestOutputKind.DELTA, skip_clone=True)
         except Exception as error:
             raise to_request_error(error) from error
 
@@ -288,7 +289,9 @@ class VllmEngine:
         if self._load.task != "embed":
             refused["embeddings"] = "load the model with task: embed"
         if not self._adapters.enabled:
-            refused["lora"] = "the model was loaded without adapters; list them under its loras, or set lora.enabled"
+            refused["lora"] = (
+                "the model was loaded without adapter support; list adapters under its loras, or set lora.enabled"
+            )
         return refused
 
     def _run_in_loop(self, work: Coroutine[Any, Any, None]) -> None:
@@ -300,19 +303,19 @@ class VllmEngine:
         except Exception as error:
             raise to_request_error(error) from error
 
-    def _run_admin_operation(self, work: Coroutine[Any, Any, None], what: str) -> None:
+    def _run_admin_operation(self, work: Coroutine[Any, Any, None], action: str) -> None:
         try:
             asyncio.run_coroutine_threadsafe(work, self._loop).result()
         except EnginebayError:
             raise
         except Exception as error:
             if is_engine_death(error):
-                raise WorkerDied(self._describe_death(), "the worker's log has more") from error
-            raise EngineFailed(f"vLLM failed to {what}: {type(error).__name__}: {summarize_error(error)}") from error
+                raise WorkerDied(self._describe_death(), "see the worker's log") from error
+            raise EngineFailed(f"vLLM failed to {action}: {type(error).__name__}: {summarize_error(error)}") from error
 
     def _check_awake(self) -> None:
         if self._sleeper.level:
-            raise InvalidRequest(f"{self._load.model} is asleep", "wake it before its adapters change", param="lora")
+            raise InvalidRequest(f"{self._load.model} is asleep", "wake it before changing its adapters", param="lora")
 
     # In the loop's thread
 
@@ -322,7 +325,7 @@ class VllmEngine:
         await self._sleeper.sleep(level)
 
     async def _compute_fingerprint(self) -> Sequence[float]:
-        """The same answer, or the same vector, as long as the weights are the same."""
+        """Return greedy tokens or an embedding, which change if the weights do."""
         ids = self.tokenize(_FINGERPRINT_PROMPT, add_special=True)[: max(1, self._context_length - _FINGERPRINT_TOKENS)]
         if self._load.task == "embed":
             return (await async_llm.compute_embeddings(self._llm, [ids]))[0]
@@ -331,7 +334,7 @@ class VllmEngine:
         )
 
     async def _load_adapter(self, name: str, request: Any) -> None:
-        """Load an adapter into vLLM, which says here whether it fits."""
+        """Load an adapter into vLLM. Raises `InvalidRequest` if it does not fit the model."""
         try:
             await self._llm.add_lora(request)
         except Exception as error:
@@ -356,27 +359,27 @@ class VllmEngine:
 
     async def _create_driver(self) -> _RequestDriver:
         tasks = tuple(await self._llm.get_supported_tasks())
-        reason = "it was turned off" if self._load.settings.get("stepwise") == "off" else None
+        reason = "turned off" if self._load.settings.get("stepwise") == "off" else None
         reason = reason or step_outputs.find_incompatibility(self._llm, library.get_version())
         self._step_outputs_mode = "off" if reason else "auto"
         if reason and self._load.settings.get("stepwise") != "off":
-            self._plan.warnings.append(f"stepwise: {reason}; tokens come through generate(), which is slower")
-        runner: _RequestDriver = GenerateDriver(self._llm, self._sink.flush)
+            self._plan.warnings.append(f"stepwise: {reason}; using generate(), which is slower")
+        driver: _RequestDriver = GenerateDriver(self._llm, self._sink.flush)
         if reason is None:
-            runner = step_outputs.StepDriver(self._llm, tasks, self._sink.flush)
-        self._llm._run_output_handler()  # otherwise it starts with the first request, and a death before it goes unseen
+            driver = step_outputs.StepDriver(self._llm, tasks, self._sink.flush)
+        self._llm._run_output_handler()  # it starts with the first request otherwise, and an earlier death goes unnoticed
         self._llm.output_handler.add_done_callback(self._on_output_handler_done)
-        return runner
+        return driver
 
     async def _start_request(self, stream: RequestStream, prompt: list[int], params: Any, lora: Any) -> None:
         from vllm.inputs import tokens_input
 
         try:
-            given = (stream, tokens_input(prompt), params, lora)
+            arguments = (stream, tokens_input(prompt), params, lora)
             if params.structured_outputs is None:
-                request = self._driver.prepare(*given)
+                request = self._driver.prepare(*arguments)
             else:
-                request = await self._loop.run_in_executor(self._prepare_pool, self._driver.prepare, *given)
+                request = await self._loop.run_in_executor(self._prepare_pool, self._driver.prepare, *arguments)
             if stream.number in self._active:
                 await self._driver.add(stream, request)
         except Exception as error:
@@ -385,24 +388,22 @@ class VllmEngine:
     def _fail_request(self, number: int, error: BaseException) -> None:
         if self._active.pop(number, None) is None:
             return
-        found = (
-            WorkerDied(self._describe_death(), "the worker's log has more")
+        failure = (
+            WorkerDied(self._describe_death(), "see the worker's log")
             if is_engine_death(error)
             else to_request_error(error)
         )
-        if isinstance(found, EngineFailed):
+        if isinstance(failure, EngineFailed):
             logging.getLogger(__name__).error("request %d failed", number, exc_info=error)
-        self._sink.error(number, found)
+        self._sink.error(number, failure)
         self._sink.flush()
 
     def _on_output_handler_done(self, _: Any) -> None:
-        """vLLM's output handler never ends by itself: its engine process is gone, and so is this worker."""
+        """End the worker: vLLM's output handler only ends when its engine process has died."""
         if self._closing:
             return
         for number in list(self._active):
-            self._fail_request(
-                number, WorkerDied(self._describe_death(), "the worker's log has more; it is started again")
-            )
+            self._fail_request(number, WorkerDied(self._describe_death(), "see the worker's log; the worker restarts"))
         timer = threading.Timer(_DEATH_DELAY_S, self._exit_process)
         timer.daemon = True
         timer.start()

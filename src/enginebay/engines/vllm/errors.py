@@ -1,4 +1,4 @@
-"""vLLM's errors as ours. Told apart by class name where a class is not in every version."""
+"""Convert vLLM's exceptions to Enginebay errors. Matches by class name, since not every version has every class."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _ENGINE_DEAD = "EngineDeadError"
 _BUSY = "GracefulHTTPError"  # vLLM's own admission limits, set through `extra`
 _MAX_LINE = 160
 _ALTERNATIVE_HINT = "use engine transformers, or a checkpoint with another quantization"
-# What vLLM says when memory is short, and what helps; the first that fits counts.
+# Phrases of vLLM's out-of-memory messages -> hint. The first match wins.
 _OUT_OF_MEMORY_HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("less than desired", "less than requested memory"),
-        "others hold memory of this GPU: end them, or lower gpu_memory_utilization",
+        "other processes use this GPU's memory: stop them, or lower gpu_memory_utilization",
     ),
     (
         ("no available memory", "available kv cache", "memory for the cache blocks"),
-        "lower max_model_len, or give it more: gpu_memory_utilization, on a CPU cpu_kvcache_space_gib",
+        "lower max_model_len, or raise gpu_memory_utilization (on a CPU: cpu_kvcache_space_gib)",
     ),
     (
         ("out of memory", "outofmemory", "cannot allocate memory"),
-        "make it smaller (quantization_method: fp8, max_num_seqs), or spread it: tensor_parallel_size, cpu_offload_gb",
+        "shrink the model (quantization_method: fp8, max_num_seqs), or spread it (tensor_parallel_size, cpu_offload_gb)",
     ),
 )
 
@@ -40,16 +40,16 @@ def is_engine_death(error: BaseException) -> bool:
 
 
 def to_request_error(error: BaseException) -> EnginebayError:
-    """An error of one request."""
+    """Return the Enginebay error for an exception raised by one request."""
     if isinstance(error, EnginebayError):
         return error
     names = _list_class_names(error)
     if _ENGINE_DEAD in names:
-        return WorkerDied("vLLM's engine process ended", "the worker's log has the cause; it is started again")
+        return WorkerDied("vLLM's engine process ended", "see the worker's log for the cause; the worker restarts")
     if "EngineGenerateError" in names and error.__cause__ is not None:
         return to_request_error(error.__cause__)
     if _BUSY in names:
-        return EngineFailed(f"vLLM refuses more requests: {summarize_error(error)}", "try again later")
+        return EngineFailed(f"vLLM rejects new requests: {summarize_error(error)}", "try again later")
     if isinstance(error, ValueError) or names & _CLIENT_ERRORS:
         return InvalidRequest(summarize_error(error), param=_get_parameter(error))
     return EngineFailed(f"vLLM failed on this request: {type(error).__name__}: {summarize_error(error)}")
@@ -58,37 +58,35 @@ def to_request_error(error: BaseException) -> EnginebayError:
 def to_load_error(
     kind: str, text: str, model: str, version: str, architectures: list[str], known: frozenset[str]
 ) -> EnginebayError:
-    """An error while loading, from the exception's class name and message, in whichever process it was raised."""
-    low = f"{kind} {text}".lower()
-    strange = [name for name in architectures if name not in known]
-    if strange and ("architecture" in low or "model type" in low or "model_type" in low):
+    """Return the error for a failed load, from the exception's class name and message. It may come from any process."""
+    lowered = f"{kind} {text}".lower()
+    unsupported = [name for name in architectures if name not in known]
+    if unsupported and ("architecture" in lowered or "model type" in lowered or "model_type" in lowered):
         return UnknownArchitecture(
-            f"vLLM {version} does not know the architecture {', '.join(strange)}", "use engine transformers"
+            f"vLLM {version} does not support the architecture {', '.join(unsupported)}", "use engine transformers"
         )
-    if "safetensor" in low or "deserializing header" in low:
-        return ModelInvalid(f"the weight files of {model} are damaged: {extract_reason(text)}", "fetch the model again")
-    if "_opnamespace" in low:
+    if "safetensor" in lowered or "deserializing header" in lowered:
+        return ModelInvalid(f"the weight files of {model} are corrupt: {extract_reason(text)}", "pull the model again")
+    if "_opnamespace" in lowered:
         return LoadFailed(
             f"vLLM {version} has no kernel for {model} on this machine: {extract_reason(text)}", _ALTERNATIVE_HINT
         )
-    if "to be bfloat16 or half" in low:  # the 8-bit kernels of processors with AMX
+    if "to be bfloat16 or half" in lowered:  # the 8-bit kernels of processors with AMX
         message = f"vLLM {version} cannot run {model} in float32 on this processor: {extract_reason(text)}"
         return LoadFailed(message, "set dtype: bfloat16")
     for words, hint in _OUT_OF_MEMORY_HINTS:
-        if any(word in low for word in words):
+        if any(word in lowered for word in words):
             return OutOfMemory(f"not enough memory to load {model} on vLLM: {extract_reason(text) or kind}", hint)
-    return LoadFailed(
-        f"vLLM {version} could not load {model}: {extract_reason(text) or kind}", "the worker's log has more"
-    )
+    return LoadFailed(f"vLLM {version} could not load {model}: {extract_reason(text) or kind}", "see the worker's log")
 
 
 def summarize_error(error: BaseException) -> str:
-    given = error.args[0] if error.args and isinstance(error.args[0], str) else str(error)
-    return extract_reason(given) or type(error).__name__
+    message = error.args[0] if error.args and isinstance(error.args[0], str) else str(error)
+    return extract_reason(message) or type(error).__name__
 
 
 def extract_reason(text: str) -> str:
-    """The sentence that says what is wrong: pydantic puts it on its third line."""
+    """Return the line that states the problem. Pydantic puts it on the third line."""
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     if not lines:
         return ""
@@ -98,9 +96,9 @@ def extract_reason(text: str) -> str:
 
 
 def _list_class_names(error: BaseException) -> set[str]:
-    return {one.__name__ for one in type(error).__mro__}
+    return {cls.__name__ for cls in type(error).__mro__}
 
 
 def _get_parameter(error: BaseException) -> str | None:
-    found = getattr(error, "parameter", None)
-    return found if isinstance(found, str) else None
+    parameter = getattr(error, "parameter", None)
+    return parameter if isinstance(parameter, str) else None

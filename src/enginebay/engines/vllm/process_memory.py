@@ -1,4 +1,4 @@
-"""Memory of this process and the ones vLLM started: resident, and on the GPUs where the driver tells."""
+"""Memory used by this process and vLLM's processes: resident memory, plus GPU memory if the driver reports it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ def measure_used_bytes() -> int:
     import psutil  # type: ignore[import-untyped, unused-ignore]
 
     me = psutil.Process()
-    family = [me, *me.children(recursive=True)]
-    return sum(_read_resident_bytes(one) for one in family) + _read_gpu_bytes({one.pid for one in family})
+    processes = [me, *me.children(recursive=True)]
+    return sum(map(_read_resident_bytes, processes)) + _read_gpu_bytes({process.pid for process in processes})
 
 
 def _read_resident_bytes(process: Any) -> int:
-    """Pages shared by forked processes are counted once, where the system tells."""
+    """Return resident bytes. Counts pages shared by forked processes once, if the system reports that."""
     try:
         lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
@@ -23,12 +23,12 @@ def _read_resident_bytes(process: Any) -> int:
         pass
     try:
         return int(process.memory_info().rss)
-    except Exception:  # the process may have ended meanwhile
+    except Exception:  # the process may have exited
         return 0
 
 
 def _read_gpu_bytes(pids: set[int]) -> int:
-    """Read through NVML, which opens no CUDA context in this process."""
+    """Return GPU memory through NVML, which creates no CUDA context in this process."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cuda():
@@ -41,7 +41,7 @@ def _read_gpu_bytes(pids: set[int]) -> int:
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            total += sum(one.usedGpuMemory or 0 for one in running if one.pid in pids)
+            total += sum(process.usedGpuMemory or 0 for process in running if process.pid in pids)
     except pynvml.NVMLError:
         return total
     return total

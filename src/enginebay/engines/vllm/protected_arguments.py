@@ -1,4 +1,4 @@
-"""Engine arguments that `extra` must not set: each would go round a check that the setting of its own passes."""
+"""Engine arguments that `extra` must not set, because they would bypass a check."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 from enginebay.errors import ConfigError
 
-_USE_MODEL = "name the model to load instead: its files are checked first"
-_USE_SAMPLING = "give sampling parameters in the request or under sampling instead"
+_USE_MODEL = "set the model to load instead: its files are checked first"
+_USE_SAMPLING = "set sampling parameters in the request or under sampling instead"
 _USE_SPECULATIVE = "use speculative.method, speculative.model and speculative.num_tokens instead"
 _USE_LORAS = "list adapters under the model's loras, and use lora.max_loras and lora.max_rank instead"
 _USE_TASK = "set the model's task (generate or embed) instead"
-_OWN_TOKENIZER = "leave it out: prompts are made into tokens with the model's own tokenizer"
+_OWN_TOKENIZER = "remove it: prompts are tokenized with the model's own tokenizer"
 
-# Argument -> what to do instead.
+# Argument -> hint.
 PROTECTED_ARGUMENTS = {
     "model": _USE_MODEL,
     "model_weights": _USE_MODEL,
@@ -23,8 +23,8 @@ PROTECTED_ARGUMENTS = {
     "tokenizer": _OWN_TOKENIZER,
     "tokenizer_revision": _OWN_TOKENIZER,
     "skip_tokenizer_init": _OWN_TOKENIZER,
-    "trust_remote_code": "set trust_remote_code beside extra, not in it",
-    "load_format": "use the setting load_format instead, which refuses pickle files",
+    "trust_remote_code": "set trust_remote_code next to extra, not inside it",
+    "load_format": "use the setting load_format instead, which rejects pickle files",
     "hf_overrides": "use rope_scaling and rope_theta instead",
     "speculative_config": _USE_SPECULATIVE,
     "spec_method": _USE_SPECULATIVE,
@@ -39,12 +39,12 @@ PROTECTED_ARGUMENTS = {
     "task": _USE_TASK,
     "generation_config": _USE_SAMPLING,
     "override_generation_config": _USE_SAMPLING,
-    "logprobs_mode": "leave it out: logprobs mean the same on every engine",
+    "logprobs_mode": "remove it: logprobs mean the same on every engine",
 }
 
 
 def reject_protected_arguments(names: Iterable[str]) -> None:
-    """Raise `ConfigError` for the first guarded name."""
+    """Raise `ConfigError` for the first protected name."""
     for name in names:
         if name in PROTECTED_ARGUMENTS:
             raise ConfigError(f"vllm.extra must not set {name}", PROTECTED_ARGUMENTS[name], param=f"extra.{name}")

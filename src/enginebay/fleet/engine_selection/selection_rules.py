@@ -1,17 +1,16 @@
-"""Which engine runs a model when nobody says so. Pure: facts in, a decision with its reasons out.
+"""Rules that choose the engine for a model. Pure: facts in, a decision with its reasons out.
 
-vLLM where there is a GPU, transformers as what always works, and llama.cpp for what it does best:
+vLLM on a GPU, llama.cpp for GGUF on a CPU, transformers as the fallback:
 
-    model         GPU   preferred first
-    GGUF          no    llamacpp, transformers (dequantised), vllm (dequantised)
-    GGUF          yes   vllm (dequantised), llamacpp, transformers (dequantised)
+    model         GPU   order of preference
+    GGUF          no    llamacpp, transformers (dequantized), vllm (dequantized)
+    GGUF          yes   vllm (dequantized), llamacpp, transformers (dequantized)
     safetensors   no    transformers, vllm
     safetensors   yes   vllm, transformers
     any other           the engines that declare the format
 
-The first that has nothing against it wins. If none has, the first that is merely not installed is named.
-
-What `bay choose` measured for this model on this host goes before the table, as long as its engine is there unchanged.
+The first engine without an objection wins. If all have one, the first that only lacks installation is suggested.
+A measurement of `bay choose` for this model on this host overrides the table while that engine version is installed.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ _PREFERENCE_ORDER: Mapping[tuple[str, bool], tuple[str, ...]] = {
     ("safetensors", False): ("transformers", "vllm"),
     ("safetensors", True): ("vllm", "transformers"),
 }
-_DENSE_MEMORY_FRACTION = 0.8  # of the GPU's memory that weights may take: the KV cache needs the rest
+_DENSE_MEMORY_FRACTION = 0.8  # of GPU memory for weights; the KV cache needs the rest
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the choice depends on. `dense_bytes`: size of the dequantised weights, where it is known."""
+    """Model facts the choice depends on. `dense_bytes`: size of the dequantized weights, if known."""
 
     format: str
     architecture: str = ""  # as in the model's config.json: LlamaForCausalLM
@@ -52,23 +51,23 @@ class EngineDecision:
     kind: str
     reasons: tuple[str, ...]
     installed: bool = True
-    dense: bool = False  # the engine gets the dequantised version of a GGUF model
+    dense: bool = False  # the engine gets dequantized weights of a GGUF model
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPreference:
-    """The engine that was measured to be the best for this model on this host."""
+    """The engine that measured best for this model on this host."""
 
     kind: str
-    version: str  # that was measured
-    summary: str  # what was found, for a person
+    version: str  # measured version
+    summary: str  # human-readable result
     date: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Objection:
     text: str
-    installable: bool = False  # by installing the engine
+    installable: bool = False  # installing the engine resolves it
 
 
 def select_engine(
@@ -80,23 +79,25 @@ def select_engine(
     measured: MeasuredPreference | None = None,
     notes: tuple[str, ...] = (),
 ) -> EngineDecision:
-    """The engine for this model on this host. `asked` is a kind, or "auto" or None for the rule above.
+    """Return the engine for this model on this host. `requested` is a kind, or "auto" or None for the rules above.
 
-    `notes`: what else is to be said of the choice, such as measurements that do not count.
+    `notes`: further reasons to report, such as ignored measurements.
     """
     if requested and requested != "auto":
         return _select_by_name(model, installed, requested, formats)
     if measured is not None:
-        against = _find_mismatch(measured, model, host, installed.get(measured.kind), formats)
-        if not against:
+        mismatch = _find_mismatch(measured, model, host, installed.get(measured.kind), formats)
+        if not mismatch:
             dense = _needs_dense(measured.kind, model, formats)
-            why = (_describe_situation(model, host), f"{measured.kind}: {measured.summary}", *_build_dense_note(dense))
-            return EngineDecision(measured.kind, why, dense=dense)
-        notes = (*notes, f"the measurement of {measured.date} is not used: {against}")
+            situation = _describe_situation(model, host)
+            reasons = (situation, f"{measured.kind}: {measured.summary}", *_build_dense_note(dense))
+            return EngineDecision(measured.kind, reasons, dense=dense)
+        notes = (*notes, f"ignored the measurement of {measured.date}: {mismatch}")
     order = _rank_engines(model, host, formats)
     if not order:
         raise UsageError(
-            f"no engine runs {model.name}: its format is {model.format}", "bay engines list shows what each engine runs"
+            f"no engine runs {model.name}: its format is {model.format}",
+            "to see what each engine runs: bay engines list",
         )
     return _select_first_fit(order, model, host, installed, formats, notes)
 
@@ -107,17 +108,17 @@ def list_candidates(
     installed: Mapping[str, Probe | None],
     formats: Mapping[str, tuple[str, ...]] = FORMATS,
 ) -> tuple[list[str], dict[str, str]]:
-    """The installed engines that can run this model here, the preferred first; and what is against the others."""
+    """Return the installed engines that can run this model, best first, and the objections to the others."""
     fit: list[str] = []
-    against: dict[str, str] = {}
+    objections: dict[str, str] = {}
     others = [kind for kind, known in formats.items() if model.format in known]
     for kind in dict.fromkeys([*_rank_engines(model, host, formats), *others]):
         objection = _find_objection(kind, model, host, installed.get(kind), _needs_dense(kind, model, formats))
         if objection is None:
             fit.append(kind)
         else:
-            against[kind] = objection.text
-    return fit, against
+            objections[kind] = objection.text
+    return fit, objections
 
 
 def _rank_engines(model: ModelFacts, host: HostFacts, formats: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
@@ -133,7 +134,7 @@ def _find_mismatch(
     probe: Probe | None,
     formats: Mapping[str, tuple[str, ...]],
 ) -> str:
-    """Why what was measured cannot be gone by; empty when it can."""
+    """Return why the measurement does not apply; empty if it does."""
     kind = measured.kind
     dense = _needs_dense(kind, model, formats)
     if not dense and model.format not in formats.get(kind, ()):
@@ -142,7 +143,7 @@ def _find_mismatch(
     if objection is not None:
         return f"{kind}: {objection.text}"
     if probe is not None and probe.version != measured.version:
-        return f"it was made with {kind} {measured.version}, and {probe.version} is installed"
+        return f"it measured {kind} {measured.version}, but {probe.version} is installed"
     return ""
 
 
@@ -155,10 +156,10 @@ def _select_by_name(
     if not dense and model.format not in formats.get(requested, (model.format,)):
         known = ", ".join(formats[requested])
         raise UsageError(
-            f"{requested} runs {known} models, and {model.name} is {model.format}",
-            "leave --engine out to let bay choose",
+            f"{requested} runs {known} models, but {model.name} is {model.format}",
+            "omit --engine to let bay choose",
         )
-    return EngineDecision(requested, ("asked for by name", *_build_dense_note(dense)), dense=dense)
+    return EngineDecision(requested, ("requested by name", *_build_dense_note(dense)), dense=dense)
 
 
 def _select_first_fit(
@@ -169,41 +170,41 @@ def _select_first_fit(
     formats: Mapping[str, tuple[str, ...]],
     notes: tuple[str, ...] = (),
 ) -> EngineDecision:
-    passed_over: dict[str, _Objection] = {}
+    rejected: dict[str, _Objection] = {}
     start = (_describe_situation(model, host), *notes)
     for kind in order:
         dense = _needs_dense(kind, model, formats)
         objection = _find_objection(kind, model, host, installed.get(kind), dense)
         if objection is None:
-            why = (
+            reasons = (
                 *start,
-                *_format_objections(passed_over),
+                *_format_objections(rejected),
                 f"{kind}: {_describe_merit(kind, model, host)}",
                 *_build_dense_note(dense),
             )
-            return EngineDecision(kind, why, dense=dense)
-        passed_over[kind] = objection
-    curable = [kind for kind, objection in passed_over.items() if objection.installable]
-    if not curable:
-        raise UsageError(f"no engine runs {model.name} on this host", "; ".join(_format_objections(passed_over)))
-    kind = curable[0]
+            return EngineDecision(kind, reasons, dense=dense)
+        rejected[kind] = objection
+    installable = [kind for kind, objection in rejected.items() if objection.installable]
+    if not installable:
+        raise UsageError(f"no engine runs {model.name} on this host", "; ".join(_format_objections(rejected)))
+    kind = installable[0]
     dense = _needs_dense(kind, model, formats)
-    del passed_over[kind]
-    why = (
+    del rejected[kind]
+    reasons = (
         *start,
-        *_format_objections(passed_over),
-        f"{kind} is the one to have, and not installed",
+        *_format_objections(rejected),
+        f"{kind} fits best but is not installed",
         *_build_dense_note(dense),
         _build_install_hint(kind),
     )
-    return EngineDecision(kind, why, installed=False, dense=dense)
+    return EngineDecision(kind, reasons, installed=False, dense=dense)
 
 
 def _find_objection(
     kind: str, model: ModelFacts, host: HostFacts, probe: Probe | None, dense: bool
 ) -> _Objection | None:
     if dense and host.cuda and kind == "vllm" and _is_too_big(model, host):
-        return _Objection("the dequantised weights would not fit the GPU")
+        return _Objection("the dequantized weights do not fit on the GPU")
     if probe is None:
         return _Objection("not installed", installable=True)
     if kind == "vllm" and host.cuda and "cuda" not in probe.devices:
@@ -217,8 +218,8 @@ def _find_objection(
 
 
 def _is_too_big(model: ModelFacts, host: HostFacts) -> bool:
-    room = sum(gpu.memory_bytes for gpu in host.gpus) * _DENSE_MEMORY_FRACTION
-    return model.dense_bytes is not None and 0 < room < model.dense_bytes
+    available = sum(gpu.memory_bytes for gpu in host.gpus) * _DENSE_MEMORY_FRACTION
+    return model.dense_bytes is not None and 0 < available < model.dense_bytes
 
 
 def _needs_dense(kind: str, model: ModelFacts, formats: Mapping[str, tuple[str, ...]]) -> bool:
@@ -234,20 +235,20 @@ def _describe_situation(model: ModelFacts, host: HostFacts) -> str:
 
 def _describe_merit(kind: str, model: ModelFacts, host: HostFacts) -> str:
     if kind == "vllm":
-        return "installed, and the fastest on this GPU" if host.cuda else "installed, and runs on the CPU"
+        return "installed, and fastest on this GPU" if host.cuda else "installed, and runs on the CPU"
     if kind == "llamacpp":
-        return "reads GGUF as it is" if host.cuda else "reads GGUF as it is, and is the best on a CPU"
+        return "reads GGUF directly" if host.cuda else "reads GGUF directly, and is best on a CPU"
     if kind == "transformers":
         return "runs any architecture on any device"
     return f"runs {model.format} models"
 
 
-def _format_objections(passed_over: Mapping[str, _Objection]) -> list[str]:
-    return [f"not {kind}: {objection.text}" for kind, objection in passed_over.items()]
+def _format_objections(rejected: Mapping[str, _Objection]) -> list[str]:
+    return [f"not {kind}: {objection.text}" for kind, objection in rejected.items()]
 
 
 def _build_dense_note(dense: bool) -> tuple[str, ...]:
-    return ("it does not read GGUF, so it gets the weights dequantised to safetensors, made once",) if dense else ()
+    return ("it does not read GGUF: the weights are dequantized to safetensors once",) if dense else ()
 
 
 def _build_install_hint(kind: str) -> str:

@@ -1,11 +1,11 @@
-"""What `bay choose` measured to be the best engine for a model on a host, for `engine: auto` to go by.
+"""Results of `bay choose`: the best engine for a model on a host, which `engine: auto` uses.
 
-    save(choice)                            one file for each model and host, the newest measurement
-    looked = find(stored, read_host())      looked.choice, or why none of those that are there counts
-    forget(stored, host)                    take it back
+    save(tuned)                             one file per model and host, with the newest measurement
+    lookup = find(stored, read_host())      lookup.tuned, or why the existing ones are ignored
+    forget(stored, host)                    delete it
 
-A choice counts for the very files of the model and for a host with the same processor, memory and GPUs. Nothing about
-it may fail: a file that cannot be read is left out with its reason.
+A result is valid for exactly these model files and a host with the same processor, memory and GPUs. `find` never
+fails: it ignores an unreadable file and reports why.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class EngineMeasurement:
 
     engine: str
     version: str  # of its library
-    rate: float | None = None  # the highest that kept the objective, requests/s; None: none did
+    rate: float | None = None  # highest requests/s within the objective; None: no rate was
     why_none: str = ""
     confirmed: bool = False
     sure: bool = False
@@ -51,28 +51,28 @@ class EngineMeasurement:
 
 @dataclass(frozen=True, slots=True)
 class TunedEngine:
-    """The engine that was the best, and all that was measured to say so."""
+    """The best engine and the measurements behind it."""
 
     model: str
-    model_files: str  # `model_print`
+    model_files: str  # from `fingerprint_model`
     source: str
-    host: Mapping[str, Any]  # `host_print`
+    host: Mapping[str, Any]  # from `fingerprint_host`
     engine: str
     slo: Mapping[str, float]
-    measured: tuple[EngineMeasurement, ...]  # the best first
+    measured: tuple[EngineMeasurement, ...]  # best first
     created: str  # UTC, ISO 8601
     profile: Mapping[str, Any] = field(default_factory=dict)
     workload: Mapping[str, Any] = field(default_factory=dict)
     resolution: float = 0.1
     decided_by: str = "rate"
-    status: str = "valid"  # invalid: whoever measured it insisted
-    study: str = ""  # of the runs behind it
+    status: str = "valid"  # invalid: saved with --even-if-invalid
+    study: str = ""  # that contains its runs
     enginebay_version: str = ""
     schema_version: int = SCHEMA_VERSION
 
     @property
     def best(self) -> EngineMeasurement:
-        return next(one for one in self.measured if one.engine == self.engine)
+        return next(measurement for measurement in self.measured if measurement.engine == self.engine)
 
     @property
     def date(self) -> str:
@@ -81,14 +81,14 @@ class TunedEngine:
 
 @dataclass(frozen=True, slots=True)
 class TunedLookup:
-    """What there is for a model on this host."""
+    """The result for a model on this host, if there is one."""
 
     tuned: TunedEngine | None = None
-    ignored: tuple[str, ...] = ()  # why others do not count
+    ignored: tuple[str, ...] = ()  # why other results were ignored
 
 
 def fingerprint_host(host: HostFacts) -> dict[str, Any]:
-    """What of a host has a bearing on which engine is the fastest. Memory by GiB: kernels differ in what they keep."""
+    """Return the host facts that decide which engine is fastest. Memory in whole GiB: kernels reserve some."""
     return {
         "machine": host.machine,
         "cpu": host.cpu,
@@ -99,14 +99,13 @@ def fingerprint_host(host: HostFacts) -> dict[str, Any]:
 
 
 def fingerprint_model(stored: StoredModel) -> str:
-    """The same for the same files: by their hashes where the store has them, else by size and time of change."""
+    """Return a fingerprint of the model's files: by their hashes if the store has them, else by size and mtime."""
     try:
         records = ModelManifest.read(stored.folder).files
-        told: Any = sorted((one.path, one.sha256) for one in records)
-    except ModelInvalid:  # used where it lies
-        found = stored.path.stat()
-        told = [str(stored.path.resolve()), stored.size_bytes, found.st_mtime_ns]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        content: Any = sorted((record.path, record.sha256) for record in records)
+    except ModelInvalid:  # a path outside the store
+        content = [str(stored.path.resolve()), stored.size_bytes, stored.path.stat().st_mtime_ns]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def tuned_engines_dir() -> Path:
@@ -114,7 +113,7 @@ def tuned_engines_dir() -> Path:
 
 
 def save(tuned: TunedEngine, folder: Path | None = None) -> Path:
-    """Keep it in place of an earlier one. The file is whole at every moment."""
+    """Save a result, replacing an earlier one atomically."""
     path = _build_path(tuned.model, tuned.model_files, tuned.host, folder or tuned_engines_dir())
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -130,7 +129,7 @@ def save(tuned: TunedEngine, folder: Path | None = None) -> Path:
 
 
 def find(stored: StoredModel, host: HostFacts, folder: Path | None = None) -> TunedLookup:
-    """The newest choice for this model on this host."""
+    """Return the newest result for this model on this host."""
     paths = sorted((folder or tuned_engines_dir()).glob("[!.]*.json"))
     if not paths:
         return TunedLookup()
@@ -138,69 +137,71 @@ def find(stored: StoredModel, host: HostFacts, folder: Path | None = None) -> Tu
     usable: list[TunedEngine] = []
     ignored: list[str] = []
     for path in paths:
-        found = _read_file(path)
-        if isinstance(found, str):
+        tuned = _read_file(path)
+        if isinstance(tuned, str):
             if path.name.startswith(f"{_slugify(stored.name)}-"):
-                ignored.append(f"the measurement in {path} is not used: {found}")
+                ignored.append(f"ignored the measurement in {path}: {tuned}")
             continue
-        if found.model_files != files and found.model != stored.name:
+        if tuned.model_files != files and tuned.model != stored.name:
             continue  # another model's
-        against = _find_mismatch(found, files, here)
-        if against:
-            ignored.append(f"the measurement of {found.date} is not used: {against}")
+        mismatch = _find_mismatch(tuned, files, here)
+        if mismatch:
+            ignored.append(f"ignored the measurement of {tuned.date}: {mismatch}")
         else:
-            usable.append(found)
-    return TunedLookup(max(usable, key=lambda one: one.created, default=None), tuple(ignored))
+            usable.append(tuned)
+    return TunedLookup(max(usable, key=lambda tuned: tuned.created, default=None), tuple(ignored))
 
 
 def forget(stored: StoredModel, host: HostFacts, folder: Path | None = None) -> bool:
-    """Whether there was one to take back."""
-    files, here, there = fingerprint_model(stored), fingerprint_host(host), False
+    """Delete the result for this model on this host. Return whether there was one."""
+    files, here, deleted = fingerprint_model(stored), fingerprint_host(host), False
     for path in sorted((folder or tuned_engines_dir()).glob("[!.]*.json")):
-        found = _read_file(path)
-        if isinstance(found, TunedEngine) and found.model_files == files and found.host == here:
+        tuned = _read_file(path)
+        if isinstance(tuned, TunedEngine) and tuned.model_files == files and tuned.host == here:
             path.unlink(missing_ok=True)
-            there = True
-    return there
+            deleted = True
+    return deleted
 
 
 def format_summary(tuned: TunedEngine) -> str:
-    """`measured on 2026-11-15: 3.1 requests/s within ttft_p95=0.8, next llamacpp 1.2`."""
+    """Format a result: `measured on 2026-11-15: 3.1 requests/s within ttft_p95=0.8, next llamacpp 1.2`."""
     objective = ", ".join(f"{name}={value:g}" for name, value in tuned.slo.items())
     best = tuned.best
-    rivals = [one for one in tuned.measured if one.engine != tuned.engine]
-    # Level rates are decided by energy, so the next one may have the higher rate.
-    following = max(rivals, key=lambda one: one.rate or 0.0, default=None)
+    others = [measurement for measurement in tuned.measured if measurement.engine != tuned.engine]
+    # Energy decides between similar rates, so the runner-up may have the higher rate.
+    runner_up = max(others, key=lambda measurement: measurement.rate or 0.0, default=None)
     text = f"measured on {tuned.date}: {best.rate:.3g} requests/s within {objective}"
-    if following is not None:
-        text += f", next {following.engine} {f'{following.rate:.3g}' if following.rate is not None else 'none'}"
+    if runner_up is not None:
+        text += f", next {runner_up.engine} {f'{runner_up.rate:.3g}' if runner_up.rate is not None else 'none'}"
     if tuned.decided_by == "energy" and best.j_per_output_token is not None:
-        text += f"; level with it, and the least energy: {best.j_per_output_token:.3g} J per output token"
-    return f"{text}; its runs are invalid, and kept with --even-if-invalid" if tuned.status == "invalid" else text
+        text += f"; a tie, decided by least energy: {best.j_per_output_token:.3g} J per output token"
+    return f"{text}; its runs are invalid (saved with --even-if-invalid)" if tuned.status == "invalid" else text
 
 
 def _read_file(path: Path) -> TunedEngine | str:
-    """The choice in a file, or what is wrong with it."""
+    """Return the result in a file, or what is wrong with the file."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=TunedEngine)
+        tuned = msgspec.json.decode(path.read_bytes(), type=TunedEngine)
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return f"it cannot be read: {error}"
-    if found.schema_version != SCHEMA_VERSION:
-        return f"its schema version is {found.schema_version}"
-    if not any(one.engine == found.engine and one.rate is not None for one in found.measured):
-        return "it does not hold what it says"
-    return found
+    if tuned.schema_version != SCHEMA_VERSION:
+        return f"unsupported schema version {tuned.schema_version}"
+    if not any(entry.engine == tuned.engine and entry.rate is not None for entry in tuned.measured):
+        return f"it has no rate for {tuned.engine}"
+    return tuned
 
 
 def _find_mismatch(tuned: TunedEngine, files: str, host: Mapping[str, Any]) -> str:
-    """Why a choice does not count; empty when it does."""
+    """Return why a result does not apply; empty if it does."""
     if tuned.model_files != files:
-        return "the model's files are others now"
+        return "the model's files have changed"
     if differing := [name for name, value in host.items() if tuned.host.get(name) != value]:
         name = differing[0]
-        return f"it was made on another host ({name} {_format_value(tuned.host.get(name))}, here {_format_value(host[name])})"
+        return (
+            f"it is from another host ({name} {_format_value(tuned.host.get(name))}, here {_format_value(host[name])})"
+        )
     return ""
 
 
@@ -209,8 +210,8 @@ def _format_value(value: Any) -> str:
 
 
 def _build_path(model: str, files: str, host: Mapping[str, Any], folder: Path) -> Path:
-    where = hashlib.sha256(json.dumps(host, sort_keys=True).encode()).hexdigest()
-    return folder / f"{_slugify(model)}-{files[:12]}-{where[:8]}.json"
+    host_hash = hashlib.sha256(json.dumps(host, sort_keys=True).encode()).hexdigest()
+    return folder / f"{_slugify(model)}-{files[:12]}-{host_hash[:8]}.json"
 
 
 def _slugify(name: str) -> str:

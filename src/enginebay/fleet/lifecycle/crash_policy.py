@@ -1,4 +1,4 @@
-"""Why a worker died, when it may be started again, and whether it hangs. Pure."""
+"""Crash policy: diagnoses crashes, schedules restarts with backoff, and detects hangs. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from enginebay.errors import EnginebayError, EngineFailed, LoadFailed, OutOfMemo
 
 CrashCause = Literal["crash", "hang", "out_of_memory", "failed_load", "stopped"]
 
-HANG = "hang"  # as the reason for which we killed a worker
-_HEALTHY_WINDOW_FRACTION = 10  # a worker that lived longer than one in so many parts of the window was well
+HANG = "hang"  # value of `killed_because`
+_HEALTHY_WINDOW_FRACTION = 10  # an uptime above 1/10 of the restart window counts as healthy
 _MAX_DOUBLINGS = 60
 
 
@@ -31,25 +31,25 @@ def diagnose_crash(
     oom_before: int | None = None,
     oom_after: int | None = None,
 ) -> CrashDiagnosis:
-    """What ended a worker.
+    """Return why a worker ended.
 
-    `killed_because`: why we did it ourselves (`HANG`, or any other reason), None if we did not. `error`: what it said
-    or what was made of its silence. The two counts are of `oom_kills`, at its start and now.
+    `killed_because`: the reason the fleet killed it (`HANG` or another one), None if it did not. `error`: the error it
+    reported, or the one derived from its exit. `oom_before` and `oom_after` are OOM kill counts from its start and now.
     """
     if killed_because == HANG:
-        return CrashDiagnosis("hang", "it made no step while requests ran, and was killed")
+        return CrashDiagnosis("hang", "it made no progress while requests were running, and was killed")
     if killed_because is not None:
         return CrashDiagnosis("stopped", killed_because)
     if isinstance(error, OutOfMemory):
         return CrashDiagnosis("out_of_memory", error.message)
-    how = describe_exit(returncode)
+    exit_text = describe_exit(returncode)
     if _was_oom_killed(returncode, loading, error, oom_before, oom_after):
         counted = oom_before is not None and oom_after is not None
-        why = "the system killed a process for want of memory" if counted else "most likely for want of memory"
-        return CrashDiagnosis("out_of_memory", f"{how}; {why}")
+        reason = "the kernel's OOM killer ended a process" if counted else "most likely out of memory"
+        return CrashDiagnosis("out_of_memory", f"{exit_text}; {reason}")
     if loading and error is not None:
         return CrashDiagnosis("failed_load", error.message)
-    return CrashDiagnosis("crash", f"{how} while loading" if loading else how)
+    return CrashDiagnosis("crash", f"{exit_text} while loading" if loading else exit_text)
 
 
 def _was_oom_killed(
@@ -58,18 +58,18 @@ def _was_oom_killed(
     killed = returncode == -signal.SIGKILL
     if before is None or after is None:
         return loading and killed
-    # The one that was killed may be a child of the worker: then the worker itself ends with an error.
+    # The OOM killer may hit a child of the worker: the worker itself then exits with an error.
     vague = error is None or type(error) in (LoadFailed, EngineFailed, WorkerDied)
     failed = returncode is None or returncode > 0
     return after > before and (killed or (failed and vague))
 
 
 def describe_exit(returncode: int | None) -> str:
-    """An exit status in words."""
+    """Describe an exit status."""
     if returncode is None:
         return "its connection broke"
     if returncode >= 0:
-        return f"it ended with exit code {returncode}"
+        return f"exited with code {returncode}"
     try:
         return f"killed by {signal.Signals(-returncode).name}"
     except ValueError:
@@ -78,23 +78,23 @@ def describe_exit(returncode: int | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CrashRecord:
-    """One death in a variant's history."""
+    """One crash in a variant's history."""
 
     at: float
-    uptime_s: float = 0.0  # ready to answer; 0 if it never was
+    uptime_s: float = 0.0  # 0: it never became ready
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """The configuration's rules."""
+    """The restart keys of the fleet section."""
 
     restarts: int = 5
     restart_window_s: float = 600.0
     backoff_s: float = 1.0
     backoff_max_s: float = 60.0
 
-    def was_healthy(self, death: CrashRecord) -> bool:
-        return death.uptime_s > self.restart_window_s / _HEALTHY_WINDOW_FRACTION
+    def was_healthy(self, crash: CrashRecord) -> bool:
+        return crash.uptime_s > self.restart_window_s / _HEALTHY_WINDOW_FRACTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +104,12 @@ class RestartAt:
 
 @dataclass(frozen=True, slots=True)
 class CrashLoopBackoff:
-    since: float  # its first death
-    until: float  # when one more try is allowed
+    since: float  # its first crash
+    until: float  # the next attempt is allowed
 
 
 def schedule_restart(now: float, crashes: Sequence[CrashRecord], policy: RestartPolicy) -> RestartAt | CrashLoopBackoff:
-    """When to start a worker again after these deaths, oldest first; those that we wanted are not among them."""
+    """Return when to restart a worker after these crashes, oldest first. Intended stops are not crashes."""
     if not crashes:
         return RestartAt(now)
     last = crashes[-1].at
@@ -121,16 +121,16 @@ def schedule_restart(now: float, crashes: Sequence[CrashRecord], policy: Restart
 
 
 def compute_backoff(crashes: Sequence[CrashRecord], policy: RestartPolicy) -> float:
-    """Nothing for the first death of one that had worked; then it doubles with each death in a row.
+    """Return the seconds to wait before a restart: 0 for the first crash of a working model, then doubling.
 
-    A worker that was well for a while begins a new row.
+    A healthy run starts a new sequence.
     """
     in_row = 0
-    for death in reversed(crashes):
-        if death.at <= crashes[-1].at - policy.restart_window_s:
+    for crash in reversed(crashes):
+        if crash.at <= crashes[-1].at - policy.restart_window_s:
             break
         in_row += 1
-        if policy.was_healthy(death):
+        if policy.was_healthy(crash):
             break
     if in_row == 1 and crashes[-1].uptime_s > 0:
         return 0.0
@@ -139,26 +139,26 @@ def compute_backoff(crashes: Sequence[CrashRecord], policy: RestartPolicy) -> fl
 
 
 def _find_crash_loop_start(crashes: Sequence[CrashRecord], policy: RestartPolicy) -> float | None:
-    """The first death of the crash loop that the last death belongs to.
+    """Return the time of the first crash of the current crash loop, or None.
 
-    Too many within the window make one. The one try after it does not end it, unless that worker was well.
+    Too many crashes within the window are a loop. Only a healthy run ends it.
     """
     since: float | None = None
-    first = 0  # of those within the window before `death`
-    for number, death in enumerate(crashes):
-        while crashes[first].at <= death.at - policy.restart_window_s:
+    first = 0  # index of the first crash within the window before `crash`
+    for number, crash in enumerate(crashes):
+        while crashes[first].at <= crash.at - policy.restart_window_s:
             first += 1
         if number - first + 1 > policy.restarts:
             since = crashes[first].at if since is None else since
-        elif policy.was_healthy(death):
+        elif policy.was_healthy(crash):
             since = None
     return since
 
 
 def is_hung(now: float, running: int, since_step_s: float, hang_s: float, heard_at: float | None = None) -> bool:
-    """Whether a worker stands still: no step for too long while requests run, or no answer at all.
+    """Return whether a worker hangs: no step for `hang_s` while requests run, or no reply at all.
 
-    `running` and `quiet_s` are what it said last, at `heard_at`: a stopped process says nothing more.
+    `running` and `since_step_s` are from its last reply, at `heard_at`.
     """
     silent_s = 0.0 if heard_at is None else max(0.0, now - heard_at)
     return silent_s > hang_s or (running > 0 and since_step_s + silent_s > hang_s)

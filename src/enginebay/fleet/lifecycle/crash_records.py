@@ -1,4 +1,4 @@
-"""What a worker's death, or a load that failed, leaves behind: its cause in the log, and when the next try is due."""
+"""Records crashes and failed loads: logs the cause and schedules the next attempt."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ EmitEvent = Callable[..., None]
 async def record_crash(
     replica: Replica, worker: ModelWorker, killed_because: str | None, config: FleetConfig, emit_event: EmitEvent
 ) -> None:
-    """A worker that served has died, or is to: `killed_because` says why then. Its place is cold afterwards."""
-    lived_s = time.monotonic() - replica.awake_since
+    """Record the crash of a serving worker and make its replica cold. With `killed_because` kill it first."""
+    uptime_s = time.monotonic() - replica.awake_since
     replica.detach_worker()
     if killed_because is not None:
         await asyncio.shield(worker.kill())
-    words = worker.process.read_log_tail()
-    death = crash_policy.diagnose_crash(
+    log_tail = worker.process.read_log_tail()
+    diagnosis = crash_policy.diagnose_crash(
         worker.process.returncode, killed_because=killed_because, oom_before=replica.oom_kills,
         oom_after=read_oom_kills(),
     )  # fmt: skip
-    _record_and_schedule(replica, death, words, lived_s, config, emit_event)
+    _record_and_schedule(replica, diagnosis, log_tail, uptime_s, config, emit_event)
     await asyncio.shield(worker.kill())
 
 
 def record_load_failure(
     replica: Replica, error: EnginebayError, config: FleetConfig, emit_event: EmitEvent
 ) -> ModelWorker | None:
-    """A variant could not be raised. Gives back what is left of its worker."""
+    """Record a failed load. Return what is left of its worker."""
     worker = replica.worker
     replica.detach_worker()
-    death = crash_policy.diagnose_crash(
+    diagnosis = crash_policy.diagnose_crash(
         worker.process.returncode if worker is not None else None, loading=True, error=error,
         oom_before=replica.oom_kills, oom_after=read_oom_kills(),
     )  # fmt: skip
-    _record_and_schedule(replica, death, error.hint, 0.0, config, emit_event)
+    _record_and_schedule(replica, diagnosis, error.hint, 0.0, config, emit_event)
     replica.load_error = replica.load_error or error
     return worker
 
@@ -54,7 +54,7 @@ def record_load_failure(
 def _record_and_schedule(
     replica: Replica,
     diagnosis: CrashDiagnosis,
-    last_words: str,
+    log_tail: str,
     uptime_s: float,
     config: FleetConfig,
     emit_event: EmitEvent,
@@ -64,17 +64,17 @@ def _record_and_schedule(
     del replica.crashes[: -max(_MAX_KEPT, config.restarts + 1)]
     replica.last_failure = f"{diagnosis.cause}: {diagnosis.detail}"
     policy = RestartPolicy(config.restarts, config.restart_window_s, config.backoff_s, config.backoff_max_s)
-    then = crash_policy.schedule_restart(now, replica.crashes, policy)
-    looping = isinstance(then, crash_policy.CrashLoopBackoff)
-    replica.retry_at = then.until if isinstance(then, crash_policy.CrashLoopBackoff) else then.at
+    restart = crash_policy.schedule_restart(now, replica.crashes, policy)
+    looping = isinstance(restart, crash_policy.CrashLoopBackoff)
+    replica.retry_at = restart.until if isinstance(restart, crash_policy.CrashLoopBackoff) else restart.at
     if looping:
         replica.load_error = CrashLoop(
-            f"{replica.name} died {len(replica.crashes)} times, last of {diagnosis.cause}: {diagnosis.detail}",
-            f"it is tried again in {replica.retry_at - now:.0f} s, or with: bay load {replica.name}",
+            f"{replica.name} crashed {len(replica.crashes)} times, last cause {diagnosis.cause}: {diagnosis.detail}",
+            f"next attempt in {replica.retry_at - now:.0f} s; to retry now: bay load {replica.name}",
             retry_after_s=replica.retry_at - now,
         )
     emit_event(
         "worker died", level="error", model=replica.name, engine=replica.variant.kind, cause=diagnosis.cause,
         detail=diagnosis.detail, restart_in_s=round(replica.retry_at - now, 1), crash_loop=looping or None,
-        last_words=last_words,
+        last_words=log_tail,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""From what a user asks for to what a worker is started with."""
+"""Launch plans: resolve a requested model and engine to everything a worker process needs."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """A worker that could be started, and why it is this one."""
+    """How to start a worker for a model, and why with this engine."""
 
     model: str
-    spec: EngineSpec  # as the installed version keeps it
+    spec: EngineSpec  # adjusted to the installed version
     reasons: tuple[str, ...]
     warnings: tuple[str, ...]
-    source: Path | None  # the model's files as stored, for the tokenizer and the chat template
+    source: Path | None  # the stored model files, for the tokenizer and the chat template
     launch: WorkerLaunch
-    tool_format: str = "auto"  # how the model writes tool calls, if the configuration says so
+    tool_format: str = "auto"  # the configured tool call format
     version: str = ""  # of the installed engine
-    devices: tuple[str, ...] = ("cpu",)  # that the installed library can use
+    devices: tuple[str, ...] = ("cpu",)  # supported by the installed library
 
 
 @interruptible()
@@ -51,40 +51,38 @@ def make_launch_plan(
     convert: bool = True,
     say: Say = lambda _: None,
 ) -> LaunchPlan:
-    """Resolve the model, choose the engine, find its environment. Fetches and converts what is missing.
+    """Resolve the model, choose the engine, find its environment. Download and convert what is missing.
 
-    `engine` is a kind or `KIND==VERSION`; `settings` come on top of the configuration's; with `strict` a retired or
-    inapplicable key is an error. Without `convert` the plan is for looking at: the model is not made into what the engine reads.
+    `engine` is a kind or `KIND==VERSION`; `settings` override the configuration's. With `strict` a retired or
+    inapplicable key is an error. Without `convert` no model is converted: the plan is only for display.
     """
     config = config or load_config(None)
     name = model or config.model or models.DEFAULT_MODEL
     configured = config.models.get(name) or ModelConfig(name)
-    asked, _, version = (engine or config.engine_for(name)).partition("==")
-    if asked != "auto":
-        environments.find_environment(
-            asked, version or None
-        )  # a missing engine is told before anything is fetched for it
-    stored, decision = _resolve_model_and_engine(name, configured, asked, config, say)
+    requested, _, version = (engine or config.engine_for(name)).partition("==")
+    if requested != "auto":
+        environments.find_environment(requested, version or None)  # raises before a model is downloaded in vain
+    stored, decision = _resolve_model_and_engine(name, configured, requested, config, say)
     config.check_may_leave_host(decision.kind, name)
     environment = environments.find_environment(decision.kind, version or None)
     spec = apply_probe(environment.spec, environment.probe)
-    given = check_settings(spec, settings or {})
-    chosen = {**config.settings_for(spec.kind, name), **given}
-    warnings = (*map(str, config.warnings_for(spec.kind, name, spec)), *list_ineffective_settings(spec, given))
+    overrides = check_settings(spec, settings or {})
+    merged = {**config.settings_for(spec.kind, name), **overrides}
+    warnings = (*map(str, config.warnings_for(spec.kind, name, spec)), *list_ineffective_settings(spec, overrides))
     if strict and warnings:
-        raise ConfigError(warnings[0], "remove the key, or leave out --strict")
+        raise ConfigError(warnings[0], "remove the key, or run without --strict")
     path = _prepare_model_path(stored, spec, environment.python, say, convert=convert) if stored else Path()
     load = Load(
         kind=spec.kind,
         engine=spec.engine,
         model=name,
         path=str(path),
-        settings=chosen,
+        settings=merged,
         loras=dict(configured.loras),
         task=task or _infer_task(configured, stored),
         trust_remote_code=config.trusts_remote_code(spec.kind, name),
     )
-    mode, processes = choose_launch_mode(spec, chosen)
+    mode, processes = choose_launch_mode(spec, merged)
     launch = WorkerLaunch(
         load=load,
         python=environment.python,
@@ -102,35 +100,35 @@ def make_launch_plan(
 
 
 def _resolve_model_and_engine(
-    name: str, configured: ModelConfig, asked: str, config: Config, say: Say
+    name: str, configured: ModelConfig, requested: str, config: Config, say: Say
 ) -> tuple[models.StoredModel | None, EngineDecision]:
-    """The stored model and the engine for it; an engine without weights needs no model."""
-    if asked != "auto" and not needs_weights(registry.get_spec(asked)):
-        return None, EngineDecision(registry.get_spec(asked).kind, (f"asked for by name: {asked}",))
-    kinds = [asked] if asked != "auto" else [spec.kind for spec in registry.load_specs().values()]
+    """Return the stored model and its engine. An engine without weights needs no model."""
+    if requested != "auto" and not needs_weights(registry.get_spec(requested)):
+        return None, EngineDecision(registry.get_spec(requested).kind, (f"requested by name: {requested}",))
+    kinds = [requested] if requested != "auto" else [spec.kind for spec in registry.load_specs().values()]
     with_code = any(config.trusts_remote_code(kind, name) for kind in kinds)
     stored = models.ensure_model(configured.source or name, offline=config.offline, say=say, with_code=with_code)
-    return stored, decide_engine_for(stored, asked)
+    return stored, decide_engine_for(stored, requested)
 
 
 def choose_launch_mode(spec: EngineSpec, settings: Mapping[str, Any]) -> tuple[LaunchMode, int]:
-    """How many processes an engine is started as, and by which launcher. Pure."""
+    """Return the launcher of an engine and its number of processes. Pure."""
     shards = int(settings.get("sharding.num_shards") or 1)
     strategy = settings.get("sharding.strategy")
     if LaunchMode.TORCHRUN in spec.runtime.launch_modes and strategy == "tensor_parallel" and shards > 1:
         return LaunchMode.TORCHRUN, shards
-    asked = settings.get("launch")
-    if asked is None:
+    launch = settings.get("launch")
+    if launch is None:
         return LaunchMode.DIRECT, 1
-    mode = LaunchMode(asked)
+    mode = LaunchMode(launch)
     if mode not in spec.runtime.launch_modes:
-        allowed = ", ".join(one.value for one in spec.runtime.launch_modes)
-        raise ConfigError(f"{spec.kind} cannot be launched by {mode.value}", f"launch is one of: {allowed}")
+        allowed = ", ".join(allowed_mode.value for allowed_mode in spec.runtime.launch_modes)
+        raise ConfigError(f"{spec.kind} cannot be launched by {mode.value}", f"set launch to one of: {allowed}")
     return mode, shards
 
 
 def _infer_task(configured: ModelConfig, stored: models.StoredModel | None) -> str:
-    """What a model without a head for the next token (BertModel, ...) is for, unless the configuration says otherwise."""
+    """Return the configured task; `embed` is the default for models without a language-model head (BertModel, ...)."""
     headless = stored is not None and stored.architecture.endswith("Model")
     return "embed" if headless and "task" not in configured.entries else configured.task
 
@@ -140,12 +138,12 @@ def needs_weights(spec: EngineSpec) -> bool:
 
 
 def _prepare_model_path(stored: models.StoredModel, spec: EngineSpec, python: Path, say: Say, *, convert: bool) -> Path:
-    """The model in a format the engine reads; a GGUF is made dense once for engines that cannot read it."""
+    """Return the model in a format the engine reads. Dequantize a GGUF once for engines that cannot read it."""
     if stored.format in spec.formats:
         return stored.path
     if stored.format == "gguf" and "safetensors" in spec.formats:
         return models.ensure_dense_weights(stored, python, say=say) if convert else stored.path
     raise ConfigError(
-        f"{spec.kind} reads {', '.join(spec.formats)}, and {stored.name} is {stored.format}",
-        f"see which engine fits with: bay engines why {stored.name}",
+        f"{spec.kind} reads {', '.join(spec.formats)}, but {stored.name} is {stored.format}",
+        f"to find an engine that fits, run: bay engines why {stored.name}",
     )

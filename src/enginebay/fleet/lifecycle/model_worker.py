@@ -1,4 +1,4 @@
-"""A worker process of our own, with a session to it."""
+"""A worker process that the fleet owns, with a client connected to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from enginebay.worker.client_side.worker_process import WorkerProcess
 
 
 class ModelWorker(ModelClient):
-    """One model on one engine, ready for requests. `close` it, or use it as an async context manager."""
+    """One model on one engine, ready for requests. Use it as an async context manager, or `close` it."""
 
     plan: LaunchPlan
     process: WorkerProcess
@@ -28,7 +28,7 @@ class ModelWorker(ModelClient):
         spare: WorkerProcess | None = None,
         timeout_s: float = 600.0,
     ) -> Self:
-        """Start the worker, or take a spare one, and load its model. Raises what the engine said when it cannot."""
+        """Start a worker, or take a standby, and load its model. Raises the engine's error."""
         asyncio.get_running_loop().run_in_executor(None, preload_prompt_files, plan.source)
         if spare is None:
             process = await WorkerProcess.start(plan.launch, timeout_s)
@@ -49,7 +49,7 @@ class ModelWorker(ModelClient):
         await self.process.close()
 
     async def kill(self) -> None:
-        """At once: it is dead, or not to be trusted."""
+        """Stop the worker without a grace period."""
         await super().close()
         await self.process.close(grace_s=0)
 

@@ -1,4 +1,4 @@
-"""One variant in the fleet: where it is, and what is known of it."""
+"""A replica: one copy of a variant on this host, with its state, its worker and its history."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from enginebay.fleet.memory.memory_estimate import MemoryFacts
 from enginebay.fleet.routing.variants import Variant
 from enginebay.fleet.scheduling.planner import PoolBytes, ReplicaSnapshot, ReplicaState
 
-_ARRIVAL_S = 2.0  # by then a request that was sent to a worker has reached it, or never will
+_ARRIVAL_S = 2.0  # a request sent to a worker arrives within this time or never
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """Changed by the fleet's event loop alone."""
+    """Only the fleet's event loop changes it."""
 
     variant: Variant
-    observation_key: str  # under which measurements are kept
+    observation_key: str  # key of its measurements
     awake_bytes: PoolBytes
-    asleep_bytes: PoolBytes | None  # None: it is never put to sleep
-    memory_facts: MemoryFacts | None = None  # what the prediction was made from
-    sleep_level: int = 0  # 0: the worker is kept as it is
+    asleep_bytes: PoolBytes | None  # None: it never sleeps
+    memory_facts: MemoryFacts | None = None  # inputs of the memory estimate
+    sleep_level: int = 0  # 0: sleep frees nothing
     state: ReplicaState = ReplicaState.COLD
     in_transition: bool = False
-    previous_state: ReplicaState | None = None  # while it moves
-    draining: bool = False  # its door, by us
+    previous_state: ReplicaState | None = None  # during a transition
+    draining: bool = False
     draining_since: float = 0.0
     worker: ModelWorker | None = None
     facts: Facts | None = None  # of the last worker
     running: int = 0
-    accepted_requests: int = 0  # that its worker has taken, by its own count
-    expected_requests: int = 0  # what that count will be once all who were sent there have arrived
+    accepted_requests: int = 0  # the worker's own count
+    expected_requests: int = 0  # that count once every request sent to it has arrived
     expected_until: float = 0.0
     transition_since: float = 0.0
     memory_bytes: int = 0
     awake_since: float = 0.0
     idle_since: float = 0.0
-    last_heard_at: float = 0.0  # when the worker last said anything
+    last_heard_at: float = 0.0  # last reply of the worker
     min_residency_s: float = 0.0
-    time_to_ready_s: dict[ReplicaState, float] = field(default_factory=dict)  # expected, from each depth
+    time_to_ready_s: dict[ReplicaState, float] = field(default_factory=dict)  # estimated, by state
     idle_s: float | None = None
-    retry_at: float = 0.0  # no new try before, after a failure
+    retry_at: float = 0.0  # no load before this time, after a failure
     crashes: list[CrashRecord] = field(default_factory=list)
-    oom_kills: int | None = None  # the host's count when its worker was last seen well
-    recovering: bool = False  # it was awake when it died: it is raised again although nobody asks for it
-    load_error: EnginebayError | None = None  # why it is not started for now
-    last_failure: str = ""  # in words, for whoever looks
-    last_switch: Switch | None = None  # the last time it was raised
-    reduced_plan: LaunchPlan | None = None  # instead of the variant's own, since memory did not suffice for that
-    updating: bool = False  # another worker is being made for it: nobody may move it meanwhile
+    oom_kills: int | None = None  # the host's count at the last healthy poll
+    recovering: bool = False  # crashed while awake: reloads without a request
+    load_error: EnginebayError | None = None
+    last_failure: str = ""  # for `bay ps`
+    last_switch: Switch | None = None
+    reduced_plan: LaunchPlan | None = None  # replaces the variant's plan after an out-of-memory load
+    updating: bool = False  # a rolling update owns it: no transitions
 
     @property
     def name(self) -> str:
@@ -63,12 +63,12 @@ class Replica:
 
     @property
     def remote(self) -> bool:
-        """What it computes is computed elsewhere, at a pace that is not ours to judge."""
+        """Whether a remote server computes: such a worker is never considered hung."""
         return self.variant.plan is not None and self.variant.plan.spec.remote
 
     @property
     def ready(self) -> bool:
-        """Requests can be sent to it now."""
+        """Whether it accepts requests."""
         return (
             self.state is ReplicaState.AWAKE
             and not self.in_transition
@@ -77,13 +77,13 @@ class Replica:
         )
 
     def expect_requests(self, count: int) -> None:
-        """So many requests are being sent to it."""
+        """Record that `count` requests are on their way to it."""
         self.expected_requests = max(self.expected_requests, self.accepted_requests) + count
         self.expected_until = time.monotonic() + _ARRIVAL_S
 
     @property
     def awaiting_arrivals(self) -> bool:
-        """Those it was raised for are not all there yet. Later on others may always be on their way, and nobody waits for them."""
+        """Whether requests it was loaded for have not arrived yet. False once it has been awake for a while."""
         now = time.monotonic()
         return now < self.awake_since + _ARRIVAL_S and self._count_unarrived(now) > 0
 
@@ -91,11 +91,11 @@ class Replica:
         return max(0, self.expected_requests - self.accepted_requests) if now < self.expected_until else 0
 
     def _estimate_time_to_ready_s(self, now: float) -> float:
-        """From where it is to awake; what is left of it, when it is on its way."""
+        """Estimate the seconds until it is awake; while it loads, the remaining ones."""
         if not self.in_transition:
             return self.time_to_ready_s.get(self.state, 0.0)
-        whole_s = self.time_to_ready_s.get(self.previous_state or ReplicaState.COLD, 0.0)
-        return max(0.0, whole_s - (now - self.transition_since)) if self.state is ReplicaState.AWAKE else whole_s
+        total_s = self.time_to_ready_s.get(self.previous_state or ReplicaState.COLD, 0.0)
+        return max(0.0, total_s - (now - self.transition_since)) if self.state is ReplicaState.AWAKE else total_s
 
     def take_snapshot(self) -> ReplicaSnapshot:
         now = time.monotonic()
@@ -121,7 +121,7 @@ class Replica:
         )
 
     def get_rejection(self) -> EnginebayError | None:
-        """What whoever asks for it is refused with, until it may be tried again."""
+        """Return the error for requests until the next load attempt, or None."""
         if self.variant.error is not None:
             return self.variant.error
         left_s = self.retry_at - time.monotonic()
@@ -136,12 +136,11 @@ class Replica:
         self.transition_since = time.monotonic()
 
     def cancel_transition(self) -> None:
-        """The move is called off."""
         assert self.previous_state is not None
         self.state, self.in_transition, self.draining = self.previous_state, False, False
 
     def attach_worker(self, worker: ModelWorker, accepted_requests: int = 0) -> None:
-        """A loaded worker takes this place, which has taken so many requests before: those on their way are told by its count."""
+        """Make a loaded worker serve this replica. `accepted_requests` is the worker's count so far."""
         now = time.monotonic()
         self.worker, self.facts = worker, worker.facts
         self.state, self.in_transition, self.draining = ReplicaState.AWAKE, False, False
@@ -150,6 +149,20 @@ class Replica:
         self.recovering = False
         self.memory_bytes = worker.facts.memory_bytes
         self.awake_since = self.idle_since = self.last_heard_at = now
+
+    def reset_failures(self) -> None:
+        self.crashes.clear()
+        self.load_error, self.retry_at = None, 0.0
+
+    def adopt_variant(self, fresh: Replica) -> None:
+        """Take over the variant and estimates of a new replica. What was known of the old variant is dropped."""
+        self.variant, self.idle_s = fresh.variant, fresh.idle_s
+        self.observation_key, self.memory_facts = fresh.observation_key, fresh.memory_facts
+        self.awake_bytes, self.asleep_bytes = fresh.awake_bytes, fresh.asleep_bytes
+        self.time_to_ready_s, self.min_residency_s = fresh.time_to_ready_s, fresh.min_residency_s
+        self.reduced_plan = self.facts = self.last_switch = None
+        self.last_failure = ""
+        self.reset_failures()
 
     def detach_worker(self) -> None:
         self.worker = None

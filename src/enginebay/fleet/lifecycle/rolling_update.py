@@ -1,4 +1,4 @@
-"""Models that change while they serve: a new worker takes over when it answers, and no request is lost over it."""
+"""Rolling updates: a changed model gets a new worker, which takes over once it answers. No request is dropped."""
 
 from __future__ import annotations
 
@@ -29,28 +29,29 @@ class RollingUpdate:
         self._retiring: set[asyncio.Task[None]] = set()
 
     async def replace_variant(self, replica: Replica, variant: Variant) -> None:
-        """The variant as it is to be from now on. Raises, with all as it was, when it cannot be so."""
-        await self.apply([variant if one is replica else one.variant for one in self._fleet.replicas.values()])
+        """Replace the variant of one replica. On failure it raises and nothing changes."""
+        replicas = self._fleet.replicas.values()
+        await self.apply([variant if other is replica else other.variant for other in replicas])
 
     async def apply(self, variants: Iterable[Variant], config: FleetConfig | None = None) -> dict[str, list[str]]:
-        """These variants and no others. All or nothing: what does not load or does not answer leaves all as it was.
+        """Make the fleet serve exactly these variants. All or nothing: on failure nothing changes.
 
-        `rules`: those that workers made beside others are judged by; None for the present ones.
+        `config`: timeouts for the new workers; None keeps the current ones.
         """
-        wanted = {variant.name: variant for variant in variants}
-        places = self._fleet.replicas
+        desired = {variant.name: variant for variant in variants}
+        replicas = self._fleet.replicas
         changed: list[Replica] = [
-            places[name]
-            for name, one in wanted.items()
-            if name in places and _needs_new_worker(places[name].variant, one)
+            replicas[name]
+            for name, variant in desired.items()
+            if name in replicas and _needs_new_worker(replicas[name].variant, variant)
         ]
-        for place in changed:
-            place.updating = True
+        for replica in changed:
+            replica.updating = True
         try:
-            successors = await self._start_successors(changed, wanted, config or self._fleet.config)
+            successors = await self._start_successors(changed, desired, config or self._fleet.config)
             try:
                 await self._restart_in_place(
-                    [place for place in changed if _has_no_successor(place, successors)], wanted
+                    [replica for replica in changed if _has_no_successor(replica, successors)], desired
                 )
             except BaseException:
                 await _kill_all(successors)
@@ -60,70 +61,70 @@ class RollingUpdate:
                 old = self._fleet.replace_worker(successor.replica, successor.loaded, successor.variant)
                 self._retire(old)
         finally:
-            for place in changed:
-                place.updating = False
-        gone = [name for name in places if name not in wanted]
-        for name in gone:
-            await _wait_until_settled(places[name])
+            for replica in changed:
+                replica.updating = False
+        removed = [name for name in replicas if name not in desired]
+        for name in removed:
+            await _wait_until_settled(replicas[name])
             self._retire(self._fleet.remove_replica(name))
-        added = [name for name in wanted if name not in places]
-        for name, variant in wanted.items():
+        added = [name for name in desired if name not in replicas]
+        for name, variant in desired.items():
             if name in added:
-                places[name] = self._fleet.memory_budget.create_replica(variant)
-            elif places[name] not in changed:
-                places[name].variant, places[name].idle_s = variant, variant.idle_s
-        return {"added": added, "removed": gone, "changed": [place.name for place in changed]}
+                replicas[name] = self._fleet.memory_budget.create_replica(variant)
+            elif replicas[name] not in changed:
+                replicas[name].variant, replicas[name].idle_s = variant, variant.idle_s
+        return {"added": added, "removed": removed, "changed": [replica.name for replica in changed]}
 
     async def _start_successors(
-        self, replicas: list[Replica], wanted: dict[str, Variant], config: FleetConfig
+        self, replicas: list[Replica], desired: dict[str, Variant], config: FleetConfig
     ) -> list[_Successor]:
-        """Workers beside those that serve, as far as memory allows; each has answered."""
-        found: list[_Successor] = []
+        """Start and test new workers next to the serving ones, as far as memory allows."""
+        successors: list[_Successor] = []
         try:
-            for place in replicas:
-                variant = wanted[place.name]
-                if not place.ready or not self._fits_alongside(variant, found):
+            for replica in replicas:
+                variant = desired[replica.name]
+                if not replica.ready or not self._fits_alongside(variant, successors):
                     continue
                 if variant.plan is None:
-                    raise variant.error or EnginebayError(f"{place.name} cannot be planned")
-                raised = await self._fleet.transitions.start_worker(
+                    raise variant.error or EnginebayError(f"{replica.name} has no launch plan")
+                loaded = await self._fleet.transitions.start_worker(
                     variant.plan, variant.sampling, config.load_timeout_s
                 )
-                found.append(_Successor(place, variant, raised))
-                await smoke_test(raised.worker, config.hang_s)
+                successors.append(_Successor(replica, variant, loaded))
+                await smoke_test(loaded.worker, config.hang_s)
         except BaseException:
-            await _kill_all(found)
+            await _kill_all(successors)
             raise
-        return found
+        return successors
 
     def _fits_alongside(self, variant: Variant, others: list[_Successor]) -> bool:
-        """Beside all that is there, and beside those that were made before it."""
+        """Return whether the variant fits next to everything loaded and the successors started so far."""
         needed: dict[str, int] = {}
-        for one in (variant, *(other.variant for other in others)):
-            for pool, amount in self._fleet.memory_budget.create_replica(one).awake_bytes.items():
+        for new in (variant, *(other.variant for other in others)):
+            for pool, amount in self._fleet.memory_budget.create_replica(new).awake_bytes.items():
                 needed[pool] = needed.get(pool, 0) + amount
         return self._fleet.has_memory_for(needed)
 
-    async def _restart_in_place(self, replicas: list[Replica], wanted: dict[str, Variant]) -> None:
-        """Where two do not fit: the old one leaves first. Requests wait meanwhile; if the new one fails, the old is back."""
+    async def _restart_in_place(self, replicas: list[Replica], desired: dict[str, Variant]) -> None:
+        """Unload the old worker first where two do not fit. Requests wait meanwhile; a failure rolls back."""
         before: list[tuple[Replica, Variant, bool]] = []
         try:
-            for place in replicas:
-                await _wait_until_settled(place)
-                was_awake = place.worker is not None and place.state is ReplicaState.AWAKE
-                place.updating = False
-                await self._fleet.sleep_or_unload(place, ReplicaState.COLD)
-                before.append((place, place.variant, was_awake))
-                self._fleet.apply_variant(place, wanted[place.name])
+            for replica in replicas:
+                await _wait_until_settled(replica)
+                was_awake = replica.worker is not None and replica.state is ReplicaState.AWAKE
+                replica.updating = False
+                await self._fleet.sleep_or_unload(replica, ReplicaState.COLD)
+                before.append((replica, replica.variant, was_awake))
+                self._fleet.apply_variant(replica, desired[replica.name])
                 if was_awake:
-                    await self._fleet.acquire(place.name, queued=False)
+                    await self._fleet.acquire(replica.name, queued=False)
         except BaseException:
-            for place, variant, was_awake in before:
-                await self._roll_back(place, variant, was_awake)
+            for replica, variant, was_awake in before:
+                await self._roll_back(replica, variant, was_awake)
             raise
 
     async def _roll_back(self, replica: Replica, variant: Variant, was_awake: bool) -> None:
-        """As it was. What has come meanwhile finishes on the worker that is to go."""
+        """Restore the old variant. Requests on the new worker finish there."""
         await _wait_until_settled(replica)
         worker = replica.worker
         replica.detach_worker()
@@ -134,21 +135,21 @@ class RollingUpdate:
             self._fleet.preload(replica.name)
 
     def _retire(self, worker: ModelWorker | None) -> None:
-        """It finishes what it has; what comes to it still is sent elsewhere."""
+        """Drain and stop a worker in the background."""
         if worker is not None:
             task = asyncio.ensure_future(self._drain_and_close(worker))
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
 
     async def _drain_and_close(self, worker: ModelWorker) -> None:
-        patience_s = self._fleet.config.max_wait_s
+        timeout_s = self._fleet.config.max_wait_s
         try:
             while True:
                 try:
-                    await drain(worker, patience_s, reopen=False)
+                    await drain(worker, timeout_s, reopen=False)
                     return
                 except DrainTimeout:
-                    continue  # an answer may take longer than anybody waits for a model
+                    continue  # a running request has no time limit
         finally:
             await worker.close()
 
@@ -159,7 +160,7 @@ class RollingUpdate:
 
 
 def _needs_new_worker(current: Variant, desired: Variant) -> bool:
-    """Whether another worker is needed for it."""
+    """Return whether the change needs a new worker."""
     if current.plan is None or desired.plan is None:
         return current.plan is not desired.plan or str(current.error) != str(desired.error)
     return (current.plan.launch, current.plan.tool_format, current.sampling) != (
@@ -170,7 +171,7 @@ def _needs_new_worker(current: Variant, desired: Variant) -> bool:
 
 
 async def _kill_all(successors: list[_Successor]) -> None:
-    await asyncio.gather(*(one.loaded.worker.kill() for one in successors), return_exceptions=True)
+    await asyncio.gather(*(successor.loaded.worker.kill() for successor in successors), return_exceptions=True)
 
 
 async def _wait_until_settled(replica: Replica) -> None:
@@ -179,4 +180,4 @@ async def _wait_until_settled(replica: Replica) -> None:
 
 
 def _has_no_successor(replica: Replica, successors: list[_Successor]) -> bool:
-    return all(one.replica is not replica for one in successors)
+    return all(successor.replica is not replica for successor in successors)

@@ -1,4 +1,4 @@
-"""Raising a variant and lowering it: what is done to its worker, timed by phase."""
+"""Loads, wakes, sleeps and unloads the worker of a replica, and times each phase."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from enginebay.fleet.memory import memory_estimate
 from enginebay.fleet.memory.oom_fallback import reduce_settings
 from enginebay.fleet.scheduling.planner import ReplicaState
 
-EmitEvent = Callable[..., None]
+EmitEvent = Callable[..., None]  # (event, level=..., **fields)
 Phases = dict[str, float]
 
 
 class DrainTimeout(Exception):
-    """Requests went on running for longer than we could wait for them."""
+    """Running requests did not finish within the drain timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class LoadedWorker:
     worker: ModelWorker
     loaded_from: str  # cold, standby or asleep
     phases: Phases
-    accepted_requests: int = 0  # that the worker has taken before, by its own count
+    accepted_requests: int = 0  # before this load, by the worker's own count
 
 
 class TransitionExecutor:
@@ -40,14 +40,27 @@ class TransitionExecutor:
         self.load_timeout_s = load_timeout_s
         self._emit_event = emit_event
 
-    async def wake(self, worker: ModelWorker) -> LoadedWorker:
+    async def load_or_wake(self, replica: Replica) -> LoadedWorker:
+        """Wake the replica's worker; load a new one if it has none or does not wake. Raises the load error."""
+        worker = replica.worker
+        if worker is None:
+            return await self._load(replica)
+        try:
+            return await self._wake(worker)
+        except EnginebayError as error:
+            event = "model did not wake; reloading it"
+            self._emit_event(event, level="warning", model=replica.name, error=error.message)
+            replica.worker = None
+            await worker.kill()
+        return await self._load(replica)
+
+    async def _wake(self, worker: ModelWorker) -> LoadedWorker:
         started = time.perf_counter()
         await worker.client.wake()
         phases = {"load": time.perf_counter() - started}
         return LoadedWorker(worker, "asleep", phases, (await worker.client.state()).requests)
 
-    async def load(self, replica: Replica) -> LoadedWorker:
-        """A worker for a variant that has none. Raises what kept it from loading."""
+    async def _load(self, replica: Replica) -> LoadedWorker:
         plan = replica.reduced_plan or replica.variant.plan
         if plan is None:
             assert replica.variant.error is not None
@@ -60,8 +73,8 @@ class TransitionExecutor:
     async def start_worker(
         self, plan: LaunchPlan, sampling: Mapping[str, Any], timeout_s: float | None = None
     ) -> LoadedWorker:
-        """A new worker, beside the one that may be there."""
-        how = "standby" if self._standby_pool.has_ready(plan.launch) else "cold"
+        """Start a new worker, next to an existing one if there is one."""
+        loaded_from = "standby" if self._standby_pool.has_ready(plan.launch) else "cold"
         started = time.perf_counter()
         spare = await self._standby_pool.take(plan.launch)
         imported = time.perf_counter()
@@ -69,10 +82,10 @@ class TransitionExecutor:
         phases = split_load_phases(worker.facts, time.perf_counter() - imported)
         if spare is not None:
             phases["import"] = phases.get("import", 0.0) + imported - started
-        return LoadedWorker(worker, how, phases)
+        return LoadedWorker(worker, loaded_from, phases)
 
     def _reduce_plan(self, replica: Replica, plan: LaunchPlan, error: OutOfMemory) -> LaunchPlan:
-        """The plan with smaller settings, once, where the configuration allows it."""
+        """Return the plan with smaller settings, or raise `error` if it was reduced before or must not be."""
         if replica.reduced_plan is not None or not replica.variant.settings.smaller_on_out_of_memory:
             raise error
         load = plan.launch.load
@@ -87,7 +100,10 @@ class TransitionExecutor:
         return replica.reduced_plan
 
     async def sleep_or_unload(self, replica: Replica, to: ReplicaState, timeout_s: float) -> Phases:
-        """Drain, then sleep or end. Raises `StillBusy` with the door open again; a worker that is gone is no error."""
+        """Drain the worker, then put it to sleep or stop it. Raises `DrainTimeout` and reopens the worker.
+
+        A worker that is gone is not an error.
+        """
         worker = replica.worker
         if worker is None:
             return {}
@@ -102,9 +118,9 @@ class TransitionExecutor:
 
 
 async def drain(worker: ModelWorker, timeout_s: float, *, reopen: bool = True) -> None:
-    """Until nothing runs, with the door closed. A worker that cannot be asked has nothing that runs.
+    """Stop accepting requests and wait for the running ones. An unreachable worker counts as drained.
 
-    Raises `StillBusy` when that takes too long, with the door open again if it is to be.
+    Raises `DrainTimeout`; with `reopen` the worker then accepts requests again.
     """
     try:
         left = await worker.client.drain(timeout_s)
@@ -113,19 +129,19 @@ async def drain(worker: ModelWorker, timeout_s: float, *, reopen: bool = True) -
     if left:
         if reopen:
             await worker.client.open()
-        raise DrainTimeout(f"{left} requests still run after {timeout_s:g} s")
+        raise DrainTimeout(f"{left} requests are still running after {timeout_s:g} s")
 
 
 async def smoke_test(worker: ModelWorker, timeout_s: float) -> None:
-    """One token, or one vector: what is loaded also works."""
+    """Generate one token, or embed one, to prove that the loaded model works."""
     if worker.spec.remote:
-        return  # loading it has asked the server what it has; a token may cost money
+        return  # loading has already queried the server, and a token may cost money
     try:
         async with asyncio.timeout(timeout_s):
             await _run_smoke_request(worker)
     except TimeoutError:
         raise LoadFailed(
-            f"{worker.spec.kind} loaded {worker.handle.model}, but gave no answer within {timeout_s:g} s (fleet.hang_s)",
+            f"{worker.spec.kind} loaded {worker.handle.model} but did not respond within {timeout_s:g} s (fleet.hang_s)",
             worker.process.read_log_tail(),
         ) from None
 
@@ -139,10 +155,10 @@ async def _run_smoke_request(worker: ModelWorker) -> None:
     request = GenerateRequest(token_ids=(1,), sampling=Sampling(max_tokens=1, temperature=0.0))
     events = [event async for event in worker.client.generate(request)]
     if not events:
-        raise EngineFailed("the new worker answered nothing")
+        raise EngineFailed("the new worker generated no output")
 
 
 def split_load_phases(facts: Facts, total_s: float) -> Phases:
-    """What the worker tells of its loading; what it does not account for is loading too."""
+    """Return the load phases the worker reports; the remaining time counts as `load`."""
     known = {name: seconds for name, seconds in facts.phases.items() if name != "load" and seconds > 0}
     return {**known, "load": max(0.0, total_s - sum(known.values()))}

@@ -1,4 +1,4 @@
-"""Logs of workers: where they are, and how they end."""
+"""Worker logs: their paths and their last lines."""
 
 from __future__ import annotations
 
@@ -8,24 +8,21 @@ from pathlib import Path
 
 from enginebay.util.paths import logs_dir
 
-_LINE_BYTES = 4096  # more than a line has on average, by far
+_LINE_BYTES = 4096  # generous average length of a line
 
 
 def get_worker_log_path(kind: str, model: str) -> Path:
-    """Of the worker that has this model on this engine."""
+    """Return the log path of the worker that runs this model on this engine."""
     return logs_dir() / f"{kind}-{_to_file_name(model)}.log"
 
 
 def find_newest_log(model: str, kinds: Collection[str]) -> Path | None:
-    """The one last written to, of a model on any of these engines; MODEL@ENGINE is on that one alone."""
+    """Return the most recently written log of a model on these engines. MODEL@ENGINE selects one engine."""
     name, _, engine = model.rpartition("@")
     kind = engine.partition("==")[0]
-    known = (
-        [get_worker_log_path(kind, name)]
-        if name and kind in kinds
-        else [get_worker_log_path(one, model) for one in kinds]
-    )
-    return max((path for path in known if path.is_file()), key=lambda path: path.stat().st_mtime, default=None)
+    selected = [(kind, name)] if name and kind in kinds else [(other, model) for other in kinds]
+    paths = (get_worker_log_path(*pair) for pair in selected)
+    return max((path for path in paths if path.is_file()), key=lambda path: path.stat().st_mtime, default=None)
 
 
 def _to_file_name(model: str) -> str:

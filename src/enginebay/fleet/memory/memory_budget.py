@@ -1,4 +1,4 @@
-"""Memory: how much there is, and how much each variant takes, as far as it is known."""
+"""Memory budget: the capacity of each pool, and the memory each replica needs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from enginebay.fleet.routing.variants import Variant
 from enginebay.fleet.scheduling.planner import ReplicaSnapshot, ReplicaState
 from enginebay.util.hardware import HostFacts, read_memory
 
-_USABLE_FRACTION = 0.95  # of what there is may be taken
-_UNKNOWN_LOAD_S = 30.0  # until it was measured
+_USABLE_FRACTION = 0.95
+_UNKNOWN_LOAD_S = 30.0  # until measured
 _UNKNOWN_WAKE_S = 1.0
 
 
@@ -28,9 +28,9 @@ class MemoryBudget:
         self.refresh_pools(())
 
     def refresh_pools(self, replicas: Iterable[Replica]) -> None:
-        """To be called while nobody moves: half of a load would be counted twice."""
+        """Update the capacity of all pools. Call it only without transitions: a partial load would count twice."""
         total, available = read_memory()
-        ours = sum(place.memory_bytes for place in replicas)
+        ours = sum(replica.memory_bytes for replica in replicas)
         ram = self._config.memory_bytes or min(int(total * _USABLE_FRACTION), available + ours)
         gpus = {
             f"gpu{gpu.index}": self._config.gpu_memory_bytes or int(gpu.memory_bytes * _USABLE_FRACTION)
@@ -39,46 +39,47 @@ class MemoryBudget:
         self.pool_bytes = {memory_estimate.RAM: ram, **gpus}
 
     def create_replica(self, variant: Variant) -> Replica:
-        """A variant with what is known of it before it is loaded."""
-        place = Replica(variant, "", {}, None)
+        """Create a cold replica with its memory and time estimates."""
+        replica = Replica(variant, "", {}, None)
         settings = variant.settings
-        place.idle_s = variant.idle_s
+        replica.idle_s = variant.idle_s
         if variant.plan is None:
-            return place
+            return replica
         load = variant.plan.launch.load
-        place.observation_key = compute_observation_key(
+        replica.observation_key = compute_observation_key(
             load.model, load.kind, variant.plan.version, load.path, load.settings, load.loras
         )
-        place.memory_facts = memory_estimate.gather_memory_facts(load, self._host, variant.plan.devices)
-        predicted = memory_estimate.estimate_memory(place.memory_facts)
-        place.awake_bytes = memory_estimate.apply_observed_memory(
-            predicted, self._observed.get_peak_memory(place.observation_key), settings.memory_bytes
+        replica.memory_facts = memory_estimate.gather_memory_facts(load, self._host, variant.plan.devices)
+        estimated = memory_estimate.estimate_memory(replica.memory_facts)
+        replica.awake_bytes = memory_estimate.apply_observed_memory(
+            estimated, self._observed.get_peak_memory(replica.observation_key), settings.memory_bytes
         )
-        self._update_time_estimates(place)
-        return place
+        self._update_time_estimates(replica)
+        return replica
 
     def configure(self, config: FleetConfig, replicas: Iterable[Replica]) -> None:
         self._config = config
-        for place in replicas:
-            self._update_time_estimates(place)
+        for replica in replicas:
+            self._update_time_estimates(replica)
 
     def snapshot_replica(self, replica: Replica) -> ReplicaSnapshot:
-        """A prediction may be wrong, and free memory comes and goes: a model that should need more than there is may try
-        with all of it, unless the configuration says what there is or what it needs."""
-        holding = replica.take_snapshot()
+        """Take a snapshot with the needed memory capped at the capacity.
+
+        Estimates may be wrong, and free memory varies: a model that seems too big may try with all memory. The cap
+        does not apply if the configuration sets the capacity or the need.
+        """
+        snapshot = replica.take_snapshot()
         if self._config.memory_bytes is not None or replica.variant.settings.memory_bytes is not None:
-            return holding
-        possible = {
-            pool: min(needed, self.pool_bytes.get(pool, needed)) for pool, needed in holding.awake_bytes.items()
-        }
-        return replace(holding, awake_bytes=possible)
+            return snapshot
+        capped = {pool: min(needed, self.pool_bytes.get(pool, needed)) for pool, needed in snapshot.awake_bytes.items()}
+        return replace(snapshot, awake_bytes=capped)
 
     def record_load(self, replica: Replica, loaded: LoadedWorker) -> None:
-        """It has been raised: keep what that took, and see how it can sleep."""
-        what: TimedOperation = (
+        """Record the time and memory of a load, and update the sleep estimate."""
+        operation: TimedOperation = (
             "wake" if loaded.loaded_from == "asleep" else "standby" if loaded.loaded_from == "standby" else "cold"
         )
-        self._observed.record_seconds(replica.observation_key, what, sum(loaded.phases.values()))
+        self._observed.record_seconds(replica.observation_key, operation, sum(loaded.phases.values()))
         facts = loaded.worker.facts
         self.record_memory(replica)
         sleep = replica.variant.sleep
@@ -94,12 +95,12 @@ class MemoryBudget:
         self._observed.save()
 
     def record_memory(self, replica: Replica) -> None:
-        """What its worker takes now. Device memory cannot be told apart from main memory, so only without GPUs."""
+        """Record the worker's memory use. Only without GPUs: the worker's figure does not separate device memory."""
         if replica.memory_bytes and replica.state is ReplicaState.AWAKE and not self._host.gpus:
             self._observed.record_memory(replica.observation_key, {memory_estimate.RAM: replica.memory_bytes})
-            most = replica.variant.settings.memory_bytes
+            configured = replica.variant.settings.memory_bytes
             replica.awake_bytes = memory_estimate.apply_observed_memory(
-                replica.awake_bytes, self._observed.get_peak_memory(replica.observation_key), most
+                replica.awake_bytes, self._observed.get_peak_memory(replica.observation_key), configured
             )
 
     def _update_time_estimates(self, replica: Replica) -> None:
@@ -115,5 +116,7 @@ class MemoryBudget:
         replica.time_to_ready_s[ReplicaState.AWAKE] = replica.time_to_ready_s[
             ReplicaState.ASLEEP if replica.asleep_bytes is not None else ReplicaState.COLD
         ]
-        asked = self._config.min_residency_s
-        replica.min_residency_s = asked if asked is not None else replica.time_to_ready_s[ReplicaState.AWAKE]
+        configured_s = self._config.min_residency_s
+        replica.min_residency_s = (
+            configured_s if configured_s is not None else replica.time_to_ready_s[ReplicaState.AWAKE]
+        )

@@ -1,9 +1,9 @@
-"""How much memory a variant needs in each pool ("ram", "gpu0", "gpu1", ...): predicted, then corrected by measuring.
+"""Estimates the memory of a variant per pool ("ram", "gpu0", "gpu1", ...); observations then correct the estimate.
 
-    facts = gather(plan.launch.load, host, environment.probe.devices)
-    corrected(predict(facts), measured.memory(key), config_bytes)
+    facts = gather_memory_facts(plan.launch.load, host, environment.probe.devices)
+    apply_observed_memory(estimate_memory(facts), observed.get_peak_memory(key), config_bytes)
 
-All but `gather` is pure. A guess errs upwards: too high a need costs an eviction, too low a one the whole host.
+All but `gather_memory_facts` is pure. Estimates err on the high side: too high costs an eviction, too low the whole host.
 """
 
 from __future__ import annotations
@@ -27,63 +27,63 @@ from enginebay.util.hardware import HostFacts
 
 RAM = "ram"
 _MIB, _GIB = 2**20, 2**30
-_MARGIN = 1.05  # on what was measured: memory grows a little with use
+_MARGIN = 1.05  # on observed memory, which grows a little with use
 _BARE_WORKER = 100 * _MIB  # Python, gRPC, no library
-_CUDA_CONTEXT = 500 * _MIB  # of each GPU: the driver's own, and scratch space
-_ASLEEP_SHARE, _ASLEEP_CONTEXT = 0.02, _GIB  # of a GPU's part while its weights and cache are away
+_CUDA_CONTEXT = 500 * _MIB  # per GPU: driver and scratch space
+_ASLEEP_SHARE, _ASLEEP_CONTEXT = 0.02, _GIB  # left on a GPU while weights and cache are offloaded
 
 _LLAMACPP = 300 * _MIB  # library and compute buffers
-_LLAMACPP_UNASKED_CACHE = _GIB  # its KV cache when no size is set, at most half of the free memory
+_LLAMACPP_DEFAULT_CACHE = _GIB  # its KV cache without a configured size, at most half of the free memory
 _VLLM_CPU, _VLLM_CPU_CACHE_GIB = int(1.5 * _GIB), 4.0
 _VLLM_CUDA_RAM, _VLLM_UTILIZATION = 4 * _GIB, 0.92
 _TRANSFORMERS, _TRANSFORMERS_CUDA_RAM = _GIB, 2 * _GIB
-_TRANSFORMERS_CACHE = _GIB  # it grows with use; that much is counted on
+_TRANSFORMERS_CACHE = _GIB  # assumed size; it grows with use
 _TRANSFORMERS_ROWS, _TRANSFORMERS_ROWS_CUDA = 32, 256
 
-_GUESSED_TOKENS_PER_WEIGHTS = 8192  # tokens whose cache is as large as the weights, where the shape is not known
+_GUESSED_TOKENS_PER_WEIGHTS = 8192  # tokens whose cache equals the weights in size, if the shape is unknown
 _DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
-_FLOATS = frozenset(("F64", "F32", "F16", "BF16"))  # of safetensors: loaded in the precision asked for
-_QUANTISED_BYTES = {4: 0.6, 8: 1.1}  # of one parameter: embeddings and scales stay as they are
+_FLOATS = frozenset(("F64", "F32", "F16", "BF16"))  # of safetensors: loaded in the configured precision
+_QUANTIZED_BYTES = {4: 0.6, 8: 1.1}  # per parameter: embeddings and scales stay unquantized
 _CACHE_TYPE_BYTES = {kind.name.lower(): kind.block_bytes / kind.block_size for kind in TENSOR_TYPES.values()}
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryFacts:
-    """What a prediction depends on. A shape of 0 is not known."""
+    """Inputs of the estimate. A shape of 0 is unknown."""
 
     kind: str
     weights_bytes: int = 0  # as the engine holds them, adapters and draft model included
     layers: int = 0
     kv_heads: int = 0
     head_dim: int = 0
-    context_length: int | None = None  # what the model was made for
+    context_length: int | None = None  # the model's maximum
     settings: Mapping[str, Any] = field(default_factory=dict)
-    gpus: tuple[int, ...] = ()  # memory of each
-    cuda: bool = False  # the engine uses them
+    gpus: tuple[int, ...] = ()  # bytes of each
+    cuda: bool = False  # the engine uses the GPUs
     task: str = "generate"
-    memory_bytes: int = 0  # main memory of the host, of which engines take a share unasked; 0: not known
+    memory_bytes: int = 0  # the host's RAM, of which some engines take a share by default; 0: unknown
 
     def get_setting(self, *names: str) -> Any:
-        """The first of these settings that is set, the escape hatch included."""
+        """Return the first of these settings that is set, including those under `extra`."""
         extra = self.settings.get("extra") or {}
-        found = (extra.get(name, self.settings.get(name)) for name in names)
-        return next((value for value in found if value is not None), None)
+        values = (extra.get(name, self.settings.get(name)) for name in names)
+        return next((value for value in values if value is not None), None)
 
     def estimate_kv_cache_bytes(self, tokens: float, value_bytes: float = 2.0) -> int:
-        """KV cache of that many tokens; `value_bytes` of one number in it."""
+        """Estimate the KV cache of `tokens`, with `value_bytes` per number."""
         values = 2 * self.layers * self.kv_heads * self.head_dim
         return int(tokens * (values * value_bytes if values else self.weights_bytes / _GUESSED_TOKENS_PER_WEIGHTS))
 
 
 def estimate_memory(facts: MemoryFacts) -> dict[str, int]:
-    """Bytes in each pool that the variant uses."""
+    """Estimate the bytes a variant uses in each pool."""
     return _ESTIMATORS.get(facts.kind, _estimate_unknown)(facts)
 
 
 def apply_observed_memory(
     estimated: Mapping[str, int], observed: Mapping[str, int], memory_bytes: int | None = None
 ) -> dict[str, int]:
-    """What was measured wins over what was predicted, and `memory_bytes` of the configuration over both, for RAM."""
+    """Override estimates with observations, and both with the configured `memory_bytes` (RAM only)."""
     known = {pool: math.ceil(amount * _MARGIN) for pool, amount in observed.items() if amount > 0}
     return {**estimated, **known, **({} if memory_bytes is None else {RAM: memory_bytes})}
 
@@ -91,7 +91,7 @@ def apply_observed_memory(
 def estimate_asleep_memory(
     awake: Mapping[str, int], levels: Collection[int], sleep: str | int, weights_bytes: int
 ) -> dict[str, int]:
-    """What is still taken while asleep. `sleep` is the configuration's; a level the engine lacks keeps everything."""
+    """Estimate the memory held while asleep. `sleep` is the configured level; an unsupported one frees nothing."""
     level = 1 if sleep == "auto" else sleep
     gpus = {pool: amount for pool, amount in awake.items() if pool != RAM}
     if level not in levels or not gpus:
@@ -101,7 +101,7 @@ def estimate_asleep_memory(
 
 
 def resolve_size_settings(facts: MemoryFacts) -> dict[str, int]:
-    """Size settings as the engine will choose them where they are unset: what there is to make smaller."""
+    """Return the size settings with the engine's defaults filled in: what can be made smaller."""
     context = _get_context_length(facts)
     if facts.kind == "llamacpp":
         return {
@@ -114,8 +114,8 @@ def resolve_size_settings(facts: MemoryFacts) -> dict[str, int]:
 
 def _get_context_length(facts: MemoryFacts) -> int:
     trained = facts.context_length or DEFAULT_CONTEXT
-    unasked = min(trained, DEFAULT_CONTEXT) if facts.kind == "llamacpp" else trained
-    return int(facts.get_setting("context_length", "max_model_len") or unasked)
+    default = min(trained, DEFAULT_CONTEXT) if facts.kind == "llamacpp" else trained
+    return int(facts.get_setting("context_length", "max_model_len") or default)
 
 
 # llamacpp
@@ -131,19 +131,19 @@ def _get_llamacpp_value_bytes(facts: MemoryFacts) -> float:
 
 
 def _estimate_llamacpp_cache_tokens(facts: MemoryFacts) -> int:
-    """Of KV cache, as the engine decides it: all requests at full length, as far as its share of memory goes."""
+    """Return the KV cache size the engine chooses: all requests at full length, within its share of memory."""
     context, slots = _get_context_length(facts), _get_slots(facts)
     if facts.task == "embed":
-        return context  # texts are computed one after the other
-    asked = facts.get_setting("kv_cache_tokens")
-    if asked is not None:
-        return max(context, min(int(asked), context * slots))
+        return context  # inputs run one at a time
+    configured = facts.get_setting("kv_cache_tokens")
+    if configured is not None:
+        return max(context, min(int(configured), context * slots))
     on_gpu = _uses_gpu(facts)
-    room = (sum(facts.gpus) if on_gpu else facts.memory_bytes) / 2 or math.inf
+    limit = (sum(facts.gpus) if on_gpu else facts.memory_bytes) / 2 or math.inf
     if not on_gpu and facts.get_setting("context_length", "max_batch", "batching.batch_size") is None:
-        room = min(room, _LLAMACPP_UNASKED_CACHE)
+        limit = min(limit, _LLAMACPP_DEFAULT_CACHE)
     per_token = facts.estimate_kv_cache_bytes(1, _get_llamacpp_value_bytes(facts))
-    affordable = room / per_token if per_token else math.inf
+    affordable = limit / per_token if per_token else math.inf
     return int(max(context, min(context * slots, affordable)))
 
 
@@ -158,28 +158,28 @@ def _estimate_llamacpp(facts: MemoryFacts) -> dict[str, int]:
         return {RAM: facts.weights_bytes + cache + ram}
     offloaded = 0 if facts.get_setting("kv_offload") is False else cache
     shares = _split_llamacpp_gpus(facts)
-    part = _compute_llamacpp_gpu_fraction(
+    fraction = _compute_llamacpp_gpu_fraction(
         facts, facts.weights_bytes + offloaded, sum(facts.gpus[gpu] for gpu in shares)
     )
-    there = int((facts.weights_bytes + offloaded) * part)
-    pools = {f"gpu{gpu}": int(there * share) + _CUDA_CONTEXT for gpu, share in shares.items()}
-    return {RAM: facts.weights_bytes + cache - there + ram, **pools}
+    on_gpus = int((facts.weights_bytes + offloaded) * fraction)
+    pools = {f"gpu{gpu}": int(on_gpus * share) + _CUDA_CONTEXT for gpu, share in shares.items()}
+    return {RAM: facts.weights_bytes + cache - on_gpus + ram, **pools}
 
 
-def _compute_llamacpp_gpu_fraction(facts: MemoryFacts, wanted: int, room: int) -> float:
-    """Of weights and cache on the GPUs: the layers asked for, else as many as fit."""
+def _compute_llamacpp_gpu_fraction(facts: MemoryFacts, needed: int, available: int) -> float:
+    """Return the fraction of weights and cache on the GPUs: the configured layers, else as many as fit."""
     layers = facts.get_setting("gpu_layers")
     if layers is not None and layers > 0 and facts.layers:
-        return min(1.0, float(layers / (facts.layers + 1)))  # the output layer counts as one more
-    return min(1.0, max(0, room - len(facts.gpus) * _CUDA_CONTEXT) / max(1, wanted))
+        return min(1.0, float(layers / (facts.layers + 1)))  # plus the output layer
+    return min(1.0, max(0, available - len(facts.gpus) * _CUDA_CONTEXT) / max(1, needed))
 
 
 def _split_llamacpp_gpus(facts: MemoryFacts) -> dict[int, float]:
-    """The part of each GPU it uses: as `tensor_split` says, else in proportion to their memory."""
+    """Return the share of each GPU it uses: by `tensor_split`, else in proportion to GPU memory."""
     if facts.get_setting("split_mode") == "none":
         return {min(int(facts.get_setting("main_gpu") or 0), len(facts.gpus) - 1): 1.0}
-    split = [float(one) for one in facts.get_setting("tensor_split") or ()][: len(facts.gpus)]
-    weights = split if sum(split) > 0 else [float(one) for one in facts.gpus]
+    split = [float(part) for part in facts.get_setting("tensor_split") or ()][: len(facts.gpus)]
+    weights = split if sum(split) > 0 else [float(size) for size in facts.gpus]
     total = sum(weights) or 1.0
     return {gpu: weight / total for gpu, weight in enumerate(weights) if weight > 0} or {0: 1.0}
 
@@ -192,9 +192,9 @@ def _estimate_vllm(facts: MemoryFacts) -> dict[str, int]:
     tensor = int(facts.get_setting("tensor_parallel_size") or 1)
     ranks = max(shards, tensor * int(facts.get_setting("pipeline_parallel_size") or 1))
     if not facts.cuda or not facts.gpus:
-        asked = facts.get_setting("cpu_kvcache_space_gib")
-        usual = min(_VLLM_CPU_CACHE_GIB * _GIB, facts.memory_bytes / 4 or math.inf)
-        cache = int(float(asked) * _GIB if asked is not None else usual)
+        configured = facts.get_setting("cpu_kvcache_space_gib")
+        default = min(_VLLM_CPU_CACHE_GIB * _GIB, facts.memory_bytes / 4 or math.inf)
+        cache = int(float(configured) * _GIB if configured is not None else default)
         return {RAM: facts.weights_bytes + ranks * (cache + _VLLM_CPU)}
     offloaded = int(float(facts.get_setting("cpu_offload_gb") or 0) * _GIB)
     share = float(facts.get_setting("gpu_memory_utilization") or _VLLM_UTILIZATION)
@@ -202,7 +202,7 @@ def _estimate_vllm(facts: MemoryFacts) -> dict[str, int]:
     return {RAM: _VLLM_CUDA_RAM + (ranks - 1) * _VLLM_CUDA_RAM // 2 + ranks * offloaded, **pools}
 
 
-# transformers, and engines that are not known here
+# transformers, and unknown engines
 
 
 def _estimate_transformers(facts: MemoryFacts) -> dict[str, int]:
@@ -211,12 +211,12 @@ def _estimate_transformers(facts: MemoryFacts) -> dict[str, int]:
     rows = int(facts.get_setting("batching.batch_size") or (_TRANSFORMERS_ROWS_CUDA if on_gpu else _TRANSFORMERS_ROWS))
     value_bytes = 2.0 if on_gpu else 4.0
     cache = min(facts.estimate_kv_cache_bytes(rows * _get_context_length(facts), value_bytes), _TRANSFORMERS_CACHE)
-    body = facts.weights_bytes + (0 if facts.get_setting("use_cache") is False or facts.task == "embed" else cache)
+    total = facts.weights_bytes + (0 if facts.get_setting("use_cache") is False or facts.task == "embed" else cache)
     shards = int(facts.get_setting("sharding.num_shards") or 1)
     if not on_gpu:
-        return {RAM: body + shards * _TRANSFORMERS}
+        return {RAM: total + shards * _TRANSFORMERS}
     used = _list_transformers_gpus(facts, device, shards)
-    pools = {f"gpu{gpu}": body // len(used) + _TRANSFORMERS for gpu in used}
+    pools = {f"gpu{gpu}": total // len(used) + _TRANSFORMERS for gpu in used}
     return {RAM: shards * _TRANSFORMERS_CUDA_RAM, **pools}
 
 
@@ -226,7 +226,7 @@ def _list_transformers_gpus(facts: MemoryFacts, device: str, shards: int) -> lis
         facts.get_setting("sharding.strategy") == "pipeline"
         or facts.get_setting("device_map", "max_memory") is not None
     ):
-        return every  # spread evenly, as far as can be told beforehand
+        return every  # assume an even split
     if shards > 1:
         return every[:shards]
     number = device.partition(":")[2]
@@ -234,15 +234,15 @@ def _list_transformers_gpus(facts: MemoryFacts, device: str, shards: int) -> lis
 
 
 def _estimate_unknown(facts: MemoryFacts) -> dict[str, int]:
-    """An engine of someone else's. One that loads no weights is a small process."""
+    """Estimate a third-party engine. Without weights it is a small process."""
     if not facts.weights_bytes:
         return {RAM: _BARE_WORKER}
     return {RAM: facts.weights_bytes + facts.estimate_kv_cache_bytes(_get_context_length(facts)) + _TRANSFORMERS}
 
 
 def _estimate_fake(facts: MemoryFacts) -> dict[str, int]:
-    asked = facts.get_setting("memory_bytes")
-    return {RAM: _BARE_WORKER if asked is None else int(asked)}
+    configured = facts.get_setting("memory_bytes")
+    return {RAM: _BARE_WORKER if configured is None else int(configured)}
 
 
 _ESTIMATORS: Mapping[str, Callable[[MemoryFacts], dict[str, int]]] = {
@@ -253,16 +253,16 @@ _ESTIMATORS: Mapping[str, Callable[[MemoryFacts], dict[str, int]]] = {
 }
 
 
-# Gathering: reads the heads of files, never weights.
+# Gathering: reads file headers, never weights.
 
 
 def gather_memory_facts(load: Load, host: HostFacts, devices: Collection[str] | None = None) -> MemoryFacts:
-    """The facts of a load on this host. `devices`: those the installed library can use, as its probe says."""
-    cuda = host.cuda and (devices is None or any(one.startswith("cuda") for one in devices))
+    """Collect the facts of a load on this host. `devices`: those the installed library supports, from its probe."""
+    cuda = host.cuda and (devices is None or any(device.startswith("cuda") for device in devices))
     path = Path(load.path) if load.path not in ("", ".") else None
     config = {} if path is None else _read_model_config(path)
     weights = 0 if path is None else _estimate_weights_bytes(path, load, config, cuda, "bf16" in host.features)
-    beside = [
+    extra_paths = [
         *load.loras.values(),
         load.settings.get("speculative.model"),
         load.settings.get("assisted_generation.model"),
@@ -271,7 +271,7 @@ def gather_memory_facts(load: Load, host: HostFacts, devices: Collection[str] | 
     width = _get_positive_int(config, "hidden_size", "n_embd", "d_model")
     return MemoryFacts(
         kind=load.kind,
-        weights_bytes=weights + sum(_sum_stored_bytes(Path(one)) for one in beside if one),
+        weights_bytes=weights + sum(_sum_stored_bytes(Path(extra)) for extra in extra_paths if extra),
         layers=_get_positive_int(config, "num_hidden_layers", "n_layer", "num_layers"),
         kv_heads=_get_positive_int(config, "num_key_value_heads", "num_kv_heads") or heads,
         head_dim=_get_positive_int(config, "head_dim") or (width // heads if heads else 0),
@@ -285,7 +285,7 @@ def gather_memory_facts(load: Load, host: HostFacts, devices: Collection[str] | 
 
 
 def _read_model_config(path: Path) -> dict[str, Any]:
-    """config.json, its text part on top; of a GGUF file the same names made from its head. Empty if unreadable."""
+    """Read config.json with its text part merged in, or the same keys from a GGUF header. Empty if unreadable."""
     if path.is_file():
         return _read_gguf_config(path)
     try:
@@ -304,9 +304,9 @@ def _read_gguf_config(path: Path) -> dict[str, Any]:
     except ModelInvalid:
         return {}
     heads, width = get_model_number(file, "attention.head_count"), get_model_number(file, "embedding_length")
-    usual = width // heads if heads else 0
-    key = get_model_number(file, "attention.key_length") or usual
-    value = get_model_number(file, "attention.value_length") or usual
+    default = width // heads if heads else 0
+    key = get_model_number(file, "attention.key_length") or default
+    value = get_model_number(file, "attention.value_length") or default
     return {
         "num_hidden_layers": get_model_number(file, "block_count"),
         "num_attention_heads": heads,
@@ -317,14 +317,14 @@ def _read_gguf_config(path: Path) -> dict[str, Any]:
 
 
 def _get_positive_int(config: Mapping[str, Any], *names: str) -> int:
-    found = (config.get(name) for name in names)
-    return next((value for value in found if isinstance(value, int) and value > 0), 0)
+    values = (config.get(name) for name in names)
+    return next((value for value in values if isinstance(value, int) and value > 0), 0)
 
 
 def _estimate_weights_bytes(path: Path, load: Load, config: Mapping[str, Any], cuda: bool, bf16: bool) -> int:
     if not path.is_dir():
         return _sum_stored_bytes(path)
-    wanted = _get_bytes_per_weight(load, config, cuda, bf16)
+    weight_bytes = _get_bytes_per_weight(load, config, cuda, bf16)
     packed = _count_packed_values(load, config)
     total = 0.0
     for file in _list_safetensors(path):
@@ -333,25 +333,25 @@ def _estimate_weights_bytes(path: Path, load: Load, config: Mapping[str, Any], c
             for tensor in tensors:
                 count = math.prod(tensor["shape"])
                 start, end = tensor["data_offsets"]
-                known = tensor["dtype"] in _FLOATS or (packed > 1 and tensor["dtype"] == "I32")
+                converted = tensor["dtype"] in _FLOATS or (packed > 1 and tensor["dtype"] == "I32")
                 values = count * (packed if tensor["dtype"] == "I32" else 1)
-                total += values * wanted if wanted and known else end - start
+                total += values * weight_bytes if weight_bytes and converted else end - start
         except (ModelInvalid, OSError, KeyError, TypeError, ValueError):
             total += _get_file_size(file)
     return int(total)
 
 
 def _get_bytes_per_weight(load: Load, config: Mapping[str, Any], cuda: bool, bf16: bool) -> float:
-    """Bytes of one weight in the engine's precision; 0: as it is stored."""
+    """Return the bytes of one weight in the engine's precision; 0: as stored."""
     settings = load.settings
-    for bits, amount in _QUANTISED_BYTES.items():
+    for bits, amount in _QUANTIZED_BYTES.items():
         if settings.get(f"quantization.load_in_{bits}bit"):
             return amount
-    asked = next((settings[name] for name in ("dtype", "torch_dtype", "fp_precision") if settings.get(name)), None)
-    if asked not in (None, "auto"):
-        return _DTYPE_BYTES.get(str(asked), 4)
+    dtype = next((settings[name] for name in ("dtype", "torch_dtype", "fp_precision") if settings.get(name)), None)
+    if dtype not in (None, "auto"):
+        return _DTYPE_BYTES.get(str(dtype), 4)
     stored = config.get("dtype") or config.get("torch_dtype")
-    if load.kind == "transformers" and asked is None:
+    if load.kind == "transformers" and dtype is None:
         return 2 if cuda and not str(settings.get("device", "")).startswith("cpu") else 4
     if load.kind == "vllm" and not cuda and not bf16 and stored in ("bfloat16", "float32", None):
         return 4
@@ -359,19 +359,19 @@ def _get_bytes_per_weight(load: Load, config: Mapping[str, Any], cuda: bool, bf1
 
 
 def _count_packed_values(load: Load, config: Mapping[str, Any]) -> int:
-    """Weights in one stored integer, where the engine may have to unpack them."""
-    quantised = config.get("quantization_config")
-    if load.kind != "transformers" or not isinstance(quantised, Mapping):
+    """Return the number of weights in one stored integer, if the engine may have to unpack them."""
+    quantization = config.get("quantization_config")
+    if load.kind != "transformers" or not isinstance(quantization, Mapping):
         return 1
-    bits = quantised.get("bits")
-    if quantised.get("quant_method") not in ("gptq", "awq"):
+    bits = quantization.get("bits")
+    if quantization.get("quant_method") not in ("gptq", "awq"):
         return 1
     return 32 // bits if isinstance(bits, int) and bits in (2, 3, 4, 8) else 8
 
 
 def _list_safetensors(folder: Path) -> list[Path]:
-    found = sorted(folder.glob("*.safetensors"))
-    return [file for file in found if not file.name.startswith("consolidated")] or found  # that is a second copy
+    files = sorted(folder.glob("*.safetensors"))
+    return [file for file in files if not file.name.startswith("consolidated")] or files  # that one is a second copy
 
 
 def _sum_stored_bytes(path: Path) -> int:

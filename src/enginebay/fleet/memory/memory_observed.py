@@ -1,13 +1,12 @@
-"""What running a variant really took: memory of each pool, and seconds of loading, waking, sleeping, draining.
+"""Observed memory per pool and seconds per operation of each variant, kept in a JSON file.
 
-    measured = Measured.load()
-    key = fingerprint(model, kind, version, path, settings, loras)
-    measured.note_seconds(key, "cold", 4.2)
-    measured.seconds(key, "cold")          the median of the last five, or None
-    measured.save()
+    observed = ObservedResources.load()
+    key = compute_observation_key(model, kind, version, path, settings, loras)
+    observed.record_seconds(key, "cold", 4.2)
+    observed.get_median_seconds(key, "cold")          the median of the last five, or None
+    observed.save()
 
-Kept in a JSON file. It only makes predictions better, so nothing about it may fail: a file that cannot be read starts
-anew, and one that cannot be written is told by `save` and tried again at the next.
+It only improves estimates, so nothing here raises: an unreadable file counts as empty, and `save` reports a failure.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ MAX_KEPT_SECONDS = 5
 def compute_observation_key(
     model: str, kind: str, version: str, path: str, settings: Mapping[str, Any], loras: Mapping[str, str]
 ) -> str:
-    """The same for whatever is loaded alike. Any change of a setting or version may change what it takes."""
-    told = json.dumps([model, kind, version, path, settings, loras], sort_keys=True, default=str)
-    return hashlib.sha256(told.encode()).hexdigest()[:24]
+    """Return a key for this exact configuration: any setting or version may change the resources it takes."""
+    content = json.dumps([model, kind, version, path, settings, loras], sort_keys=True, default=str)
+    return hashlib.sha256(content.encode()).hexdigest()[:24]
 
 
 @dataclass(slots=True)
 class _ObservedEntry:
-    at: float  # when it was last written to, unix time
+    at: float  # last update, unix time
     memory: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
 
@@ -52,7 +51,7 @@ class _ObservedEntry:
 
 
 class ObservedResources:
-    """Owned by one process; whoever else wants to know reads the file."""
+    """Owned by one process; others read the file."""
 
     def __init__(self, path: Path, entries: dict[str, _ObservedEntry] | None = None) -> None:
         self.path = path
@@ -71,7 +70,7 @@ class ObservedResources:
         return len(self._entries)
 
     def get_median_seconds(self, key: str, operation: TimedOperation) -> float | None:
-        """How long it usually takes: the median of the last times."""
+        """Return the median of the latest times."""
         times = self._get_times(key, operation)
         return median(times) if times else None
 
@@ -80,7 +79,7 @@ class ObservedResources:
         return times[-1] if times else None
 
     def get_peak_memory(self, key: str) -> dict[str, int]:
-        """The most that was seen in each pool; empty if nothing was."""
+        """Return the observed peak per pool."""
         entry = self._entries.get(key)
         return dict(entry.memory) if entry else {}
 
@@ -98,7 +97,7 @@ class ObservedResources:
                 memory[pool] = max(memory.get(pool, 0), int(amount))
 
     def save(self) -> bool:
-        """Whether it is on disk now. The file is whole at every moment."""
+        """Write the file atomically. Return whether that worked."""
         content = {
             "schema_version": SCHEMA_VERSION,
             "entries": {key: entry.to_json() for key, entry in self._entries.items()},
@@ -134,15 +133,15 @@ def _drop_oldest(entries: dict[str, _ObservedEntry], keep: str | None = None) ->
 
 
 def _parse_entries(content: Any) -> dict[str, _ObservedEntry]:
-    """What is sound in a file's content; the rest is left out."""
+    """Return the valid entries of a file's content."""
     if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
         return {}
-    given = content.get("entries")
-    if not isinstance(given, dict):
+    raw = content.get("entries")
+    if not isinstance(raw, dict):
         return {}
-    found = {key: _parse_entry(value) for key, value in given.items() if isinstance(value, dict)}
-    _drop_oldest(found)
-    return found
+    entries = {key: _parse_entry(value) for key, value in raw.items() if isinstance(value, dict)}
+    _drop_oldest(entries)
+    return entries
 
 
 def _parse_entry(value: Mapping[str, Any]) -> _ObservedEntry:
@@ -151,9 +150,9 @@ def _parse_entry(value: Mapping[str, Any]) -> _ObservedEntry:
         at=float(at) if at is not None and _is_amount(at) else 0.0,
         memory={pool: int(amount) for pool, amount in _list_items(memory) if _is_amount(amount)},
         seconds={
-            what: [float(one) for one in times if _is_amount(one)][-MAX_KEPT_SECONDS:]
-            for what, times in _list_items(seconds)
-            if what in TIMED_OPERATIONS and isinstance(times, list)
+            operation: [float(taken) for taken in times if _is_amount(taken)][-MAX_KEPT_SECONDS:]
+            for operation, times in _list_items(seconds)
+            if operation in TIMED_OPERATIONS and isinstance(times, list)
         },
     )
 
@@ -163,7 +162,7 @@ def _list_items(value: Any) -> list[tuple[str, Any]]:
 
 
 def _is_amount(value: Any) -> bool:
-    """A number that is one: JSON as Python reads it may hold Infinity, and integers too large for a float."""
+    """Return whether the value is a usable number: Python's JSON allows Infinity and integers too large for a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return 0 <= value < 2**63 and math.isfinite(value)

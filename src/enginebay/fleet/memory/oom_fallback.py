@@ -1,4 +1,4 @@
-"""Settings that need less memory, for one more try after memory ran out while loading. Pure."""
+"""Smaller settings for a second attempt after a load ran out of memory. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MIN_TOKENS = 256
 
 
 def reduce_settings(spec: EngineSpec, settings: Mapping[str, Any], context_length: int | None) -> dict[str, Any] | None:
-    """All settings, with those that `spec.smaller` names halved; None when none of them can be made smaller.
+    """Return all settings with those in `spec.smaller` halved, or None if none can shrink.
 
-    `context_length` is what the engine takes when none is set. It may be less than the model was made for, and some
-    sizes follow from others: give `{**needs.sizes(facts), **settings}` to have them all set.
+    `context_length` is the engine's default, which may be below the model's maximum. Some sizes derive from others:
+    pass `{**resolve_size_settings(facts), **settings}` so that all are set.
     """
     changed = {
         name: half
@@ -27,7 +27,7 @@ def reduce_settings(spec: EngineSpec, settings: Mapping[str, Any], context_lengt
 
 
 def _halve_setting(spec: EngineSpec, name: str, settings: Mapping[str, Any], context_length: int | None) -> int | None:
-    """The new value of one setting; None where it has none, or is as small as may be."""
+    """Return half the setting's value, or None if it has no value or is at its minimum."""
     declared = spec.settings.get(name)
     value = settings.get(name)
     if value is None and declared is not None:

@@ -1,4 +1,4 @@
-"""A loaded model as its users see it: text or chats in, deltas out. Any process of this host can open one."""
+"""Client of a loaded model: text or chats in, deltas out. Any process on this host can connect one."""
 
 from __future__ import annotations
 
@@ -18,58 +18,58 @@ from enginebay.worker.client_side.worker_client import WorkerClient
 
 @dataclass(frozen=True, slots=True)
 class ReplicaHandle:
-    """A model in a running worker: all that another process needs to use it."""
+    """A model in a running worker: everything another process needs to use it."""
 
     model: str
-    spec: EngineSpec  # as the installed version keeps it
+    spec: EngineSpec  # adjusted to the installed version
     facts: Facts
     address: str
-    source: Path | None  # the model's files as stored, for the tokenizer and the chat template
+    source: Path | None  # the stored model files, for the tokenizer and the chat template
     loras: tuple[str, ...] = ()
     task: str = "generate"
-    tool_format: str = "auto"  # a name of the table of formats, or auto: by the chat template
+    tool_format: str = "auto"  # a tool format's name, or auto: by the chat template
     sampling: Mapping[str, Any] = field(default_factory=dict)  # the configuration's request defaults
 
 
 class ModelClient:
-    """One session with the worker of one model."""
+    """One connection to the worker of one model."""
 
     def __init__(self, handle: ReplicaHandle, client: WorkerClient, prompt_encoder: PromptEncoder) -> None:
         self.handle = handle
         self.spec = handle.spec
         self.facts = handle.facts
         self.client = client
-        self.loras = handle.loras  # adapters come and go
+        self.loras = handle.loras  # changes at run time
         self.prompt_encoder = prompt_encoder
 
     @classmethod
     async def connect(cls, handle: ReplicaHandle, death: Callable[[], WorkerDied] | None = None) -> Self:
         client = WorkerClient(handle.address, death)
         try:
-            prompts = await asyncio.to_thread(PromptEncoder, handle.source, client, handle.spec.byte_tokens)
-            return cls(handle, client, prompts)
+            encoder = await asyncio.to_thread(PromptEncoder, handle.source, client, handle.spec.byte_tokens)
+            return cls(handle, client, encoder)
         except BaseException:
             await client.close()
             raise
 
     async def prepare(self, request: GenerateRequest, **options: Any) -> tuple[GenerateRequest, dict[str, str]]:
-        """The request as the engine gets it, and which parameters are translated into what."""
+        """Return the tokenized request and the translated parameters."""
         translated = self.negotiate(request)
         ids = await self.prompt_encoder.encode_request(request, **options)
         return replace(request, token_ids=ids, text=None, messages=None), translated
 
     def negotiate(self, request: GenerateRequest) -> dict[str, str]:
-        """Which parameters are translated into what. Raises for those the engine cannot do."""
+        """Return the translated parameters. Raises `Unsupported` for those the engine refuses."""
         translated = negotiate(self.spec.kind, self.spec.request, request, self.facts.refused)
         if request.lora is not None and request.lora not in self.loras:
             known = ", ".join(self.loras) or "none"
             raise InvalidRequest(
-                f"there is no adapter {request.lora!r}", f"configured for this model: {known}", param="lora"
+                f"there is no adapter {request.lora!r}", f"adapters of this model: {known}", param="lora"
             )
         return translated
 
     async def generate(self, request: GenerateRequest, **options: Any) -> AsyncIterator[Delta | Done]:
-        """Deltas as the engine makes them, then `Done`. Leaving the loop early cancels the request."""
+        """Yield deltas as the engine generates them, then `Done`. Leaving the loop early cancels the request."""
         prepared, _ = await self.prepare(request, **options)
         stream = self.client.generate(prepared)
         try:
@@ -79,7 +79,7 @@ class ModelClient:
             await stream.aclose()  # type: ignore[attr-defined]
 
     async def embed(self, inputs: Sequence[str | Sequence[int]]) -> Embedding:
-        ids = [await self.prompt_encoder.encode(one) if isinstance(one, str) else tuple(one) for one in inputs]
+        ids = [await self.prompt_encoder.encode(text) if isinstance(text, str) else tuple(text) for text in inputs]
         if not ids or not all(ids):
             raise InvalidRequest("an input to embed is empty", param="input")
         return await self.client.embed(ids)

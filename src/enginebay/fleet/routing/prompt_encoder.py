@@ -1,4 +1,4 @@
-"""Prompts to token ids, in one place for all engines."""
+"""Encodes prompts and chats to token ids, for all engines."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from enginebay.text.chat.chat_messages import normalize_messages
 from enginebay.text.chat.chat_renderer import DEFAULT_TEMPLATE, TOOL_USE_TEMPLATE, ChatRenderer, load_renderer
 from enginebay.text.tokenization.tokenizer import Tokenizer, decode_token_bytes, load_tokenizer
 
-_LONG_CHARS = 8_000  # characters; about a millisecond of work
-_MANY_MESSAGES = 32  # messages
+_LONG_CHARS = 8_000  # about a millisecond of work
+_MANY_MESSAGES = 32
 _BYTE_VOCABULARY = 256
-_MAX_CACHED = 4  # models whose tokenizer and template stay read: a switch back need not read them again
+_MAX_CACHED = 4  # models whose tokenizer and template stay in memory across switches
 
 Messages = Sequence[Mapping[str, Any]]
 FileStamp = tuple[tuple[str, int, int], ...]
@@ -26,7 +26,7 @@ _read_lock = threading.Lock()
 
 
 class RemoteTokenizer(Protocol):
-    """Whatever can ask the engine for its own tokenizer."""
+    """Tokenizes with the engine's own tokenizer."""
 
     async def tokenize(self, text: str, add_special: bool = True) -> list[int]: ...
 
@@ -34,8 +34,8 @@ class RemoteTokenizer(Protocol):
 class PromptEncoder:
     """Renders chats with the model's template and tokenizes with the model's tokenizer.
 
-    Where the model brings no tokenizer we can read, the engine's own is asked; where it brings no template, a chat is
-    refused, except on engines without weights (`plain`), which get the messages' text line by line.
+    Falls back to the engine's tokenizer if the model has none that we can read. Rejects chats if the model has no
+    template, except for engines without weights (`source` is None): they get the messages' text line by line.
     """
 
     def __init__(self, source: Path | None, remote_tokenizer: RemoteTokenizer, byte_tokens: bool = False) -> None:
@@ -49,64 +49,64 @@ class PromptEncoder:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether this model has a chat template."""
+        """Whether the model has a chat template."""
         return self._renders_plain or (self.renderer is not None and self.renderer.available)
 
     @property
     def chat_template(self) -> str | None:
-        """The source of the chat template, for whoever looks for a tool format in it."""
-        found = self.renderer.templates if self.renderer is not None else {}
-        return found.get(TOOL_USE_TEMPLATE) or found.get(DEFAULT_TEMPLATE)
+        """The source of the chat template, to detect the tool format."""
+        templates = self.renderer.templates if self.renderer is not None else {}
+        return templates.get(TOOL_USE_TEMPLATE) or templates.get(DEFAULT_TEMPLATE)
 
     @property
     def supports_tools(self) -> bool:
-        """Whether the chat template has a place for tools. An engine without weights has nobody to show them to."""
+        """Whether the chat template renders tools. Engines without weights accept and ignore them."""
         return self._renders_plain or "tools" in (self.chat_template or "")
 
     @property
     def vocabulary_size(self) -> int | None:
-        """How many token ids there are, where it is known."""
+        """The number of token ids, if known."""
         if self._byte_tokens:
             return _BYTE_VOCABULARY
         return None if self.tokenizer is None else self.tokenizer.vocabulary_size
 
     def get_token_bytes(self, number: int) -> bytes:
-        """What one token stands for; nothing where the engine alone knows."""
+        """Return the bytes of one token; empty if only the engine knows them."""
         if self._byte_tokens:
             return bytes((number,)) if number < _BYTE_VOCABULARY else b""
         return b"" if self.tokenizer is None else decode_token_bytes(self.tokenizer, number)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens included."""
+        """Return the text of token ids, including special tokens."""
         if self._byte_tokens:
             return bytes(number for number in ids if number < _BYTE_VOCABULARY).decode("utf-8", "replace")
         if self.tokenizer is None:
-            raise Unsupported("this model's tokenizer is known to its engine alone", param="tokens")
+            raise Unsupported("only the engine has this model's tokenizer", param="tokens")
         return self.tokenizer.decode(ids, skip_special=False)
 
     def render(self, messages: Messages, **options: Any) -> str:
-        """A chat as the one text the model was trained on."""
+        """Render a chat with the model's template."""
         if self._renders_plain:
             return "\n".join(str(message["content"]) for message in normalize_messages(messages, keep_parts=False))
         if self.renderer is None or not self.renderer.available:
             raise Unsupported(
                 "this model has no chat template",
-                "give the prompt as plain text: at /v1/completions, or with --raw",
+                "send the prompt as plain text: to /v1/completions, or with --raw",
                 param="messages",
             )
         return self.renderer.render(messages, **options)
 
     async def encode_request(self, request: GenerateRequest, large: bool = False, **options: Any) -> tuple[int, ...]:
-        """The request's prompt as token ids. `large`: there is much to do, even if this one is short: it is one of many."""
+        """Return the request's prompt as token ids. `large`: use a thread even if it is short, as one of many."""
         if request.token_ids is not None:
             return request.token_ids
         if request.messages is not None:
             return await self.encode(await self.render_async(request.messages, large, **options), add_special=False)
-        [found] = await self.encode_all((request.text or "",), large=large)
-        return found
+        [ids] = await self.encode_all((request.text or "",), large=large)
+        return ids
 
     async def render_async(self, messages: Messages, large: bool = False, **options: Any) -> str:
-        """As `render`, beside the event loop when there is much to do: templates are programs."""
+        """Render a chat; a large one in a thread, because templates are programs."""
         if (
             large
             or len(messages) > _MANY_MESSAGES
@@ -116,13 +116,13 @@ class PromptEncoder:
         return self.render(messages, **options)
 
     async def encode(self, text: str, add_special: bool = True) -> tuple[int, ...]:
-        [found] = await self.encode_all((text,), add_special)
-        return found
+        [ids] = await self.encode_all((text,), add_special)
+        return ids
 
     async def encode_all(
         self, texts: Sequence[str], add_special: bool = True, large: bool = False
     ) -> list[tuple[int, ...]]:
-        """Of many texts. Other streams must not wait for them when they are long together."""
+        """Encode many texts; long ones in a thread, so that they do not delay other streams."""
         if self.tokenizer is None and not self._byte_tokens:
             return [tuple(await self._remote_tokenizer.tokenize(text, add_special)) for text in texts]
         if large or sum(map(len, texts)) > _LONG_CHARS:
@@ -137,7 +137,7 @@ class PromptEncoder:
 
 
 def preload_prompt_files(source: Path | None) -> None:
-    """Read a model's tokenizer and template while something else is waited for. What is wrong is said when they are used."""
+    """Read a model's tokenizer and template ahead of time. Errors surface on first use."""
     try:
         if source is not None:
             _load_cached(source)
@@ -146,7 +146,7 @@ def preload_prompt_files(source: Path | None) -> None:
 
 
 def _load_cached(source: Path) -> tuple[Tokenizer | None, ChatRenderer]:
-    """Read once, however many ask, until the files change."""
+    """Read the files once until they change."""
     with _read_lock:
         return _load_files(source, _compute_stamp(source))
 
@@ -156,12 +156,12 @@ def _load_files(source: Path, stamp: FileStamp) -> tuple[Tokenizer | None, ChatR
     try:
         tokenizer = load_tokenizer(source)
     except Unsupported:
-        tokenizer = None  # the engine's own serves instead
+        tokenizer = None  # use the engine's own
     return tokenizer, load_renderer(source)
 
 
 def _compute_stamp(source: Path) -> FileStamp:
-    """Changes with the files."""
+    """Return a value that changes with the files."""
     files = sorted((*source.glob("*"), *source.glob("*/*.jinja"))) if source.is_dir() else [source]
-    found = ((str(file), file.stat()) for file in files if file.exists())
-    return tuple((name, known.st_mtime_ns, known.st_size) for name, known in found)
+    stats = ((str(file), file.stat()) for file in files if file.exists())
+    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)

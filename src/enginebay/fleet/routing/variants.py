@@ -1,4 +1,4 @@
-"""What could be loaded: each model on its engine, and on the engines it falls back to."""
+"""Variants: each configured model on its engine and on the engines it falls back to."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from enginebay.fleet.lifecycle.launch_plan import LaunchPlan, Say, make_launch_p
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One model on one engine. The first of a model has the model's name, its fallbacks are called MODEL@ENGINE."""
+    """One model on one engine. The primary has the model's name, its fallbacks are named MODEL@ENGINE."""
 
     name: str
     model: str
     kind: str
-    plan: LaunchPlan | None  # None: it could not be made, and `error` says why
+    plan: LaunchPlan | None  # None: see `error`
     error: EnginebayError | None = None
     settings: ModelConfig = field(default_factory=lambda: ModelConfig(""))
     sampling: Mapping[str, Any] = field(default_factory=dict)  # the configuration's request defaults
@@ -35,21 +35,21 @@ class Variant:
 
     @property
     def primary(self) -> bool:
-        """Whether it is the one that requests are sent to before any other."""
+        """Whether requests try it first."""
         return self.name == self.model
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRoute:
-    """A model as clients may ask for it, loaded or not. Crosses the border between the server's processes."""
+    """A model as clients request it, loaded or not. Crosses the server's process boundary."""
 
     model: str
-    variants: tuple[str, ...]  # in the order in which they are tried
+    variants: tuple[str, ...]  # in fallback order
     kinds: tuple[str, ...]
     loras: tuple[str, ...] = ()
-    fallback_on: tuple[str, ...] = ()  # what makes a request fall back
+    fallback_on: tuple[str, ...] = ()  # error kinds that trigger a fallback
     task: str = "generate"
-    load_at_start: bool = True  # it is to be loaded whenever the server runs
+    load_at_start: bool = True
 
 
 def build_variants(
@@ -61,29 +61,30 @@ def build_variants(
     strict: bool = False,
     say: Say = lambda _: None,
 ) -> list[Variant]:
-    """Plans for all models and their fallbacks. Raises what the first one says when a model has no fallback."""
-    found: list[Variant] = []
+    """Plan all models and their fallbacks. A planning error is raised only if the model has no fallback."""
+    variants: list[Variant] = []
     for name in dict.fromkeys(names):
         first = _build_variant(config, name, engine, settings, strict, say, may_fail=_has_fallback(config, name))
-        found.append(first)
+        variants.append(first)
         for kind in config.fallback_for(first.model, first.kind):
-            found.append(_build_variant(config, first.model, kind, None, strict, say, may_fail=True, as_fallback=True))
-    return found
+            fallback = _build_variant(config, first.model, kind, None, strict, say, may_fail=True, as_fallback=True)
+            variants.append(fallback)
+    return variants
 
 
 def build_routes(variants: Iterable[Variant]) -> tuple[ModelRoute, ...]:
     by_model: dict[str, list[Variant]] = {}
-    for one in variants:
-        by_model.setdefault(one.model, []).append(one)
+    for variant in variants:
+        by_model.setdefault(variant.model, []).append(variant)
     return tuple(_build_route(model, chain) for model, chain in by_model.items())
 
 
 def _build_route(model: str, chain: list[Variant]) -> ModelRoute:
-    loads = [one.plan.launch.load for one in chain if one.plan is not None]
+    loads = [variant.plan.launch.load for variant in chain if variant.plan is not None]
     return ModelRoute(
         model=model,
-        variants=tuple(one.name for one in chain),
-        kinds=tuple(one.kind for one in chain),
+        variants=tuple(variant.name for variant in chain),
+        kinds=tuple(variant.kind for variant in chain),
         loras=tuple(chain[0].settings.loras),
         fallback_on=chain[0].settings.fallback_on,
         task=loads[0].task if loads else chain[0].settings.task,
@@ -100,24 +101,26 @@ def _build_variant(
     *, may_fail: bool, as_fallback: bool = False,
 ) -> Variant:  # fmt: skip
     model = name or config.model or ""
-    known = config.models.get(model, ModelConfig(model))
-    asked = engine or config.engine_for(model)
-    own = f"{model}@{asked}" if as_fallback else model
+    model_config = config.models.get(model, ModelConfig(model))
+    requested = engine or config.engine_for(model)
+    variant_name = f"{model}@{requested}" if as_fallback else model
     idle_s, sleep = config.idle_s_for(model), config.sleep_for(model)
     try:
-        plan = make_launch_plan(name, engine=asked, config=config, settings=settings, strict=strict, say=say)
+        plan = make_launch_plan(name, engine=requested, config=config, settings=settings, strict=strict, say=say)
     except EnginebayError as error:
         if not may_fail:
             if model in config.models:
                 error.message = f"{model}: {error.message}"
             raise
-        return Variant(own, model, asked.partition("==")[0], None, _to_client_error(error), known, {}, idle_s, sleep)
+        kind = requested.partition("==")[0]
+        return Variant(variant_name, model, kind, None, _to_client_error(error), model_config, {}, idle_s, sleep)
     sampling = config.sampling_for(plan.spec.kind, plan.model)
-    return Variant(own or plan.model, plan.model, plan.spec.kind, plan, None, known, sampling, idle_s, sleep)
+    name = variant_name or plan.model
+    return Variant(name, plan.model, plan.spec.kind, plan, None, model_config, sampling, idle_s, sleep)
 
 
 def _to_client_error(error: EnginebayError) -> EnginebayError:
-    """As clients meet it: that this host has no such model, or none that this engine runs, is no fault of theirs. Pure."""
+    """Turn usage errors into server-side ones: a missing or unsupported model is not the client's fault. Pure."""
     if isinstance(error, UnknownModel):
         return FetchFailed(error.message, error.hint)
     if isinstance(error, UsageError) and not isinstance(error, (ConfigError, UnknownEngine)):

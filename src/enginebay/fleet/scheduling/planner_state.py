@@ -1,4 +1,4 @@
-"""What the plan of who stays loaded is made from, what it answers with, and the account of memory it keeps."""
+"""Inputs and outputs of the planner, and its memory account."""
 
 from __future__ import annotations
 
@@ -10,44 +10,43 @@ from typing import Literal, TypeAlias
 
 PoolBytes: TypeAlias = Mapping[str, int]  # by pool: "ram", "gpu0", …
 
-# Being awake takes one of these, so that `max_awake` is counted as memory is.
+# A pool with one slot per awake replica, so that `max_awake` is accounted like memory.
 _AWAKE_SLOTS = "slots"
 
 
 class ReplicaState(StrEnum):
     AWAKE = "awake"
-    ASLEEP = "asleep"  # the worker is kept, its door closed
+    ASLEEP = "asleep"  # the worker stays and accepts no requests
     COLD = "cold"  # no process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSnapshot:
-    """One variant as the planner sees it."""
+    """A replica as the planner sees it."""
 
     name: str
-    state: ReplicaState  # where it is; when `moving`, where it goes
-    in_transition: bool = False  # on its way: nothing can be asked of it now
-    previous_state: ReplicaState | None = (
-        None  # when `moving`, where it was; unset: it may hold the larger of awake and asleep
-    )
+    state: ReplicaState  # in transition: the target state
+    in_transition: bool = False  # no action is possible
+    # Only in transition. None: it may hold the larger of its awake and asleep memory.
+    previous_state: ReplicaState | None = None
     awake_bytes: PoolBytes
     asleep_bytes: PoolBytes | None  # None: it cannot sleep
     pinned: bool = False
-    awake_slots: int = 1  # of `max_awake` that it takes; what is computed elsewhere takes none
+    awake_slots: int = 1  # its share of `max_awake`; remote engines take none
     running: int = 0  # requests in flight
-    awaiting_arrivals: bool = False  # it was raised just now, and those it was raised for are not all there yet
-    draining: bool = False  # we closed its door: it takes no new requests
+    awaiting_arrivals: bool = False  # just loaded, and not all requests it was loaded for have arrived
+    draining: bool = False  # accepts no new requests
     awake_since: float = 0.0
-    idle_since: float = 0.0  # when its last request ended, or since it is awake or asleep
-    idle_s: float | None = None  # after so long idle it is unloaded
+    idle_since: float = 0.0  # end of its last request, or of its last transition
+    idle_s: float | None = None  # unload after this idle time
     min_residency_s: float = 0.0
-    time_to_ready_s: float = 0.0  # expected, from here to awake; of an awake one: to raise it again
-    retry_at: float = 0.0  # after a failure: not to be raised earlier
-    recovering: bool = False  # it was awake and died: it does not wait for others to be raised
+    time_to_ready_s: float = 0.0  # estimated, until awake; for an awake replica: to load it again
+    retry_at: float = 0.0  # no load before this time, after a failure
+    recovering: bool = False  # crashed while awake: reloads in parallel with other loads
 
     @property
     def serving(self) -> bool:
-        """Whether a request can be handed to it now."""
+        """Whether it accepts requests."""
         return self.state is ReplicaState.AWAKE and not self.in_transition and not self.draining
 
     @property
@@ -77,14 +76,14 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Take no new requests; when nothing runs any more, a later plan moves it."""
+    """Stop accepting requests. A later plan evicts the replica once it is idle."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class CancelDrain:
-    """The closing is called off."""
+    """Accept requests again."""
 
     name: str
 
@@ -93,14 +92,14 @@ class CancelDrain:
 class Reject:
     id: int
     reason: Literal["deadline", "memory"]
-    retry_after_s: float  # 0: trying again does not help
+    retry_after_s: float  # 0: a retry does not help
 
 
 PlannerAction: TypeAlias = Transition | Drain | CancelDrain | Reject
 
 
 def get_memory_in_state(replica: ReplicaSnapshot, state: ReplicaState) -> dict[str, int]:
-    """What a model holds at a depth."""
+    """Return the memory a replica holds in a state, by pool."""
     if state is ReplicaState.COLD:
         return {}
     if state is ReplicaState.ASLEEP and replica.asleep_bytes is not None:
@@ -109,53 +108,53 @@ def get_memory_in_state(replica: ReplicaSnapshot, state: ReplicaState) -> dict[s
 
 
 def compute_extra_memory(replica: ReplicaSnapshot, to: ReplicaState) -> dict[str, int]:
-    """What a model takes on top of what it holds, while it moves and after; nothing in pools where it gives back."""
-    has = get_memory_in_state(replica, replica.state)
+    """Return the memory a transition adds to what the replica holds. Pools that shrink are left out."""
+    held = get_memory_in_state(replica, replica.state)
     return {
-        pool: amount - has.get(pool, 0)
+        pool: amount - held.get(pool, 0)
         for pool, amount in get_memory_in_state(replica, to).items()
-        if amount > has.get(pool, 0)
+        if amount > held.get(pool, 0)
     }
 
 
 def _compute_transition_memory(replica: ReplicaSnapshot) -> dict[str, int]:
-    """What a model holds on its way: the larger of where it was and where it goes, pool by pool."""
-    here = get_memory_in_state(replica, replica.state)
-    was = [replica.previous_state] if replica.previous_state else [ReplicaState.AWAKE, ReplicaState.ASLEEP]
-    for depth in was:
-        for pool, amount in get_memory_in_state(replica, depth).items():
-            here[pool] = max(here.get(pool, 0), amount)
-    return here
+    """Return the memory held during a transition: per pool the larger of before and after."""
+    held = get_memory_in_state(replica, replica.state)
+    before = [replica.previous_state] if replica.previous_state else [ReplicaState.AWAKE, ReplicaState.ASLEEP]
+    for state in before:
+        for pool, amount in get_memory_in_state(replica, state).items():
+            held[pool] = max(held.get(pool, 0), amount)
+    return held
 
 
 class MemoryAccount:
-    """Who holds what, kept up to date while a plan is made."""
+    """The memory each replica holds, updated while a plan is built."""
 
     def __init__(self, memory: PoolBytes, replicas: Iterable[ReplicaSnapshot], limits: PlannerLimits) -> None:
         self.capacity = {**memory, _AWAKE_SLOTS: sys.maxsize if limits.max_awake is None else limits.max_awake}
-        self.replicas = {model.name: model for model in replicas}
+        self.replicas = {replica.name: replica for replica in replicas}
         self.held: dict[str, int] = {}
-        self.settled: dict[str, int] = {}  # as if everyone on the way had arrived
-        for model in self.replicas.values():
-            self._add(model, 1)
+        self.settled: dict[str, int] = {}  # once all transitions have finished
+        for replica in self.replicas.values():
+            self._add(replica, 1)
 
     @property
     def loading_count(self) -> int:
-        return sum(model.in_transition and model.state is ReplicaState.AWAKE for model in self.replicas.values())
+        return sum(replica.in_transition and replica.state is ReplicaState.AWAKE for replica in self.replicas.values())
 
     def begin_transition(self, name: str, to: ReplicaState) -> None:
-        model = self.replicas[name]
-        self._add(model, -1)
-        moved = replace(model, state=to, in_transition=True, previous_state=model.state)
-        self.replicas[name] = moved
-        self._add(moved, 1)
+        before = self.replicas[name]
+        self._add(before, -1)
+        after = replace(before, state=to, in_transition=True, previous_state=before.state)
+        self.replicas[name] = after
+        self._add(after, 1)
 
-    def fits_now(self, more: PoolBytes) -> bool:
-        """A pool that is over its memory already is no reason against who takes nothing from it."""
-        return all(self.held.get(pool, 0) + amount <= self.capacity.get(pool, 0) for pool, amount in more.items())
+    def fits_now(self, extra: PoolBytes) -> bool:
+        """Return whether `extra` fits. Pools over capacity matter only if they are in it."""
+        return all(self.held.get(pool, 0) + amount <= self.capacity.get(pool, 0) for pool, amount in extra.items())
 
     def can_ever_fit(self, replica: ReplicaSnapshot) -> bool:
-        """Whether there is room for it once everyone who is not pinned has gone."""
+        """Return whether the replica fits if only pinned replicas stay."""
         pinned = [other for other in self.replicas.values() if other.pinned and other.name != replica.name]
         left = dict(self.capacity)
         for other in pinned:

@@ -1,4 +1,4 @@
-"""What whoever waits for a model is told."""
+"""Wait estimates and state labels, as clients see them while a model loads."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from enginebay.fleet.scheduling.planner import ReplicaState
 class WaitEstimate:
     model: str
     state: str
-    seconds: float  # until it should be awake
-    waiting: int  # requests that wait for it
+    seconds: float  # until it is awake
+    waiting: int  # requests waiting for it
 
     def __str__(self) -> str:
         about = f", about {self.seconds:.0f} s" if self.seconds >= 1 else ""
@@ -21,7 +21,7 @@ class WaitEstimate:
 
 
 def state_label(replica: Replica) -> str:
-    """The state of a variant in one or two words."""
+    """Return the state of a replica in one or two words."""
     if replica.in_transition:
         if replica.state is ReplicaState.AWAKE:
             return "waking" if replica.previous_state is ReplicaState.ASLEEP else "loading"

@@ -1,4 +1,4 @@
-"""Requests that wait for a model to be awake."""
+"""Queue of the requests that wait for a model to load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from enginebay.fleet.scheduling.planner import WaitingRequest
 
 
 class WaitQueue:
-    """In the order of their arrival. A wait without a future is our own wish that a model comes back."""
+    """In order of arrival. An entry without a future is a preload: no client waits for it."""
 
     def __init__(self) -> None:
         self._waits: dict[int, tuple[WaitingRequest, asyncio.Future[ReplicaHandle] | None]] = {}
@@ -26,11 +26,11 @@ class WaitQueue:
         return sum(1 for _, future in self._waits.values() if future is not None)
 
     def list_oldest_per_model(self) -> list[WaitingRequest]:
-        """One for each model: who comes next depends on no other."""
-        found: dict[str, WaitingRequest] = {}
+        """Return the oldest request of each model: the load order depends on no other."""
+        oldest: dict[str, WaitingRequest] = {}
         for waiting, _ in self._waits.values():
-            found.setdefault(waiting.model, waiting)
-        return list(found.values())
+            oldest.setdefault(waiting.model, waiting)
+        return list(oldest.values())
 
     def list_all(self) -> list[WaitingRequest]:
         return [waiting for waiting, _ in self._waits.values()]
@@ -46,7 +46,7 @@ class WaitQueue:
         return number, future
 
     def add_preload(self, name: str, timeout_s: float) -> None:
-        """Have it raised although nobody waits for it yet."""
+        """Queue a load that no client waits for."""
         now = time.monotonic()
         if not any(waiting.model == name and future is None for waiting, future in self._waits.values()):
             number = next(self._ids)
@@ -60,15 +60,15 @@ class WaitQueue:
         if future is not None and not future.done():
             future.set_exception(error)
 
-    def resolve(self, name: str, resident: ReplicaHandle) -> int:
-        """Gives back how many were waiting."""
+    def resolve(self, name: str, handle: ReplicaHandle) -> int:
+        """Give the handle to all waiting clients. Return their number."""
         futures = self._pop_futures(name)
         for future in futures:
-            future.set_result(resident)
+            future.set_result(handle)
         return len(futures)
 
     def find_oldest_since(self, name: str) -> float | None:
-        """Since when somebody waits for it."""
+        """Return when the oldest request for this model was queued, or None."""
         return min(
             (waiting.waiting_since for waiting, _ in self._waits.values() if waiting.model == name), default=None
         )

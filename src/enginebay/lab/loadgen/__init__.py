@@ -1,1 +1,1 @@
-"""The load client: sends what it should when it should, and stamps what comes back before it looks at it."""
+"""The load generator: sends requests on schedule, and timestamps responses before parsing them."""

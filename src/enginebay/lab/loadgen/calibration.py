@@ -1,6 +1,6 @@
-"""What the load client itself can do here: measured against a server that does nothing, before anything else is.
+"""Measure the load generator's own ceiling on this machine, against a built-in server that does no work.
 
-A rate above the ceiling is refused: the client would be measured instead of the server.
+A rate above the ceiling is rejected: it would measure the client instead of the server.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from enginebay.lab.workload.request_records import Request
 
 CALIBRATION_S = 1.0
 _CONCURRENCY = 64
-_LONG_OUTPUT_TOKENS, _SHORT_OUTPUT_TOKENS = 128, 1  # output tokens: what limits tokens, and what limits requests
-_MAX_REQUESTS = 20_000  # requests prepared for a calibration; more than any Python process sends in its time
+_LONG_OUTPUT_TOKENS, _SHORT_OUTPUT_TOKENS = 128, 1  # to measure tokens/s, and requests/s
+_MAX_REQUESTS = 20_000  # prepared for a calibration; more than any Python process sends in `CALIBRATION_S`
 
 
 @dataclass(frozen=True, slots=True)
 class ClientCeiling:
-    """The most this client gets through on this machine; the server that answered shared its cores."""
+    """The highest throughput of this client on this machine. The calibration server shared its cores."""
 
     tokens_per_s: float
     requests_per_s: float
     processes: int
 
     def check(self, rate: float, output_tokens: float) -> None:
-        """Raises `ConfigError` when a load is more than the client can be trusted with."""
+        """Raise `ConfigError` if the rate is above the ceiling."""
         if rate > self.requests_per_s:
             raise ConfigError(
                 f"{rate:g} requests/s is above what this client can send here ({self.requests_per_s:,.0f})",
@@ -43,21 +43,21 @@ class ClientCeiling:
         if rate * output_tokens > self.tokens_per_s:
             raise ConfigError(
                 f"{rate:g} requests/s of {output_tokens:g} tokens are {rate * output_tokens:,.0f} tokens/s, "
-                f"above what this client can take here ({self.tokens_per_s:,.0f})",
+                f"above what this client can receive here ({self.tokens_per_s:,.0f})",
                 "use a lower rate or fewer tokens, or a client machine with more cores",
                 param="rate",
             )
 
 
 def default_process_count() -> int:
-    """Half of the cores, not more than eight: three busy processes on two cores wait for each other, and it is measured."""
+    """Return half of the cores, at most eight. With more, processes wait for each other, and the wait is measured."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(8, cores // 2))
 
 
 @contextmanager
 def run_calibration_server(ttft_s: float = 0.0, itl_s: float = 0.0, core: int | None = None) -> Iterator[str]:
-    """The built-in server in a process of its own; gives its address."""
+    """Run the calibration server in its own process, and yield its address."""
     command = [
         sys.executable,
         "-m",
@@ -72,7 +72,7 @@ def run_calibration_server(ttft_s: float = 0.0, itl_s: float = 0.0, core: int | 
         assert process.stdout is not None
         port = process.stdout.readline().strip()
         if not port:
-            raise LoadgenFailed("the built-in server did not start", "see what it printed above")
+            raise LoadgenFailed("the calibration server did not start", "see its output above")
         yield f"http://127.0.0.1:{port}"
     finally:
         process.kill()
@@ -83,7 +83,7 @@ def run_calibration_server(ttft_s: float = 0.0, itl_s: float = 0.0, core: int | 
 
 
 def calibrate(processes: int | None = None, seconds: float = CALIBRATION_S) -> ClientCeiling:
-    """Measure the client: a second of long answers, a second of short ones."""
+    """Measure the ceiling: a second of long responses, a second of short ones."""
     processes = processes or default_process_count()
     with run_calibration_server() as url:
         long = _measure_burst(url, _LONG_OUTPUT_TOKENS, processes, seconds)
@@ -94,11 +94,11 @@ def calibrate(processes: int | None = None, seconds: float = CALIBRATION_S) -> C
 
 def _measure_burst(url: str, tokens: int, processes: int, seconds: float) -> LoadgenResult:
     requests = [Request((1, 2, 3), 3, tokens)] * _MAX_REQUESTS
-    orders = split_into_tasks(
+    tasks = split_into_tasks(
         TargetServer(url, "known"), requests, None, _CONCURRENCY, processes, stop_sending_s=seconds
     )
-    fired = run_loadgen(orders, requests)
-    wrong = next((record for record in fired.records if record.error), None)
-    if wrong is not None:
-        raise LoadgenFailed(f"the load client could not measure itself: {wrong.error} {wrong.detail}", "")
-    return fired
+    result = run_loadgen(tasks, requests)
+    failed = next((record for record in result.records if record.error), None)
+    if failed is not None:
+        raise LoadgenFailed(f"the load generator failed to calibrate: {failed.error} {failed.detail}", "")
+    return result

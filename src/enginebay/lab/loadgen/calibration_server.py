@@ -1,10 +1,10 @@
-"""A server whose delays are known: what the load client measures is compared with what it was told to do.
+"""A server with known delays, to calibrate and verify the load generator.
 
     python -m enginebay.lab.loadgen.calibration_server --ttft-s 0.05 --itl-s 0.01
 
-One thread and two queues of due writes. Every answer streams `max_tokens` events, the first `ttft_s` after its request
-came, each further one `itl_s` later; without delays, as fast as the sockets take them. It says its port on its first line,
-and ends with its standard input.
+One thread and two queues of due writes. Every response streams `max_tokens` events: the first `ttft_s` after the request
+arrives, each further one `itl_s` later; without delays, as fast as the sockets accept them. It prints its port on the
+first line, and exits at the end of its standard input.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _TOKENS = re.compile(rb'"max_tokens"\s*:\s*(\d+)')
 _DEFAULT_TOKENS = 16
 _READ = 1 << 16
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-_MAX_WRITES_PER_TURN = 16  # between two looks at what came in: a request's delay counts from the moment it is seen
-_BLOCKED_WAIT_S = 0.001  # before a socket that took no more is tried again
-# What other load clients ask before they begin; whatever else is asked is not known here.
+_MAX_WRITES_PER_TURN = 16  # between two polls: a request's delay counts from the moment it is read
+_BLOCKED_WAIT_S = 0.001  # before a full socket is retried
+# What other load generators request before they start. Anything else returns 404.
 _PAGES = {
     b"/health": {},
     b"/v1/models": {"object": "list", "data": [{"id": "known", "object": "model", "root": "known"}]},
@@ -45,7 +45,7 @@ def _encode_chunk(data: bytes) -> bytes:
 
 def _encode_event(text: str | None, finish: str | None = None, **more: object) -> bytes:
     choices = [] if text is None else [{"index": 0, "delta": {"content": text}, "text": text, "finish_reason": finish}]
-    whole = {
+    event = {
         "id": "known-0",
         "object": "chat.completion.chunk",
         "created": 0,
@@ -53,27 +53,27 @@ def _encode_event(text: str | None, finish: str | None = None, **more: object) -
         "choices": choices,
         **more,
     }
-    return b"data: " + json.dumps(whole, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
 
 
 @lru_cache(maxsize=256)
 def build_stream_writes(tokens: int) -> tuple[bytes, ...]:
-    """An answer as it is written: one write for each token, the end with the last."""
+    """Return the writes of a response: one per token, the last with the end of the stream."""
     usage = {"prompt_tokens": 8, "completion_tokens": tokens, "total_tokens": 8 + tokens}
-    pieces = [_encode_chunk(_encode_event(" tick" if number % 2 else " tock")) for number in range(tokens - 1)]
+    writes = [_encode_chunk(_encode_event(" tick" if number % 2 else " tock")) for number in range(tokens - 1)]
     end = (
         _encode_chunk(_encode_event(" end", "length"))
         + _encode_chunk(_encode_event(None, usage=usage))
         + _encode_chunk(b"data: [DONE]\n\n")
         + b"0\r\n\r\n"
     )
-    whole = [*pieces, end]
-    whole[0] = _HEAD + whole[0]
-    return tuple(whole)
+    writes.append(end)
+    writes[0] = _HEAD + writes[0]
+    return tuple(writes)
 
 
 def answer_plain_request(raw: bytes) -> bytes | None:
-    """The whole answer to a request that asks for no stream."""
+    """Return the response to a request other than a completion. None: it is a completion, which streams."""
     method, _, rest = raw.partition(b" ")
     path = rest.partition(b" ")[0].partition(b"?")[0]
     if method == b"POST" and path.endswith(b"/completions"):
@@ -84,18 +84,18 @@ def answer_plain_request(raw: bytes) -> bytes | None:
 
 
 class _OpenStream:
-    """An answer that is being written."""
+    """A response that is being written."""
 
-    __slots__ = ("due", "left", "place", "send", "unsent")
+    __slots__ = ("due", "next_index", "send", "unsent", "writes")
 
-    def __init__(self, sock: socket.socket, left: tuple[bytes, ...], due: float) -> None:
-        self.send, self.left, self.due = sock.send, left, due
-        self.place = 0
+    def __init__(self, sock: socket.socket, writes: tuple[bytes, ...], due: float) -> None:
+        self.send, self.writes, self.due = sock.send, writes, due
+        self.next_index = 0
         self.unsent = b""
 
     def write_next(self) -> bool:
-        """The next piece. True: more is to come."""
-        data = self.unsent or self.left[self.place]
+        """Write the next chunk, as far as the socket accepts it. Return whether more follows."""
+        data = self.unsent or self.writes[self.next_index]
         try:
             sent = self.send(data)
         except BlockingIOError:
@@ -106,12 +106,12 @@ class _OpenStream:
             self.unsent = data[sent:]
             return True
         self.unsent = b""
-        self.place += 1
-        return self.place < len(self.left)
+        self.next_index += 1
+        return self.next_index < len(self.writes)
 
 
 class CalibrationServer:
-    """Answers until its standard input ends."""
+    """Serves until the end of its standard input."""
 
     def __init__(self, ttft_s: float, itl_s: float, port: int = 0) -> None:
         self._ttft_s, self._itl_s = ttft_s, itl_s
@@ -122,7 +122,7 @@ class CalibrationServer:
         self._poll.register(self._listener, select.EPOLLIN)
         self._sockets: dict[int, socket.socket] = {}
         self._received: dict[int, bytes] = {}
-        # Each is in the order of what is due, since each kind of delay is always the same.
+        # Each queue is sorted by due time, since each kind of delay is constant.
         self._first_token_queue: deque[_OpenStream] = deque()
         self._next_token_queue: deque[_OpenStream] = deque()
         self._blocked: list[_OpenStream] = []
@@ -133,13 +133,13 @@ class CalibrationServer:
             wait_s = self._next_wait_s()
             if wait_s > 0:
                 select.select([self._poll], [], [], wait_s)
-            for number, _ in self._poll.poll(0):
-                if number == self._listener.fileno():
+            for descriptor, _ in self._poll.poll(0):
+                if descriptor == self._listener.fileno():
                     self._accept()
-                elif number == sys.stdin.fileno():
+                elif descriptor == sys.stdin.fileno():
                     return
                 else:
-                    self._handle_readable(number)
+                    self._handle_readable(descriptor)
             self._write_due()
 
     def _accept(self) -> None:
@@ -154,28 +154,28 @@ class CalibrationServer:
             self._received[sock.fileno()] = b""
             self._poll.register(sock, select.EPOLLIN)
 
-    def _handle_readable(self, number: int) -> None:
-        sock = self._sockets[number]
+    def _handle_readable(self, descriptor: int) -> None:
+        sock = self._sockets[descriptor]
         try:
             data = sock.recv(_READ)
         except OSError:
             data = b""
         if not data:
-            self._poll.unregister(number)
-            del self._sockets[number], self._received[number]
+            self._poll.unregister(descriptor)
+            del self._sockets[descriptor], self._received[descriptor]
             sock.close()
             return
-        raw = self._received[number] + data
+        raw = self._received[descriptor] + data
         end = raw.find(b"\r\n\r\n")
         length = _LENGTH.search(raw, 0, end) if end >= 0 else None
         if end < 0 or (length and len(raw) < end + 4 + int(length[1])):
-            self._received[number] = raw
+            self._received[descriptor] = raw
             return
-        self._received[number] = b""
-        whole = answer_plain_request(raw)
-        if whole is not None:
+        self._received[descriptor] = b""
+        response = answer_plain_request(raw)
+        if response is not None:
             with suppress(OSError):
-                sock.send(whole)
+                sock.send(response)
             return
         tokens = _TOKENS.search(raw)
         due = monotonic() + self._ttft_s
@@ -184,7 +184,7 @@ class CalibrationServer:
         )
 
     def _next_wait_s(self) -> float:
-        """Until something is due; less than 0: it was."""
+        """Return the seconds until a write is due; negative if it is overdue."""
         wait_s = _BLOCKED_WAIT_S if self._blocked else 1.0
         now = monotonic()
         for queue in (self._first_token_queue, self._next_token_queue):
@@ -193,7 +193,7 @@ class CalibrationServer:
         return wait_s
 
     def _write_due(self) -> None:
-        """Some of what is due, the oldest first."""
+        """Make some of the due writes, oldest first."""
         blocked, self._blocked = self._blocked, []
         for stream in blocked:
             self._write_stream(stream)
@@ -215,20 +215,20 @@ class CalibrationServer:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    options.add_argument("--ttft-s", type=float, default=0.0)
-    options.add_argument("--itl-s", type=float, default=0.0)
-    options.add_argument("--port", type=int, default=0)
-    options.add_argument("--core", type=int)
-    given = options.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches all, and ends this one without a word
-    if given.core is not None:
-        os.sched_setaffinity(0, {given.core})
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--ttft-s", type=float, default=0.0)
+    parser.add_argument("--itl-s", type=float, default=0.0)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--core", type=int)
+    options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches the whole group; exit without a traceback
+    if options.core is not None:
+        os.sched_setaffinity(0, {options.core})
     raise_priority()
-    server = CalibrationServer(given.ttft_s, given.itl_s, given.port)
+    server = CalibrationServer(options.ttft_s, options.itl_s, options.port)
     gc.collect()
     gc.freeze()
-    gc.disable()  # a collection would be measured as the client's
+    gc.disable()  # a collection would count as the client's delay
     print(server.port, flush=True)
     server.run()
 

@@ -1,4 +1,4 @@
-"""One connection of the load client: bytes go out, and come in with the time they came."""
+"""One connection of the load generator: sends bytes, and timestamps the bytes it receives."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 from enginebay.lab.loadgen.http_framing import LAST_CHUNK, ResponseHead, looks_complete, parse_head
 
-TRUST_HINT = "SSL_CERT_FILE names a file with the certificates to trust"
-READ_BYTES = 1 << 16  # the allocator maps larger buffers from the system one by one: that costs more than the read
+TRUST_HINT = "set SSL_CERT_FILE to a file with the certificates to trust"
+READ_BYTES = 1 << 16  # the allocator maps larger buffers one by one, which costs more than the read
 
 
 class ClientConnection:
-    """A socket and the request that runs on it.
+    """A socket and the request in flight on it.
 
-    Opening → (handshake) → idle ⇄ busy → gone. A busy one knows which request it has and what came of it so far.
+    Connecting → (TLS handshake) → idle ⇄ busy → closed.
     """
 
     __slots__ = (
@@ -41,12 +41,12 @@ class ClientConnection:
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         self.connecting = True
-        self.served_requests = 0  # requests answered on it
-        self.request_position = -1  # place of the running request in the process' order
+        self.served_requests = 0
+        self.request_position = -1  # index of the request in flight in the sender's task; -1: idle
         self.data = b""
         self.unsent = b""
         self.sent_s = 0.0
-        self.last_s = 0.0  # when the last byte went or came
+        self.last_s = 0.0  # time of the last byte sent or received
         self.reused = False
         self._reset_response()
 
@@ -61,7 +61,7 @@ class ClientConnection:
         return self.request_position >= 0
 
     def begin(self, position: int, data: bytes, sent_s: float | None = None) -> None:
-        """Send a request; what the socket does not take yet stays in `unsent`. Raises `OSError`."""
+        """Send a request; what the socket does not accept yet stays in `unsent`. Raise `OSError`."""
         self._reset_response()
         self.request_position, self.data, self.reused = position, data, self.served_requests > 0
         self.sent_s = self.last_s = monotonic() if sent_s is None else sent_s
@@ -70,7 +70,7 @@ class ClientConnection:
             self.flush()
 
     def flush(self) -> None:
-        """Send more of what is unsent. Raises `OSError`."""
+        """Send more of `unsent`. Raise `OSError`."""
         if self.unsent:
             try:
                 sent = self.socket.send(self.unsent)
@@ -79,7 +79,7 @@ class ClientConnection:
             self.unsent = self.unsent[sent:] if sent < len(self.unsent) else b""
 
     def receive(self, data: bytes, now: float) -> bool:
-        """Bytes of the answer, stamped. True: it looks whole. Raises `Garbage`."""
+        """Record bytes of the response. Return whether it looks complete. Raise `MalformedHttp`."""
         self.parts.append(data)
         self.stamps.append(now)
         self.size += len(data)
@@ -94,23 +94,23 @@ class ClientConnection:
         return looks_complete(self.head, self.size, tail)
 
     def release(self) -> None:
-        """The running request is over; the connection may take another."""
+        """Free the connection for the next request."""
         self.request_position, self.data, self.unsent = -1, b"", b""
         self.served_requests += 1
 
 
 def open_connection(address: tuple[socket.AddressFamily, Any], tls: str | None) -> ClientConnection:
-    """Begin to connect, without waiting. Raises `OSError`."""
-    family, place = address
+    """Start to connect, without waiting. Raise `OSError`."""
+    family, sockaddr = address
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if tls is not None:
         sock = _default_tls_context().wrap_socket(sock, server_hostname=tls, do_handshake_on_connect=False)
-    problem = sock.connect_ex(place)
-    if problem not in (0, EINPROGRESS):
+    error = sock.connect_ex(sockaddr)
+    if error not in (0, EINPROGRESS):
         sock.close()
-        raise OSError(problem, strerror(problem))
+        raise OSError(error, strerror(error))
     return ClientConnection(sock)
 
 
@@ -119,21 +119,21 @@ def _default_tls_context() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def describe_untrusted(problem: ssl.SSLCertVerificationError) -> str:
-    return f"the server's certificate is not trusted: {problem.verify_message} ({TRUST_HINT})"
+def describe_untrusted(error: ssl.SSLCertVerificationError) -> str:
+    return f"the server's certificate is not trusted: {error.verify_message} ({TRUST_HINT})"
 
 
 def finish_connecting(connection: ClientConnection) -> bool:
-    """Has it been opened, handshake and all? Raises `OSError` when it cannot be."""
-    problem = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    if problem:
-        raise OSError(problem, strerror(problem))
+    """Return whether the connection is open, TLS handshake included. Raise `OSError` if it fails."""
+    error = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if error:
+        raise OSError(error, strerror(error))
     if isinstance(connection.socket, ssl.SSLSocket):
         try:
             connection.socket.do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return False
-        except ssl.SSLCertVerificationError as refusal:
-            raise OSError(describe_untrusted(refusal)) from None
+        except ssl.SSLCertVerificationError as untrusted:
+            raise OSError(describe_untrusted(untrusted)) from None
     connection.connecting = False
     return True

@@ -1,4 +1,4 @@
-"""A process that stamps what arrives must not wait for its turn: the wait would be measured as the server's."""
+"""Scheduling priority for processes that timestamp: time spent waiting for a core would count as the server's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from contextlib import suppress
 
 
 def raise_priority() -> None:
-    """Run before all usual processes, where the system lets us (root, or CAP_SYS_NICE); else as everybody does."""
+    """Run at the highest priority if allowed (root, or CAP_SYS_NICE)."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, -20)

@@ -1,4 +1,4 @@
-"""One streamed answer, taken apart after it has ended: when its output came, and what the server says it was. Pure."""
+"""Parse a finished streamed response: when its output arrived, and the usage the server reports. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from enginebay.lab.loadgen.http_framing import MalformedHttp, ResponseHead, parse_body
 
-_MAX_DETAIL_CHARS = 300  # characters of what a server said
+_MAX_DETAIL_CHARS = 300  # of a server's error message
 
 
 class _Delta(msgspec.Struct):
@@ -53,15 +53,15 @@ _decode_event = msgspec.json.Decoder(_StreamEvent).decode
 
 @dataclass(slots=True)
 class ParsedResponse:
-    """What one answer was. With an `error` nothing else counts."""
+    """A parsed response. With an `error`, no other field counts."""
 
     status: int | None = None
     error: str | None = None
     detail: str = ""
-    arrivals: list[float] = field(default_factory=list)  # of the events that carried output
+    arrivals: list[float] = field(default_factory=list)  # of the events with output
     texts: list[str] = field(default_factory=list)
     finish_reason: str | None = None
-    finish_s: float | None = None  # when that was told
+    finish_s: float | None = None  # when the finish reason arrived
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
@@ -77,56 +77,55 @@ class ParsedResponse:
 
 
 def parse_response(head: ResponseHead | None, parts: Sequence[bytes], stamps: Sequence[float]) -> ParsedResponse:
-    """The answer in these parts, which arrived at these times."""
-    found = ParsedResponse(status=head.status if head else None)
+    """Parse a response that arrived in these parts at these times."""
+    response = ParsedResponse(status=head.status if head else None)
     if head is None:
-        return found.as_error("closed", "the connection ended before an answer began")
+        return response.as_error("closed", "the connection closed before the response began")
     try:
         body = parse_body(b"".join(parts), head, parts, stamps)
         if head.status != 200:
-            return found.as_error("status", f"{head.status}: {_extract_error_message(body.data)}")
+            return response.as_error("status", f"{head.status}: {_extract_error_message(body.data)}")
         if head.content_type != "text/event-stream":
-            raise MalformedHttp(f"a stream was asked for, and {head.content_type or 'something unnamed'} came")
+            raise MalformedHttp(f"expected an event stream, got {head.content_type or 'no content type'}")
         for data, end in _iter_events(body.data):
-            _apply_event(found, data, body.arrival_time(end))
-            if found.error:
-                return found.as_error(found.error, found.detail)
-    except MalformedHttp as problem:
-        return found.as_error("garbage", str(problem))
-    return _check_complete(found, body.complete)
+            _apply_event(response, data, body.arrival_time(end))
+            if response.error:
+                return response.as_error(response.error, response.detail)
+    except MalformedHttp as error:
+        return response.as_error("garbage", str(error))
+    return _check_complete(response, body.complete)
 
 
 def _check_complete(response: ParsedResponse, is_complete: bool) -> ParsedResponse:
     if not is_complete or not (response.done or response.finish_reason):
         return response.as_error("closed", f"after {len(response.arrivals)} events")
     if response.output_tokens is None:
-        return response.as_error("no_usage", "ask it for stream_options.include_usage, or measure another server")
+        return response.as_error("no_usage", "the server must support stream_options.include_usage")
     if response.output_tokens == 1 and not response.arrivals and response.finish_s is not None:
-        response.arrivals.append(
-            response.finish_s
-        )  # the model ended at once: its only token is the end, which has no text
+        # The model stopped at once: its only token is the end-of-sequence token, which has no text.
+        response.arrivals.append(response.finish_s)
     if response.output_tokens and not response.arrivals:
-        return response.as_error("garbage", f"{response.output_tokens} tokens by its usage, and none came")
+        return response.as_error("garbage", f"usage reports {response.output_tokens} tokens, but no output arrived")
     if response.arrivals and not response.output_tokens:
-        return response.as_error("garbage", "output came, and its usage says 0 tokens")
+        return response.as_error("garbage", "output arrived, but usage reports 0 tokens")
     return response
 
 
 def _iter_events(body: bytes) -> Iterator[tuple[bytes, int]]:
-    """The data of each event, and the place after its last line."""
-    place, lines = 0, list[bytes]()
-    while place < len(body):
-        end = body.find(b"\n", place)
+    """Yield the data of each event, and the offset after its last line."""
+    offset, lines = 0, list[bytes]()
+    while offset < len(body):
+        end = body.find(b"\n", offset)
         if end < 0:
-            return  # an event ends with an empty line; what has none is not one
-        line = body[place:end].rstrip(b"\r")
-        place = end + 1
+            return  # an event without its empty line is incomplete
+        line = body[offset:end].rstrip(b"\r")
+        offset = end + 1
         if line.startswith(b"data:"):
             lines.append(line[6:] if line[5:6] == b" " else line[5:])
         elif line and not line.startswith((b":", b"event:", b"id:", b"retry:")):
-            raise MalformedHttp(f"a line that is no event: {line[:60]!r}")
+            raise MalformedHttp(f"not a server-sent event: {line[:60]!r}")
         elif not line and lines:
-            yield b"\n".join(lines), place
+            yield b"\n".join(lines), offset
             lines = []
 
 
@@ -136,8 +135,8 @@ def _apply_event(response: ParsedResponse, data: bytes, stamp: float) -> None:
         return
     try:
         event = _decode_event(data)
-    except msgspec.MsgspecError as problem:
-        raise MalformedHttp(f"{problem}: {data[:60]!r}")
+    except msgspec.MsgspecError as error:
+        raise MalformedHttp(f"{error}: {data[:60]!r}")
     if event.error is not None:
         response.error, response.detail = "in_stream", _extract_error_message(data)
         return
@@ -164,7 +163,7 @@ def _iter_output_texts(choice: _StreamChoice) -> Iterator[str]:
 
 def _apply_usage(response: ParsedResponse, usage: _Usage) -> None:
     if usage.prompt_tokens < 0 or usage.completion_tokens < 0:
-        raise MalformedHttp("a negative number of tokens in its usage")
+        raise MalformedHttp("usage reports a negative number of tokens")
     response.input_tokens, response.output_tokens = usage.prompt_tokens, usage.completion_tokens
     if usage.prompt_tokens_details is not None:
         response.cached_tokens = usage.prompt_tokens_details.cached_tokens
@@ -173,7 +172,7 @@ def _apply_usage(response: ParsedResponse, usage: _Usage) -> None:
 
 
 def _extract_error_message(body: bytes) -> str:
-    """What an error says, as far as it is JSON of the usual form."""
+    """Return the message of an error body, in the usual JSON form or as text."""
     try:
         value = msgspec.json.decode(body)
     except msgspec.MsgspecError:

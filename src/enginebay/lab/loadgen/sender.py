@@ -1,8 +1,8 @@
-"""The loop of one process: requests go out at their times, and what comes in is stamped and put by.
+"""The event loop of one sender process: sends requests on schedule, and timestamps and stores what arrives.
 
-Nothing is taken apart while the window lasts: an answer is read when all have ended, unless more bytes wait than fit into
-memory. The loop never sleeps past the next send by more than the kernel's timer does: `epoll` counts in milliseconds, so
-the wait is a `select` on the poll itself, which counts in microseconds.
+Responses are parsed after the window, unless too many bytes wait in memory. The loop oversleeps the next send by no more
+than the kernel's timer: `epoll` waits in milliseconds, so the loop waits with `select` on the epoll descriptor, which
+waits in microseconds.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from enginebay.lab.loadgen.http_framing import MalformedHttp, ResponseHead
 from enginebay.lab.loadgen.response_parser import ParsedResponse, parse_response
 from enginebay.lab.loadgen.sender_task import RequestOutcome, SenderProgress, SenderTask
 
-_MAX_WAIT_S = 0.25  # and between two lines of progress
-_STALL_CHECKS = 20  # at every connection, in the time after which one has stalled: each look holds up all of them
-_MAX_UNREAD_BYTES = 1 << 29  # of answers that were not read yet
+_MAX_WAIT_S = 0.25  # also between two progress reports
+_STALL_CHECKS = 20  # of all connections per stall timeout; each check delays the loop
+_MAX_UNREAD_BYTES = 1 << 29  # of responses not parsed yet
 _READABLE, _WRITABLE = select.EPOLLIN, select.EPOLLOUT
 
 
 @dataclass(slots=True)
 class _EndedRequest:
-    """An answer that waits to be read."""
+    """A finished request whose response is not parsed yet."""
 
     position: int
     sent_s: float
@@ -42,18 +42,16 @@ class _EndedRequest:
 
 
 class RequestSender:
-    """Carries out one order. Times in it are seconds after `zero`, a moment of the monotonic clock."""
+    """Sends one task. Its times are seconds after `zero` on the monotonic clock."""
 
     def __init__(self, task: SenderTask, on_progress: Callable[[SenderProgress], None] = lambda progress: None) -> None:
         self._task = task
         self._on_progress = on_progress
-        self._next_position = 0  # place of the next request in the order
+        self._next_position = 0  # index of the next request in the task
         self._zero = 0.0
         self._poll = select.epoll()
         self._open: dict[int, ClientConnection] = {}
-        self._idle: list[
-            ClientConnection
-        ] = []  # the last used first: those that wait longest may be closed by the server
+        self._idle: list[ClientConnection] = []  # a stack: the server may close those idle for long
         self._ended: deque[_EndedRequest] = deque()
         self._outcomes: list[RequestOutcome] = []
         self._unread_bytes = 0
@@ -61,27 +59,27 @@ class RequestSender:
         self._reported_s = 0.0
         self._stalls_checked_s = 0.0
         self._stopped = False
-        found = socket.getaddrinfo(task.host, task.port, type=socket.SOCK_STREAM)[0]
-        self._address: tuple[socket.AddressFamily, Any] = (found[0], found[4])
+        address = socket.getaddrinfo(task.host, task.port, type=socket.SOCK_STREAM)[0]
+        self._address: tuple[socket.AddressFamily, Any] = (address[0], address[4])
 
     def stop(self) -> None:
-        """Send nothing more; what runs is waited for."""
+        """Send no more requests; those in flight are awaited."""
         self._stopped = True
 
     def connect(self) -> None:
-        """Open the connections that the window begins with. Raises `OSError`."""
+        """Open the initial connections. Raise `OSError`."""
         for _ in range(min(self._task.connections, len(self._task.requests))):
             self._open_connection()
         deadline = monotonic() + self._task.timeout_s
-        while any(one.connecting for one in self._open.values()) and monotonic() < deadline:
+        while any(connection.connecting for connection in self._open.values()) and monotonic() < deadline:
             for number, _ in self._poll.poll(1.0):
                 self._finish_connecting(self._open[number])
-        if any(one.connecting for one in self._open.values()):
-            raise TimeoutError("the server takes no connections")
+        if any(connection.connecting for connection in self._open.values()):
+            raise TimeoutError("timed out connecting to the server")
         self._idle = list(self._open.values())
 
     def run(self, zero: float) -> list[RequestOutcome]:
-        """Send everything and wait for all answers."""
+        """Send all requests and wait for their responses."""
         self._zero = self._reported_s = zero
         self._sleep_until(zero)
         used_s = thread_time()
@@ -100,13 +98,13 @@ class RequestSender:
     # -- sending
 
     def _send_due(self) -> bool:
-        """Send what is due. True: there is more to come."""
-        shots = self._task.requests
+        """Send what is due. Return whether more will be."""
+        requests = self._task.requests
         now = monotonic() - self._zero
         if self._stopped or (self._task.stop_sending_s is not None and now >= self._task.stop_sending_s):
             return False
-        while self._next_position < len(shots):
-            at_s = shots[self._next_position].at_s
+        while self._next_position < len(requests):
+            at_s = requests[self._next_position].at_s
             if self._count_running() >= self._task.connections if at_s is None else at_s > now:
                 return True
             self._send(self._next_position)
@@ -115,19 +113,19 @@ class RequestSender:
         return False
 
     def _send(self, position: int, sent_s: float | None = None) -> None:
-        """Send on a connection that is free, or on a new one."""
+        """Send on an idle connection, or on a new one."""
         if sent_s is None:
             self._progress.sent += 1
-        began = monotonic() if sent_s is None else sent_s
+        began_s = monotonic() if sent_s is None else sent_s
         try:
             connection = self._idle.pop() if self._idle and sent_s is None else self._open_connection()
-        except OSError as problem:
-            self._queue_ended(_EndedRequest(position, began, monotonic(), error="connect", detail=str(problem)))
+        except OSError as error:
+            self._queue_ended(_EndedRequest(position, began_s, monotonic(), error="connect", detail=str(error)))
             return
         try:
             connection.begin(position, self._task.requests[position].data, sent_s)
-        except OSError as problem:
-            self._handle_broken(connection, str(problem))
+        except OSError as error:
+            self._handle_broken(connection, str(error))
             return
         if connection.unsent and not connection.connecting:
             self._poll.modify(connection.socket.fileno(), _READABLE | _WRITABLE)
@@ -150,20 +148,20 @@ class RequestSender:
         return self._progress.sent - self._progress.ended
 
     def _wait_for_events(self) -> None:
-        """Take what has come; when nothing has, wait for it, or for the next send."""
+        """Handle ready sockets; if there are none, wait for one or for the next send."""
         events = self._poll.poll(0)
         if not events:
             wait_s = self._next_wait_s()
             if wait_s > 0:
                 select.select([self._poll], [], [], wait_s)
             events = self._poll.poll(0)
-        for number, what in events:
+        for number, mask in events:
             connection = self._open.get(number)
             if connection is None:
                 continue
             if connection.connecting:
                 self._handle_opened(connection)
-            elif what & ~_WRITABLE:
+            elif mask & ~_WRITABLE:
                 self._handle_readable(connection)
             elif connection.is_busy:
                 self._handle_writable(connection)
@@ -183,7 +181,7 @@ class RequestSender:
 
     def _finish_connecting(self, connection: ClientConnection) -> bool:
         if not finish_connecting(connection):
-            self._poll.modify(connection.socket.fileno(), _READABLE)  # the handshake waits for the server's word
+            self._poll.modify(connection.socket.fileno(), _READABLE)  # the handshake waits for the server
             return False
         self._poll.modify(connection.socket.fileno(), _READABLE)
         return True
@@ -192,14 +190,14 @@ class RequestSender:
         try:
             if self._finish_connecting(connection) and connection.is_busy:
                 self._handle_writable(connection)
-        except OSError as problem:
-            self._fail_request(connection, "connect", str(problem))
+        except OSError as error:
+            self._fail_request(connection, "connect", str(error))
 
     def _handle_writable(self, connection: ClientConnection) -> None:
         try:
             connection.flush()
-        except OSError as problem:
-            self._handle_broken(connection, str(problem))
+        except OSError as error:
+            self._handle_broken(connection, str(error))
             return
         self._poll.modify(connection.socket.fileno(), _READABLE | _WRITABLE if connection.unsent else _READABLE)
 
@@ -209,26 +207,26 @@ class RequestSender:
                 data = connection.socket.recv(READ_BYTES)
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return
-            except OSError as problem:
-                self._handle_broken(connection, str(problem))
+            except OSError as error:
+                self._handle_broken(connection, str(error))
                 return
             now = monotonic()
             if not data:
                 self._handle_broken(connection, "the server closed the connection")
                 return
-            if not connection.is_busy:  # nobody asked
+            if not connection.is_busy:  # unsolicited data
                 self._close_idle(connection)
                 return
             self._progress.events += data.count(b"\n\n")
             try:
-                whole = connection.receive(data, now)
-            except MalformedHttp as problem:
-                self._fail_request(connection, "garbage", str(problem))
+                is_complete = connection.receive(data, now)
+            except MalformedHttp as error:
+                self._fail_request(connection, "garbage", str(error))
                 return
-            if whole:
+            if is_complete:
                 self._handle_complete(connection, now)
                 return
-            if not self._task.tls:  # a plain socket has given all it had; the rest wakes the poll again
+            if not self._task.tls:  # a plain socket is drained; new data wakes the poll
                 return
 
     def _handle_complete(self, connection: ClientConnection, now: float) -> None:
@@ -240,19 +238,19 @@ class RequestSender:
         else:
             self._idle.append(connection)
 
-    def _handle_broken(self, connection: ClientConnection, why: str) -> None:
-        """The connection ended. Before any byte, on one that had served, every client asks again on a new one."""
+    def _handle_broken(self, connection: ClientConnection, reason: str) -> None:
+        """Handle a closed connection. If a reused one closed before any byte, retry on a new one, as every client does."""
         if not connection.is_busy:
             self._close_idle(connection)
         elif not connection.parts and connection.reused:
-            shot, sent_s = connection.request_position, connection.sent_s
+            position, sent_s = connection.request_position, connection.sent_s
             self._close_connection(connection)
-            self._send(shot, sent_s)
+            self._send(position, sent_s)
         elif connection.head is not None and connection.head.ends_with_connection:
             self._queue_ended(_to_ended(connection, monotonic()))
             self._close_connection(connection)
         else:
-            self._fail_request(connection, "closed", why)
+            self._fail_request(connection, "closed", reason)
 
     def _fail_request(self, connection: ClientConnection, error: str, detail: str) -> None:
         self._queue_ended(
@@ -265,12 +263,12 @@ class RequestSender:
             self._idle.remove(connection)
         self._close_connection(connection)
 
-    # -- what has ended
+    # -- finished requests
 
     def _queue_ended(self, ended: _EndedRequest) -> None:
         self._progress.ended += 1
         if ended.error is not None or (ended.head is not None and ended.head.status != 200):
-            self._progress.failed += 1  # how soon a server refuses is no latency
+            self._progress.failed += 1  # the time to a rejection is not a latency
         else:
             self._progress.ends.append(
                 (self._workload_index(ended), ended.sent_s - self._zero, ended.end_s - self._zero)
@@ -284,13 +282,13 @@ class RequestSender:
         return self._task.requests[ended.position].index
 
     def _parse_oldest(self) -> None:
-        """Take the oldest answer apart."""
+        """Parse the oldest response."""
         ended = self._ended.popleft()
         self._unread_bytes -= sum(map(len, ended.parts))
         if ended.error is not None:
-            answer = ParsedResponse(error=ended.error, detail=ended.detail)
+            response = ParsedResponse(error=ended.error, detail=ended.detail)
         else:
-            answer = parse_response(ended.head, ended.parts, ended.stamps)
+            response = parse_response(ended.head, ended.parts, ended.stamps)
         at_s = self._task.requests[ended.position].at_s
         sent_s = ended.sent_s - self._zero
         self._outcomes.append(
@@ -299,20 +297,20 @@ class RequestSender:
                 intended_s=sent_s if at_s is None else at_s,
                 sent_s=sent_s,
                 end_s=ended.end_s - self._zero,
-                status=answer.status,
-                error=answer.error,
-                detail=answer.detail,
-                arrivals=[stamp - self._zero for stamp in answer.arrivals],
-                text=answer.text,
-                finish_reason=answer.finish_reason,
-                input_tokens=answer.input_tokens,
-                output_tokens=answer.output_tokens,
-                cached_tokens=answer.cached_tokens,
-                queue_s=answer.queue_s,
+                status=response.status,
+                error=response.error,
+                detail=response.detail,
+                arrivals=[stamp - self._zero for stamp in response.arrivals],
+                text=response.text,
+                finish_reason=response.finish_reason,
+                input_tokens=response.input_tokens,
+                output_tokens=response.output_tokens,
+                cached_tokens=response.cached_tokens,
+                queue_s=response.queue_s,
             )
         )
 
-    # -- now and then
+    # -- periodic checks
 
     def _check_periodically(self) -> None:
         now = monotonic()
@@ -324,7 +322,7 @@ class RequestSender:
         self._stalls_checked_s = now
         for connection in list(self._open.values()):
             if connection.is_busy and now - connection.last_s > self._task.timeout_s:
-                self._fail_request(connection, "stalled", f"nothing came for {self._task.timeout_s:g} s")
+                self._fail_request(connection, "stalled", f"no data for {self._task.timeout_s:g} s")
 
     def _report_progress(self, now: float, finished: bool = False) -> None:
         self._progress.finished = finished

@@ -1,4 +1,4 @@
-"""Processes of the load client are started together, watched, and their outcomes gathered."""
+"""Start the sender processes together, follow their progress, and collect the outcomes."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ from enginebay.errors import EnginebayError
 from enginebay.lab.loadgen.sender_task import RequestOutcome, SenderProgress, SenderTask, to_record
 from enginebay.lab.workload.request_records import Record, Request
 
-_START_DELAY_S = 0.3  # from the moment the last process is ready to the moment the window begins
+_START_DELAY_S = 0.3  # from the last process ready to the start of the window
 _READY_TIMEOUT_S = 60.0
 
 
 class LoadgenFailed(EnginebayError):
-    """The load client could not do its work; the server was not measured."""
+    """The load generator failed; the server was not measured."""
 
 
 @dataclass(slots=True)
 class LoadgenProgress:
-    """How far a load is, all processes together."""
+    """The progress of all processes together."""
 
     sent: int = 0
     ended: int = 0
     failed: int = 0
     events: int = 0
     elapsed_s: float = 0.0
-    ends: list[tuple[int, float, float]] = field(default_factory=list)  # (index, sent_s, end_s) without what failed
+    ends: list[tuple[int, float, float]] = field(default_factory=list)  # (index, sent_s, end_s) of successful requests
 
 
 @dataclass(frozen=True, slots=True)
 class LoadgenResult:
-    """What a load gave."""
+    """The outcome of all requests."""
 
     records: list[Record]  # in the order of the workload
-    tokens: dict[int, list[float]]  # when the output events of each request arrived
+    tokens: dict[int, list[float]]  # arrival times of each request's output events
     zero: float  # the monotonic clock at the start of the window
-    window_s: float  # to the end of the last answer
-    core_share: float | None = None  # of a core that the busiest process used in its window; 1 is a whole one
+    window_s: float  # to the end of the last response
+    core_share: float | None = None  # of one core, used by the busiest process in its window
 
 
-StopCondition = Callable[[LoadgenProgress], bool]  # true: send nothing more
+StopCondition = Callable[[LoadgenProgress], bool]  # True: send no more requests
 
 
 def run_loadgen(
@@ -59,46 +59,51 @@ def run_loadgen(
     should_stop: StopCondition | None = None,
     on_window_soon: Callable[[], None] = lambda: None,
 ) -> LoadgenResult:
-    """Carry out the orders together; `soon` is called a moment before the window. Raises `ClientFailed`."""
+    """Run the tasks together. `on_window_soon` is called just before the window starts. Raise `LoadgenFailed`."""
     with tempfile.TemporaryDirectory(prefix="bay-lab-") as folder:
-        crew = _SenderPool(Path(folder), tasks)
+        pool = _SenderPool(Path(folder), tasks)
         try:
-            zero = crew.start()
+            zero = pool.start()
             on_window_soon()
-            told = crew.follow(zero, should_stop)
-            outcomes = crew.read_outcomes()
+            last_progress = pool.follow(zero, should_stop)
+            outcomes = pool.read_outcomes()
         finally:
-            crew.stop()
+            pool.stop()
     records = [
         to_record(outcome, requests[outcome.index], tasks[process].process)
-        for process, own in enumerate(outcomes)
-        for outcome in own
+        for process, sender_outcomes in enumerate(outcomes)
+        for outcome in sender_outcomes
     ]
     records.sort(key=lambda record: record.index)
-    tokens = {outcome.index: outcome.arrivals for own in outcomes for outcome in own if outcome.error is None}
+    tokens = {
+        outcome.index: outcome.arrivals
+        for sender_outcomes in outcomes
+        for outcome in sender_outcomes
+        if outcome.error is None
+    }
     window_s = max((record.end_s or 0.0 for record in records), default=0.0)
-    core_share = max((one.core_share for one in told.values() if one.finished), default=None)
+    core_share = max((progress.core_share for progress in last_progress.values() if progress.finished), default=None)
     return LoadgenResult(records, tokens, zero, window_s, core_share)
 
 
 class _SenderPool:
-    """The processes of one load."""
+    """The sender processes of one run."""
 
     def __init__(self, folder: Path, tasks: Sequence[SenderTask]) -> None:
         self._outcome_files = [folder / f"outcomes-{number}" for number in range(len(tasks))]
         self._processes: list[subprocess.Popen[bytes]] = []
         self._partial_lines: dict[int, bytes] = {}
-        # The package may not be installed: the processes find it where this one did.
+        # The package may not be installed: the processes import it from where this one did.
         paths = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-        for number, order in enumerate(tasks):
-            place = folder / f"order-{number}"
-            place.write_bytes(msgspec.msgpack.encode(order))
+        for number, task in enumerate(tasks):
+            task_file = folder / f"task-{number}"
+            task_file.write_bytes(msgspec.msgpack.encode(task))
             command = [
                 sys.executable,
                 "-m",
                 "enginebay.lab.loadgen.sender_process",
-                str(place),
+                str(task_file),
                 str(self._outcome_files[number]),
             ]
             self._processes.append(
@@ -106,7 +111,7 @@ class _SenderPool:
             )
 
     def start(self) -> float:
-        """Wait until all are ready; tell them when the window begins."""
+        """Wait until all are ready, send them the start of the window, and return it."""
         deadline = monotonic() + _READY_TIMEOUT_S
         with selectors.DefaultSelector() as ready:
             for process in self._processes:
@@ -114,7 +119,9 @@ class _SenderPool:
             while ready.get_map():
                 events = ready.select(max(0.0, deadline - monotonic()))
                 if not events:
-                    raise LoadgenFailed("the load client did not start", "is the machine out of memory or very busy?")
+                    raise LoadgenFailed(
+                        "the load generator did not start", "is the machine out of memory or very busy?"
+                    )
                 for key, _ in events:
                     self._read_ready(key.fileobj)  # type: ignore[arg-type]
                     ready.unregister(key.fileobj)
@@ -128,48 +135,50 @@ class _SenderPool:
     def _read_ready(self, out: IO[bytes]) -> None:
         line = out.readline().decode().strip()
         if line != "ready":
-            why = line.removeprefix("failed ") or "it ended at once"
-            raise LoadgenFailed(f"the load client has no connection to the server: {why}", "does the server run?")
+            why = line.removeprefix("failed ") or "a sender process exited early"
+            raise LoadgenFailed(
+                f"the load generator cannot connect to the server: {why}", "check that the server is running"
+            )
 
     def follow(self, zero: float, should_stop: StopCondition | None) -> dict[int, SenderProgress]:
-        """Follow the load until every process is through; gives the last word of each."""
-        told: dict[int, SenderProgress] = {}
-        live = LoadgenProgress()
+        """Follow the processes until all are done, and return the last progress of each."""
+        last_progress: dict[int, SenderProgress] = {}
+        total = LoadgenProgress()
         stopped = False
-        with selectors.DefaultSelector() as lines:
+        with selectors.DefaultSelector() as selector:
             for number, process in enumerate(self._processes):
                 os.set_blocking(_get_stdout(process).fileno(), False)
-                lines.register(_get_stdout(process), selectors.EVENT_READ, number)
+                selector.register(_get_stdout(process), selectors.EVENT_READ, number)
                 self._partial_lines[number] = b""
-            while lines.get_map():
-                for key, _ in lines.select(1.0):
-                    if not self._read_progress(key.data, told, live):
-                        lines.unregister(key.fileobj)
-                _sum_progress(live, told, zero)
-                if should_stop is not None and should_stop(live) and not stopped:
+            while selector.get_map():
+                for key, _ in selector.select(1.0):
+                    if not self._read_progress(key.data, last_progress, total):
+                        selector.unregister(key.fileobj)
+                _sum_progress(total, last_progress, zero)
+                if should_stop is not None and should_stop(total) and not stopped:
                     stopped = True
                     for process in self._processes:
                         process.terminate()
-        return told
+        return last_progress
 
-    def _read_progress(self, number: int, told: dict[int, SenderProgress], live: LoadgenProgress) -> bool:
-        """What a process has said since. False: it will say no more."""
+    def _read_progress(self, number: int, last_progress: dict[int, SenderProgress], total: LoadgenProgress) -> bool:
+        """Read new progress of a process. Return False at the end of its output."""
         data = os.read(_get_stdout(self._processes[number]).fileno(), 1 << 20)
-        *whole, self._partial_lines[number] = (self._partial_lines[number] + data).split(b"\n")
-        for line in whole:
+        *lines, self._partial_lines[number] = (self._partial_lines[number] + data).split(b"\n")
+        for line in lines:
             progress = msgspec.json.decode(line, type=SenderProgress)
-            live.ends += progress.ends
-            told[number] = progress
+            total.ends += progress.ends
+            last_progress[number] = progress
         return bool(data)
 
     def read_outcomes(self) -> list[list[RequestOutcome]]:
-        """What each process brought back."""
+        """Return the outcomes of each process. Raise `LoadgenFailed`."""
         for process in self._processes:
             if process.wait():
                 raise LoadgenFailed(
-                    f"a process of the load client ended with {process.returncode}", "see what it printed above"
+                    f"a load generator process exited with {process.returncode}", "see its output above"
                 )
-        return [msgspec.msgpack.decode(place.read_bytes(), type=list[RequestOutcome]) for place in self._outcome_files]
+        return [msgspec.msgpack.decode(file.read_bytes(), type=list[RequestOutcome]) for file in self._outcome_files]
 
     def stop(self) -> None:
         for process in self._processes:
@@ -186,9 +195,9 @@ def _get_stdout(process: subprocess.Popen[bytes]) -> IO[bytes]:
     return process.stdout
 
 
-def _sum_progress(live: LoadgenProgress, progress_by_sender: dict[int, SenderProgress], zero: float) -> None:
-    live.elapsed_s = monotonic() - zero
-    live.sent = sum(one.sent for one in progress_by_sender.values())
-    live.ended = sum(one.ended for one in progress_by_sender.values())
-    live.failed = sum(one.failed for one in progress_by_sender.values())
-    live.events = sum(one.events for one in progress_by_sender.values())
+def _sum_progress(total: LoadgenProgress, progress_by_sender: dict[int, SenderProgress], zero: float) -> None:
+    total.elapsed_s = monotonic() - zero
+    total.sent = sum(progress.sent for progress in progress_by_sender.values())
+    total.ended = sum(progress.ended for progress in progress_by_sender.values())
+    total.failed = sum(progress.failed for progress in progress_by_sender.values())
+    total.events = sum(progress.events for progress in progress_by_sender.values())

@@ -1,7 +1,7 @@
-"""One process of the load client: `python -m enginebay.lab.loadgen.sender_process ORDER OUTCOMES`.
+"""One process of the load generator: `python -m enginebay.lab.loadgen.sender_process TASK OUTCOMES`.
 
-It says "ready" when its connections are open, waits to be told the moment at which the window begins, and then says how
-far it is, a line of JSON at a time. SIGTERM: nothing more is sent, what runs is waited for.
+It prints "ready" when its connections are open, reads the start of the window from its standard input, and then prints
+its progress as lines of JSON. On SIGTERM it sends no more requests and waits for those in flight.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from enginebay.util.file_limits import raise_open_file_limit
 
 
 def main(task_file: str, outcomes_file: str) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: who started this process ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent stops this process
     raise_open_file_limit()
-    order = msgspec.msgpack.decode(Path(task_file).read_bytes(), type=SenderTask)
-    if order.core is not None:
-        os.sched_setaffinity(0, {order.core})
+    task = msgspec.msgpack.decode(Path(task_file).read_bytes(), type=SenderTask)
+    if task.core is not None:
+        os.sched_setaffinity(0, {task.core})
     raise_priority()
     encode = msgspec.json.Encoder().encode
 
-    def say(progress: SenderProgress) -> None:
+    def report(progress: SenderProgress) -> None:
         try:
             os.write(1, encode(progress) + b"\n")
         except BrokenPipeError:
-            os._exit(1)  # who started this process is gone, and nobody waits for outcomes
+            os._exit(1)  # the parent is gone
 
-    shooter = RequestSender(order, say)
-    signal.signal(signal.SIGTERM, lambda number, frame: shooter.stop())
+    sender = RequestSender(task, report)
+    signal.signal(signal.SIGTERM, lambda number, frame: sender.stop())
     try:
-        shooter.connect()
-    except OSError as problem:
-        print(f"failed {problem}", flush=True)
+        sender.connect()
+    except OSError as error:
+        print(f"failed {error}", flush=True)
         return 1
     gc.collect()
     gc.freeze()
-    gc.disable()  # a collection in the window would be measured as the server's
+    gc.disable()  # a collection in the window would count as the server's delay
     print("ready", flush=True)
     zero = float(sys.stdin.readline())
-    outcomes = shooter.run(zero)
+    outcomes = sender.run(zero)
     Path(outcomes_file).write_bytes(msgspec.msgpack.encode(outcomes))
     return 0
 

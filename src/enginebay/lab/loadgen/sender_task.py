@@ -1,4 +1,4 @@
-"""What one process of the load client is told, and what it gives back."""
+"""The task of one sender process, and the outcomes it returns."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ API_PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 @dataclass(frozen=True, slots=True)
 class TargetServer:
-    """The server that is measured, and what every request to it says."""
+    """The server to measure, and what all requests to it have in common."""
 
-    url: str  # http://host:port, with what comes before /v1 if anything does
+    url: str  # http://host:port, plus a path prefix before /v1 if there is one
     model: str
     headers: Mapping[str, str] = field(default_factory=dict)
-    body: Mapping[str, Any] = field(default_factory=dict)  # sampling and the like, the same in every request
-    timeout_s: float = 120.0  # without a byte for so long, a request has stalled
-    is_enginebay: bool = False  # it says how long requests waited, when asked, and what its meters read
+    body: Mapping[str, Any] = field(default_factory=dict)  # fields of every request, such as sampling
+    timeout_s: float = 120.0  # a request without a byte for this long has stalled
+    is_enginebay: bool = False  # reports queue times and meters
 
     @property
     def address(self) -> tuple[str, int]:
         parts = urlsplit(self.url)
-        if "@" in parts.netloc:  # and what is said of it must not repeat the password
+        if "@" in parts.netloc:  # the message must not repeat the password
             raise ConfigError(
-                "a server's address cannot hold a name or a password: it is kept with every run",
-                "leave out what is before the @, and set ENGINEBAY_API_KEY",
+                "a server's address must not contain a user name or password: it is stored with every run",
+                "remove what is before the @, and set ENGINEBAY_API_KEY",
             )
         try:
             port = parts.port
         except ValueError:
             port = 0
         if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query or parts.fragment:
-            raise ConfigError(f"{self.url!r} is not the address of a server", "give one like http://127.0.0.1:8000")
+            raise ConfigError(f"{self.url!r} is not a server address", "use one like http://127.0.0.1:8000")
         return parts.hostname, port or (443 if parts.scheme == "https" else 80)
 
     @property
@@ -52,7 +52,7 @@ class TargetServer:
 
 
 class ScheduledRequest(msgspec.Struct, frozen=True):
-    """One request as bytes, and when it is to be sent; None: as soon as a connection is free."""
+    """One request as bytes, and when to send it. `at_s` None: as soon as a connection is idle."""
 
     index: int
     at_s: float | None
@@ -60,21 +60,21 @@ class ScheduledRequest(msgspec.Struct, frozen=True):
 
 
 class SenderTask(msgspec.Struct, frozen=True):
-    """One process' share of a load."""
+    """One process's share of the requests."""
 
     process: int
     host: str
     port: int
     tls: bool
     requests: list[ScheduledRequest]
-    connections: int  # opened before the window; in a closed loop there are never more
+    connections: int  # opened before the window; also the maximum in a closed loop
     timeout_s: float
-    stop_sending_s: float | None = None  # nothing is sent after that
+    stop_sending_s: float | None = None  # no request is sent after this
     core: int | None = None
 
 
 class RequestOutcome(msgspec.Struct):
-    """One request as the process gives it back; the times of its output events are with it."""
+    """The outcome of one request, with the arrival times of its output events."""
 
     index: int
     intended_s: float
@@ -93,21 +93,23 @@ class RequestOutcome(msgspec.Struct):
 
 
 class SenderProgress(msgspec.Struct):
-    """How far a process is; a line of its output."""
+    """The progress of a process; one line of its output."""
 
     sent: int = 0
     ended: int = 0
-    failed: int = 0  # as far as it can be told before answers are read
-    events: int = 0  # of streams; about as many as tokens, for people to look at
-    ends: list[tuple[int, float, float]] = []  # (index, sent_s, end_s) of what did not fail, since the last line
+    failed: int = 0  # as far as known before responses are parsed
+    events: int = 0  # of streams; about as many as tokens, for display
+    ends: list[
+        tuple[int, float, float]
+    ] = []  # (index, sent_s, end_s) of requests that did not fail, since the last line
     finished: bool = False
-    core_share: float = 0.0  # of a core that the process used in its window, once that is over; 1 is a whole one
+    core_share: float = 0.0  # of one core, used in the window; set when that is over
 
 
 def encode_request(target: TargetServer, request: Request) -> bytes:
-    """The request as it goes over the wire. Always streamed, always with usage. Pure."""
-    told = {"include_usage": True} | ({"include_timing": True} if target.is_enginebay else {})
-    body: dict[str, Any] = {"model": target.model, "stream": True, "stream_options": told}
+    """Encode a request as it goes over the wire: always streamed, always with usage. Pure."""
+    stream_options = {"include_usage": True} | ({"include_timing": True} if target.is_enginebay else {})
+    body: dict[str, Any] = {"model": target.model, "stream": True, "stream_options": stream_options}
     prompt = request.prompt
     if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
         path, body["prompt"] = API_PATHS["completions"], prompt
@@ -115,10 +117,10 @@ def encode_request(target: TargetServer, request: Request) -> bytes:
         path, body["messages"] = API_PATHS["chat"], prompt
     if request.output_tokens is not None:
         body |= {"max_tokens": request.output_tokens, "min_tokens": request.output_tokens, "ignore_eos": True}
-    data = msgspec.json.encode({**target.body, **body})  # a request's own length goes before a common one
+    data = msgspec.json.encode({**target.body, **body})  # a request's own length overrides the common one
     host, port = target.address
-    named = f"[{host}]" if ":" in host else host
-    lines = [f"POST {target.base_path}{path} HTTP/1.1", f"Host: {named}:{port}", "Content-Type: application/json"]
+    host_name = f"[{host}]" if ":" in host else host
+    lines = [f"POST {target.base_path}{path} HTTP/1.1", f"Host: {host_name}:{port}", "Content-Type: application/json"]
     lines += [f"{name}: {value}" for name, value in target.headers.items()]
     lines.append(f"Content-Length: {len(data)}")
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
@@ -133,35 +135,35 @@ def split_into_tasks(
     stop_sending_s: float | None = None,
     cores: Sequence[int] = (),
 ) -> list[SenderTask]:
-    """Every process' order: requests are dealt in turn, so no queue is shared. Pure."""
+    """Deal the requests to processes round-robin, so that no queue is shared. Pure."""
     host, port = target.address
     processes = max(1, min(processes, concurrency, len(requests)))
-    orders = []
+    tasks = []
     for process in range(processes):
-        shots = [
+        scheduled = [
             ScheduledRequest(index, None if times is None else times[index], encode_request(target, requests[index]))
             for index in range(process, len(requests), processes)
         ]
-        own = concurrency // processes + (process < concurrency % processes)
+        connections = concurrency // processes + (process < concurrency % processes)
         core = cores[process % len(cores)] if cores else None
-        orders.append(
+        tasks.append(
             SenderTask(
                 process,
                 host,
                 port,
                 target.uses_tls,
-                shots,
-                own,
+                scheduled,
+                connections,
                 target.timeout_s,
                 stop_sending_s=stop_sending_s,
                 core=core,
             )
         )
-    return orders
+    return tasks
 
 
 def to_record(outcome: RequestOutcome, request: Request, process: int) -> Record:
-    """What is kept of a request."""
+    """Return the stored record of a request."""
     return Record(
         index=outcome.index,
         intended_s=outcome.intended_s,

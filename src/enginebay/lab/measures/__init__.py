@@ -1,1 +1,1 @@
-"""What one run measured: latencies, rates, goodput, energy and cost, from its records."""
+"""Figures of one run from its records: latencies, rates, goodput, energy and cost."""

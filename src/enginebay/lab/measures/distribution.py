@@ -1,4 +1,4 @@
-"""How values spread: the mean, the percentiles, and which percentiles so many values can carry. Pure."""
+"""Mean and percentiles of a set of values, and how many values a percentile needs. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TAIL_SHARE = 0.025  # on each side of a 95% interval
 
 @dataclass(frozen=True, slots=True)
 class DistributionSummary:
-    """Percentiles are interpolated linearly between the two nearest values."""
+    """Summary of a set of values. Percentiles interpolate linearly between the two nearest values."""
 
     count: int
     mean: float
@@ -30,7 +30,7 @@ class DistributionSummary:
 
 
 def summarize(values: Sequence[float]) -> DistributionSummary:
-    """Of at least one value, all finite."""
+    """Summarize at least one value; all must be finite."""
     array = np.asarray(values, dtype=np.float64)
     if array.size == 0:
         raise ValueError("a distribution needs at least one value")
@@ -47,17 +47,17 @@ def summarize(values: Sequence[float]) -> DistributionSummary:
 
 
 def is_quotable(percent: float, count: int) -> bool:
-    """Whether `count` independent values can carry this percentile: see `needed`."""
+    """Return whether `count` independent values support this percentile; see `count_needed`."""
     return count >= count_needed(percent)
 
 
 def count_needed(percent: float) -> int:
-    """How many values a percentile needs: so many that its distribution-free 95% interval ends inside the sample.
+    """Return how many values put the percentile's distribution-free 95% interval inside the sample.
 
-    All of n values lie below the p-th percentile with probability p^n; the interval's upper end is one of them only
-    once that is at most 2.5%, so n >= ln(0.025) / ln(p). Below the median it is the lower end that decides.
+    All of n values lie below the p-th percentile with probability p^n. The interval has an upper end in the sample
+    only if that is at most 2.5%, so n >= ln(0.025) / ln(p). Below the median the lower end decides.
     """
     if not 0 < percent < 100:
-        raise ValueError(f"a percentile lies between 0 and 100, not at {percent}")
+        raise ValueError(f"percentile must be between 0 and 100, not {percent}")
     share = max(percent, 100 - percent) / 100
     return math.ceil(math.log(_TAIL_SHARE) / math.log(share))

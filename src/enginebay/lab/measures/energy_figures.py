@@ -1,4 +1,4 @@
-"""Joules and money per token, from what the meters and the user give. Pure."""
+"""Energy and cost per token, from meter readings and the user's price. Pure."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, Protocol
 
 _TOKEN_COUNTS = {"output_token": "output_tokens", "total_token": "total_tokens", "good_token": "good_output_tokens"}
 IDLE, PREFILL, DECODE = "idle", "prefill", "decode"
-# The idle one is not called idle_energy_j: of each kind of device that is what idling would have drawn all the time.
+# Not idle_energy_j: per device kind, that is the idle power over the whole window.
 _PHASE_FIGURES = {IDLE: "idle_phase_energy_j", PREFILL: "prefill_energy_j", DECODE: "decode_energy_j"}
 _PER_PHASE_FIGURES = {
     PREFILL: ("prefill_j_per_input_token", "input_tokens"),
     DECODE: ("decode_j_per_output_token", "output_tokens"),
 }
 _MAX_MIXED_SHARE = (
-    0.1  # of the prefill's time other answers may be written in; beyond, its joules are not of the prompts alone
+    0.1  # share of the prefill time that may overlap with decoding; beyond it, prefill joules include decode work
 )
 
 
 class EnergyUse(Protocol):
-    """What one kind of device drew over the measured window."""
+    """Energy that one kind of device used over the measured window."""
 
     @property
     def total_j(self) -> float | None: ...
@@ -34,25 +34,25 @@ class EnergyUse(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EnergyPhases:
-    """The energy of the window by what was done; without joules, why it cannot be told."""
+    """Energy of the window by phase; without joules, `why` gives the reason."""
 
     joules: Mapping[str, float] = field(default_factory=dict)  # by idle, prefill, decode
-    mixed: float = 0.0  # share of the time in prefill in which other answers were being written
+    mixed: float = 0.0  # share of the prefill time during which other requests decoded
     why: str = ""
 
 
-Counts = Mapping[str, int | None]  # input_tokens, output_tokens, total_tokens, good_output_tokens; None: not known
-FiguresAndAbsences = tuple[dict[str, Any], dict[str, str]]  # what there is, and why the rest is absent
+Counts = Mapping[str, int | None]  # input_tokens, output_tokens, total_tokens, good_output_tokens; None: unknown
+FiguresAndAbsences = tuple[dict[str, Any], dict[str, str]]  # the figures, and the reason for each absent one
 
 
 def compute_energy_figures(
     energy: Mapping[str, EnergyUse] | None, counts: Counts, phases: EnergyPhases | None
 ) -> FiguresAndAbsences:
-    """`energy` by kind of device ("gpu", "cpu"); `phases` of all kinds together.
+    """Return the energy figures. `energy` is by device kind ("gpu", "cpu"); `phases` covers all kinds together.
 
-    Joules per token are the whole energy of the window, idle power included, over the tokens of the same window: of each
-    kind, and of all kinds together with `energy_of` saying which devices those are. Where one of them could not be read,
-    there is no whole: the rest of it would pass for that.
+    Joules per token divide the window's whole energy, idle power included, by its tokens: for each kind, and for all
+    kinds together, where `energy_of` lists the devices. If one kind could not be read there is no total, because a
+    partial sum would look like one.
     """
     used = energy or {}
     read = {kind: use for kind, use in used.items() if use.total_j is not None}
@@ -76,18 +76,18 @@ def compute_energy_figures(
     devices = [device for kind in sorted(read) for device in read[kind].devices or (kind,)]
     figures |= {"energy_of": "+".join(devices), "energy_j": sum(use.total_j or 0.0 for use in read.values())}
     _add_per_token(figures, absent, "", figures["energy_j"], counts)
-    _add_phases(figures, absent, phases or EnergyPhases(why="nobody told the phases apart"), counts)
+    _add_phases(figures, absent, phases or EnergyPhases(why="phases were not separated"), counts)
     return figures, absent
 
 
 def compute_cost_figures(price: float | None, window_s: float, counts: Counts) -> FiguresAndAbsences:
-    """What a million tokens cost at `price` per hour of the machine, in the price's own currency."""
+    """Return the cost of a million tokens at `price` per machine hour, in the currency of the price."""
     figures: dict[str, Any] = {}
     absent: dict[str, str] = {}
     for name in ("input_tokens", "output_tokens", "total_tokens"):
         figure, tokens = f"cost_per_million_{name}", counts.get(name)
         if price is None:
-            absent[figure] = "no price was given"
+            absent[figure] = "no price is set"
         elif not tokens:
             absent[figure] = _explain_no_tokens(tokens)
         else:
@@ -101,7 +101,7 @@ def _add_per_token(figures: dict[str, Any], absent: dict[str, str], prefix: str,
         if tokens:
             figures[f"{prefix}j_per_{name}"] = joules / tokens
         elif tokens is None and counts.get("output_tokens") is not None and name == "good_token":
-            absent[f"{prefix}j_per_{name}"] = "no slo was given"
+            absent[f"{prefix}j_per_{name}"] = "no SLO is set"
         else:
             absent[f"{prefix}j_per_{name}"] = _explain_no_tokens(tokens)
 
@@ -117,7 +117,7 @@ def _add_phases(figures: dict[str, Any], absent: dict[str, str], phases: EnergyP
         if joules is None:
             absent[name] = phases.why
         elif phases.mixed > _MAX_MIXED_SHARE:
-            absent[name] = f"other answers were being written in {phases.mixed:.0%} of the prefill's time"
+            absent[name] = f"other requests were decoding during {phases.mixed:.0%} of the prefill time"
         elif not tokens:
             absent[name] = _explain_no_tokens(tokens)
         else:
@@ -125,4 +125,4 @@ def _add_phases(figures: dict[str, Any], absent: dict[str, str], phases: EnergyP
 
 
 def _explain_no_tokens(tokens: int | None) -> str:
-    return "the server did not count the tokens" if tokens is None else "no such tokens in the window"
+    return "the server did not report token counts" if tokens is None else "no such tokens in the window"

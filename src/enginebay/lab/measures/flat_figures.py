@@ -1,4 +1,4 @@
-"""The numbers among a run's measures by dotted name, and which way is better. Pure."""
+"""Numeric figures of a run by dotted name, and whether higher or lower is better. Pure."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _LOWER_IS_BETTER = (
     "errors",
     "memory_bytes",
 )
-_NEUTRAL_PARTS = ("count",)  # of a distribution: neither good nor bad
+_NEUTRAL_PARTS = ("count",)  # parts of a distribution without a better direction
 
 
 def flatten_figures(measures: Mapping[str, Any]) -> dict[str, float]:
-    """`{"ttft_s": {"p95": 0.4}}` becomes `{"ttft_s.p95": 0.4}`; whatever is no finite number is left out."""
+    """Turn `{"ttft_s": {"p95": 0.4}}` into `{"ttft_s.p95": 0.4}`; drop everything but finite numbers."""
     figures: dict[str, float] = {}
     for name, value in measures.items():
         if name in _NON_FIGURES:
@@ -40,12 +40,12 @@ def flatten_figures(measures: Mapping[str, Any]) -> dict[str, float]:
 
 
 def better_direction(figure: str) -> Direction | None:
-    """Which way a figure is better; None where neither is, as with a count of requests."""
+    """Return which direction is better; None if neither is, as for a count of requests."""
     name, _, part = figure.partition(".")
     if part in _NEUTRAL_PARTS:
         return None
     if name.endswith(_HIGHER_IS_BETTER):
         return "higher"
-    if name == "energy_j" or any(sign in name for sign in _LOWER_IS_BETTER):
+    if name == "energy_j" or any(pattern in name for pattern in _LOWER_IS_BETTER):
         return "lower"
     return None

@@ -1,4 +1,4 @@
-"""Which of a run's figures are shown first, and how they are written. Pure."""
+"""Headline figures of a run in display order, and their number format. Pure."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ HEADLINES = (
 )
 
 
-def select_headlines(found: Iterable[str]) -> list[str]:
-    """Those of the figures that a person looks at first, in the order they are looked at."""
-    there = set(found)
-    return [name for name in HEADLINES if name in there]
+def select_headlines(names: Iterable[str]) -> list[str]:
+    """Return the headline figures among these names, in display order."""
+    available = set(names)
+    return [name for name in HEADLINES if name in available]
 
 
 def format_digits(value: float | None) -> str:
-    """Four significant digits; an exponent only for what is very small or very large."""
+    """Format with four significant digits; use an exponent only for very small or very large values."""
     if value is None:
         return "-"
     if value == 0:

@@ -1,8 +1,8 @@
-"""Whether two engines gave the same answers, and whether each ran as it was asked to. Pure.
+"""Whether two engines gave the same answers, and whether each ran with the requested settings. Pure.
 
-Speeds compare only where the work was the same: the same token ids in, and greedy answers that agree. Numerics differ
-between engines, so long greedy answers part somewhere; how late, and how far apart the logprobs were until then, tells
-rounding from a broken engine.
+Speeds compare only if the work was the same: the same token ids in, and greedy answers that agree. Numerics differ
+between engines, so long greedy answers diverge somewhere. How late they diverge, and how far apart the logprobs are
+until then, separates rounding from a broken engine.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from enginebay.lab.measures.distribution import DistributionSummary, summarize
 SettingState = Literal["as_asked", "changed", "chosen_by_engine", "not_reported"]
 OTHER_IDS_MARK = (
     -1
-)  # in the place of prompt ids, before their number: the server works on others than were sent, untold which
+)  # stands for prompt ids, followed by their count: the server uses other ids than were sent and does not report them
 
 
 @dataclass(frozen=True, slots=True)
 class ParityAnswer:
-    """One greedy answer; what a server does not tell is None."""
+    """One greedy answer; None for what the server does not report."""
 
     prompt_ids: tuple[int, ...] | None
-    token_ids: tuple[int | str, ...] | None  # or the tokens as text, where ids are not told
+    token_ids: tuple[int | str, ...] | None  # or the tokens as text, if the server reports no ids
     logprobs: tuple[float, ...] | None = None  # of the tokens chosen
     text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """Of b against a. What the servers do not tell is None and its reason in `absent`."""
+    """Comparison of b against a. What the servers do not report is None, with the reason in `absent`."""
 
     answers: int
     same_prompt_ids: bool | None  # in every answer
-    identical_answers: float  # share; by token ids where both tell them, else by text
+    identical_answers: float  # share; by token ids if both report them, else by text
     greedy_agreement: float | None  # share of positions before the first that differs
     first_divergence: (
         DistributionSummary | None
-    )  # the position, from 0, in the answers that part; None also where none does
-    logprob_distance: float | None  # mean of |Δ| over the common beginnings
+    )  # position, from 0, in the answers that diverge; None also if none does
+    logprob_distance: float | None  # mean of |Δ| over the common prefixes
     logprob_distance_max: float | None
     output_length_ratio: float | None  # tokens of b per token of a
     absent: Mapping[str, str]
@@ -65,34 +65,34 @@ class _AnswerPair:
 
 
 def compare_answers(a: Sequence[ParityAnswer], b: Sequence[ParityAnswer]) -> Parity:
-    """Two engines' answers to the same prompts, in the same order."""
+    """Compare two engines' answers to the same prompts, in the same order."""
     if len(a) != len(b):
-        raise ValueError(f"parity needs as many answers on both sides, not {len(a)} and {len(b)}")
+        raise ValueError(f"parity needs the same number of answers on both sides, not {len(a)} and {len(b)}")
     if not a:
         raise ValueError("parity needs at least one answer")
     answers = list(zip(a, b, strict=True))
     pairs = [pair for pair in (_pair_answers(x, y) for x, y in answers) if pair is not None]
-    told = len(pairs) == len(answers)  # a share over some of the answers only would pass for one over all
+    complete = len(pairs) == len(answers)  # a share over some answers would look like one over all
     absent: dict[str, str] = {}
     same = _have_same_prompts(answers)
     if same is None:
-        absent["same_prompt_ids"] = "a server does not tell the token ids it was given"
-    if not told:
-        reason = "a server does not tell the token ids of its answers"
+        absent["same_prompt_ids"] = "a server does not report its prompt token ids"
+    if not complete:
+        reason = "a server does not report the token ids of its answers"
         absent |= dict.fromkeys(("greedy_agreement", "first_divergence", "output_length_ratio"), reason)
-    distances = [distance for pair in pairs for distance in pair.distances or ()] if told else []
+    distances = [distance for pair in pairs for distance in pair.distances or ()] if complete else []
     if not distances:
-        absent["logprob_distance"] = absent["logprob_distance_max"] = _explain_no_distance(pairs, told)
-    partings = [float(pair.common) for pair in pairs if pair.common < pair.longest] if told else []
+        absent["logprob_distance"] = absent["logprob_distance_max"] = _explain_no_distance(pairs, complete)
+    divergences = [float(pair.common) for pair in pairs if pair.common < pair.longest] if complete else []
     return Parity(
         answers=len(answers),
         same_prompt_ids=same,
         identical_answers=sum(_are_identical(x, y) for x, y in answers) / len(answers),
-        greedy_agreement=_measure_agreement(pairs) if told else None,
-        first_divergence=summarize(partings) if partings else None,
+        greedy_agreement=_measure_agreement(pairs) if complete else None,
+        first_divergence=summarize(divergences) if divergences else None,
         logprob_distance=math.fsum(distances) / len(distances) if distances else None,
         logprob_distance_max=max(distances, default=None),
-        output_length_ratio=_measure_length_ratio(pairs) if told else None,
+        output_length_ratio=_measure_length_ratio(pairs) if complete else None,
         absent=absent,
     )
 
@@ -108,7 +108,7 @@ def _pair_answers(a: ParityAnswer, b: ParityAnswer) -> _AnswerPair | None:
 
 
 def count_common_prefix(a: Sequence[int | str], b: Sequence[int | str]) -> int:
-    """How many ids are the same from the beginning."""
+    """Return how many leading ids are equal."""
     for position, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return position
@@ -116,11 +116,11 @@ def count_common_prefix(a: Sequence[int | str], b: Sequence[int | str]) -> int:
 
 
 def _have_same_prompts(answers: Sequence[tuple[ParityAnswer, ParityAnswer]]) -> bool | None:
-    """One prompt that differs is enough to say no; to say yes, all must be told, and not only how many they are."""
-    told = [(a.prompt_ids, b.prompt_ids) for a, b in answers if a.prompt_ids is not None and b.prompt_ids is not None]
-    if any(a != b for a, b in told):
+    """Return False if any prompt differs, True only if all ids are known and equal, else None."""
+    known = [(a.prompt_ids, b.prompt_ids) for a, b in answers if a.prompt_ids is not None and b.prompt_ids is not None]
+    if any(a != b for a, b in known):
         return False
-    return True if len(told) == len(answers) and not any(a[:1] == (OTHER_IDS_MARK,) for a, _ in told) else None
+    return True if len(known) == len(answers) and not any(a[:1] == (OTHER_IDS_MARK,) for a, _ in known) else None
 
 
 def _are_identical(a: ParityAnswer, b: ParityAnswer) -> bool:
@@ -130,7 +130,7 @@ def _are_identical(a: ParityAnswer, b: ParityAnswer) -> bool:
 
 
 def _measure_agreement(pairs: Sequence[_AnswerPair]) -> float:
-    """An engine that stops earlier parts from the other there: the longer answer's positions count."""
+    """Return the share of equal positions; the longer answer counts, so stopping early is a divergence."""
     positions = sum(pair.longest for pair in pairs)
     return sum(pair.common for pair in pairs) / positions if positions else 1.0
 
@@ -140,17 +140,17 @@ def _measure_length_ratio(pairs: Sequence[_AnswerPair]) -> float | None:
     return sum(len(pair.b) for pair in pairs) / length if length else None
 
 
-def _explain_no_distance(pairs: Sequence[_AnswerPair], told: bool) -> str:
-    if not told:
-        return "a server does not tell the token ids of its answers"
+def _explain_no_distance(pairs: Sequence[_AnswerPair], complete: bool) -> str:
+    if not complete:
+        return "a server does not report the token ids of its answers"
     if all(pair.distances is None for pair in pairs):
-        return "a server does not tell logprobs"
-    return "no answers begin with the same token"
+        return "a server does not report logprobs"
+    return "no two answers start with the same token"
 
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """One setting of one engine: what was asked for and what it ran."""
+    """One setting of one engine: the requested and the effective value."""
 
     name: str
     asked: Any
@@ -159,28 +159,32 @@ class SettingRow:
 
 
 def diff_settings(asked: Mapping[str, Any], effective: Mapping[str, Any]) -> tuple[SettingRow, ...]:
-    """Of one engine, by dotted name: what was asked first, then what the engine chose by itself."""
-    wanted, ran = flatten_settings(asked), flatten_settings(effective)
+    """Compare one engine's settings by dotted name: requested ones first, then those the engine chose."""
+    requested, actual = flatten_settings(asked), flatten_settings(effective)
     rows = [
-        SettingRow(name, value, ran.get(name), _classify_setting(name, value, ran))
-        for name, value in sorted(wanted.items())
+        SettingRow(name, value, actual.get(name), _classify_setting(name, value, actual))
+        for name, value in sorted(requested.items())
     ]
-    rows += [SettingRow(name, None, ran[name], "chosen_by_engine") for name in sorted(ran.keys() - wanted.keys())]
+    rows += [
+        SettingRow(name, None, actual[name], "chosen_by_engine") for name in sorted(actual.keys() - requested.keys())
+    ]
     return tuple(rows)
 
 
 def find_differing_settings(effective: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The settings in which engines ran differently: by setting, then by engine. One that lacks a setting is left out."""
+    """Return the settings that differ between engines: by setting, then by engine. Engines without it are left out."""
     flat = {engine: flatten_settings(settings) for engine, settings in effective.items()}
     names = sorted({name for settings in flat.values() for name in settings})
     by_name = {
         name: {engine: settings[name] for engine, settings in flat.items() if name in settings} for name in names
     }
-    return {name: found for name, found in by_name.items() if len(found) < len(flat) or _values_differ(found.values())}
+    return {
+        name: values for name, values in by_name.items() if len(values) < len(flat) or _values_differ(values.values())
+    }
 
 
 def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"batching": {"batch_size": 4}}` becomes `{"batching.batch_size": 4}`."""
+    """Turn `{"batching": {"batch_size": 4}}` into `{"batching.batch_size": 4}`."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:
@@ -190,12 +194,12 @@ def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str,
     return flat
 
 
-def _classify_setting(name: str, wanted: Any, ran: Mapping[str, Any]) -> SettingState:
-    if name not in ran:
+def _classify_setting(name: str, requested: Any, actual: Mapping[str, Any]) -> SettingState:
+    if name not in actual:
         return "not_reported"
-    if wanted is None or wanted == "auto":
+    if requested is None or requested == "auto":
         return "chosen_by_engine"
-    return "as_asked" if _to_comparable(wanted) == _to_comparable(ran[name]) else "changed"
+    return "as_asked" if _to_comparable(requested) == _to_comparable(actual[name]) else "changed"
 
 
 def _values_differ(values: Any) -> bool:
@@ -204,5 +208,5 @@ def _values_differ(values: Any) -> bool:
 
 
 def _to_comparable(value: Any) -> Any:
-    """A list and a tuple with the same values are the same setting."""
+    """Turn lists into tuples: both are the same setting."""
     return tuple(map(_to_comparable, value)) if isinstance(value, list | tuple) else value

@@ -1,7 +1,7 @@
-"""Every figure of one run, as flat data. Pure.
+"""All figures of one run, as flat data. Pure.
 
-Latencies are of every answer that came whole. Rates, energy and cost count the answers that *ended* inside the window, each
-whole, by the server's own count of its tokens: what ends later is not divided by a window it does not belong to.
+Latencies cover every completed request. Rates, energy and cost count the requests that *ended* inside the window, each
+in full, by the server's token counts. A request that ends later does not count.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enginebay.lab.measures.energy_figures import EnergyPhases, EnergyUse, compu
 from enginebay.lab.measures.slo import Slo, find_missed, is_good, slo_from_dict
 from enginebay.lab.workload.request_records import Record
 
-_EDGE_TOLERANCE_S = 1e-6  # a window that ends with the last answer holds it, whatever the rounding
+_EDGE_TOLERANCE_S = 1e-6  # a window that ends with the last response includes it despite rounding
 _GOODPUT_FIGURES = ("goodput_requests_per_s", "goodput_output_tokens_per_s", "goodput_share", "slo_met")
 
 
@@ -31,12 +31,12 @@ def compute_measures(
     phases: EnergyPhases | None = None,
     absent: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """`tokens`: when each output of a request arrived, by `Record.index`. `price`: of the machine, per hour.
+    """Return all figures.
 
-    `absent`: why the meters could not read something; it goes before a reason found here.
+    `tokens`: arrival times of each request's outputs, by `Record.index`. `price`: machine price per hour. `absent`: why meters could not read something; overrides the reasons found here.
     """
     if not window_s > 0:
-        raise ValueError(f"a window of {window_s} s measures nothing")
+        raise ValueError(f"window_s must be above 0, not {window_s}")
     limits = slo if slo is None or isinstance(slo, Slo) else slo_from_dict(slo)
     ended = [
         record for record in latencies.filter_answered(records) if (record.end_s or 0.0) <= window_s + _EDGE_TOLERANCE_S
@@ -52,9 +52,9 @@ def compute_measures(
     ]
     figures: dict[str, Any] = {"window_s": window_s, **_count_outcomes(records, ended)}
     reasons: dict[str, str] = {}
-    for found, why in parts:
-        figures |= found
-        reasons |= why
+    for part, missing in parts:
+        figures |= part
+        reasons |= missing
     return {**figures, "absent": reasons | {name: why for name, why in (absent or {}).items() if name not in figures}}
 
 
@@ -83,21 +83,19 @@ def _compute_latency_figures(
         "queue_s": [record.queue_s for record in answered],
         "send_lag_s": latencies.collect_send_lags_s(records),
     }
-    known = {name: [value for value in found if value is not None] for name, found in values.items()}
+    known = {name: [value for value in series if value is not None] for name, series in values.items()}
     known["itl_s"] = latencies.collect_token_gaps_s(answered, tokens)
-    # Requests count even for gaps between tokens: the gaps of one answer are not independent.
+    # Count requests even for token gaps: gaps within one response are not independent.
     count = len(answered)
     short = [name for name, percent in PERCENTILES.items() if not is_quotable(percent, count)]
-    figures = {name: _summarize_quotable(found, short) for name, found in known.items() if len(found)}
+    figures = {name: _summarize_quotable(series, short) for name, series in known.items() if len(series)}
     absent = {name: _explain_no_latency(name, bool(answered)) for name in known if name not in figures}
-    absent |= {
-        f"*.{name}": f"{count} answers cannot carry it: {count_needed(PERCENTILES[name])} are needed" for name in short
-    }
+    absent |= {f"*.{name}": f"too few answers: {count}, needs {count_needed(PERCENTILES[name])}" for name in short}
     return figures, absent
 
 
 def _summarize_quotable(values: Sequence[float], short: Collection[str]) -> dict[str, float]:
-    """A distribution without the percentiles that there are too few requests for."""
+    """Summarize without the percentiles that need more requests."""
     return {name: value for name, value in summarize(values).to_dict().items() if name not in short}
 
 
@@ -107,14 +105,14 @@ def _explain_no_latency(name: str, answered: bool) -> str:
     if not answered:
         return "no request was answered"
     return {
-        "queue_s": "the server does not say how long a request waited",
-        "tpot_s": "no answer had a second token",
-        "itl_s": "no answer arrived in more than one piece",
-    }.get(name, "no answer had any output")
+        "queue_s": "the server does not report queue times",
+        "tpot_s": "no response had a second token",
+        "itl_s": "no response arrived in more than one piece",
+    }.get(name, "no response had any output")
 
 
 def _count_tokens(ended: Sequence[Record]) -> dict[str, int | None]:
-    """By the server's usage; None where it left one of them out, since a sum without it would be too small."""
+    """Sum the server's token usage; None if any response lacks it, because the sum would be too small."""
     inputs, outputs = _sum_field(ended, "input_tokens"), _sum_field(ended, "output_tokens")
     both = None if inputs is None or outputs is None else inputs + outputs
     return {"input_tokens": inputs, "output_tokens": outputs, "total_tokens": both}
@@ -134,17 +132,19 @@ def _compute_rate_figures(
     for name in ("input_tokens", "output_tokens", "total_tokens"):
         count = counts[name]
         if count is None:
-            absent |= dict.fromkeys((name, f"{name}_per_s"), "the server did not count them in every answer")
+            absent |= dict.fromkeys((name, f"{name}_per_s"), "the server did not report them for every response")
         else:
             figures |= {name: count, f"{name}_per_s": count / window_s}
     cached = [record.cached_tokens for record in ended if record.cached_tokens is not None]
     if cached:
         figures["cached_input_tokens"] = sum(cached)
     else:
-        absent["cached_input_tokens"] = "the server does not say what it had in its cache"
+        absent["cached_input_tokens"] = "the server does not report cached tokens"
     events = sum(record.events for record in ended)
     if events and counts["output_tokens"] is not None:
-        figures["output_tokens_per_event"] = counts["output_tokens"] / events  # above 1, itl_s is not one per token
+        figures["output_tokens_per_event"] = (
+            counts["output_tokens"] / events
+        )  # above 1, itl_s is per event, not per token
     return figures, absent
 
 
@@ -152,11 +152,11 @@ def _compute_goodput_figures(
     records: Sequence[Record], good: Sequence[Record] | None, slo: Slo | None, tokens: int | None, window_s: float
 ) -> tuple[dict[str, Any], dict[str, str]]:
     if slo is None or good is None:
-        return {}, dict.fromkeys(_GOODPUT_FIGURES, "no slo was given")
+        return {}, dict.fromkeys(_GOODPUT_FIGURES, "no SLO is set")
     figures: dict[str, Any] = {"goodput_requests_per_s": len(good) / window_s}
     absent: dict[str, str] = {}
     if tokens is None:
-        absent["goodput_output_tokens_per_s"] = "the server did not count them in every answer"
+        absent["goodput_output_tokens_per_s"] = "the server did not report them for every response"
     else:
         figures["goodput_output_tokens_per_s"] = tokens / window_s
     if not records:
@@ -166,5 +166,5 @@ def _compute_goodput_figures(
         misses = find_missed(records, slo)
         figures |= {"slo_met": not misses, "slo_missed": misses}
     else:
-        absent["slo_met"] = "the slo has limits for requests, and none for the run"
+        absent["slo_met"] = "the SLO limits requests only, not the run"
     return figures, absent

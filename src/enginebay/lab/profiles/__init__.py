@@ -1,1 +1,1 @@
-"""When requests are sent, how long it goes on, and when the figures stand still."""
+"""When requests are sent, for how long, and when a run is stable."""

@@ -1,8 +1,8 @@
-"""Times of sending: seconds from 0, ascending, the same for the same seed on every machine.
+"""Send times: seconds from 0, ascending, identical for the same seed on every machine.
 
-Random arrivals are drawn given that there are exactly `count` of them in `count / rate` seconds. For Poisson arrivals that is
-what the process looks like once its count is known; it makes the rate that is offered the rate that was asked for, instead of
-one that differs by several percent from seed to seed.
+Random arrivals are drawn conditional on exactly `count` of them in `count / rate` seconds. For Poisson arrivals this is
+the process given its count. The offered rate is then the requested one; otherwise it would vary by several percent
+between seeds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enginebay.lab.workload.seeded_random import make_generator
 
 
 def constant(rate: float, count: int) -> list[float]:
-    """The first at 0, and then evenly."""
+    """Return evenly spaced times, the first at 0."""
     return [number / rate for number in range(count)]
 
 
@@ -25,27 +25,27 @@ def poisson(rate: float, count: int, seed: int) -> list[float]:
 
 
 def gamma(rate: float, burstiness: float, count: int, seed: int) -> list[float]:
-    """Gaps of a gamma distribution with shape `burstiness`, stretched so that `count` of them take `count / rate` seconds."""
+    """Return arrivals with gamma-distributed gaps of shape `burstiness`, scaled so that `count` gaps take `count / rate` seconds."""
     return _to_list(_draw_shares(burstiness, count, seed) * (count / rate))
 
 
 def ramp(from_rate: float, to_rate: float, duration_s: float, count: int, seed: int) -> list[float]:
-    """Poisson arrivals at a rate that goes evenly from one figure to the other."""
+    """Return Poisson arrivals at a linearly changing rate."""
     slope = (to_rate - from_rate) / duration_s
     expected = _draw_shares(1.0, count, seed) * (from_rate + to_rate) / 2 * duration_s
-    # The time by which so many are expected, in the form that stays exact where the slope is 0.
+    # Inverse of the expected count over time, in the form that stays exact at slope 0.
     root = np.sqrt(np.maximum(from_rate**2 + 2 * slope * expected, 0.0))
     return _to_list(np.minimum(2 * expected / np.maximum(from_rate + root, np.finfo(float).tiny), duration_s))
 
 
 def replay(at_s: Sequence[float], speed: float) -> list[float]:
-    """A trace's own times from its first request on."""
+    """Return a trace's own times, counted from its first request."""
     first = at_s[0] if at_s else 0.0
     return [(time - first) / speed for time in at_s]
 
 
 def find_peak_rate(times: Sequence[float], window_s: float = 1.0) -> float:
-    """The most requests a second that are sent within any window: what the client has to be able to do."""
+    """Return the highest request rate within any window: what the client must sustain."""
     if not times:
         return 0.0
     sent = np.asarray(times)
@@ -54,11 +54,11 @@ def find_peak_rate(times: Sequence[float], window_s: float = 1.0) -> float:
 
 
 def _draw_shares(shape: float, count: int, seed: int) -> Any:
-    """`count` ascending places within 0..1, with gamma gaps between them and after the last."""
+    """Draw `count` ascending positions in 0..1, with gamma gaps between them and after the last."""
     sums = np.cumsum(make_generator(seed).gamma(shape, size=count + 1))
     return sums[:-1] / sums[-1]
 
 
 def _to_list(values: Any) -> list[float]:
-    found: list[float] = values.tolist()
-    return found
+    times: list[float] = values.tolist()
+    return times

@@ -1,6 +1,6 @@
-"""Profiles: when requests are sent. Limits: until when.
+"""Profiles say when requests are sent; limits say when a run ends.
 
-A profile is open loop when the times of sending are fixed beforehand, whatever the server does.
+An open-loop profile fixes the send times in advance, whatever the server does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enginebay.lab.workload.field_checks import check_bool, check_keys, check_po
 
 @dataclass(frozen=True, slots=True)
 class OfflineProfile:
-    """Everything is there at the start; no rate is promised."""
+    """All requests at the start, without a rate."""
 
     kind: ClassVar[str] = "offline"
     open_loop: ClassVar[bool] = False
@@ -24,7 +24,7 @@ class OfflineProfile:
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoopProfile:
-    """So many at once: each answer lets the next request go."""
+    """A fixed number of requests in flight: each response releases the next request."""
 
     concurrency: int
 
@@ -38,7 +38,7 @@ class ClosedLoopProfile:
 
 @dataclass(frozen=True, slots=True)
 class ConstantProfile:
-    """Evenly spaced, `rate` requests a second."""
+    """Evenly spaced arrivals, `rate` requests per second."""
 
     rate: float
 
@@ -51,7 +51,7 @@ class ConstantProfile:
 
 @dataclass(frozen=True, slots=True)
 class PoissonProfile:
-    """Independent arrivals, `rate` requests a second."""
+    """Independent arrivals, `rate` requests per second."""
 
     rate: float
 
@@ -64,7 +64,7 @@ class PoissonProfile:
 
 @dataclass(frozen=True, slots=True)
 class GammaProfile:
-    """Gaps of a gamma distribution. `burstiness` is its shape: 1 is Poisson, less comes in bursts, more is even."""
+    """Gamma-distributed gaps. `burstiness` is the shape: 1 is Poisson, below 1 is bursty, above 1 is more even."""
 
     rate: float
     burstiness: float
@@ -79,7 +79,7 @@ class GammaProfile:
 
 @dataclass(frozen=True, slots=True)
 class TraceProfile:
-    """At the times the trace recorded, `speed` times as fast."""
+    """Arrivals at the recorded times of a trace, `speed` times as fast."""
 
     speed: float = 1.0
 
@@ -93,7 +93,7 @@ class TraceProfile:
 
 @dataclass(frozen=True, slots=True)
 class RampProfile:
-    """Independent arrivals whose rate goes evenly from one figure to another; one end may be 0."""
+    """Independent arrivals at a linearly changing rate; either end may be 0."""
 
     from_rate: float
     to_rate: float
@@ -121,14 +121,14 @@ LIMIT_KEYS = ("requests", "duration_s", "until_stable", "relative_width", "min_r
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """When it ends: after so many requests, so many seconds, or when the figures stand still; whichever is first."""
+    """When a run ends: after this many requests or seconds, or once its figures are stable, whichever comes first."""
 
     requests: int | None = None
     duration_s: float | None = None
     until_stable: bool = False
-    relative_width: float = 0.02  # of the 95% interval's half, against the mean
-    min_requests: int = 200  # before stability is looked for
-    max_requests: int = 10_000  # where only stability would end it
+    relative_width: float = 0.02  # half-width of the 95% interval relative to the mean
+    min_requests: int = 200  # before the first stability check
+    max_requests: int = 10_000  # bound when only stability ends the run
 
     def __post_init__(self) -> None:
         if self.requests is not None:
@@ -139,7 +139,7 @@ class RunLimits:
         if not 0 < check_positive_number("limits.relative_width", self.relative_width) < 1:
             raise ConfigError(
                 f"limits.relative_width must be below 1, not {self.relative_width}",
-                "it is a share of the mean: 0.02 means 2%",
+                "it is relative to the mean: 0.02 means 2%",
                 param="limits.relative_width",
             )
         check_whole_number("limits.min_requests", self.min_requests)
@@ -147,20 +147,20 @@ class RunLimits:
 
     @property
     def max_count(self) -> int | None:
-        """The highest number of requests; None: nothing limits it."""
+        """The maximum number of requests; None if unlimited."""
         if self.requests is None and self.until_stable:
             return self.max_requests
         return self.requests
 
 
 def limits_from_dict(data: Mapping[str, Any]) -> RunLimits:
-    """Limits from config data."""
-    given = check_keys("limits", data, LIMIT_KEYS)
-    return RunLimits(**{key: value for key, value in given.items() if value is not None})
+    """Build limits from config data."""
+    values = check_keys("limits", data, LIMIT_KEYS)
+    return RunLimits(**{key: value for key, value in values.items() if value is not None})
 
 
 def profile_label(profile: Profile) -> str:
-    """A short name of a profile, fit for a file name."""
+    """Return a short name of a profile that is safe in file names."""
     match profile:
         case OfflineProfile():
             return "offline"
@@ -177,5 +177,5 @@ def profile_label(profile: Profile) -> str:
 
 
 def profile_to_dict(profile: Profile) -> dict[str, Any]:
-    """A profile as the data that `read_profile` takes."""
+    """Return a profile as data that `profiles_from_dict` accepts."""
     return {"kind": profile.kind, **asdict(profile)}

@@ -1,8 +1,8 @@
-"""Profiles from config data and from the short text of `--profile`.
+"""Parse profiles from config data and from the short form of `--profile`.
 
 {"kind": "poisson", "rate": 4}
 {"kind": "sweep", "profile": "closed", "concurrencies": [1, 8, 32]}
-poisson:rate=4,requests=200        a profile with its limits
+poisson:rate=4,requests=200        a profile with limits
 poisson:rate=1/2/4                 a sweep
 """
 
@@ -36,7 +36,7 @@ PROFILE_KINDS: dict[str, type[Profile]] = {
     "trace": TraceProfile,
     "ramp": RampProfile,
 }
-SWEEP_KEYS = {  # what a sweep varies, and what the list of its values is called
+SWEEP_KEYS = {  # the swept key, and the key of its list of values
     "closed": ("concurrency", "concurrencies"),
     "constant": ("rate", "rates"),
     "poisson": ("rate", "rates"),
@@ -47,7 +47,7 @@ PROFILE_EXAMPLE = "for example poisson:rate=4,requests=200"
 
 
 def profiles_from_dict(data: Mapping[str, Any]) -> list[Profile]:
-    """The profiles that config data asks for: one, or several of a sweep."""
+    """Build the profiles of a config section: one, or several for a sweep."""
     if not isinstance(data, Mapping) or "kind" not in data:
         raise ConfigError(
             "profile needs a kind", f"choose from {', '.join((*PROFILE_KINDS, 'sweep'))}", param="profile.kind"
@@ -58,15 +58,15 @@ def profiles_from_dict(data: Mapping[str, Any]) -> list[Profile]:
 
 
 def _build_profile(kind: str, data: Mapping[str, Any]) -> Profile:
-    made = PROFILE_KINDS[kind]
-    names = [field.name for field in fields(made)]
-    required = [field.name for field in fields(made) if field.default is MISSING]
+    profile_type = PROFILE_KINDS[kind]
+    names = [field.name for field in fields(profile_type)]
+    required = [field.name for field in fields(profile_type) if field.default is MISSING]
     for key in data:
         if key in LIMIT_KEYS and key not in names:
             raise ConfigError(
                 f"profile {kind} has no key {key!r}", f"write {key} under limits", param=f"profile {kind}.{key}"
             )
-    return made(**check_keys(f"profile {kind}", data, names, required))
+    return profile_type(**check_keys(f"profile {kind}", data, names, required))
 
 
 def _expand_sweep(data: Mapping[str, Any]) -> list[Profile]:
@@ -75,42 +75,42 @@ def _expand_sweep(data: Mapping[str, Any]) -> list[Profile]:
     values = data.get(plural)
     if not isinstance(values, list | tuple) or not values:
         raise ConfigError(f"a sweep of {kind} needs {plural}", f"add {plural}: [1, 2, 4]", param=f"profile.{plural}")
-    same = {key: value for key, value in data.items() if key not in ("profile", plural)}
-    if varied in same:
-        raise ConfigError(f"a sweep has {plural}, not {varied}", f"remove {varied}", param=f"profile.{varied}")
-    swept = [_build_profile(kind, {**same, varied: value}) for value in values]
+    common = {key: value for key, value in data.items() if key not in ("profile", plural)}
+    if varied in common:
+        raise ConfigError(f"a sweep takes {plural}, not {varied}", f"remove {varied}", param=f"profile.{varied}")
+    swept = [_build_profile(kind, {**common, varied: value}) for value in values]
     if len(set(swept)) < len(swept):
         raise ConfigError(
-            f"profile.{plural} has a value twice", "use num_cycles to repeat points", param=f"profile.{plural}"
+            f"profile.{plural} contains a value twice", "use num_cycles to repeat points", param=f"profile.{plural}"
         )
     return swept
 
 
 def parse_profile(text: str) -> tuple[list[Profile], dict[str, Any]]:
-    """The short text of a profile, and the limits that it gives, as `read_limits` takes them."""
+    """Parse the short form into profiles and the data of its limits, as `limits_from_dict` accepts it."""
     kind, _, rest = text.partition(":")
     pairs = _parse_pairs(rest)
     own = [field.name for field in fields(PROFILE_KINDS[kind])] if kind in PROFILE_KINDS else []
     limits = {key: value for key, value in pairs.items() if key in LIMIT_KEYS and key not in own}
-    if kind in PROFILE_KINDS:  # its limits are among what the short text takes
+    if kind in PROFILE_KINDS:  # the short form may include limits
         check_keys(f"profile {kind}", pairs, dict.fromkeys((*own, *LIMIT_KEYS)))
     data = {key: value for key, value in pairs.items() if key not in limits}
     varied, plural = SWEEP_KEYS.get(kind, ("", ""))
     if isinstance(data.get(varied), list):
         data = {"kind": "sweep", "profile": kind, plural: data.pop(varied), **data}
-    limits_from_dict(limits)  # what is wrong with them is said now
+    limits_from_dict(limits)  # raises early if they are invalid
     return profiles_from_dict({"kind": kind, **data}), limits
 
 
 def _parse_pairs(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    pairs: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
         key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or not value or key in found:
-            wrong = "is there twice" if key in found else "is not key=value"
+        if not equals or not value or key in pairs:
+            wrong = "appears twice" if key in pairs else "is not key=value"
             raise ConfigError(f"{part.strip()!r} in the profile {wrong}", PROFILE_EXAMPLE, param="profile")
-        found[key] = [_parse_value(one) for one in value.split("/")] if "/" in value else _parse_value(value)
-    return found
+        pairs[key] = [_parse_value(item) for item in value.split("/")] if "/" in value else _parse_value(value)
+    return pairs
 
 
 def _parse_value(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""From a profile and limits to the times at which each request is sent."""
+"""Send times of each request, from a profile and limits."""
 
 from __future__ import annotations
 
@@ -21,30 +21,28 @@ from enginebay.lab.profiles.profile import (
 )
 from enginebay.lab.workload.request_records import Request
 
-MAX_REQUESTS = 5_000_000  # requests of one run; more would not fit into memory
+MAX_REQUESTS = 5_000_000  # per run; more would not fit into memory
 
 
 def count_requests_needed(profile: Profile, limits: RunLimits) -> int | None:
-    """How many requests the workload must have; None: as many as it likes, nothing here says."""
-    wanted = limits.max_count
+    """Return how many requests the workload must provide; None if the profile sets no number."""
+    needed = limits.max_count
     if isinstance(profile, RampProfile):
-        wanted = _min_known(wanted, _count_ramp_requests(profile))
+        needed = _min_known(needed, _count_ramp_requests(profile))
     elif profile.rate is not None and limits.duration_s is not None:
-        wanted = _min_known(wanted, _count_rate_requests(profile.rate, limits.duration_s))
-    if wanted is not None and wanted > MAX_REQUESTS:
-        raise ConfigError(
-            f"{wanted} requests are too many for one run", f"ask for at most {MAX_REQUESTS}", param="limits"
-        )
-    return wanted
+        needed = _min_known(needed, _count_rate_requests(profile.rate, limits.duration_s))
+    if needed is not None and needed > MAX_REQUESTS:
+        raise ConfigError(f"{needed} requests are too many for one run", f"use at most {MAX_REQUESTS}", param="limits")
+    return needed
 
 
 def draw_send_times(profile: Profile, limits: RunLimits, seed: int, requests: Sequence[Request]) -> list[float] | None:
-    """When each request is sent, from the first on; None: a closed loop, where nothing is scheduled.
+    """Return the send time of each request, starting with the first; None for a closed loop, which has no schedule.
 
-    There may be fewer times than requests, never more. Raises `ConfigError` where there would be none.
+    There may be fewer times than requests, never more. Raises `ConfigError` if there would be none.
     """
-    wanted = count_requests_needed(profile, limits)
-    count = len(requests) if wanted is None else min(wanted, len(requests))
+    needed = count_requests_needed(profile, limits)
+    count = len(requests) if needed is None else min(needed, len(requests))
     match profile:
         case ClosedLoopProfile():
             return None
@@ -58,7 +56,7 @@ def draw_send_times(profile: Profile, limits: RunLimits, seed: int, requests: Se
 
 
 def check_sends_any(profile: Profile, limits: RunLimits, count: int, seed: int) -> None:
-    """Raises `ConfigError` where the time of a run is over before the first of `count` requests is due."""
+    """Raise `ConfigError` if the run ends before the first of `count` requests is due."""
     if limits.duration_s is not None and not isinstance(profile, ClosedLoopProfile | OfflineProfile | TraceProfile):
         _keep_within_duration(profile, limits, _draw_arrivals(profile, count, seed))
 
@@ -81,27 +79,27 @@ def _keep_within_duration(profile: Profile, limits: RunLimits, times: list[float
     end_s = limits.duration_s
     if end_s is None:
         return times
-    kept = [time for time in times if time < end_s]
-    if not kept:
-        due = f": its first is due after {times[0]:.3g} s" if times else ""
+    within = [time for time in times if time < end_s]
+    if not within:
+        due = f": the first is due after {times[0]:.3g} s" if times else ""
         raise ConfigError(
-            f"{profile_label(profile)} sends no request at all in {end_s:g} s{due}",
-            "give it a longer duration or a higher rate",
+            f"{profile_label(profile)} sends no request in {end_s:g} s{due}",
+            "raise the duration or the rate",
             param="limits.duration_s",
         )
-    return kept
+    return within
 
 
 def _read_trace_times(requests: Sequence[Request]) -> list[float]:
     times = [request.at_s for request in requests if request.at_s is not None]
     if len(times) < len(requests):
         raise ConfigError(
-            "the profile trace needs a workload with times",
-            "take a workload of kind trace, or another profile",
+            "profile trace needs a workload with arrival times",
+            "use a workload of kind trace, or another profile",
             param="profile",
         )
     if any(later < earlier for earlier, later in pairwise(times)):
-        raise ConfigError("the times of the trace go backwards", "sort its requests by time", param="workload")
+        raise ConfigError("the times of the trace are not in order", "sort its requests by time", param="workload")
     return times
 
 
@@ -113,9 +111,9 @@ def _count_rate_requests(rate: float, duration_s: float) -> int:
     return _round_count(rate * duration_s, f"rate {rate:g} for {duration_s:g} s")
 
 
-def _round_count(expected: float, what: str) -> int:
+def _round_count(expected: float, source: str) -> int:
     if round(expected) < 1:
-        raise ConfigError(f"{what} sends no request at all", "raise the rate or the duration", param="profile")
+        raise ConfigError(f"{source} sends no request", "raise the rate or the duration", param="profile")
     return round(expected)
 
 

@@ -1,13 +1,13 @@
-"""Until stable: whether the figures stand still, by a rule that can be stated.
+"""Stopping rule for `until_stable`: whether the mean of a series is stable.
 
-1. Warm-up by MSER-5: of the values in order, averaged in fives, so many are cut off at the start that the standard error of the
-   rest is smallest. Where that is half of them or more, the warm-up is not over.
-2. The rest is split into 20 batches of equal size. Half the width of the 95% interval (Student's t) of their means must be
-   within `relative_width` of the mean.
-3. Neighbouring batches must not be correlated (lag-1 below 0.31, the 5% point for 20 independent values): where they are, the
-   interval claims too much, be it that the load builds up or that batches are too short.
+1. MSER-5 finds the warm-up: values are averaged in groups of five, and the cut minimizes the standard error of the rest.
+   If the cut is at half of the values or later, the warm-up is not over.
+2. The rest is split into 20 batches of equal size. The half-width of the 95% interval (Student's t) of their means must
+   be within `relative_width` of the mean.
+3. Neighbouring batches must not be correlated (lag-1 below 0.31, the 5% point for 20 independent values). If they are,
+   the interval is too narrow: the backlog grows, or the batches are too short.
 
-Looking again and again stops on lucky moments too often, so `next_look` spaces the looks out.
+Checking too often stops on lucky moments, so `next_check_count` spaces the checks out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHECK_GROWTH = 1.25
 
 @dataclass(frozen=True, slots=True)
 class StabilityCheck:
-    """What a look at the values found. Figures are None where there were too few values for them."""
+    """Result of one check. Figures are None with too few values."""
 
     stable: bool
     reason: str
@@ -39,12 +39,12 @@ class StabilityCheck:
 
 
 def find_warmup_end(values: Sequence[float]) -> int:
-    """How many values at the start belong to the warm-up (MSER-5); half of them at most."""
+    """Return how many values at the start are warm-up (MSER-5), at most half of them."""
     return _find_mser_cut(values)[0]
 
 
 def is_warmup_over(values: Sequence[float]) -> bool:
-    """Whether the best cut lies in the first half; with fewer than 20 values that cannot be told, so no."""
+    """Return whether the best cut is in the first half; always False with fewer than 20 values."""
     return _find_mser_cut(values)[1]
 
 
@@ -54,35 +54,35 @@ def _find_mser_cut(values: Sequence[float]) -> tuple[int, bool]:
         return 0, False
     means = np.asarray(values[: groups * MSER_GROUP], dtype=float).reshape(groups, MSER_GROUP).mean(axis=1)
     means = means - means.mean()
-    left: Any = groups - np.arange(groups)  # how many remain after each cut
+    remaining: Any = groups - np.arange(groups)  # values remaining after each cut
     sums, squares = (np.cumsum(series[::-1])[::-1] for series in (means, means**2))
-    spread = np.maximum(squares - sums**2 / left, 0.0) / left**2
-    # Near the end too little is left for its spread to mean anything, which is why MSER looks at the first half only.
+    spread = np.maximum(squares - sums**2 / remaining, 0.0) / remaining**2
+    # Near the end too few values remain for a meaningful spread, so MSER searches the first half only.
     half = groups // 2
     best = int(np.argmin(spread[: half + 1]))
     return best * MSER_GROUP, best < half
 
 
 def check_stability(values: Sequence[float], relative_width: float = 0.02) -> StabilityCheck:
-    """Whether the mean of the values, in the order they came, stands still."""
+    """Return whether the mean of the values, in arrival order, is stable."""
     end, over = _find_mser_cut(values)
     if not over:
         return StabilityCheck(False, "the warm-up is not over", end)
     rest = values[end:]
     if len(rest) < BATCHES * MIN_BATCH_SIZE:
-        return StabilityCheck(False, f"fewer than {BATCHES * MIN_BATCH_SIZE} requests since the warm-up", end)
+        return StabilityCheck(False, f"fewer than {BATCHES * MIN_BATCH_SIZE} requests after the warm-up", end)
     means = _compute_batch_means(rest)
     mean = float(means.mean())
     half = float(stdtrit(BATCHES - 1, 0.975) * means.std(ddof=1) / math.sqrt(BATCHES))
     if half > relative_width * abs(mean):
         return StabilityCheck(False, "the interval of the mean is too wide", end, mean, half)
     if half > 0 and _lag_1_correlation(means) > MAX_CORRELATION:
-        return StabilityCheck(False, "successive batches hang together", end, mean, half)
-    return StabilityCheck(True, "the mean stands still", end, mean, half)
+        return StabilityCheck(False, "successive batches are correlated", end, mean, half)
+    return StabilityCheck(True, "the mean is stable", end, mean, half)
 
 
 def next_check_count(finished: int) -> int:
-    """How many requests should have finished before it is worth looking again."""
+    """Return how many requests must finish before the next check."""
     return math.ceil(finished * CHECK_GROWTH)
 
 

@@ -1,1 +1,1 @@
-"""One self-contained HTML page about runs: verdicts first, then figures, plots and how to repeat them."""
+"""Self-contained HTML report about runs: verdicts first, then figures, plots and how to reproduce them."""

@@ -1,4 +1,4 @@
-"""Engines against each other at the same load, as `bay results compare` does it."""
+"""Engine comparisons at the same load, as in `bay results compare`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from enginebay.lab.report.report_points import ReportContent, ReportPoint
 from enginebay.lab.statistics.run_comparison import compare_groups
 from enginebay.lab.statistics.run_groups import has_same_workload
 
-MAX_ALL_PAIRS = 4  # points at one load; where there are more, each is compared with the first only
+MAX_ALL_PAIRS = 4  # points at one load; with more, each is compared with the first only
 
 
 @dataclass(frozen=True)
 class EnginePair:
-    """What can be said of `b` against `a`; `found` is as `compare_points` gives it."""
+    """Comparison of `b` against `a`, as returned by `compare_groups`."""
 
     a: ReportPoint
     b: ReportPoint
@@ -24,25 +24,25 @@ class EnginePair:
 
 
 def compare_engine_pairs(report: ReportContent) -> list[EnginePair]:
-    """Every comparison the page makes."""
+    """Return every comparison of the page."""
     return [EnginePair(a, b, compare_groups(a.group, b.group)) for a, b in _list_rivals(report.points)]
 
 
 def group_by_workload(points: Sequence[ReportPoint]) -> list[list[ReportPoint]]:
-    """Points of which the same was asked, and which may so be compared."""
-    loads: list[list[ReportPoint]] = []
+    """Group points that ran the same workload and so may be compared."""
+    groups: list[list[ReportPoint]] = []
     for point in points:
-        same = next((one for one in loads if has_same_workload(one[0].group, point.group)), None)
-        if same is None:
-            loads.append([point])
+        group = next((other for other in groups if has_same_workload(other[0].group, point.group)), None)
+        if group is None:
+            groups.append([point])
         else:
-            same.append(point)
-    return loads
+            group.append(point)
+    return groups
 
 
 def _list_rivals(points: Sequence[ReportPoint]) -> list[tuple[ReportPoint, ReportPoint]]:
-    found: list[tuple[ReportPoint, ReportPoint]] = []
-    for alike in group_by_workload(points):
-        every = list(combinations(alike, 2))
-        found += every if len(alike) <= MAX_ALL_PAIRS else every[: len(alike) - 1]
-    return found
+    rivals: list[tuple[ReportPoint, ReportPoint]] = []
+    for group in group_by_workload(points):
+        pairs = list(combinations(group, 2))
+        rivals += pairs if len(group) <= MAX_ALL_PAIRS else pairs[: len(group) - 1]
+    return rivals

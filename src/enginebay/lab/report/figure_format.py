@@ -1,4 +1,4 @@
-"""Numbers as people read them: three digits that mean something, and a unit."""
+"""Number formatting: three significant digits and a unit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from enginebay.lab.statistics.confidence_intervals import ConfidenceInterval
 
-# unit -> (factor, shown unit) from small to large; the largest in which the value is at least 1 is taken
+# unit -> (factor, displayed unit), small to large; the largest unit with a value of at least 1 is used
 UNIT_STEPS: dict[str, tuple[tuple[float, str], ...]] = {
     "s": ((1e6, "µs"), (1e3, "ms"), (1.0, "s")),
     "J": ((1e3, "mJ"), (1.0, "J"), (1e-3, "kJ")),
@@ -30,7 +30,7 @@ UNIT_SUFFIXES = (
 
 
 def infer_unit(name: str) -> str:
-    """The unit that a measure's name says it has."""
+    """Return the unit that a measure's name implies."""
     stem, _, inner = name.partition(".")
     if inner == "count":
         return ""
@@ -40,7 +40,7 @@ def infer_unit(name: str) -> str:
 
 
 def format_digits(value: float) -> str:
-    """Three significant digits, all of them from a thousand on, and an exponent only for what is very small."""
+    """Format with three significant digits, whole numbers from 1,000, and an exponent only for very small values."""
     if value == 0:
         return "0"
     size = abs(value)
@@ -52,46 +52,46 @@ def format_digits(value: float) -> str:
 
 
 def pick_unit_step(size: float, unit: str) -> tuple[float, str]:
-    """The factor and the name of the unit in which this size reads best."""
+    """Return the factor and the unit in which this size reads best."""
     steps = UNIT_STEPS.get(unit, ((1.0, unit),))
     if size == 0:
         return steps[-1]
-    fitting = [one for one in steps if abs(size) * one[0] >= 1]
+    fitting = [step for step in steps if abs(size) * step[0] >= 1]
     return fitting[-1] if fitting else steps[0]
 
 
 def format_figure(value: float | None, unit: str = "") -> str:
-    """One number with its unit."""
+    """Format one number with its unit."""
     if value is None or not math.isfinite(value):
         return "–"
     factor, shown = pick_unit_step(value, unit)
     return _append_unit(format_digits(value * factor), shown)
 
 
-def format_interval(found: ConfidenceInterval, unit: str = "") -> str:
-    """An estimate and its interval in one unit: `412 [404, 420] tokens/s`; without one, the estimate alone."""
-    if found.low is None or found.high is None:
-        return format_figure(found.estimate, unit)
-    factor, shown = pick_unit_step(found.estimate, unit)
-    low, high = format_digits(found.low * factor), format_digits(found.high * factor)
-    return _append_unit(f"{format_digits(found.estimate * factor)} [{low}, {high}]", shown)
+def format_interval(interval: ConfidenceInterval, unit: str = "") -> str:
+    """Format an estimate and its interval in one unit: `412 [404, 420] tokens/s`; without an interval, the estimate alone."""
+    if interval.low is None or interval.high is None:
+        return format_figure(interval.estimate, unit)
+    factor, shown = pick_unit_step(interval.estimate, unit)
+    low, high = format_digits(interval.low * factor), format_digits(interval.high * factor)
+    return _append_unit(f"{format_digits(interval.estimate * factor)} [{low}, {high}]", shown)
 
 
 def pick_column_unit(estimates: Sequence[float], unit: str) -> tuple[float, str]:
-    """The factor and the unit that suit a whole column: those of its middle value."""
-    ordered = sorted(abs(one) for one in estimates)
+    """Return the factor and unit for a whole column, chosen by its middle value."""
+    ordered = sorted(abs(estimate) for estimate in estimates)
     return pick_unit_step(ordered[len(ordered) // 2], unit)
 
 
 def add_unit_to_title(title: str, unit: str) -> str:
-    """A title with its unit, unless it says it already."""
+    """Append the unit to a title unless the title ends with it."""
     return f"{title}, {unit}" if unit and not title.endswith(unit) else title
 
 
 def format_ratio(estimate: float, low: float | None, high: float | None) -> tuple[str, str]:
-    """A ratio and its interval, with as many decimals as it takes to tell them from 1."""
-    ends = [one for one in (estimate, low, high) if one is not None]
-    decimals = next((some for some in range(2, 5) if all(one == 1 or round(one, some) != 1 for one in ends)), 5)
+    """Format a ratio and its interval with enough decimals to distinguish them from 1."""
+    ends = [value for value in (estimate, low, high) if value is not None]
+    decimals = next((count for count in range(2, 5) if all(end == 1 or round(end, count) != 1 for end in ends)), 5)
 
     def text(value: float) -> str:
         return f"{value:.{decimals}f}" if 0.5 <= value < 10 else format_digits(value)

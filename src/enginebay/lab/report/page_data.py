@@ -1,4 +1,4 @@
-"""What the script draws: compact, and thinned where there is much of it."""
+"""Data for the plots, compact and thinned."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from enginebay.lab.store.run_reader import Run
 
 
 def build_page_data(report: ReportContent) -> dict[str, Any]:
-    """Everything that the plots need."""
+    """Return everything that the plots need."""
     return {
         "metrics": {key: describe_metric(key) for key in PLOTTED_METRICS},
         "throughputs": _list_measured(report, THROUGHPUT_METRICS),
         "latencies": _list_measured(report, LATENCY_METRICS),
         "energies": _list_measured(report, ENERGY_METRICS),
         "distributions": LATENCY_TITLES,
-        "series": [one.label for one in report.series],
-        "points": [_point_data(one) for one in report.points],
+        "series": [series.label for series in report.series],
+        "points": [_point_data(point) for point in report.points],
         "runs": [_run_data(point, run) for point in report.points for run in point.group.runs],
     }
 
@@ -52,8 +52,9 @@ def _point_data(point: ReportPoint) -> dict[str, Any]:
     }
 
 
-def _interval_data(found: ConfidenceInterval) -> list[float | None]:
-    return [None if one is None else round_short(one) for one in (found.estimate, found.low, found.high)]
+def _interval_data(interval: ConfidenceInterval) -> list[float | None]:
+    values = (interval.estimate, interval.low, interval.high)
+    return [None if value is None else round_short(value) for value in values]
 
 
 def _run_data(point: ReportPoint, run: Run) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def _run_data(point: ReportPoint, run: Run) -> dict[str, Any]:
 
 
 def embed_json(data: Any) -> str:
-    """JSON that can stand inside a script element: nothing in it can end the element or start markup."""
+    """Return JSON for a script element: nothing in it can end the element or start markup."""
     text = json.dumps(_replace_non_finite(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -76,11 +77,11 @@ def embed_json(data: Any) -> str:
 
 
 def _replace_non_finite(data: Any) -> Any:
-    """JSON knows no NaN or infinity: they become null, and the plot has a gap there."""
+    """Replace NaN and infinity by null, which JSON lacks; the plot shows a gap."""
     if isinstance(data, float):
         return data if isfinite(data) else None
     if isinstance(data, dict):
-        return {key: _replace_non_finite(one) for key, one in data.items()}
+        return {key: _replace_non_finite(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        return [_replace_non_finite(one) for one in data]
+        return [_replace_non_finite(value) for value in data]
     return data

@@ -1,4 +1,4 @@
-"""Which measures the page shows, and what they are called there."""
+"""Metrics shown on the page, and their titles."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ METRIC_TITLES: dict[str, str] = {
     "itl_s.p99": "ITL p99",
     "e2e_s.median": "End to end median",
     "e2e_s.p95": "End to end p95",
-    "ttft_from_intended_s.p95": "TTFT p95 from the intended time",
-    "e2e_from_intended_s.p95": "End to end p95 from the intended time",
+    "ttft_from_intended_s.p95": "TTFT p95 from the intended send time",
+    "e2e_from_intended_s.p95": "End to end p95 from the intended send time",
     "goodput_requests_per_s": "Goodput, requests/s",
     "j_per_output_token": "Energy per output token",
     "j_per_total_token": "Energy per total token",
@@ -58,5 +58,5 @@ PLOTTED_METRICS = (*THROUGHPUT_METRICS, *LATENCY_METRICS, *ENERGY_METRICS)
 
 
 def describe_metric(key: str) -> dict[str, str]:
-    """A metric as an axis names it."""
+    """Return the title and unit of a metric for an axis."""
     return {"title": METRIC_TITLES[key], "unit": infer_unit(key)}

@@ -1,4 +1,4 @@
-"""The page put together, and written as one file."""
+"""Render the report and write it as one file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from enginebay.lab.report.sections.plots_section import render_plots
 from enginebay.lab.report.sections.results_section import render_results
 from enginebay.lab.report.sections.settings_section import render_settings
 from enginebay.lab.report.sections.verdicts_section import render_reasons, render_verdicts
-from enginebay.lab.report.setting_values import format_setting as as_text
+from enginebay.lab.report.setting_values import format_setting
 from enginebay.lab.store.run_reader import Run
 from enginebay.util.text_format import pluralize
 
@@ -42,15 +42,15 @@ NAVIGATION = (
     ("parity", "Parity"),
     ("settings", "Settings"),
     ("method", "Method"),
-    ("absent", "Absent"),
+    ("absent", "Missing"),
     ("reproduce", "Reproduce"),
 )
 _GENERATOR_TAG = b'<meta name="generator" content="Enginebay">'  # as report.html has it
-_HEAD_BYTES = 2048  # it stands before what can be long
+_HEAD_BYTES = 2048  # the tag precedes everything of variable length
 
 
 def is_report(path: Path) -> bool:
-    """Whether the file is a page of ours, by what its head says."""
+    """Return whether the file is an Enginebay report, judging by its head."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -58,7 +58,7 @@ def is_report(path: Path) -> bool:
 
 
 def write_report(runs: Sequence[Run], path: Path, title: str = "") -> Path:
-    """Write one HTML file that opens offline; an older one at the path is replaced only when the new one is whole."""
+    """Write one HTML file that works offline. The file is replaced atomically."""
     text = render_report(runs, title)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -74,9 +74,9 @@ def write_report(runs: Sequence[Run], path: Path, title: str = "") -> Path:
 
 
 def render_report(runs: Sequence[Run], title: str = "") -> str:
-    """The page as text."""
+    """Render the page as text."""
     if not runs:
-        raise UsageError("a report needs at least one run", "`bay results list` shows the runs there are")
+        raise UsageError("a report needs at least one run", "`bay results list` shows all runs")
     report = arrange_runs(runs, title)
     style, script = _read_asset("report.css"), "\n".join(_read_asset(name) for name in SCRIPTS)
     body = _render_body(report)
@@ -113,7 +113,7 @@ def _read_asset(name: str) -> str:
 
 
 def _make_csp(style: str, script: str) -> str:
-    """The browser itself refuses any network and any script or style that is not ours."""
+    """Return a policy by which the browser refuses all network access and any foreign script or style."""
     return f"default-src 'none'; style-src '{_hash_source(style)}'; script-src '{_hash_source(script)}'; base-uri 'none'; form-action 'none'"
 
 
@@ -122,8 +122,8 @@ def _hash_source(text: str) -> str:
 
 
 def _render_navigation(body: str) -> Html:
-    there = [(anchor, name) for anchor, name in NAVIGATION if f'<section id="{anchor}"' in body]
-    return h("ul", *(h("li", h("a", name, href=f"#{anchor}")) for anchor, name in there))
+    present = [(anchor, name) for anchor, name in NAVIGATION if f'<section id="{anchor}"' in body]
+    return h("ul", *(h("li", h("a", name, href=f"#{anchor}")) for anchor, name in present))
 
 
 def _render_meta(report: ReportContent) -> Html:
@@ -132,7 +132,7 @@ def _render_meta(report: ReportContent) -> Html:
     shown = [
         f"{pluralize(len(report.runs), 'run')} of {pluralize(len(report.points), 'point')}",
         days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}",
-        *(as_text(environment[name]) for name in ("host", "cpu", "gpu") if environment.get(name)),
+        *(format_setting(environment[name]) for name in ("host", "cpu", "gpu") if environment.get(name)),
         f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     ]
-    return join_html(*(h("li", one) for one in shown if one))
+    return join_html(*(h("li", item) for item in shown if item))

@@ -1,4 +1,4 @@
-"""Runs put together: a series is one engine with its settings, a point is a series under one load."""
+"""Series and points of the report: a series is one engine with its settings, a point is a series at one load."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from enginebay.lab.report.manifest_access import get_section
 from enginebay.lab.report.series_labels import get_engine_name, make_labels, make_series_key
-from enginebay.lab.statistics import run_groups as repeating
 from enginebay.lab.statistics.confidence_intervals import ConfidenceInterval
 from enginebay.lab.statistics.cycle_statistics import compute_cycle_intervals
+from enginebay.lab.statistics.run_groups import RunGroup, group_runs
 from enginebay.lab.store.run_manifest import STATUSES
 from enginebay.lab.store.run_reader import Run
 from enginebay.util.text_format import pluralize
@@ -19,7 +19,7 @@ from enginebay.util.text_format import pluralize
 
 @dataclass(frozen=True, slots=True)
 class ReportWorkload:
-    """`asked` is what the axis of load shows; None where the load has no single number (offline, traces)."""
+    """`requested` is the value on the load axis; None if the load has no single number (offline, traces)."""
 
     kind: str
     label: str
@@ -28,16 +28,16 @@ class ReportWorkload:
 
 
 def describe_workload(profile: Mapping[str, Any]) -> ReportWorkload:
-    """Read the profile of a manifest; an unknown kind keeps its own name."""
+    """Describe the profile of a manifest; an unknown kind keeps its name."""
     kind = str(profile.get("kind", "unknown"))
     rate = _to_number(profile.get("rate"))
     concurrency = _to_number(profile.get("concurrency"))
     if concurrency is not None:
-        return ReportWorkload(kind, f"closed loop, {concurrency:g} at once", concurrency, "requests at once")
+        return ReportWorkload(kind, f"closed loop, {concurrency:g} concurrent", concurrency, "concurrent requests")
     if rate is not None:
         extra = _to_number(profile.get("burstiness"))
         tail = f", burstiness {extra:g}" if extra is not None else ""
-        return ReportWorkload(kind, f"{_kind_title(kind)}, {rate:g}/s{tail}", rate, "requests/s asked")
+        return ReportWorkload(kind, f"{_kind_title(kind)}, {rate:g}/s{tail}", rate, "requests/s offered")
     start, end = _to_number(profile.get("from_rate")), _to_number(profile.get("to_rate"))
     if start is not None and end is not None:
         return ReportWorkload(kind, f"ramp, {start:g} to {end:g}/s")
@@ -48,13 +48,13 @@ def _kind_title(kind: str) -> str:
     return "Poisson" if kind == "poisson" else kind
 
 
-def _to_number(found: Any) -> float | None:
-    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+def _to_number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 @dataclass(frozen=True)
 class ReportSeries:
-    """One engine with its settings; `number` picks its colour, dash and mark everywhere on the page."""
+    """One engine with its settings; `number` selects its colour, dash and mark."""
 
     number: int
     label: str
@@ -63,11 +63,11 @@ class ReportSeries:
 
 @dataclass(frozen=True)
 class ReportPoint:
-    """The cycles of one engine at one load; `figures` are means over the counted ones with 95% intervals."""
+    """The cycles of one engine at one load; `figures` are means over the counted runs with 95% intervals."""
 
     series: ReportSeries
     workload: ReportWorkload
-    group: repeating.RunGroup
+    group: RunGroup
     figures: Mapping[str, ConfidenceInterval]
 
     @property
@@ -79,15 +79,15 @@ class ReportPoint:
         return f"{self.series.label} · {self.workload.label}"
 
     def describe_runs(self) -> str:
-        """How many runs the numbers come from, and whether some were left out."""
+        """Return how many runs count, and how many are excluded."""
         left_out = len(self.group.runs) - len(self.group.counted)
         text = pluralize(len(self.group.counted), "run")
-        return f"{text}, {left_out} invalid left out" if left_out else text
+        return f"{text}, {left_out} invalid excluded" if left_out else text
 
 
 @dataclass(frozen=True)
 class ReportContent:
-    """Everything the sections draw from."""
+    """Everything that the sections render."""
 
     title: str
     runs: tuple[Run, ...]
@@ -96,13 +96,13 @@ class ReportContent:
 
 
 def worst_status(statuses: Iterable[str]) -> str:
-    """The gravest of some verdicts."""
+    """Return the gravest verdict."""
     return max(statuses, key=STATUSES.index)
 
 
 def arrange_runs(runs: Sequence[Run], title: str = "") -> ReportContent:
     """Sort the runs into series and points."""
-    groups = repeating.group_runs(runs)
+    groups = group_runs(runs)
     heads: dict[str, Run] = {}
     for group in groups:
         heads.setdefault(make_series_key(group.runs[0]), group.runs[0])
@@ -115,13 +115,13 @@ def arrange_runs(runs: Sequence[Run], title: str = "") -> ReportContent:
     )
 
 
-def _make_point(series: ReportSeries, group: repeating.RunGroup) -> ReportPoint:
+def _make_point(series: ReportSeries, group: RunGroup) -> ReportPoint:
     figures = compute_cycle_intervals([run.measures for run in group.counted])
     return ReportPoint(series, describe_workload(get_section(group.runs[0], "profile")), group, figures)
 
 
 def _disambiguate(points: Sequence[ReportPoint]) -> list[ReportPoint]:
-    """Points of one series that had the same load get their study's own label behind it."""
+    """Append the study's label to points of one series with the same load."""
     names = Counter(point.name for point in points)
     return [_add_study_label(point) if names[point.name] > 1 else point for point in points]
 
@@ -141,7 +141,7 @@ def _sort_key(point: ReportPoint) -> tuple[int, str, float]:
 
 def _make_title(runs: Sequence[Run], series: Sequence[ReportSeries]) -> str:
     models = dict.fromkeys(run.model or "a model" for run in runs)
-    engines = dict.fromkeys(get_engine_name(one.first) for one in series)
+    engines = dict.fromkeys(get_engine_name(entry.first) for entry in series)
     return f"{_join_with_and(list(models))} on {_join_with_and(list(engines))}"
 
 

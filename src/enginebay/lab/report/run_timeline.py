@@ -12,21 +12,21 @@ from enginebay.lab.store.run_reader import Run
 from enginebay.lab.store.stored_samples import StoredSample
 from enginebay.lab.workload.request_records import Record
 
-MAX_BINS = 240  # at most
-EVENTS_PER_BIN = 10  # of output in a bin, on average: fewer would draw the steps of the engine, not its speed
-MAX_READINGS = 500  # of one device
-MAX_WATERFALL_ROWS = 120  # of the waterfall
+MAX_BINS = 240
+EVENTS_PER_BIN = 10  # mean output events per bin: fewer would show the engine's steps, not its speed
+MAX_READINGS = 500  # per device
+MAX_WATERFALL_ROWS = 120
 
 
 def build_timeline(run: Run) -> dict[str, Any]:
-    """What the timeline and the waterfall draw of one run."""
+    """Return the data of one run's timeline and waterfall."""
     records, tokens = run.read_records(), run.read_token_times()
     end_s = _find_end_s(run, records)
     bins = max(20, min(MAX_BINS, sum(map(len, tokens.values())) // EVENTS_PER_BIN))
     return {
         "end": round_short(end_s),
-        "tokens": [round_short(one) for one in bin_tokens_per_s(records, tokens, end_s, bins)],
-        "inflight": [round_short(one) for one in bin_in_flight(records, end_s, bins)],
+        "tokens": [round_short(value) for value in bin_tokens_per_s(records, tokens, end_s, bins)],
+        "inflight": [round_short(value) for value in bin_in_flight(records, end_s, bins)],
         "power": thin_power(run.read_samples(), end_s),
         "rows": build_waterfall(records),
         "requests": len(records),
@@ -43,7 +43,7 @@ def _find_end_s(run: Run, records: Sequence[Record]) -> float:
 def bin_tokens_per_s(
     records: Sequence[Record], tokens: Mapping[int, Sequence[float]], end_s: float, count: int = MAX_BINS
 ) -> list[float]:
-    """Output tokens a second in each bin: a request's tokens, by the server's usage, spread over its output events."""
+    """Return output tokens per second in each bin: the server's token count, spread over each request's output events."""
     width = end_s / count
     bins = [0.0] * count
     for record in records:
@@ -57,7 +57,7 @@ def bin_tokens_per_s(
 
 
 def bin_in_flight(records: Sequence[Record], end_s: float, count: int = MAX_BINS) -> list[float]:
-    """Mean number of requests under way in each bin."""
+    """Return the mean number of requests in flight in each bin."""
     width = end_s / count
     finished = [(record.sent_s, record.end_s) for record in records if record.end_s is not None]
     started = _ElapsedSum(sorted(sent for sent, _ in finished))
@@ -67,7 +67,7 @@ def bin_in_flight(records: Sequence[Record], end_s: float, count: int = MAX_BINS
 
 
 class _ElapsedSum:
-    """The seconds that have passed since each of some moments, summed up."""
+    """Sum of the seconds elapsed since each of several moments."""
 
     def __init__(self, moments: Sequence[float]) -> None:
         self._moments = moments
@@ -79,11 +79,11 @@ class _ElapsedSum:
 
 
 def thin_power(samples: Sequence[StoredSample], end_s: float) -> list[dict[str, Any]]:
-    """Watts of each device inside the window; long ones are averaged in groups, which keeps the energy."""
+    """Return watts of each device inside the window; long series are averaged in groups, which preserves the energy."""
     devices: dict[str, list[tuple[float, float]]] = {}
-    for one in samples:
-        if one.power_w is not None and -1.0 <= one.time_s <= end_s + 1.0:
-            devices.setdefault(one.device, []).append((one.time_s, one.power_w))
+    for sample in samples:
+        if sample.power_w is not None and -1.0 <= sample.time_s <= end_s + 1.0:
+            devices.setdefault(sample.device, []).append((sample.time_s, sample.power_w))
     return [{"device": name, **_thin_readings(readings)} for name, readings in devices.items()]
 
 
@@ -98,22 +98,22 @@ def _thin_readings(readings: Sequence[tuple[float, float]]) -> dict[str, Any]:
 
 
 def build_waterfall(records: Sequence[Record]) -> list[list[Any]]:
-    """Some requests from first to last, evenly picked; failed ones go first into the choice."""
+    """Return evenly picked requests in send order; failed ones take precedence."""
     failed = [record for record in records if record.error is not None]
-    whole = [record for record in records if record.error is None]
+    answered = [record for record in records if record.error is None]
     chosen = _pick_evenly(failed, MAX_WATERFALL_ROWS // 2)
-    chosen += _pick_evenly(whole, MAX_WATERFALL_ROWS - len(chosen))
-    return [_waterfall_row(record) for record in sorted(chosen, key=lambda one: (one.intended_s, one.index))]
+    chosen += _pick_evenly(answered, MAX_WATERFALL_ROWS - len(chosen))
+    return [_waterfall_row(record) for record in sorted(chosen, key=lambda record: (record.intended_s, record.index))]
 
 
 def _pick_evenly(records: Sequence[Record], count: int) -> list[Record]:
     if len(records) <= count:
         return list(records)
-    return [records[place * len(records) // count] for place in range(count)]
+    return [records[index * len(records) // count] for index in range(count)]
 
 
 def _waterfall_row(record: Record) -> list[Any]:
     times = (record.intended_s, record.sent_s, record.first_s, record.last_s, record.end_s)
-    # Ten microseconds, however late in the run: a reader takes differences of these.
-    shown = (None if one is None else round(one, 5) for one in times)
+    # Fixed resolution of 10 µs, because readers take differences of these.
+    shown = (None if time_s is None else round(time_s, 5) for time_s in times)
     return [record.index, *shown, record.output_tokens, record.error]

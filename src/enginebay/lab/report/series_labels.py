@@ -1,4 +1,4 @@
-"""What engines are called on the page: the shortest name that tells each from the others."""
+"""Engine labels of the report: the shortest names that distinguish the series."""
 
 from __future__ import annotations
 
@@ -10,37 +10,39 @@ from enginebay.lab.report.manifest_access import get_external_url, get_section
 from enginebay.lab.report.setting_values import find_differing, format_setting, select_engine_settings
 from enginebay.lab.store.run_reader import Run
 
-MAX_LABEL_SETTINGS = 3  # of those that differ, named in a label
+MAX_LABEL_SETTINGS = 3  # differing settings per label
 
 
 def get_engine_name(run: Run) -> str:
-    """The engine's kind; of a server that is not ours, its address where it does not say what it is."""
+    """Return the engine's kind; for an unknown external server, its URL."""
     return run.engine or str(get_section(run, "server").get("url") or "unknown engine")
 
 
 def make_series_key(run: Run) -> str:
-    """The same for runs of one engine with the same settings, whatever the load."""
+    """Return a key that is equal for runs of one engine with the same settings, whatever the load."""
     return json.dumps([_describe_identity(run), _collect_settings(run)], sort_keys=True, default=str)
 
 
 def make_labels(heads: Sequence[Run]) -> list[str]:
-    """One for each series: the engine's name, and where several share it, what is different."""
+    """Return a label per series: the engine's name, plus the differences if several share it."""
     return [" · ".join([get_engine_name(run), *_list_distinctions(run, heads)]) for run in heads]
 
 
 def _list_distinctions(run: Run, heads: Sequence[Run]) -> list[str]:
-    alike = [one for one in heads if get_engine_name(one) == get_engine_name(run)]
-    own = _describe_identity(run)
-    parts = [own[name] for name in find_differing([_describe_identity(one) for one in alike]) if own[name]]
+    namesakes = [other for other in heads if get_engine_name(other) == get_engine_name(run)]
+    identity = _describe_identity(run)
+    parts = [
+        identity[name] for name in find_differing([_describe_identity(other) for other in namesakes]) if identity[name]
+    ]
     settings = _collect_settings(run)
-    names = find_differing([_collect_settings(one) for one in alike])
+    names = find_differing([_collect_settings(other) for other in namesakes])
     return parts + [
         f"{name.split('.')[-1]}={format_setting(settings.get(name))}" for name in names[:MAX_LABEL_SETTINGS]
     ]
 
 
 def _collect_settings(run: Run) -> dict[str, Any]:
-    """As they were asked for; of a server that was running already, as it tells them."""
+    """Return the requested settings; for an external server, those it reports."""
     return select_engine_settings(
         {**get_section(run, "config"), **(get_section(run, "effective") if get_external_url(run) else {})}
     )

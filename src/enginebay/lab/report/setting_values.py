@@ -1,4 +1,4 @@
-"""Settings as flat rows: what was asked, and what each engine really ran."""
+"""Engine settings as flat rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from enginebay.lab.measures.parity import flatten_settings
 
-# These say how hard and how often, not how the engine was set.
+# Keys of the workload, not of the engine.
 WORKLOAD_KEYS = frozenset(
     {
         "profile",
@@ -28,22 +28,22 @@ WORKLOAD_KEYS = frozenset(
 
 
 def select_engine_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that make one engine differ from another, without the load."""
+    """Return the settings of the engine, without the workload."""
     return flatten_settings({key: value for key, value in config.items() if key not in WORKLOAD_KEYS})
 
 
 def find_differing(columns: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names whose values are not the same in all columns, in the order they first appear."""
+    """Return the names whose values differ between columns, in order of appearance."""
     names = dict.fromkeys(name for column in columns for name in column)
     return [name for name in names if len({repr(column.get(name)) for column in columns}) > 1]
 
 
 def format_setting(value: Any) -> str:
-    """A setting's value as a reader would write it in a config."""
+    """Format a setting's value as in a config."""
     if value is None:
         return "unset"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
-        return ", ".join(format_setting(one) for one in value) or "none"
+        return ", ".join(format_setting(item) for item in value) or "none"
     return str(value)

@@ -1,4 +1,4 @@
-"""Whether the engines of a choice did the same work: their answers to the same prompts, each against the first one's."""
+"""Check that the candidates of `bay choose` did the same work: compare their parity answers with the first one's."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from enginebay.lab.validity.verdict import Reason
 
 
 def flag_parity_breaks(candidates: Sequence[Candidate], folder: Path) -> list[Candidate]:
-    """The candidates, those with a reason more whose answers are not the first one's."""
-    first = next((one for one in candidates if one.runs), None)
+    """Return the candidates, with a reason added where the answers differ from the first one's."""
+    first = next((candidate for candidate in candidates if candidate.runs), None)
     if first is None:
         return list(candidates)
     reference = _load_first_run(folder, first)
-    return [one if one is first or not one.runs else _check_parity(one, first, reference, folder) for one in candidates]
+    return [
+        candidate if candidate is first or not candidate.runs else _check_parity(candidate, first, reference, folder)
+        for candidate in candidates
+    ]
 
 
 def _check_parity(candidate: Candidate, reference_candidate: Candidate, reference: Run, folder: Path) -> Candidate:
@@ -37,5 +40,5 @@ def _check_parity(candidate: Candidate, reference_candidate: Candidate, referenc
 
 
 def _load_first_run(folder: Path, candidate: Candidate) -> Run:
-    """The first of its runs: it asked the parity prompts."""
+    """Load the candidate's first run, the one with parity answers."""
     return load_run(folder / candidate.runs[0], verify=False)

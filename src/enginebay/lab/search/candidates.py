@@ -1,4 +1,4 @@
-"""What was found of each engine, how far it can be believed, and which is the best. Pure."""
+"""The result of each engine in a search, how far to trust it, and the ranking. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from enginebay.lab.validity.codes import codes_about
 from enginebay.lab.validity.verdict import Status, worst_status
 from enginebay.lab.workload.request_records import Record
 
-# Reasons that are not the load's own doing: a rate that was missed with one of them might be kept without.
+# Reasons not caused by the load itself: a miss with one of them might be a hit without it.
 DOUBT_CODES = frozenset(
     ("machine_busy", "send_lag", "delivered_rate", "client_saturated", "impossible_records", "thermal_drift",
      "throttled", "no_requests")
@@ -25,10 +25,10 @@ _TAIL_PROBABILITY = 0.05  # of a one-sided 95% bound
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveResult:
-    """How many requests of a run kept one objective."""
+    """How many requests met one objective."""
 
     objective: str
-    percent: float  # that must
+    percent: float  # required
     kept: int
     count: int
 
@@ -39,34 +39,34 @@ class ObjectiveResult:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One engine. `status` and `reasons` are as of a run: valid, informative or invalid."""
+    """The search result of one engine. `status` and `reasons` are like a run's: valid, informative or invalid."""
 
     engine: str
     label: str
     version: str = ""
-    rate: float | None = None  # the highest that keeps the objective, requests/s
+    rate: float | None = None  # the highest that meets the objective, requests/s
     above: float | None = None  # the lowest that misses it
     confirmed: bool = False
-    sure: bool = False  # so many requests kept it that chance alone is no explanation
-    limit: str = ""  # why nothing above was tried
-    requests: int | None = None  # of the last run at the rate
-    kept: Sequence[ObjectiveResult] = ()  # at the rate, all its runs together
-    capacity: float | None = None  # answers a second in a closed loop, whatever they take
-    figures: Mapping[str, float] = field(default_factory=dict)  # of the run that confirmed it
-    energy: Mapping[str, Any] = field(default_factory=dict)  # j_per_output_token and what it is of; or absent: why
+    sure: bool = False  # met by more than chance
+    limit: str = ""  # why no higher rate was tried
+    requests: int | None = None  # in the last run at `rate`
+    kept: Sequence[ObjectiveResult] = ()  # at `rate`, all its runs together
+    capacity: float | None = None  # responses/s in a closed loop, at any latency
+    figures: Mapping[str, float] = field(default_factory=dict)  # of the confirming run
+    energy: Mapping[str, Any] = field(default_factory=dict)  # j_per_output_token and of which devices; or absent: why
     status: Status = "valid"
     reasons: Sequence[Mapping[str, str]] = ()  # code, severity, message
-    why_none: str = ""  # where there is no rate
+    why_none: str = ""  # why there is no rate
     runs: Sequence[str] = ()  # ids
 
     @property
     def joules_per_token(self) -> float | None:
-        found = self.energy.get("j_per_output_token")
-        return None if found is None else float(found)
+        joules = self.energy.get("j_per_output_token")
+        return None if joules is None else float(joules)
 
     def add_reason(self, code: str, severity: str, message: str) -> Candidate:
         reasons = [*self.reasons, {"code": code, "severity": severity, "message": message}]
-        return replace(self, reasons=reasons, status=worst_status(one["severity"] for one in reasons))  # type: ignore[misc]
+        return replace(self, reasons=reasons, status=worst_status(reason["severity"] for reason in reasons))  # type: ignore[misc]
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -74,11 +74,11 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The engines in order, and what put the first one first."""
+    """The candidates, best first, and what decided."""
 
     order: Sequence[Candidate]
-    level: Sequence[str] = ()  # labels of those that the resolution does not tell from the best
-    decided_by: str = "rate"  # or energy, where the rates are level
+    level: Sequence[str] = ()  # labels of those within the resolution of the best
+    decided_by: str = "rate"  # or "energy", if the rates are level
 
     @property
     def best(self) -> Candidate | None:
@@ -86,53 +86,67 @@ class Ranking:
 
     @property
     def status(self) -> Status:
-        """The worst of all: a rival that was held up makes the winner doubtful too."""
-        return max((one.status for one in self.order), key=("valid", "informative", "invalid").index, default="invalid")
+        """The worst of all: if a rival was disturbed, the winner is doubtful too."""
+        return max(
+            (candidate.status for candidate in self.order),
+            key=("valid", "informative", "invalid").index,
+            default="invalid",
+        )
 
 
 def rank_candidates(candidates: Sequence[Candidate], resolution: float) -> Ranking:
-    """The highest rate first. Among those that the search cannot tell apart, the fewest joules, where all are known."""
-    order = sorted(candidates, key=lambda one: -(one.rate or 0.0))
+    """Sort by rate, highest first. Rates within the resolution are sorted by energy, if it is known for all of them."""
+    order = sorted(candidates, key=lambda candidate: -(candidate.rate or 0.0))
     best = order[0].rate if order else None
     if best is None:
         return Ranking(order)
-    level = [one for one in order if one.rate is not None and one.rate * (1 + resolution) >= best]
+    level = [
+        candidate for candidate in order if candidate.rate is not None and candidate.rate * (1 + resolution) >= best
+    ]
     if len(level) == 1:
         return Ranking(order)
-    labels = [one.label for one in level]
-    if any(one.joules_per_token is None for one in level):
+    labels = [candidate.label for candidate in level]
+    if any(candidate.joules_per_token is None for candidate in level):
         return Ranking(order, labels)
-    frugal = sorted(level, key=lambda one: one.joules_per_token or 0.0)
-    return Ranking([*frugal, *order[len(level) :]], labels, "energy")
+    by_energy = sorted(level, key=lambda candidate: candidate.joules_per_token or 0.0)
+    return Ranking([*by_energy, *order[len(level) :]], labels, "energy")
 
 
 def count_kept(records: Sequence[Record], slo: Slo) -> list[ObjectiveResult]:
-    """How many kept each objective."""
+    """Count the requests that met each objective."""
     count = len(records)
     return [
-        ObjectiveResult(one.name, one.percent, round(measure_attainment(records, one) * count) if count else 0, count)
-        for one in slo.objectives
+        ObjectiveResult(
+            objective.name,
+            objective.percent,
+            round(measure_attainment(records, objective) * count) if count else 0,
+            count,
+        )
+        for objective in slo.objectives
     ]
 
 
 def pool_results(runs: Sequence[Sequence[ObjectiveResult]]) -> list[ObjectiveResult]:
-    """Several runs at one rate as one."""
+    """Pool the results of several runs at one rate."""
     return [
         ObjectiveResult(
-            same[0].objective, same[0].percent, sum(one.kept for one in same), sum(one.count for one in same)
+            same[0].objective,
+            same[0].percent,
+            sum(result.kept for result in same),
+            sum(result.count for result in same),
         )
         for same in zip(*runs, strict=True)
     ]
 
 
 def is_surely_kept(kept: Sequence[ObjectiveResult]) -> bool:
-    """Even the lowest share that fits the count is enough (Clopper and Pearson, one-sided 95%)."""
-    return all(lower_bound(one.kept, one.count) * 100 >= one.percent for one in kept)
+    """Return whether the lower bound of each share is enough (Clopper-Pearson, one-sided 95%)."""
+    return all(lower_bound(result.kept, result.count) * 100 >= result.percent for result in kept)
 
 
 def is_surely_missed(kept: Sequence[ObjectiveResult]) -> bool:
-    """Even the highest share that fits the count is too small, in one objective at least."""
-    return any(upper_bound(one.kept, one.count) * 100 < one.percent for one in kept)
+    """Return whether the upper bound of any share is too small."""
+    return any(upper_bound(result.kept, result.count) * 100 < result.percent for result in kept)
 
 
 def lower_bound(kept: int, count: int) -> float:
@@ -144,56 +158,54 @@ def upper_bound(kept: int, count: int) -> float:
 
 
 def is_doubtful(reasons: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether something else than the load may have made the run what it was."""
-    return any(one["severity"] == "invalid" and one["code"] in DOUBT_CODES for one in reasons)
+    """Return whether something other than the load may have spoiled the run."""
+    return any(reason["severity"] == "invalid" and reason["code"] in DOUBT_CODES for reason in reasons)
 
 
 def add_verdict(
     candidate: Candidate, result: SearchResult, run_reasons: Sequence[Mapping[str, Any]], above_doubtful: bool
 ) -> Candidate:
-    """With the verdict: that of the run behind the rate, and what the search itself leaves open."""
-    about = codes_about("latency") | codes_about("throughput")
-    for one in run_reasons:
-        if one["code"] in about:
-            candidate = candidate.add_reason(one["code"], one["severity"], one["message"])
+    """Add the reasons of the run behind the rate, and what the search leaves open."""
+    relevant_codes = codes_about("latency") | codes_about("throughput")
+    for reason in run_reasons:
+        if reason["code"] in relevant_codes:
+            candidate = candidate.add_reason(reason["code"], reason["severity"], reason["message"])
     if above_doubtful:
-        message = f"{_format_rate(result.above)} was missed while something else disturbed the run: the highest rate may be more"
+        message = f"missed the objective at {_format_rate(result.above)}, but something else disturbed the run: the highest rate may be higher"
         candidate = candidate.add_reason(
             "miss_doubtful", "informative" if result.rate is not None else "invalid", message
         )
     if result.rate is None:
         return candidate
     if not result.confirmed:
-        message = f"{_format_rate(result.rate)} was kept once and not confirmed: the runs were used up"
+        message = f"met the objective at {_format_rate(result.rate)} once, not confirmed: the limit of runs was reached"
         candidate = candidate.add_reason("not_confirmed", "informative", message)
     if not result.narrow:
-        to = (
-            f"and missed at {_format_rate(result.above)}"
-            if result.above is not None
-            else "and nothing above it was tried"
-        )
-        message = f"kept at {_format_rate(result.rate)} {to}: the runs were used up before the resolution was reached"
+        above = f"missed at {_format_rate(result.above)}" if result.above is not None else "nothing above it was tried"
+        message = f"met at {_format_rate(result.rate)}, {above}: the limit of runs was reached before the resolution"
         candidate = candidate.add_reason("coarse", "informative", message)
     if not candidate.sure:
-        closest = min(candidate.kept, key=lambda one: one.share * 100 - one.percent)
+        closest = min(candidate.kept, key=lambda objective: objective.share * 100 - objective.percent)
         message = (
-            f"{closest.share:.1%} of {closest.count} requests kept {closest.objective}, and {closest.percent:g}% must: "
-            "with so few it could be chance"
+            f"{closest.share:.1%} of {closest.count} requests met {closest.objective}, {closest.percent:g}% must: "
+            "with so few requests it could be chance"
         )
         candidate = candidate.add_reason("narrowly_kept", "informative", message)
     return candidate
 
 
 def summarize_energy(measures: Mapping[str, Any], run_reasons: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Joules per output token and of which devices; where it is not known or not to be believed, why."""
+    """Return the joules per output token and of which devices, or why they are unknown or invalid."""
     value = measures.get("j_per_output_token")
     if value is None:
         absent = measures.get("absent", {})
         meters = "; ".join(f"{name}: {absent[name]}" for name in ("energy", "nvml", "rapl") if name in absent)
         return {"absent": meters or absent.get("j_per_output_token", "no energy was read")}
-    wrong = [one for one in run_reasons if one["severity"] == "invalid" and one["code"] in codes_about("energy")]
-    if wrong:
-        return {"absent": f"{wrong[0]['code']}: {wrong[0]['message']}"}
+    invalid = [
+        reason for reason in run_reasons if reason["severity"] == "invalid" and reason["code"] in codes_about("energy")
+    ]
+    if invalid:
+        return {"absent": f"{invalid[0]['code']}: {invalid[0]['message']}"}
     return {"j_per_output_token": value, "of": measures.get("energy_of", "")}
 
 

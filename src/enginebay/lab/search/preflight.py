@@ -1,4 +1,4 @@
-"""Verdicts that are certain before anything runs, by the rules that give them afterwards. Pure."""
+"""Check a study or search before it runs, and predict verdicts that are certain by the same rules. Pure."""
 
 from __future__ import annotations
 
@@ -20,80 +20,80 @@ WORKLOAD_REQUESTS_KEY = "workload.requests (or num_input_prompts)"
 
 
 def predict_study_reasons(points: Sequence[StudyPoint], cycles: int) -> list[str]:
-    """One line for each verdict that every run of a study, or of some of its points, will have: why, and what to change."""
+    """Return one line per verdict that the runs of all or some points are certain to get: why, and what to change."""
     labels: dict[str, list[str]] = {}
     for point in points:
         for line in _predict_point_reasons(plan_run(point)):
             labels.setdefault(line, []).append(point.label)
-    found = [line if len(those) == len(points) else f"{line} (of {', '.join(those)})" for line, those in labels.items()]
-    few = check_cycle_count(cycles)
-    if isinstance(few, Reason):
-        found.append(_format_reason(few, f"give --cycles {limits.MIN_CYCLES} or more"))
-    return found
+    lines = [line if len(of) == len(points) else f"{line} (of {', '.join(of)})" for line, of in labels.items()]
+    reason = check_cycle_count(cycles)
+    if isinstance(reason, Reason):
+        lines.append(_format_reason(reason, f"use --cycles {limits.MIN_CYCLES} or more"))
+    return lines
 
 
 def check_requests_are_sent(points: Sequence[StudyPoint], cycles: int) -> None:
-    """Raises `ConfigError` where a run of a study would send nothing at all."""
+    """Raise `ConfigError` if a run would send no request."""
     for point in points:
         plan = plan_run(point)
         count = count_requests(plan)
-        if count is None:  # only its file tells, and no time ends it
+        if count is None:  # only the workload's file tells, and no duration limits it
             continue
         for cycle in range(1, cycles + 1):
             check_sends_any(plan.profile, plan.limits, count, point.derive_seeds(cycle)["arrivals"])
 
 
 def check_tokenizers(points: Sequence[StudyPoint]) -> None:
-    """Raises `ConfigError` where prompts are to be written and nobody knows the model's tokens."""
+    """Raise `ConfigError` if prompts must be generated and the model's tokenizer is unknown."""
     if any(point.tokenizer is None and point.workload["kind"] != "jsonl" for point in points):
         raise missing_tokenizer_error()
 
 
 def predict_search_reasons(goal: SearchGoal) -> list[str]:
-    """What `bay choose` can say: its runs may be longer than the least that is asked for, so only which will not do."""
-    few = check_answer_count([one.percent for one in goal.parsed_slo.objectives], goal.requests)
-    if not isinstance(few, Reason) or few.limit is None:
+    """Return which runs of `bay choose` will not be valid: a run may have more than the minimum of requests."""
+    reason = check_answer_count([objective.percent for objective in goal.parsed_slo.objectives], goal.requests)
+    if not isinstance(reason, Reason) or reason.limit is None:
         return []
     return [
-        f"known beforehand: a run whose rate sends fewer than {few.limit:g} requests in its time will be {few.severity}: "
-        f"{few.code}; give --requests {few.limit:g}"
+        f"predicted: a run with fewer than {reason.limit:g} requests will be {reason.severity}: {reason.code}; "
+        f"use --requests {reason.limit:g}"
     ]
 
 
 def _predict_point_reasons(plan: RunPlan) -> Iterator[str]:
-    most = _max_requests(plan)
-    if plan.slo is None or most is None:
+    count = _max_requests(plan)
+    if plan.slo is None or count is None:
         return
-    few = check_answer_count([one.percent for one in plan.slo.objectives], most)
-    if isinstance(few, Reason) and few.limit is not None:
-        yield _format_reason(few, _suggest_more_requests(plan, int(few.limit)))
+    reason = check_answer_count([objective.percent for objective in plan.slo.objectives], count)
+    if isinstance(reason, Reason) and reason.limit is not None:
+        yield _format_reason(reason, _suggest_more_requests(plan, int(reason.limit)))
 
 
 def _max_requests(plan: RunPlan) -> int | None:
-    """No run sends more requests than this; None: only the workload's file tells."""
+    """Return the most requests that a run can send. None: only the workload's file tells."""
     try:
         return count_requests(plan)
-    except ConfigError:  # it cannot be run, which `check_sending` says
+    except ConfigError:  # it cannot run, which `check_requests_are_sent` reports
         return None
 
 
 def _suggest_more_requests(plan: RunPlan, least: int) -> str:
-    """What lets a run have so many requests: its time may be too short for them, whatever number is asked for."""
-    numbers = {LIMITS_REQUESTS_KEY: plan.limits.requests, WORKLOAD_REQUESTS_KEY: plan.workload.requests}
-    low = [name for name, number in numbers.items() if number is not None and number < least]
-    wanted = replace(
+    """Say how a run gets at least `least` requests: a higher limit may not be enough if the duration is too short."""
+    counts = {LIMITS_REQUESTS_KEY: plan.limits.requests, WORKLOAD_REQUESTS_KEY: plan.workload.requests}
+    too_low = [name for name, count in counts.items() if count is not None and count < least]
+    raised = replace(
         plan,
         limits=replace(plan.limits, requests=least),
         workload=replace(plan.workload, requests=None if plan.workload.requests is None else least),
     )
-    if (_max_requests(wanted) or 0) >= least:
-        change = f"raise {' and '.join(low or [LIMITS_REQUESTS_KEY])} to {least}"
-    elif low:
-        change = f"raise {' and '.join(low)} to {least}, and the rate or the duration"
+    if (_max_requests(raised) or 0) >= least:
+        change = f"raise {' and '.join(too_low or [LIMITS_REQUESTS_KEY])} to {least}"
+    elif too_low:
+        change = f"raise {' and '.join(too_low)} to {least}, and the rate or the duration"
     else:
-        change = f"raise the rate or the duration, to {least} requests"
-    return f"{change}, or take a lower percentile into the slo"
+        change = f"raise the rate or the duration to get {least} requests"
+    return f"{change}, or use a lower percentile in the slo"
 
 
 def _format_reason(reason: Reason, change: str) -> str:
-    return f"known beforehand: {reason.severity}: {reason.code}: {reason.message}; {change}"
+    return f"predicted: {reason.severity}: {reason.code}: {reason.message}; {change}"

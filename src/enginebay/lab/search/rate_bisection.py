@@ -1,9 +1,9 @@
-"""The search for the highest rate at which an engine keeps an objective: what to try next, and what was found. Pure.
+"""Bisect for the highest rate at which an engine meets an objective: what to try next, and the result. Pure.
 
-A try is one open-loop run at one rate. From the first try on, rates rise or fall by a factor until one is kept and one
-is missed; then the middle between them on a logarithmic scale is tried, until the two are as near as the resolution.
-The highest rate that was kept is then run once more, longer and with other prompts and arrivals: it counts only when it
-is kept again. A miss is believed for every rate above it, so luck at one rate cannot carry the search upwards.
+A trial is one open-loop run at one rate. Rates rise or fall by a factor until one meets the objective and one misses it;
+then the geometric mean of the two is tried, until they are within the resolution. The highest rate that met the objective
+is then confirmed by a longer run with new prompts and arrivals: it counts only if it meets the objective again. A miss
+holds for every rate above it, so luck at one rate cannot carry the search upwards.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ FINEST_RESOLUTION, COARSEST_RESOLUTION = 0.02, 1.0
 
 @dataclass(frozen=True, slots=True)
 class SearchRules:
-    """How exact the search is, and how long it may take."""
+    """How precise the search is, and how many runs it may make."""
 
-    resolution: float = 0.10  # the rate that is missed is at most so much above the one that is found
-    most_runs: int = 12  # tries of one engine
-    growth: float = 1.5  # between tries, while nothing is known on one side
+    resolution: float = 0.10  # largest gap between the highest rate met and the lowest missed
+    most_runs: int = 12  # trials per engine
+    growth: float = 1.5  # factor between trials, until both sides are known
 
     def __post_init__(self) -> None:
         if not FINEST_RESOLUTION <= self.resolution <= COARSEST_RESOLUTION:
             raise ConfigError(
-                f"a resolution of {self.resolution:g} is not between {FINEST_RESOLUTION:g} and {COARSEST_RESOLUTION:g}",
-                "0.1 finds the rate to 10%",
+                f"resolution {self.resolution:g} is not between {FINEST_RESOLUTION:g} and {COARSEST_RESOLUTION:g}",
+                "0.1 finds the rate within 10%",
                 param="resolution",
             )
         if self.most_runs < 2:
-            raise ConfigError("a search needs 2 runs at least", "one to find a rate, one to confirm it", param="runs")
+            raise ConfigError("a search needs at least 2 runs", "one to find a rate, one to confirm it", param="runs")
 
 
 @dataclass(frozen=True, slots=True)
 class RateBounds:
-    """Where the search begins and what it never leaves. `limit`: what stands behind `highest`, in words."""
+    """Where the search starts, and its range. `limit`: why no rate above `highest` is tried."""
 
     start: float
     lowest: float
@@ -48,17 +48,17 @@ class RateBounds:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What came of one run."""
+    """The result of one run."""
 
     rate: float
     met: bool
-    doubtful: bool = False  # something other than the load may have spoiled it
+    doubtful: bool = False  # something other than the load may have spoiled the run
     confirming: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class NextTrial:
-    """Run this rate next."""
+    """The rate to run next."""
 
     rate: float
     confirming: bool = False
@@ -66,34 +66,34 @@ class NextTrial:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What the search gave."""
+    """The result of the search."""
 
-    rate: float | None  # the highest that was kept; None: none was
-    above: float | None  # the lowest that was missed; None: none was
+    rate: float | None  # the highest that met the objective
+    above: float | None  # the lowest that missed it
     confirmed: bool = False
-    narrow: bool = False  # the two are as near as the resolution, or nothing above could be tried
-    limit: str = ""  # why nothing above was tried
+    narrow: bool = False  # the two are within the resolution, or no higher rate may be tried
+    limit: str = ""  # why no higher rate was tried
 
 
 def plan_next_trial(trials: Sequence[Trial], bounds: RateBounds, rules: SearchRules) -> NextTrial | SearchResult:
-    """What to run after these tries, or what they say."""
-    left = rules.most_runs - len(trials)
+    """Return the next trial, or the result of these trials."""
+    remaining = rules.most_runs - len(trials)
     if not trials:
         return NextTrial(_round_rate(min(bounds.start, bounds.highest)))
     counted = _drop_repeated_misses(trials)
     low, above = find_bracket(counted)
-    last_to_confirm = left == 1 and low is not None and not trials[-1].confirming
-    if left > 0 and not last_to_confirm and _should_repeat(trials):
+    must_confirm = remaining == 1 and low is not None and not trials[-1].confirming
+    if remaining > 0 and not must_confirm and _should_repeat(trials):
         return NextTrial(trials[-1].rate, trials[-1].confirming)
     if low is None:
         below = _lower_rate(counted, above or bounds.start, bounds, rules)
-        return NextTrial(below) if left > 0 and below is not None else SearchResult(None, above)
-    top = above is None and low >= bounds.highest
-    narrow = top or (above is not None and above / low <= 1 + rules.resolution)
-    confirmed = any(one.confirming and one.met and one.rate == low for one in counted)
-    if confirmed or left <= 0:
-        return SearchResult(low, above, confirmed, narrow, bounds.limit if top else "")
-    if narrow or left == 1:
+        return NextTrial(below) if remaining > 0 and below is not None else SearchResult(None, above)
+    at_top = above is None and low >= bounds.highest
+    narrow = at_top or (above is not None and above / low <= 1 + rules.resolution)
+    confirmed = any(trial.confirming and trial.met and trial.rate == low for trial in counted)
+    if confirmed or remaining <= 0:
+        return SearchResult(low, above, confirmed, narrow, bounds.limit if at_top else "")
+    if narrow or remaining == 1:
         return NextTrial(low, confirming=True)
     if above is None:
         return NextTrial(min(_round_rate(low * rules.growth), bounds.highest))
@@ -101,39 +101,39 @@ def plan_next_trial(trials: Sequence[Trial], bounds: RateBounds, rules: SearchRu
 
 
 def find_bracket(trials: Sequence[Trial]) -> tuple[float | None, float | None]:
-    """The highest rate that was kept below every miss, and the lowest miss."""
-    above = min((one.rate for one in trials if not one.met), default=None)
-    kept = [one.rate for one in trials if one.met and (above is None or one.rate < above)]
-    return max(kept, default=None), above
+    """Return the highest rate that met the objective below every miss, and the lowest miss."""
+    above = min((trial.rate for trial in trials if not trial.met), default=None)
+    met = [trial.rate for trial in trials if trial.met and (above is None or trial.rate < above)]
+    return max(met, default=None), above
 
 
 def _drop_repeated_misses(trials: Sequence[Trial]) -> list[Trial]:
-    """Without the doubtful misses whose rate was tried again afterwards."""
+    """Drop the doubtful misses whose rate was tried again later."""
     return [
-        one
-        for place, one in enumerate(trials)
-        if one.met or not one.doubtful or all(later.rate != one.rate for later in trials[place + 1 :])
+        trial
+        for index, trial in enumerate(trials)
+        if trial.met or not trial.doubtful or all(later.rate != trial.rate for later in trials[index + 1 :])
     ]
 
 
 def _should_repeat(trials: Sequence[Trial]) -> bool:
-    """A miss that something else may have caused is tried once more; a rate that is kept all the same is kept."""
+    """Return whether to repeat the last trial: a doubtful miss is repeated once."""
     last = trials[-1]
-    return last.doubtful and not last.met and sum(one.rate == last.rate and not one.met for one in trials) == 1
+    return last.doubtful and not last.met and sum(trial.rate == last.rate and not trial.met for trial in trials) == 1
 
 
 def _lower_rate(trials: Sequence[Trial], above: float, bounds: RateBounds, rules: SearchRules) -> float | None:
-    """A lower rate to try; None: there is none left. Steps grow with every miss, since low rates take the longest."""
-    if any(one.met for one in trials):  # kept once and missed once: it is near
-        wanted = above / (1 + rules.resolution)
+    """Return a lower rate to try. None: there is none left. Steps grow with each miss, since low rates take longest."""
+    if any(trial.met for trial in trials):  # met once and missed once: the edge is near
+        rate = above / (1 + rules.resolution)
     else:
-        wanted = above / rules.growth ** len({one.rate for one in trials})
-    if wanted >= bounds.lowest:
-        return _round_rate(wanted)
+        rate = above / rules.growth ** len({trial.rate for trial in trials})
+    if rate >= bounds.lowest:
+        return _round_rate(rate)
     lowest = _round_rate(bounds.lowest)
     return lowest if above > lowest * (1 + rules.resolution) else None
 
 
 def _round_rate(rate: float) -> float:
-    """Three digits, so that what is printed is what was run."""
+    """Round to three digits, so that the printed rate is the one that ran."""
     return float(f"{rate:.3g}")

@@ -1,4 +1,4 @@
-"""The highest rate of one engine: its server is started once, and every run of the search is kept like any other run."""
+"""Search the highest rate of one engine. Its server starts once; every run is stored like any other."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from enginebay.lab.study.bay_server import encode_config, run_bay_server
 from enginebay.lab.study.run_point import StudyContext, run_point
 from enginebay.lab.study.study_point import StudyPoint
 
-MIN_RUN_LATENCIES = 10  # a shorter run is mostly its own beginning and end: what queues up there does not show
-CONFIRM_FACTOR = 2  # times; the energy is of this run, and its meters want a window too
-_TRUSTED_SHARE = 0.5  # of the client's ceiling: its accuracy is proven up to there
+MIN_RUN_LATENCIES = 10  # a shorter run is mostly ramp-up and drain, and shows no queue growth
+CONFIRM_FACTOR = 2  # times longer; energy is measured in this run, and meters need a long window
+_TRUSTED_SHARE = 0.5  # of the client's ceiling: its accuracy is verified up to there
 _SHOWN_LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
 
 
 @dataclass(frozen=True, slots=True)
 class SearchGoal:
-    """What is looked for, and how long each run lasts at least."""
+    """The objective of a search, and the minimum length of each run."""
 
     slo: Mapping[str, float]
-    profile: Mapping[str, Any]  # without its rate
+    profile: Mapping[str, Any]  # without a rate
     requests: int
     seconds: float
     rules: SearchRules = field(default_factory=SearchRules)
@@ -46,14 +46,14 @@ class SearchGoal:
 
 @dataclass(frozen=True, slots=True)
 class SearchCallbacks:
-    """Who is told of each run."""
+    """Called at the start and end of each run."""
 
-    on_run_started: Callable[[str], None] = lambda what: None
-    on_run_ended: Callable[[Run, str], None] = lambda run, what: None
+    on_run_started: Callable[[str], None] = lambda label: None
+    on_run_ended: Callable[[Run, str], None] = lambda run, result: None
 
 
 class SearchSession:
-    """The runs on one server. Each has prompts and arrivals of its own, so no cache knows them."""
+    """The runs on one server. Each has its own prompts and arrivals, so the prefix cache does not help."""
 
     def __init__(
         self,
@@ -65,19 +65,19 @@ class SearchSession:
         self._context = context
         self._point = point
         self._run_point = run_point
-        self._engine_index = engine_index  # of the engine in the study
+        self._engine_index = engine_index  # in the study
         self.runs: list[Run] = []
 
     def measure(self, label: str, profile: Mapping[str, Any], limits: Mapping[str, Any]) -> Run:
-        first, given = not self.runs, self._point.arrivals_seed
+        first, arrivals_seed = not self.runs, self._point.arrivals_seed
         point = replace(
             self._point,
             label=f"{self._point.label} {label}",
             profile=dict(profile),
             limits=dict(limits),
             seed=self._point.seed + len(self.runs),
-            arrivals_seed=None if given is None else given + len(self.runs),
-            # The server stays as it is: what was warmed up and compared once need not be again.
+            arrivals_seed=None if arrivals_seed is None else arrivals_seed + len(self.runs),
+            # The server keeps running: one warm-up and one parity check are enough.
             warmup=self._point.warmup if first else False,
             parity=self._point.parity if first else False,
         )
@@ -87,7 +87,7 @@ class SearchSession:
 
 @contextmanager
 def open_session(context: StudyContext, point: StudyPoint, engine_index: int = 0) -> Iterator[SearchSession]:
-    """Start the point's engine for several runs. Raises `LoadFailed`."""
+    """Start the point's engine for several runs. Raise `LoadFailed`."""
     assert point.serve is not None
     context.on_status(f"starting {point.engine}")
     with tempfile.TemporaryDirectory(prefix="bay-lab-") as folder:
@@ -95,57 +95,59 @@ def open_session(context: StudyContext, point: StudyPoint, engine_index: int = 0
         config.write_bytes(encode_config(point.serve))
         arguments = [point.model, "--engine", point.engine, "--config", str(config)]
         with run_bay_server(arguments, Path(folder) / "log") as server:
-            yield SearchSession(context, point, lambda one, step: run_point(context, one, step, server), engine_index)
+            yield SearchSession(
+                context, point, lambda variant, step: run_point(context, variant, step, server), engine_index
+            )
 
 
 def find_highest_rate(
     context: StudyContext, point: StudyPoint, goal: SearchGoal, callbacks: SearchCallbacks, engine_index: int = 0
 ) -> Candidate:
-    """The highest rate at which this engine keeps the objective. One that cannot be run is a candidate without a rate."""
+    """Return the highest rate at which an engine meets the objective. One that cannot run has no rate."""
     point = replace(point, slo=dict(goal.slo))
-    found = Candidate(point.engine, point.label)
+    candidate = Candidate(point.engine, point.label)
     try:
         with open_session(context, point, engine_index) as session:
-            return _search_rate(session, found, goal, callbacks, context.ceiling)
+            return _search_rate(session, candidate, goal, callbacks, context.ceiling)
     except EnginebayError as error:
         message = f"could not be run: {error.message}"
-        return replace(found, why_none=message).add_reason("not_run", "informative", message)
+        return replace(candidate, why_none=message).add_reason("not_run", "informative", message)
 
 
 def _search_rate(
     session: SearchSession, candidate: Candidate, goal: SearchGoal, callbacks: SearchCallbacks, ceiling: ClientCeiling
 ) -> Candidate:
-    rungs = _sweep_concurrency(session, goal, callbacks)
+    levels = _sweep_concurrency(session, goal, callbacks)
     first = session.runs[0]
     candidate = replace(
         candidate,
         version=str(first.manifest["engine"].get("version", "")),
-        capacity=max((rung.rate for rung in rungs), default=None),
+        capacity=max((level.rate for level in levels), default=None),
     )
-    if not rungs or rungs[0].hopeless:
+    if not levels or levels[0].hopeless:
         why = (
             "no request was answered"
-            if not rungs
-            else f"misses it with one request at a time: {_describe_single_request(first)}"
+            if not levels
+            else f"misses the objective with one request at a time: {_describe_single_request(first)}"
         )
         candidate = replace(candidate, why_none=why, runs=[run.id for run in session.runs])
         return _judge_single_request(candidate, first)
-    bounds = concurrency_sweep.find_rate_bounds(rungs, _max_client_rate(ceiling, first))
+    bounds = concurrency_sweep.find_rate_bounds(levels, _max_client_rate(ceiling, first))
     shortest_s = max(goal.seconds, MIN_RUN_LATENCIES * float(first.measures["e2e_s"]["mean"]))
-    tries: list[Trial] = []
+    trials: list[Trial] = []
     runs: list[tuple[Run, list[ObjectiveResult]]] = []
-    while isinstance(step := plan_next_trial(tries, bounds, goal.rules), NextTrial):
+    while isinstance(step := plan_next_trial(trials, bounds, goal.rules), NextTrial):
         run = _run_trial(session, goal, step, shortest_s, callbacks)
         runs.append((run, candidates.count_kept(run.read_records(), goal.parsed_slo)))
-        tries.append(Trial(step.rate, _met_objective(run), candidates.is_doubtful(run.reasons), step.confirming))
-        callbacks.on_run_ended(run, "kept" if tries[-1].met else "missed")
-    return _fill_candidate(replace(candidate, runs=[run.id for run in session.runs]), step, tries, runs)
+        trials.append(Trial(step.rate, _met_objective(run), candidates.is_doubtful(run.reasons), step.confirming))
+        callbacks.on_run_ended(run, "met" if trials[-1].met else "missed")
+    return _fill_candidate(replace(candidate, runs=[run.id for run in session.runs]), step, trials, runs)
 
 
 def _sweep_concurrency(session: SearchSession, goal: SearchGoal, callbacks: SearchCallbacks) -> list[ConcurrencyLevel]:
-    """Closed loops of more and more requests at once, as long as it answers more and keeps the objective."""
-    rungs: list[ConcurrencyLevel] = []
-    while (concurrency := concurrency_sweep.next_concurrency(rungs)) is not None:
+    """Run closed loops of rising concurrency, while throughput rises and the objective is met."""
+    levels: list[ConcurrencyLevel] = []
+    while (concurrency := concurrency_sweep.next_concurrency(levels)) is not None:
         label = f"c{concurrency}"
         callbacks.on_run_started(label)
         limits = {
@@ -159,38 +161,38 @@ def _sweep_concurrency(session: SearchSession, goal: SearchGoal, callbacks: Sear
         if rate is None:
             break
         kept = candidates.count_kept(records, goal.parsed_slo)
-        rungs.append(ConcurrencyLevel(concurrency, rate, _met_objective(run), candidates.is_surely_missed(kept)))
-    return rungs
+        levels.append(ConcurrencyLevel(concurrency, rate, _met_objective(run), candidates.is_surely_missed(kept)))
+    return levels
 
 
 def _run_trial(
-    session: SearchSession, goal: SearchGoal, step: NextTrial, shortest_s: float, callbacks: SearchCallbacks
+    session: SearchSession, goal: SearchGoal, trial: NextTrial, shortest_s: float, callbacks: SearchCallbacks
 ) -> Run:
-    longer = CONFIRM_FACTOR if step.confirming else 1
-    requests = longer * max(goal.requests, math.ceil(step.rate * shortest_s))
-    label = f"{goal.profile['kind']}-{step.rate:g}"
-    callbacks.on_run_started(f"{label}, to confirm it" if step.confirming else label)
-    return session.measure(label, {**goal.profile, "rate": step.rate}, {"requests": requests})
+    factor = CONFIRM_FACTOR if trial.confirming else 1
+    requests = factor * max(goal.requests, math.ceil(trial.rate * shortest_s))
+    label = f"{goal.profile['kind']}-{trial.rate:g}"
+    callbacks.on_run_started(f"{label}, to confirm" if trial.confirming else label)
+    return session.measure(label, {**goal.profile, "rate": trial.rate}, {"requests": requests})
 
 
 def _met_objective(run: Run) -> bool:
-    """The objective was kept, and the server kept up: otherwise a longer run would have missed it."""
-    behind = any(reason["code"] == candidates.BACKLOG_CODE for reason in run.reasons)
-    return run.measures.get("slo_met") is True and not behind
+    """Return whether the objective was met and the server kept up: with a backlog, a longer run would miss it."""
+    has_backlog = any(reason["code"] == candidates.BACKLOG_CODE for reason in run.reasons)
+    return run.measures.get("slo_met") is True and not has_backlog
 
 
 def _fill_candidate(
     candidate: Candidate, result: SearchResult, trials: list[Trial], runs: list[tuple[Run, list[ObjectiveResult]]]
 ) -> Candidate:
-    """The candidate with what its last run at the rate measured, and the verdict."""
-    missed = [one for one in trials if one.rate == result.above and not one.met]
-    above_doubtful = bool(missed) and all(one.doubtful for one in missed)
+    """Fill in what the last run at the rate measured, and the verdict."""
+    missed = [trial for trial in trials if trial.rate == result.above and not trial.met]
+    above_doubtful = bool(missed) and all(trial.doubtful for trial in missed)
     candidate = replace(candidate, above=result.above, confirmed=result.confirmed, limit=result.limit)
     if result.rate is None:
-        candidate = replace(candidate, why_none=f"misses it at {result.above:.3g} requests/s already")
+        candidate = replace(candidate, why_none=f"already misses the objective at {result.above:.3g} requests/s")
         return candidates.add_verdict(candidate, result, (), above_doubtful)
-    at_rate = [one for one, tried in zip(runs, trials, strict=True) if tried.rate == result.rate and tried.met]
-    run, kept = at_rate[-1][0], candidates.pool_results([one for _, one in at_rate])
+    at_rate = [pair for pair, trial in zip(runs, trials, strict=True) if trial.rate == result.rate and trial.met]
+    run, kept = at_rate[-1][0], candidates.pool_results([results for _, results in at_rate])
     candidate = replace(
         candidate, rate=result.rate, requests=len(run.read_records()), kept=kept, sure=candidates.is_surely_kept(kept), figures=_select_figures(run),
         energy=candidates.summarize_energy(run.measures, run.reasons),
@@ -199,30 +201,36 @@ def _fill_candidate(
 
 
 def _judge_single_request(candidate: Candidate, run: Run) -> Candidate:
-    """A miss with one request at a time needs no verdict, unless something else disturbed it."""
+    """Add a reason only if something else disturbed the run: a miss with one request at a time needs no verdict."""
     if not candidates.is_doubtful(run.reasons):
         return candidate
-    codes = ", ".join(one["code"] for one in run.reasons if one["code"] in candidates.DOUBT_CODES)
-    return candidate.add_reason("miss_doubtful", "invalid", f"it was missed while something else disturbed it: {codes}")
+    codes = ", ".join(reason["code"] for reason in run.reasons if reason["code"] in candidates.DOUBT_CODES)
+    return candidate.add_reason(
+        "miss_doubtful", "invalid", f"missed the objective, but something else disturbed the run: {codes}"
+    )
 
 
 def _select_figures(run: Run) -> dict[str, float]:
     measures = run.measures
-    found = {name: measures[name] for name in ("requests_per_s", "output_tokens_per_s") if name in measures}
+    figures = {name: measures[name] for name in ("requests_per_s", "output_tokens_per_s") if name in measures}
     for name in _SHOWN_LATENCIES:
-        of = measures.get(f"{name.removesuffix('_s')}_from_intended_s") or measures.get(name) or {}
-        found |= {f"{name}.{which}": of[which] for which in ("median", "p95", "p99") if which in of}
-    return found
+        distribution = measures.get(f"{name.removesuffix('_s')}_from_intended_s") or measures.get(name) or {}
+        figures |= {
+            f"{name}.{statistic}": distribution[statistic]
+            for statistic in ("median", "p95", "p99")
+            if statistic in distribution
+        }
+    return figures
 
 
 def _describe_single_request(run: Run) -> str:
     ttft, e2e = run.measures.get("ttft_s", {}), run.measures.get("e2e_s", {})
     parts = [f"{name} {of['median']:.3g} s" for name, of in (("TTFT", ttft), ("end to end", e2e)) if "median" in of]
-    return ", ".join(parts) or "no answer had any output"
+    return ", ".join(parts) or "no response had any output"
 
 
 def _max_client_rate(ceiling: ClientCeiling, run: Run) -> float:
-    """The most that the client may send, by requests and by the tokens that come back."""
+    """Return the highest rate the client may send, limited by requests and by the tokens that come back."""
     tokens = run.measures.get("output_tokens") or 0
-    each = max(1.0, tokens / max(1, run.measures.get("answered_in_window") or 1))
-    return _TRUSTED_SHARE * min(ceiling.requests_per_s, ceiling.tokens_per_s / each)
+    tokens_per_request = max(1.0, tokens / max(1, run.measures.get("answered_in_window") or 1))
+    return _TRUSTED_SHARE * min(ceiling.requests_per_s, ceiling.tokens_per_s / tokens_per_request)

@@ -1,1 +1,1 @@
-"""What several runs allow one to say: intervals over cycles, and whether two engines differ."""
+"""Statistics over several runs: confidence intervals and engine comparisons."""

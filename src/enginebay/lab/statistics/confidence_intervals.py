@@ -1,8 +1,8 @@
-"""Confidence intervals, 95% unless told otherwise. Pure.
+"""Confidence intervals, 95% by default. Pure.
 
-Over cycles the values are figures of whole runs, and Student's t is used: runs are independent where the requests inside
-one are not. The interval of a percentile inside one run by order statistics supposes independent requests, so behind a
-queue it is too narrow; prefer the interval over cycles there.
+Intervals over cycles use Student's t on figures of whole runs: runs are independent, requests within a run are not. The
+order-statistics interval of a percentile within one run assumes independent requests, so it is too narrow behind a
+queue; prefer the interval over cycles there.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 from scipy import special
 
 CONFIDENCE = 0.95
-_ROUNDING = 1e-12  # relative: two figures this near are the same figure
+_ROUNDING = 1e-12  # relative: closer figures count as equal
 
 
 @dataclass(frozen=True, slots=True)
 class ConfidenceInterval:
-    """An end that the values cannot tell is None, as both are with a single value."""
+    """An estimate with its interval. An unknown end is None; with a single value both are."""
 
     estimate: float
     low: float | None
@@ -33,12 +33,12 @@ class ConfidenceInterval:
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
     def contains(self, value: float) -> bool:
-        """Whether the value is inside; an end that is not known excludes nothing."""
+        """Return whether the value is inside; an unknown end excludes nothing."""
         return (self.low is None or self.low <= value) and (self.high is None or value <= self.high)
 
 
 def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> ConfidenceInterval:
-    """Of the mean, by Student's t."""
+    """Return the interval of the mean, by Student's t."""
     _check_values(values)
     count, mean = len(values), math.fsum(values) / len(values)
     if count < 2:
@@ -48,15 +48,15 @@ def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Co
 
 
 def difference_interval(a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE) -> ConfidenceInterval:
-    """Of the mean of b - a, each pair measured in the same cycle."""
+    """Return the interval of the mean of b - a, each pair from the same cycle."""
     return mean_interval(pair_differences(a, b), confidence)
 
 
 def ratio_interval(a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE) -> ConfidenceInterval | None:
-    """Of mean(b) / mean(a), by Fieller's theorem for pairs; None where a has no mean to divide by.
+    """Return the interval of mean(b) / mean(a), by Fieller's theorem for pairs; None if the mean of a is 0.
 
-    It leaves out 1 exactly when the interval of the difference leaves out 0, so that the two never contradict. The ends
-    are None where the mean of a cannot be told from 0.
+    It excludes 1 exactly when the interval of the difference excludes 0, so the two never contradict. The ends are None
+    if the mean of a cannot be distinguished from 0.
     """
     gaps = pair_differences(a, b)
     count, mean_a, mean_b = len(a), math.fsum(a) / len(a), math.fsum(b) / len(b)
@@ -64,7 +64,7 @@ def ratio_interval(a: Sequence[float], b: Sequence[float], confidence: float = C
         return None
     if count < 2:
         return ConfidenceInterval(mean_b / mean_a, None, None, count)
-    # Around 1, of r = 1 + x: the pairs' difference d = b - a takes the place of b, and no digits are lost when it is small.
+    # Solve for x in r = 1 + x with d = b - a in place of b: no digits are lost when d is small.
     mean_d = math.fsum(gaps) / count
     width = t_quantile(confidence, count - 1) ** 2 / count
     square = mean_a**2 - width * sample_deviation(a) ** 2
@@ -77,17 +77,17 @@ def ratio_interval(a: Sequence[float], b: Sequence[float], confidence: float = C
 
 
 def percentile_interval(values: Sequence[float], percent: float, confidence: float = CONFIDENCE) -> ConfidenceInterval:
-    """By order statistics: whatever the distribution, it holds the percentile at least so often. Independent values.
+    """Return the distribution-free interval of a percentile, by order statistics. Values must be independent.
 
-    An end outside the sample is None; for the upper one that is the rule of `measures.distribution.quotable`.
+    An end outside the sample is None; for the upper end that is the rule of `measures.distribution.is_quotable`.
     """
     _check_values(values)
     if not 0 < percent < 100:
-        raise ValueError(f"a percentile lies between 0 and 100, not at {percent}")
+        raise ValueError(f"percentile must be between 0 and 100, not {percent}")
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     count, share, tail = len(ordered), percent / 100, (1 - confidence) / 2
-    below = special.bdtr(np.arange(count), count, share)  # of k: at most k values lie below the percentile
-    first = int(np.searchsorted(below, tail))  # counted from 1; 0: even the smallest value may lie above
+    below = special.bdtr(np.arange(count), count, share)  # P(at most k values lie below the percentile)
+    first = int(np.searchsorted(below, tail))  # 1-based; 0: even the smallest value may lie above
     last = int(np.searchsorted(below, 1 - tail)) + 1
     low = float(ordered[first - 1]) if first >= 1 else None
     high = float(ordered[last - 1]) if last <= count else None
@@ -95,29 +95,29 @@ def percentile_interval(values: Sequence[float], percent: float, confidence: flo
 
 
 def pair_differences(a: Sequence[float], b: Sequence[float]) -> list[float]:
-    """b - a by pairs; what is only rounding is 0."""
+    """Return b - a for each pair; rounding differences become 0."""
     if len(a) != len(b):
-        raise ValueError(f"pairs need as many values on both sides, not {len(a)} and {len(b)}")
+        raise ValueError(f"pairs need the same number of values on both sides, not {len(a)} and {len(b)}")
     _check_values(a)
     _check_values(b)
     return [0.0 if math.isclose(x, y, rel_tol=_ROUNDING) else y - x for x, y in zip(a, b, strict=True)]
 
 
 def sample_deviation(values: Sequence[float]) -> float:
-    """The sample standard deviation; 0 where values differ by rounding only."""
+    """Return the sample standard deviation; 0 if values differ only by rounding."""
     mean = math.fsum(values) / len(values)
-    found = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
-    return 0.0 if found <= _ROUNDING * max(abs(value) for value in values) else found
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return 0.0 if deviation <= _ROUNDING * max(abs(value) for value in values) else deviation
 
 
 @lru_cache(maxsize=256)
 def t_quantile(confidence: float, degrees: int) -> float:
-    """Of Student's t, two-sided."""
+    """Return the two-sided quantile of Student's t."""
     return float(special.stdtrit(degrees, (1 + confidence) / 2))
 
 
 def _solve_quadratic(square: float, cross: float, rest: float) -> tuple[float, float]:
-    """Of square·x² - 2·cross·x + rest, for square above 0, without subtracting what is nearly equal."""
+    """Return the roots of square·x² - 2·cross·x + rest for square > 0, without cancellation."""
     larger = cross + math.copysign(math.sqrt(max(0.0, cross**2 - square * rest)), cross)
     if larger == 0:
         return 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Runs that repeat each other: the same engine, model, settings and load on the same host. Pure."""
+"""Group runs that repeat each other: same engine, model, settings and workload on the same host. Pure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from enginebay.lab.store.run_reader import Run
 
 
 def aggregate_runs(runs: Sequence[Run], allow_mixed_engines: bool = False) -> list[dict[str, Any]]:
-    """One entry for each point: what it is, its verdict, and the mean of every figure over its runs."""
+    """Return one entry per group: its identity, its verdict, and the mean of every figure over its runs."""
     if not allow_mixed_engines:
         check_one_engine(runs)
-    return [_aggregate_group(point) for point in group_runs(runs, mixed=allow_mixed_engines)]
+    return [_aggregate_group(group) for group in group_runs(runs, mixed=allow_mixed_engines)]
 
 
-def _aggregate_group(point: RunGroup) -> dict[str, Any]:
-    mixed = len(point.engines) > 1
-    intervals = compute_cycle_intervals([run.measures for run in point.counted])
+def _aggregate_group(group: RunGroup) -> dict[str, Any]:
+    mixed = len(group.engines) > 1
+    intervals = compute_cycle_intervals([run.measures for run in group.counted])
     return {
-        **point.to_dict(),
-        # An average over engines is of nothing that exists, whatever its runs are worth.
-        "verdict": "invalid" if mixed else point.status,
+        **group.to_dict(),
+        # An average over engines describes no real system, however valid its runs are.
+        "verdict": "invalid" if mixed else group.status,
         "mixed_engines": mixed,
         "figures": {name: asdict(interval) for name, interval in intervals.items()},
     }
@@ -35,13 +35,13 @@ def _aggregate_group(point: RunGroup) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """The cycles of one point, oldest first."""
+    """The runs of one point, oldest first."""
 
     runs: tuple[Run, ...]
 
     @property
     def counted(self) -> tuple[Run, ...]:
-        """The runs whose numbers stand for the point: invalid ones only where there is nothing else."""
+        """The runs that count for the point: invalid ones only if there are no others."""
         return tuple(run for run in self.runs if run.status != "invalid") or self.runs
 
     @property
@@ -55,7 +55,7 @@ class RunGroup:
 
     @property
     def name(self) -> str:
-        """Engine, model, and what the label tells beyond the engine."""
+        """Engine, model, and the rest of the label."""
         first, engines = self.runs[0], "+".join(self.engines)
         return " ".join(word for word in (engines, first.model, first.label.removeprefix(f"{engines} ")) if word)
 
@@ -73,32 +73,32 @@ class RunGroup:
 
 
 def group_runs(runs: Sequence[Run], mixed: bool = False) -> list[RunGroup]:
-    """Runs put together with those they repeat; with `mixed`, whatever engine they are of."""
-    found: dict[str, list[Run]] = {}
+    """Group runs that repeat each other; with `mixed`, across engines."""
+    groups: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(_group_key(run, mixed), []).append(run)
+        groups.setdefault(_group_key(run, mixed), []).append(run)
     return [
-        RunGroup(tuple(sorted(group, key=lambda run: (run.manifest["created"], run.id)))) for group in found.values()
+        RunGroup(tuple(sorted(group, key=lambda run: (run.manifest["created"], run.id)))) for group in groups.values()
     ]
 
 
 def check_one_engine(runs: Sequence[Run]) -> None:
-    """Refuse to put several engines into one average."""
+    """Raise MixedEngines if the runs are of several engines."""
     engines = sorted({run.engine for run in runs})
     if len(engines) > 1:
         raise MixedEngines(
             f"mixed engines: {', '.join(engines)}; aggregating results of different engines is statistically invalid",
-            "name the runs of one engine, compare them with `bay results compare`, or insist with --allow-mixed-engines",
+            "give runs of one engine, compare them with `bay results compare`, or override with --allow-mixed-engines",
         )
 
 
 def has_same_workload(a: RunGroup, b: RunGroup) -> bool:
-    """Whether the same was asked of both: then their engines may be compared."""
+    """Return whether both ran the same workload, so that their engines may be compared."""
     return _workload_key(a.runs[0]) == _workload_key(b.runs[0])
 
 
 def _workload_key(run: Run) -> list[Any]:
-    """What was sent and when, as it was asked for. Whether the requests were the same to the byte, the workload's hash says."""
+    """Return the requested workload. Whether requests were identical byte for byte, its hash says."""
     config = run.manifest["config"]
     return [run.model, run.manifest["profile"], config.get("workload"), config.get("limits")]
 
@@ -109,6 +109,6 @@ def _group_key(run: Run, mixed: bool) -> str:
     if mixed:
         return hash_value(common)
     engine, config = run.manifest["engine"], run.manifest["config"]
-    # A server that was running already is known by its address, and only it knows its settings.
-    found = None if config.get("engine") else [run.manifest["server"].get("url"), run.manifest["effective"]]
-    return hash_value([*common, run.engine, engine.get("version"), run.label, config, found])
+    # An external server is identified by its address and the settings it reports.
+    external = None if config.get("engine") else [run.manifest["server"].get("url"), run.manifest["effective"]]
+    return hash_value([*common, run.engine, engine.get("version"), run.label, config, external])

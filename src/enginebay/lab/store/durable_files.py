@@ -1,4 +1,4 @@
-"""Writing files so that they are whole on disk, or not there."""
+"""Write files durably: complete on disk, or absent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ READ_ONLY = 0o444
 
 
 def sync_to_disk(path: Path) -> None:
-    """Have the disk hold what was written to this file, or the names in this folder."""
+    """Flush a file's content, or a folder's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -26,22 +26,22 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def create_atomically(path: Path, content: bytes) -> None:
-    """Put a new file in place in one step: a reader sees all of it or nothing. Raises `FileExistsError`."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    """Create a file in one step: a reader sees all of it or nothing. Raise `FileExistsError`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        write_synced(beside, content)
-        _link_or_copy(beside, path, content)
+        write_synced(temporary, content)
+        _link_or_copy(temporary, path, content)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     sync_to_disk(path.parent)
 
 
-def _link_or_copy(beside: Path, path: Path, content: bytes) -> None:
+def _link_or_copy(temporary: Path, path: Path, content: bytes) -> None:
     try:
-        path.hardlink_to(beside)
+        path.hardlink_to(temporary)
     except FileExistsError:
         raise
-    except OSError:  # a file system without links: a reader may see half of it for a moment
+    except OSError:  # a file system without hard links: a reader may briefly see a partial file
         with path.open("xb") as file:
             file.write(content)
             file.flush()

@@ -1,4 +1,4 @@
-"""Rows of a run as Parquet. The columns are the fields of the dataclasses, so that the two cannot drift apart."""
+"""Read and write a run's rows as Parquet. The columns are the fields of the dataclasses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH_ROWS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One output event of a request: never a count of tokens."""
+    """One output event of a request; an event may carry several tokens."""
 
     index: int
     time_s: float
@@ -37,7 +37,7 @@ POWER_TABLE = ParquetTable("power.parquet", StoredSample)
 
 
 def write_table(table: ParquetTable, path: Path, batches: Iterable[list[dict[str, Any]]]) -> int:
-    """Write rows batch by batch; gives how many there were."""
+    """Write rows batch by batch and return their number."""
     schema = _build_schema(table.row)
     rows = 0
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
@@ -48,22 +48,22 @@ def write_table(table: ParquetTable, path: Path, batches: Iterable[list[dict[str
 
 
 def read_rows(row: type[RowT], path: Path) -> list[RowT]:
-    """The rows again. A field that was added after the file was written has its default."""
-    found: Any = pq.read_table(path)
-    known = [one.name for one in fields(row) if one.name in found.column_names]  # type: ignore[arg-type]
-    columns = [_read_values(found.column(name)) for name in known]
-    return [row(**dict(zip(known, values, strict=True))) for values in zip(*columns, strict=True)]
+    """Read rows. A field added after the file was written gets its default."""
+    table: Any = pq.read_table(path)
+    names = [field.name for field in fields(row) if field.name in table.column_names]  # type: ignore[arg-type]
+    columns = [_read_values(table.column(name)) for name in names]
+    return [row(**dict(zip(names, values, strict=True))) for values in zip(*columns, strict=True)]
 
 
 def read_columns(path: Path, names: list[str]) -> list[list[Any]]:
-    found: Any = pq.read_table(path, columns=names)
-    return [found.column(name).to_pylist() for name in names]
+    table: Any = pq.read_table(path, columns=names)
+    return [table.column(name).to_pylist() for name in names]
 
 
 def _read_values(column: Any) -> list[Any]:
     values: list[Any] = column.to_pylist()
     if pa.types.is_list(column.type):
-        return [tuple(one) for one in values]
+        return [tuple(value) for value in values]
     return values
 
 
@@ -73,7 +73,7 @@ def _build_schema(row: type) -> Any:
 
 
 def _column_type(annotation: Any) -> Any:
-    """The column's type for `int`, `float | None`, `tuple[str, ...]` and the like."""
-    given = [one for one in get_args(annotation) if one not in (type(None), ...)] or [annotation]
-    simple = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}[given[0]]
-    return pa.list_(simple) if getattr(annotation, "__origin__", None) is tuple else simple
+    """Return the Arrow type of `int`, `float | None`, `tuple[str, ...]` and the like."""
+    types = [argument for argument in get_args(annotation) if argument not in (type(None), ...)] or [annotation]
+    item_type = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}[types[0]]
+    return pa.list_(item_type) if getattr(annotation, "__origin__", None) is tuple else item_type

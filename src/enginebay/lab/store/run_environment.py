@@ -1,4 +1,4 @@
-"""The host a run was measured on."""
+"""Describe the host a run was measured on."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _UUID_MARK = " GPU-"
 
 
 def list_gpu_products(environment: Mapping[str, Any]) -> tuple[str, ...]:
-    """What they are, one name for each GPU; empty where it was none, or nobody knows."""
+    """Return the product name of each GPU; empty if there was none, or it is unknown."""
     return tuple(sorted(str(label).partition(_UUID_MARK)[0] for label in environment.get("gpu") or ()))
 
 
 def has_other_gpus(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether two runs had GPUs of different kinds. How many of them, or none at all, is a matter of the engine's settings."""
-    x, y = set(list_gpu_products(a)), set(list_gpu_products(b))
-    return bool(x and y) and x != y
+    """Return whether two runs used different GPU products. How many GPUs, if any, is up to the engine's settings."""
+    a_products, b_products = set(list_gpu_products(a)), set(list_gpu_products(b))
+    return bool(a_products and b_products) and a_products != b_products
 
 
-def describe_environment(gpus: Sequence[str] = (), elsewhere: str = "") -> dict[str, Any]:
-    """What of the server's host has a bearing on the numbers; `gpus` as the meters name them.
+def describe_environment(gpus: Sequence[str] = (), remote_host: str = "") -> dict[str, Any]:
+    """Describe what of the server's host affects the figures; `gpus` as the meters name them.
 
-    `elsewhere`: the name of another host than this one. Of that one nothing else is known, and this one is the client's.
+    `remote_host`: the server's host if it is another one. Then only its name is known, and this host is the client's.
     """
-    here = {
+    this_host = {
         "host": socket.gethostname(),
         "cpu": _describe_cpu(),
         "cores": _count_cores(),
@@ -38,12 +38,12 @@ def describe_environment(gpus: Sequence[str] = (), elsewhere: str = "") -> dict[
         "python": platform.python_version(),
         "os": platform.platform(),
     }
-    told: dict[str, Any] = {"host": elsewhere, "client": here} if elsewhere else here
-    return {**told, "gpu": list(gpus), "enginebay": __version__}
+    host: dict[str, Any] = {"host": remote_host, "client": this_host} if remote_host else this_host
+    return {**host, "gpu": list(gpus), "enginebay": __version__}
 
 
 def _count_cores() -> int | None:
-    """Those that this process may use."""
+    """Return the number of cores this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # macOS

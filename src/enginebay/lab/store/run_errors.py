@@ -1,4 +1,4 @@
-"""What can be wrong with a stored run."""
+"""Errors of stored runs and studies."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from enginebay.errors import EnginebayError, UsageError
 
 
 class CorruptRun(EnginebayError):
-    """A run's folder does not hold what its manifest says."""
+    """A run's folder does not match its manifest."""
 
     kind = "corrupt_run"
 
     def __init__(self, folder: Path, wrong: str, hint: str = "") -> None:
-        super().__init__(f"the run in {folder} is corrupt: {wrong}", hint or "measure it again, and remove the folder")
+        super().__init__(f"the run in {folder} is corrupt: {wrong}", hint or "remove the folder and repeat the run")
         self.folder = folder
         self.wrong = wrong
 
@@ -25,18 +25,18 @@ class CorruptStudy(EnginebayError):
 
 
 class BusyStudy(UsageError):
-    """Another process carries the study out."""
+    """Another process is running the study."""
 
     kind = "busy_study"
 
 
 class UnknownRun(UsageError):
-    """No run or study of that name, or more than one."""
+    """No run or study has that name, or several match it."""
 
     kind = "unknown_run"
 
 
 class MixedEngines(UsageError):
-    """Runs of several engines cannot be put into one average."""
+    """Runs of several engines cannot be averaged."""
 
     kind = "mixed_engines"

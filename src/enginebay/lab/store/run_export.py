@@ -1,4 +1,4 @@
-"""Runs as CSV, JSON and Markdown. An invalid run's numbers are marked in each."""
+"""Export runs as CSV, JSON or Markdown. Each marks the figures of invalid runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def list_reason_codes(run: Run) -> list[str]:
 
 
 def describe_run(run: Run) -> dict[str, Any]:
-    """What a row says of a run before its numbers; the verdict comes right after the name."""
+    """Return the columns before the figures; the verdict follows the id."""
     manifest = run.manifest
     return {
         "id": run.id,
@@ -43,9 +43,9 @@ def describe_run(run: Run) -> dict[str, Any]:
 
 
 def _to_csv(runs: Sequence[Run]) -> str:
-    """One row for each run, one column for each figure that any of them has."""
+    """Write one row per run, one column per figure that any of them has."""
     figures = {run.id: flatten_figures(run.measures) for run in runs}
-    names = list(dict.fromkeys(name for found in figures.values() for name in found))
+    names = list(dict.fromkeys(name for row in figures.values() for name in row))
     out = io.StringIO()
     rows = csv.DictWriter(out, [*describe_run(runs[0]), *names], lineterminator="\n")
     rows.writeheader()
@@ -58,9 +58,9 @@ def _to_json(runs: Sequence[Run]) -> str:
 
 
 def _to_markdown(runs: Sequence[Run]) -> str:
-    """The headline figures, one row for each run, and below it why each verdict is not `valid`."""
+    """Write the headline figures, one row per run, and below them why verdicts are not `valid`."""
     figures = {run.id: flatten_figures(run.measures) for run in runs}
-    names = select_headlines(name for found in figures.values() for name in found)
+    names = select_headlines(name for row in figures.values() for name in row)
     lines = [_format_row(["run", "verdict", "engine", "model", "label", *names])]
     lines.append("|" + "---|" * 5 + "---:|" * len(names))
     for run in runs:
@@ -72,9 +72,9 @@ def _to_markdown(runs: Sequence[Run]) -> str:
 
 
 def _explain_reason(run: Run, reason: dict[str, Any]) -> str:
-    """What a reason makes of its run, which may be less than what the worst one makes of it."""
+    """Explain one reason; its severity may be below that of the run's verdict."""
     is_caveat = run.status == "invalid" and reason.get("severity") == "informative"
-    verdict = "would be informative for this alone" if is_caveat else f"is {run.status}"
+    verdict = "would be informative for this reason alone" if is_caveat else f"is {run.status}"
     return f"- `{run.id}` {verdict}: {_escape_cell(reason.get('code', ''))}: {_escape_cell(reason.get('message', ''))}"
 
 

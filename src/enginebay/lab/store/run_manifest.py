@@ -1,4 +1,4 @@
-"""A run's manifest: what was asked, what really ran, where, and what came of it."""
+"""A run's manifest: what was requested, what actually ran, where, and the results."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from enginebay.lab.store.canonical_json import hash_value, to_plain
 from enginebay.lab.store.durable_files import write_synced
-from enginebay.lab.store.run_environment import describe_environment as read_environment
+from enginebay.lab.store.run_environment import describe_environment
 from enginebay.lab.store.run_errors import CorruptRun
 from enginebay.lab.store.run_folders import utc_now
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
-SELF_HASH_KEY = "manifest_sha256"  # of everything else in it, so that a number changed afterwards shows
+SELF_HASH_KEY = "manifest_sha256"  # of everything else in the manifest, to detect later changes
 
 SECTIONS: dict[str, type | tuple[type, ...]] = {
     "schema_version": int,
@@ -24,8 +24,8 @@ SECTIONS: dict[str, type | tuple[type, ...]] = {
     "created": str,
     "engine": dict,  # kind, version, versions
     "model": dict,  # name, sha256 or source
-    "config": dict,  # as given
-    "effective": dict,  # as the engine really ran
+    "config": dict,  # as the user wrote it
+    "effective": dict,  # as the engine actually ran
     "environment": dict,
     "seeds": dict,
     "profile": dict,
@@ -35,9 +35,9 @@ SECTIONS: dict[str, type | tuple[type, ...]] = {
     "measures": dict,
     "verdict": dict,  # status, reasons
     "files": dict,  # by name: sha256, rows
-    "absent": dict,  # what could not be read, and why
+    "absent": dict,  # what could not be measured, and why
 }
-STATUSES = ("valid", "informative", "invalid")  # the worst one last
+STATUSES = ("valid", "informative", "invalid")  # worst last
 
 
 def new_manifest(
@@ -49,9 +49,9 @@ def new_manifest(
     environment: Mapping[str, Any] | None = None,
     **sections: Any,
 ) -> dict[str, Any]:
-    """What is known before a run; the rest comes by `RunWriter.update` and `RunWriter.finish`."""
+    """Return what is known before a run. `RunWriter.update` and `RunWriter.finish` add the rest."""
     empty: dict[str, Any] = {name: {} for name, kind in SECTIONS.items() if kind is dict}
-    given = {
+    known = {
         "schema_version": SCHEMA_VERSION,
         "id": run_id,
         "created": utc_now().isoformat(timespec="microseconds"),
@@ -59,18 +59,18 @@ def new_manifest(
         "engine": engine,
         "model": model,
         "study": study or {},
-        "environment": environment if environment is not None else read_environment(),
+        "environment": environment if environment is not None else describe_environment(),
         **sections,
     }
-    refuse_unknown_sections(given)
-    return {**empty, **given}
+    refuse_unknown_sections(known)
+    return {**empty, **known}
 
 
 def refuse_unknown_sections(sections: Mapping[str, Any]) -> None:
-    """A section that no reader knows is a mistake of the writer's."""
+    """Raise `ValueError` for a section that no reader knows."""
     unknown = sorted(set(sections) - set(SECTIONS))
     if unknown:
-        raise ValueError(f"no such section of a manifest: {', '.join(unknown)}")
+        raise ValueError(f"unknown manifest section: {', '.join(unknown)}")
 
 
 def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
@@ -80,29 +80,27 @@ def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """A finished run's manifest, checked against itself."""
+    """Read and check a finished run's manifest. Raise `CorruptRun`."""
     try:
         content = json.loads((folder / MANIFEST_NAME).read_bytes())
     except FileNotFoundError:
         raise CorruptRun(
-            folder, f"it has no {MANIFEST_NAME}", "if it is no run, move it out of the folder of runs"
+            folder, f"it has no {MANIFEST_NAME}", "if it is not a run, move it out of the runs folder"
         ) from None
     except (OSError, ValueError) as error:
         raise CorruptRun(folder, f"{MANIFEST_NAME} cannot be read: {error}") from None
     if not isinstance(content, dict):
         raise CorruptRun(folder, f"{MANIFEST_NAME} is not an object")
     _check_version(folder, content.get("schema_version"))
-    said = content.pop(SELF_HASH_KEY, None)
-    if said != hash_value(content):
-        raise CorruptRun(
-            folder, f"{MANIFEST_NAME} was changed after the run: its sha256 is not the one it was written with"
-        )
+    stored_hash = content.pop(SELF_HASH_KEY, None)
+    if stored_hash != hash_value(content):
+        raise CorruptRun(folder, f"{MANIFEST_NAME} was changed after the run: its sha256 does not match")
     _check_sections(folder, content)
     if content["id"] != folder.name:
         raise CorruptRun(
             folder,
-            f"{MANIFEST_NAME} says that it is {content['id']}",
-            "give the folder its name back, or remove the copy",
+            f"the id in {MANIFEST_NAME} is {content['id']}",
+            "restore the folder's name, or remove the copy",
         )
     return content
 
@@ -112,20 +110,20 @@ def _check_version(folder: Path, version: object) -> None:
         newer = isinstance(version, int) and version > SCHEMA_VERSION
         raise CorruptRun(
             folder,
-            f"schema version {version!r} is not known, this Enginebay reads {SCHEMA_VERSION}",
+            f"schema version {version!r} is unknown, this Enginebay reads {SCHEMA_VERSION}",
             "upgrade enginebay" if newer else "",
         )
 
 
 def _check_sections(folder: Path, content: dict[str, Any]) -> None:
-    """Whoever reads a manifest may rely on the kinds of its sections."""
+    """Check the sections' types, so that readers can rely on them."""
     for name, kind in SECTIONS.items():
         if name not in content:
             raise CorruptRun(folder, f"{MANIFEST_NAME} has no {name}")
         if not isinstance(content[name], kind):
-            raise CorruptRun(folder, f"{name} in {MANIFEST_NAME} is of the wrong kind")
+            raise CorruptRun(folder, f"{name} in {MANIFEST_NAME} has the wrong type")
     for name in ("point", "cycle"):
         if not isinstance(content["study"].get(name, 0), int):
-            raise CorruptRun(folder, f"study.{name} in {MANIFEST_NAME} is not a whole number")
+            raise CorruptRun(folder, f"study.{name} in {MANIFEST_NAME} is not an integer")
     if content["verdict"].get("status") not in STATUSES:
         raise CorruptRun(folder, "it has no verdict")

@@ -1,4 +1,4 @@
-"""Reading runs. Nothing of a folder is believed before its hashes agree."""
+"""Read stored runs, and verify them against their hashes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run. The manifest is in memory; requests, tokens and samples are read when asked for."""
+    """A finished run. The manifest is in memory; requests, tokens and samples are read on demand."""
 
     path: Path
     manifest: Mapping[str, Any]
@@ -31,7 +31,7 @@ class Run:
 
     @property
     def engine(self) -> str:
-        """Its kind; of a server that is not ours, its address."""
+        """The engine kind, or the address of a server that is not Enginebay."""
         return str(self.manifest["engine"].get("kind") or self.manifest["server"].get("url") or "unknown")
 
     @property
@@ -40,9 +40,9 @@ class Run:
 
     @property
     def requested_settings(self) -> Mapping[str, Any]:
-        """The engine's settings as they were asked for."""
-        found = self.manifest["config"].get(self.engine)
-        return found if isinstance(found, Mapping) else {}
+        """The engine settings as the user wrote them."""
+        settings = self.manifest["config"].get(self.engine)
+        return settings if isinstance(settings, Mapping) else {}
 
     @property
     def label(self) -> str:
@@ -50,8 +50,8 @@ class Run:
 
     @property
     def study_id(self) -> str | None:
-        found = self.manifest["study"].get("id")
-        return None if found is None else str(found)
+        study_id = self.manifest["study"].get("id")
+        return None if study_id is None else str(study_id)
 
     @property
     def cycle(self) -> int:
@@ -67,8 +67,8 @@ class Run:
 
     @property
     def measures(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.manifest["measures"]
-        return found
+        measures: Mapping[str, Any] = self.manifest["measures"]
+        return measures
 
     def read_records(self) -> list[Record]:
         from enginebay.lab.store.parquet import REQUESTS_TABLE, read_rows
@@ -76,16 +76,16 @@ class Run:
         return read_rows(Record, self.path / REQUESTS_TABLE.name)
 
     def read_token_times(self) -> dict[int, list[float]]:
-        """When each output event of a request arrived, by the record's index."""
+        """Return when the output events of each request arrived, by the record's index."""
         from enginebay.lab.store.parquet import TOKENS_TABLE, read_columns
 
-        found: dict[int, list[float]] = {}
+        times: dict[int, list[float]] = {}
         for index, time_s in zip(*read_columns(self.path / TOKENS_TABLE.name, ["index", "time_s"]), strict=True):
-            found.setdefault(index, []).append(time_s)
-        return found
+            times.setdefault(index, []).append(time_s)
+        return times
 
     def read_samples(self) -> list[StoredSample]:
-        """Empty where no meter could be read; `absent` in the manifest says why."""
+        """Return the meters' samples. Empty if no meter could be read; `absent` in the manifest says why."""
         from enginebay.lab.store.parquet import POWER_TABLE, read_rows
         from enginebay.lab.store.stored_samples import StoredSample
 
@@ -94,32 +94,32 @@ class Run:
         )
 
     def read_parity(self) -> dict[str, Any] | None:
-        """What the parity prompts gave, or None where none were asked."""
+        """Return the answers to the parity prompts. None: none were sent."""
         if "parity.json" not in self.manifest["files"]:
             return None
         content: dict[str, Any] = json.loads((self.path / "parity.json").read_bytes())
         return content
 
     def verify(self) -> None:
-        """Check every file against its hash."""
-        for name, said in self.manifest["files"].items():
-            if not isinstance(said, dict) or Path(name).name != name:
-                raise CorruptRun(self.path, f"its manifest names a file that cannot be: {name}")
+        """Check every file against its hash. Raise `CorruptRun`."""
+        for name, entry in self.manifest["files"].items():
+            if not isinstance(entry, dict) or Path(name).name != name:
+                raise CorruptRun(self.path, f"its manifest names an invalid file: {name}")
             try:
-                found = hash_file(self.path / name)
+                sha256 = hash_file(self.path / name)
             except FileNotFoundError:
                 raise CorruptRun(self.path, f"{name} is missing") from None
             except OSError as error:
                 raise CorruptRun(self.path, f"{name} cannot be read: {error.strerror}") from None
-            if found != said.get("sha256"):
-                raise CorruptRun(self.path, f"{name} was changed after the run: its sha256 is not the manifest's")
+            if sha256 != entry.get("sha256"):
+                raise CorruptRun(self.path, f"{name} was changed after the run: its sha256 does not match the manifest")
         for name in ("requests.parquet", "tokens.parquet"):
             if name not in self.manifest["files"]:
                 raise CorruptRun(self.path, f"its manifest does not name {name}")
 
 
 def load_run(path: Path, verify: bool = True) -> Run:
-    """A run by its folder; raises CorruptRun with what is wrong."""
+    """Load the run in a folder. Raise `CorruptRun`."""
     run = Run(path, read_manifest(path))
     if verify:
         run.verify()
@@ -127,12 +127,12 @@ def load_run(path: Path, verify: bool = True) -> Run:
 
 
 def list_runs(folder: Path, verify: bool = True) -> tuple[list[Run], list[CorruptRun]]:
-    """Every finished run, oldest first, and what is wrong with those that cannot be read. Partial ones are no runs."""
+    """Return every finished run, oldest first, and the errors of those that cannot be read."""
     runs: list[Run] = []
-    problems: list[CorruptRun] = []
-    for one in list_finished_folders(folder):
+    errors: list[CorruptRun] = []
+    for path in list_finished_folders(folder):
         try:
-            runs.append(load_run(one, verify))
-        except CorruptRun as problem:
-            problems.append(problem)
-    return sorted(runs, key=lambda run: (run.manifest["created"], run.id)), problems
+            runs.append(load_run(path, verify))
+        except CorruptRun as error:
+            errors.append(error)
+    return sorted(runs, key=lambda run: (run.manifest["created"], run.id)), errors

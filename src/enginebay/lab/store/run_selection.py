@@ -1,4 +1,4 @@
-"""The runs that a person means by a word."""
+"""Find the runs that the user names on the command line."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ LATEST = "latest"
 
 
 def select_runs(folder: Path, names: Sequence[str]) -> tuple[list[Run], list[CorruptRun]]:
-    """Runs by id, unique beginning of an id, study id, path, or `latest`, the last study; each once, and checked against its hashes.
+    """Return runs by id, unique prefix of an id, study id, path, or `latest` (the last study); each once and verified.
 
-    Beside them the corrupt runs that are left out of a study, and those that may be of it: what study such a run is of,
-    it cannot tell. A corrupt run that was named itself is raised, as is one of a study that has no other runs.
+    Also return the corrupt runs left out of a study, and those that may belong to it: an unreadable run does not tell its
+    study. Raise `CorruptRun` for a corrupt run that was named itself, or if a study has no other runs.
     """
     runs, unreadable = list_runs(folder, verify=False)
     chosen: dict[Path, Run] = {}
@@ -27,16 +27,16 @@ def select_runs(folder: Path, names: Sequence[str]) -> tuple[list[Run], list[Cor
             run = _find_run(folder, name, runs, unreadable)
             chosen[run.path] = run
             continue
-        whole, corrupt = _verify_runs(study)
-        if not whole:
+        valid, corrupt = _verify_runs(study)
+        if not valid:
             raise corrupt[0]
-        chosen |= {run.path: run for run in whole}
-        left_out |= {problem.folder: problem for problem in (*corrupt, *unreadable)}
+        chosen |= {run.path: run for run in valid}
+        left_out |= {error.folder: error for error in (*corrupt, *unreadable)}
     return list(chosen.values()), list(left_out.values())
 
 
 def _find_study_runs(name: str, runs: list[Run]) -> list[Run] | None:
-    """The runs of the study of that name, or of the last; None where the word is not for a study."""
+    """Return the runs of the named study, or of the last. None: the name is not a study."""
     if name != LATEST:
         return [run for run in runs if run.study_id == name] or None
     if not runs:
@@ -46,34 +46,34 @@ def _find_study_runs(name: str, runs: list[Run]) -> list[Run] | None:
 
 
 def _verify_runs(runs: Sequence[Run]) -> tuple[list[Run], list[CorruptRun]]:
-    whole: list[Run] = []
+    valid: list[Run] = []
     corrupt: list[CorruptRun] = []
     for run in runs:
         try:
             run.verify()
-        except CorruptRun as problem:
-            corrupt.append(problem)
+        except CorruptRun as error:
+            corrupt.append(error)
         else:
-            whole.append(run)
-    return whole, corrupt
+            valid.append(run)
+    return valid, corrupt
 
 
 def _find_run(folder: Path, name: str, runs: list[Run], unreadable: list[CorruptRun]) -> Run:
-    """The one run that is named by its path, its id, or the beginning of its id. Raises `CorruptRun` and `UnknownRun`."""
+    """Return the run with this path, id or unique prefix of an id. Raise `CorruptRun` or `UnknownRun`."""
     if "/" in name:
         path = Path(name).expanduser().resolve()
         if not path.is_dir():
             raise UnknownRun(f"there is no folder {path}", "give a run's folder, or its id")
         return load_run(path)
-    known = sorted([*(run.id for run in runs), *(problem.folder.name for problem in unreadable)])
-    near = [name] if name in known else [one for one in known if name and one.startswith(name)]
-    if len(near) == 1:
-        return load_run(folder / near[0])
-    if near:
-        shown = ", ".join(near[:4]) + (", ..." if len(near) > 4 else "")
-        raise UnknownRun(f"{len(near)} runs begin with {name}", f"say which: {shown}")
+    ids = sorted([*(run.id for run in runs), *(error.folder.name for error in unreadable)])
+    matches = [name] if name in ids else [run_id for run_id in ids if name and run_id.startswith(name)]
+    if len(matches) == 1:
+        return load_run(folder / matches[0])
+    if matches:
+        shown = ", ".join(matches[:4]) + (", ..." if len(matches) > 4 else "")
+        raise UnknownRun(f"{len(matches)} runs start with {name}", f"choose one: {shown}")
     if study_path(folder, name).exists():
-        raise UnknownRun(f"the study {name} has no runs yet", f"go on with it: bay experiment --resume --study {name}")
-    if not known:
+        raise UnknownRun(f"the study {name} has no runs yet", f"resume it: bay experiment --resume --study {name}")
+    if not ids:
         raise UnknownRun(f"there are no runs in {folder}", "measure one: bay experiment CONFIG.yaml")
     raise UnknownRun(f"there is no run or study {name!r} in {folder}", "`bay results list` lists them")

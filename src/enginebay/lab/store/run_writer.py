@@ -1,4 +1,4 @@
-"""Writing a run: into a partial folder as it goes, and finished by one rename."""
+"""Write a run: into a partial folder as it goes, finished by one rename."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from enginebay.lab.store import run_manifest as manifests
+from enginebay.lab.store import run_manifest
 from enginebay.lab.store.canonical_json import to_canonical_json, to_plain
 from enginebay.lab.store.durable_files import READ_ONLY, hash_file, sync_to_disk, write_synced
 from enginebay.lab.store.parquet import BATCH_ROWS, POWER_TABLE, REQUESTS_TABLE, TOKENS_TABLE, ParquetTable, write_table
@@ -24,7 +24,7 @@ _DECODER = msgspec.json.Decoder()
 
 
 class RowSpool:
-    """Rows on their way into a Parquet file."""
+    """Rows on disk, waiting to become a Parquet file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,7 +41,7 @@ class RowSpool:
         self._file.close()
 
     def read_batches(self, size: int) -> Iterator[list[Any]]:
-        """The rows, so many at a time: a long run does not have to fit in memory."""
+        """Yield the rows in batches: a long run may not fit in memory."""
         with self.path.open("rb") as file:
             while lines := list(islice(file, size)):
                 yield [_DECODER.decode(line) for line in lines]
@@ -58,14 +58,14 @@ PARITY_FILE = "parity.json"
 
 
 class RunWriter:
-    """One run on its way to disk. Until `finish` has returned there is no run, only a partial folder that nobody reads.
+    """Writes one run. Until `finish` returns there is only a partial folder, which readers ignore.
 
-    As a context manager it removes the partial folder when it is left without `finish`.
+    As a context manager it removes the partial folder if `finish` was not called.
     """
 
     def __init__(self, folder: Path, manifest_start: Mapping[str, Any]) -> None:
         self._manifest: dict[str, Any] = dict(manifest_start)
-        manifests.refuse_unknown_sections(self._manifest)
+        run_manifest.refuse_unknown_sections(self._manifest)
         self.id, self.partial, self._hold = claim_folder(folder, self._manifest["id"])
         self._manifest["id"] = self.id
         self.path = folder / self.id
@@ -76,37 +76,37 @@ class RunWriter:
         self._files: dict[str, int] = {}  # rows of each finished file
 
     def add_records(self, records: Sequence[Record], tokens: Mapping[int, Sequence[float]]) -> None:
-        """Requests that are over, and when each of their output events arrived, by the record's index."""
+        """Add finished requests, and the arrival times of their output events by the record's index."""
         self._spools[REQUESTS_TABLE.name].append(records)
         self._spools[TOKENS_TABLE.name].append((index, list(times)) for index, times in tokens.items())
 
     def add_samples(self, samples: Iterable[SampleLike], origin_s: float = 0.0) -> None:
-        """What the meters read; `origin_s` is the start of the measured window on their clock."""
-        self._spools[POWER_TABLE.name].append(to_stored_sample(one, origin_s) for one in samples)
+        """Add the meters' samples; `origin_s` is the start of the measured window on their clock."""
+        self._spools[POWER_TABLE.name].append(to_stored_sample(sample, origin_s) for sample in samples)
 
     def write_parity(self, content: Mapping[str, Any]) -> None:
-        """What the parity prompts gave: under `answers` one `lab.parity.Answer` each, so that any two runs can be compared."""
+        """Store the parity answers: under `answers` one `ParityAnswer` per prompt, so that any two runs can be compared."""
         write_synced(self.partial / PARITY_FILE, to_canonical_json(content))
         self._files[PARITY_FILE] = len(content.get("answers") or ())
 
     def write_file(self, name: str, content: bytes) -> Path:
-        """A file of text that belongs to the run, such as the configuration its server had."""
+        """Store a text file with the run, such as its server's configuration."""
         write_synced(self.partial / name, content)
         self._files[name] = content.count(b"\n")
         return self.partial / name
 
     def update(self, **sections: Any) -> None:
-        """Sections of the manifest that became known meanwhile, such as `effective`, `server` or `window_s`."""
-        manifests.refuse_unknown_sections(sections)
+        """Set sections of the manifest that were unknown at the start, such as `effective`, `server` or `window_s`."""
+        run_manifest.refuse_unknown_sections(sections)
         self._manifest |= sections
 
     def finish(self, measures: Mapping[str, Any], verdict: Any) -> Path:
-        """Write what is left, make it read-only, and let it become a run. Gives its folder."""
+        """Write the tables and the manifest, make all files read-only, and rename the folder. Return it."""
         self._close_spools()
         for table in (REQUESTS_TABLE, TOKENS_TABLE, POWER_TABLE):
             self._write_table(table)
         self.update(measures=measures, verdict=verdict, files=self._describe_files())
-        manifests.write_manifest(self.partial / manifests.MANIFEST_NAME, self._manifest)
+        run_manifest.write_manifest(self.partial / run_manifest.MANIFEST_NAME, self._manifest)
         for spool in self._spools.values():
             spool.path.unlink()
         for file in self.partial.iterdir():
@@ -118,7 +118,7 @@ class RunWriter:
         return self.path
 
     def abandon(self) -> None:
-        """Leave nothing behind of a run that is not to be finished."""
+        """Remove the partial folder."""
         self._close_spools()
         shutil.rmtree(self.partial, ignore_errors=True)
         self._hold.release()
@@ -154,7 +154,7 @@ class RunWriter:
 
 
 def _flatten_events(batches: Iterable[list[Any]]) -> Iterator[list[dict[str, Any]]]:
-    """One row for each event, of lines that hold one request each; about a batch of rows at a time."""
+    """Turn rows of one request each into rows of one event each, about a batch at a time."""
     rows: list[dict[str, Any]] = []
     for batch in batches:
         for index, times in batch:

@@ -1,4 +1,4 @@
-"""A meter's sample as a run keeps it."""
+"""A meter's sample as a run stores it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class SampleLike(Protocol):
-    """What is kept of `enginebay.meters.sample.Sample`."""
+    """The stored fields of `enginebay.meters.sample.Sample`."""
 
     @property
     def time_s(self) -> float: ...
@@ -39,7 +39,7 @@ class SampleLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredSample:
-    """A sample of a run. Its time is in seconds since the start of the measured window, as that of a record."""
+    """A sample of a run. `time_s` counts from the start of the measured window, as in a record."""
 
     time_s: float
     device: str
@@ -57,6 +57,6 @@ class StoredSample:
 
 
 def to_stored_sample(sample: SampleLike, origin_s: float) -> StoredSample:
-    """A sample on the run's own clock, whose zero is the meter's `origin_s`."""
-    kept = {one.name: getattr(sample, one.name) for one in fields(StoredSample)}
-    return StoredSample(**{**kept, "time_s": sample.time_s - origin_s})
+    """Convert a sample to the run's clock, whose zero is `origin_s` on the meter's clock."""
+    values = {field.name: getattr(sample, field.name) for field in fields(StoredSample)}
+    return StoredSample(**{**values, "time_s": sample.time_s - origin_s})

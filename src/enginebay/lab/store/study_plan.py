@@ -1,4 +1,4 @@
-"""The plan of a study: its runs in order. What is finished is told by the runs themselves, so that the two cannot disagree."""
+"""The stored plan of a study: its runs in order. The stored runs alone tell what is finished, so the two cannot disagree."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ STUDY_SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class StudyStep:
-    """One run that is to be made: a point in a cycle."""
+    """One planned run: a point in a cycle."""
 
-    point: int  # its place in the study's points
+    point: int  # index into the study's points
     cycle: int  # from 1
     label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What one `bay experiment` is to run, written before its first run."""
+    """The plan of one `bay experiment`, stored before its first run."""
 
     id: str
     created: str
-    steps: tuple[StudyStep, ...]  # in the order they are run
-    points: tuple[dict[str, Any], ...] = ()  # engine, settings and load of each
-    config: dict[str, Any] = field(default_factory=dict)  # as given
+    steps: tuple[StudyStep, ...]  # in order of execution
+    points: tuple[dict[str, Any], ...] = ()  # engine, settings and workload of each
+    config: dict[str, Any] = field(default_factory=dict)  # as the user wrote it
     schema_version: int = STUDY_SCHEMA_VERSION
 
 
@@ -47,7 +47,7 @@ def study_path(folder: Path, study_id: str) -> Path:
 
 
 def save_study(folder: Path, study: Study) -> Path:
-    """Write down a new plan. Raises `FileExistsError` where another study has the id."""
+    """Store a new plan. Raise `FileExistsError` if another study has the id."""
     path = study_path(folder, study.id)
     path.parent.mkdir(parents=True, exist_ok=True)
     create_atomically(path, msgspec.json.format(msgspec.json.encode(to_plain(study)), indent=2) + b"\n")
@@ -55,32 +55,33 @@ def save_study(folder: Path, study: Study) -> Path:
 
 
 def load_study(folder: Path, study_id: str) -> Study:
+    """Load a plan. Raise `UnknownRun` or `CorruptStudy`."""
     path = study_path(folder, study_id)
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         raise UnknownRun(f"there is no study {study_id!r} in {folder}", _suggest_studies(folder)) from None
     except OSError as error:
-        raise CorruptStudy(f"{path} cannot be read: {error.strerror}", "begin the study anew") from None
+        raise CorruptStudy(f"{path} cannot be read: {error.strerror}", "start the study again") from None
     try:
         study = msgspec.json.decode(content, type=Study)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CorruptStudy(f"{path} cannot be read: {error}", "begin the study anew; its finished runs stay") from None
+        raise CorruptStudy(f"{path} cannot be read: {error}", "start the study again; its finished runs stay") from None
     if study.schema_version != STUDY_SCHEMA_VERSION:
-        raise CorruptStudy(f"{path} has schema version {study.schema_version}, which is not known", "upgrade enginebay")
+        raise CorruptStudy(f"{path} has unknown schema version {study.schema_version}", "upgrade enginebay")
     return study
 
 
 @contextmanager
 def lock_study(folder: Path, study_id: str) -> Iterator[None]:
-    """Keep other processes from carrying the study out too. Ends with this process however that ends. Raises `BusyStudy`."""
+    """Keep other processes from running the study. The lock ends with this process, even if killed. Raise `BusyStudy`."""
     descriptor = os.open(study_path(folder, study_id), os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            hint = "wait until it is finished, or name another with --study"
-            raise BusyStudy(f"{study_id} is being carried out by another process", hint) from None
+            hint = "wait until it finishes, or choose another with --study"
+            raise BusyStudy(f"another process is running {study_id}", hint) from None
         except OSError:  # a network file system that cannot lock
             pass
         yield
@@ -89,21 +90,21 @@ def lock_study(folder: Path, study_id: str) -> Iterator[None]:
 
 
 def list_study_ids(folder: Path) -> list[str]:
-    """Oldest name first."""
+    """Return the ids of all studies, oldest first."""
     return sorted(path.stem for path in (folder / STUDIES_FOLDER).glob("*.json") if not path.name.startswith("."))
 
 
 def find_finished_runs(folder: Path, study_id: str) -> tuple[dict[StudyStep, Run], list[CorruptRun]]:
-    """The study's finished runs by their step, and every corrupt run, whose study cannot be believed.
+    """Return the study's finished runs by step, and the errors of all corrupt runs, whose study is unknown.
 
-    A corrupt run is not among the finished ones, so that it is run again.
+    A corrupt run does not count as finished, so it is run again.
     """
-    runs, problems = list_runs(folder)
-    return {to_step(run): run for run in runs if run.study_id == study_id}, problems
+    runs, errors = list_runs(folder)
+    return {to_step(run): run for run in runs if run.study_id == study_id}, errors
 
 
 def list_remaining(study: Study, finished: dict[StudyStep, Run]) -> list[StudyStep]:
-    """The steps that are left, in their order. The label is for people and does not tell steps apart."""
+    """Return the remaining steps in order. Steps are matched by point and cycle, not by label."""
     done = {(step.point, step.cycle) for step in finished}
     return [step for step in study.steps if (step.point, step.cycle) not in done]
 
@@ -113,5 +114,5 @@ def to_step(run: Run) -> StudyStep:
 
 
 def _suggest_studies(folder: Path) -> str:
-    known = list_study_ids(folder)
-    return f"the last ones are: {', '.join(known[-3:])}" if known else "no study has been begun here"
+    ids = list_study_ids(folder)
+    return f"the last studies are: {', '.join(ids[-3:])}" if ids else "there are no studies here"

@@ -1,0 +1,1 @@
+"""Studies: measure points in cycles, and resume a study that was interrupted."""

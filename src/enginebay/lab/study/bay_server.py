@@ -1,4 +1,4 @@
-"""`bay serve` as a child: started with an engine and its settings, asked for its facts, and ended."""
+"""Run `bay serve` as a child process for the length of a measurement."""
 
 from __future__ import annotations
 
@@ -26,42 +26,46 @@ _LOG_TAIL_LINES = 20
 
 @dataclass(frozen=True, slots=True)
 class BayServer:
-    """A server that was started for one run."""
+    """A `bay serve` that the lab started."""
 
     url: str
     headers: Mapping[str, str]
     pid: int
-    start_s: float  # from nothing to serving
+    start_s: float  # from launch to ready
 
 
 @contextmanager
 def run_bay_server(arguments: Sequence[str], log: Path, timeout_s: float = 900.0) -> Iterator[BayServer]:
-    """Run `bay serve` with these arguments while the block lasts. Raises `LoadFailed` with what it said."""
-    key = secrets.token_hex(16)  # so that nobody else on this host is measured along
-    # The configuration it gets is whole: what the user's variables say is in it already.
-    plain = {
+    """Run `bay serve` with these arguments while the block lasts. Raise `LoadFailed` with the end of its log."""
+    key = secrets.token_hex(16)  # keeps other clients on this host out of the measurement
+    # The configuration passed in is complete: it already includes the user's ENGINEBAY_ variables.
+    environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("ENGINEBAY_") or name in _KEPT_VARIABLES
     }
     command = [*_BAY_COMMAND, "serve", *arguments, *_SERVE_OPTIONS]
-    began = monotonic()
-    with log.open("wb") as out:
-        # Nothing is ever written to its standard input. That ends with us, though we be killed, and the server with it.
+    started_s = monotonic()
+    with log.open("wb") as log_file:
+        # Never written to. Its end of file stops the server even when this process is killed.
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=out, stderr=out, env={**plain, "ENGINEBAY_API_KEY": key}
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log_file,
+            stderr=log_file,
+            env={**environment, "ENGINEBAY_API_KEY": key},
         )
     assert process.stdin is not None
     with process.stdin:
         try:
-            url = _wait_until_serving(process, log, began + timeout_s)
-            yield BayServer(url, {"Authorization": f"Bearer {key}"}, process.pid, monotonic() - began)
+            url = _wait_until_serving(process, log, started_s + timeout_s)
+            yield BayServer(url, {"Authorization": f"Bearer {key}"}, process.pid, monotonic() - started_s)
         finally:
             _stop_process(process)
 
 
 def encode_config(config: Mapping[str, Any]) -> bytes:
-    """The configuration of a server as `bay serve --config` takes it; JSON is YAML."""
+    """Encode a configuration for `bay serve --config` (JSON is valid YAML)."""
     return json.dumps(config, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
@@ -89,7 +93,7 @@ def _read_json_lines(log: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_log_tail(log: Path) -> str:
-    """The last lines of a server's log, for whoever has to find out why."""
+    """Return the last lines of a server's log, for an error hint."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return "\n     ".join(lines[-_LOG_TAIL_LINES:])
 
@@ -103,4 +107,4 @@ def _stop_process(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-        raise EnginebayError("the server did not end", "its engine's processes may still run: see `ps`")
+        raise EnginebayError("the server did not stop", "its engine processes may still be running: check `ps`")

@@ -1,4 +1,4 @@
-"""A bay server's meters, read over HTTP: what its host draws and holds, on this machine's clock."""
+"""Read an Enginebay server's meters over HTTP, with sample times on this machine's clock."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ from enginebay.meters.sample import Absent, Sample
 
 METERS_PATH = "/admin/meters"
 METER_NAME = "server meters"
-_MIN_INTERVAL_S = (
-    0.02  # between two questions, even in a burst: it is the server under measurement that has to answer them
-)
-_CLOCK_PROBES = 9  # before the first sample counts, for the clock
-_MAX_OFFSETS = 100  # exchanges; clocks drift apart, so old ones say less and less
+_MIN_INTERVAL_S = 0.02  # between two requests, even in a burst: they load the server under measurement
+_CLOCK_PROBES = 9  # exchanges that estimate the clock offset, before the first sample counts
+_MAX_OFFSETS = 100  # exchanges; clocks drift, so old offsets lose their value
 _TIMEOUT_S = 2.0
 _MAX_RESPONSE_BYTES = 4 << 20
 
 
 class MeterUnavailable(Exception):
-    """The server does not tell what its meters read, and why."""
+    """The server's meters cannot be read; the message says why."""
 
 
 class _MetersResponse(msgspec.Struct):
-    """What GET /admin/meters answers."""
+    """The body of GET /admin/meters."""
 
     monotonic_s: float
     samples: list[Sample]
@@ -42,29 +40,29 @@ class _MetersResponse(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """How far our clock is ahead of another one."""
+    """How far this machine's clock is ahead of another one."""
 
     seconds: float
-    error_s: float  # at most so far off
+    error_s: float  # upper bound
 
 
 def estimate_offset(before_s: float, after_s: float, theirs_s: float) -> ClockOffset:
-    """By one exchange: the other clock was read somewhere between asking and having the answer. Pure."""
+    """Estimate the offset from one exchange: the other clock was read between request and response. Pure."""
     return ClockOffset((before_s + after_s) / 2 - theirs_s, (after_s - before_s) / 2)
 
 
 def pick_best_offset(offsets: Sequence[ClockOffset]) -> ClockOffset:
-    """The quickest exchange knows best. Pure."""
-    return min(offsets, key=lambda one: one.error_s)
+    """Return the offset of the fastest exchange, which has the smallest error. Pure."""
+    return min(offsets, key=lambda offset: offset.error_s)
 
 
-def is_same_clock(found: ClockOffset, their_boot: str | None, our_boot: str | None) -> bool:
-    """A machine has one clock; a container may have another, which the offset shows. Pure."""
-    return our_boot is not None and their_boot == our_boot and abs(found.seconds) <= found.error_s
+def is_same_clock(offset: ClockOffset, their_boot: str | None, our_boot: str | None) -> bool:
+    """Return whether both ends share a clock: the same boot, and no offset (a container may have its own clock). Pure."""
+    return our_boot is not None and their_boot == our_boot and abs(offset.seconds) <= offset.error_s
 
 
 class RemoteMeter:
-    """All the meters of a server's host as one. Made by `open_remote`."""
+    """All meters of a server's host as one. Created by `open_remote_meter`."""
 
     name = METER_NAME
 
@@ -78,20 +76,20 @@ class RemoteMeter:
         self._requested_s = float("-inf")
         self.absent: list[Absent] = []
         self.cores = 0
-        self.names: dict[str, str] = {}  # of GPUs, by device
+        self.names: dict[str, str] = {}  # GPU labels, by device
         self.reads_energy = self.same_clock = False
         self.failures: list[str] = []  # why readings failed
 
     def probe(self) -> None:
-        """Find out what the server reads, and how its clock is set against ours. Raises `Untold`."""
-        found = [self._request_reading() for _ in range(_CLOCK_PROBES)][-1]
-        self.same_clock = is_same_clock(pick_best_offset(self._offsets), found.boot_id, read_boot_id())
-        self.absent, self.cores, self.names = found.absent, found.cores or 0, found.names
-        self.reads_energy = any(one.energy_j is not None or one.power_w is not None for one in found.samples)
+        """Find out what the server can read, and the offset of its clock. Raise `MeterUnavailable`."""
+        reading = [self._request_reading() for _ in range(_CLOCK_PROBES)][-1]
+        self.same_clock = is_same_clock(pick_best_offset(self._offsets), reading.boot_id, read_boot_id())
+        self.absent, self.cores, self.names = reading.absent, reading.cores or 0, reading.names
+        self.reads_energy = any(sample.energy_j is not None or sample.power_w is not None for sample in reading.samples)
 
     @property
     def clock_error_s(self) -> float:
-        """The times of samples may be so far off."""
+        """The largest error of sample times."""
         return 0.0 if self.same_clock else pick_best_offset(self._offsets).error_s
 
     def read(self) -> list[Sample]:
@@ -101,9 +99,9 @@ class RemoteMeter:
         self._requested_s = now_s
         try:
             samples = self._request_reading().samples
-        except MeterUnavailable as problem:
-            self.failures.append(str(problem))
-            return []  # not this time
+        except MeterUnavailable as error:
+            self.failures.append(str(error))
+            return []
         ahead_s = 0.0 if self.same_clock else pick_best_offset(self._offsets).seconds
         return [replace(sample, time_s=sample.time_s + ahead_s) for sample in samples]
 
@@ -111,41 +109,41 @@ class RemoteMeter:
         self._connection.close()
 
     def _request_reading(self) -> _MetersResponse:
-        """One exchange; what it says of the clock is kept. Raises `Untold`."""
+        """Make one exchange and record its clock offset. Raise `MeterUnavailable`."""
         before_s = monotonic()
         try:
             self._connection.request("GET", self._path, headers=self._headers)
-            answer = self._connection.getresponse()
-            body = answer.read(_MAX_RESPONSE_BYTES)
-        except (OSError, http.client.HTTPException) as problem:
-            self._connection.close()  # the next question opens it again
-            raise MeterUnavailable(f"the server does not answer at {METERS_PATH}: {problem!r}") from None
+            response = self._connection.getresponse()
+            body = response.read(_MAX_RESPONSE_BYTES)
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()  # the next request reopens it
+            raise MeterUnavailable(f"the server does not answer {METERS_PATH}: {error!r}") from None
         after_s = monotonic()
-        if answer.status != 200:
-            raise MeterUnavailable(_explain_refusal(answer.status))
+        if response.status != 200:
+            raise MeterUnavailable(_explain_refusal(response.status))
         try:
             reading = msgspec.json.decode(body, type=_MetersResponse)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
-            raise MeterUnavailable(f"what the server answers at {METERS_PATH} cannot be read: {problem}") from None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise MeterUnavailable(f"the response of {METERS_PATH} is invalid: {error}") from None
         self._offsets.append(estimate_offset(before_s, after_s, reading.monotonic_s))
         return reading
 
 
 def open_remote_meter(target: TargetServer) -> tuple[RemoteMeter | None, list[Absent]]:
-    """A meter of the server's host, or why there is none."""
+    """Return a meter of the server's host and what it lacks, or None and why."""
     meter = RemoteMeter(target)
     try:
         meter.probe()
-    except MeterUnavailable as problem:
+    except MeterUnavailable as error:
         meter.close()
-        return None, [Absent(METER_NAME, str(problem))]
+        return None, [Absent(METER_NAME, str(error))]
     return meter, meter.absent
 
 
 def _explain_refusal(status: int) -> str:
     if status in (401, 403):
         return (
-            f"{METERS_PATH} needs a key with the scope admin: name the variable that holds it with --admin-key-env "
-            "(on this host ENGINEBAY_ADMIN_KEY is taken)"
+            f"{METERS_PATH} needs a key with admin scope: name the variable that holds it with --admin-key-env "
+            "(for a server on this host it defaults to ENGINEBAY_ADMIN_KEY)"
         )
-    return f"the server has no {METERS_PATH}" if status == 404 else f"the server answers {status} at {METERS_PATH}"
+    return f"the server has no {METERS_PATH}" if status == 404 else f"{METERS_PATH} returned {status}"

@@ -1,4 +1,4 @@
-"""What came out of the measured part of a run, before anything is made of it."""
+"""The raw outcome of a run's measured part."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from enginebay.lab.workload.workload_builder import Workload
 
 @dataclass(frozen=True, slots=True)
 class RunMeasurement:
-    """Times are of the monotonic clock."""
+    """What one run measured. Times are on the monotonic clock."""
 
     server_facts: ServerFacts
-    workload: Workload  # as far as it was to be sent
-    sent: LoadgenResult
-    idle_window: tuple[float, float]  # a window with the engine loaded and nothing to do
-    server_start_s: float | None = None  # that the server took to start; None: it ran already
-    parity_answers: Sequence[ParityAnswer] = ()  # to the parity prompts
-    server_request_s: float | None = None  # that requests were with the server while the load lasted, by its own count
-    parity_error: str | None = None  # why there are no answers to the parity prompts that were sent
+    workload: Workload  # the part that was scheduled
+    loadgen: LoadgenResult
+    idle_window: tuple[float, float]  # the engine loaded and idle
+    server_start_s: float | None = None  # how long the server took to start; None: it was already running
+    parity_answers: Sequence[ParityAnswer] = ()
+    server_request_s: float | None = None  # request-seconds in the window, by the server's own metrics
+    parity_error: str | None = None  # why the parity prompts have no answers
 
     @property
     def window(self) -> tuple[float, float]:
-        return self.sent.zero, self.sent.zero + self.sent.window_s
+        return self.loadgen.zero, self.loadgen.zero + self.loadgen.window_s

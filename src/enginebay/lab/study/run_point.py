@@ -1,4 +1,4 @@
-"""One run: the server is there, the prompts are made, it is warmed up, measured, judged and written down."""
+"""Make one run of a point: start or reach the server, warm it up, measure it, judge the run and store it."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ from enginebay.lab.workload.workload_builder import Workload, build_unmeasured_r
 from enginebay.lab.workload.workload_spec import ChatRender, TextTokenizer
 
 DEFAULT_REQUESTS = 100
-OPEN_LOOP_CONNECTIONS = 64  # ready before the window of an open loop; more are opened as they are needed
-IDLE_S = 1.0  # watched with the engine loaded and nothing asked
+OPEN_LOOP_CONNECTIONS = 64  # opened before an open loop's window; more follow on demand
+IDLE_S = 1.0  # idle window, with the engine loaded
 IDLE_WITH_ENERGY_S = 3.0
-SETTLE_S = 1.5  # a GPU tells its utilisation as a mean over up to a second, which must not reach into the warm-up
-_TOKEN_BURST_WINDOW_S = 10.0  # the tokens of a burst come over some time, unlike its requests
-_WARMUP_SEED_OFFSET = 7919  # what warms up is never what is measured
+SETTLE_S = 1.5  # a GPU reports its utilisation as a mean over up to 1 s, which must not include the warm-up
+_TOKEN_BURST_WINDOW_S = 10.0  # the tokens of a burst of requests arrive over a longer time
+_WARMUP_SEED_OFFSET = 7919  # warm-up prompts differ from the measured ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,12 @@ class StudyContext:
     study_id: str
     ceiling: ClientCeiling
     cycles: int | None = None  # of the study; None: its runs do not repeat each other
-    config: Mapping[str, Any] = field(default_factory=dict)  # as given
-    headers: Mapping[str, str] = field(default_factory=dict)  # for a server that runs
-    admin_headers: Mapping[str, str] = field(default_factory=dict)  # for its meters, where those are others
+    config: Mapping[str, Any] = field(default_factory=dict)  # as the user wrote it
+    headers: Mapping[str, str] = field(default_factory=dict)  # for a server that is already running
+    admin_headers: Mapping[str, str] = field(default_factory=dict)  # for its meters, if they need another key
     on_status: Callable[[str], None] = lambda text: None
     on_progress: Callable[[LoadgenProgress, int], None] = lambda live, requests: None
-    load_tokenizer: Callable[[str], TextTokenizer] | None = None  # reads the one at a path
+    load_tokenizer: Callable[[str], TextTokenizer] | None = None  # loads the tokenizer at a path
 
 
 def run_point(
@@ -84,10 +84,10 @@ def run_point(
     server: BayServer | None = None,
     reference: ParityReference | None = None,
 ) -> Path:
-    """Make one run of a point; gives its folder. Raises what makes it impossible.
+    """Make one run of a point and return its folder. Raise `EnginebayError` if it cannot be run.
 
-    `server`: one that was started for this point's engine and serves several runs. `reference`: the point of the same
-    study whose answers to the parity prompts this one's are held against.
+    `server`: already started for this point's engine, shared by several runs. `reference`: the point of the same study
+    that this point's parity answers are compared with.
     """
     plan = plan_run(point)
     created = utc_now()
@@ -106,17 +106,17 @@ def run_point(
     ):
         facts = fetch_server_facts(target)
         target = replace(target, is_enginebay=facts.is_enginebay)
-        with monitor_machine(target, pid, context.admin_headers) as observation:
-            measured = _measure_run(context, point, plan, step, target, facts, writer, observation, start_s)
-        around = RunContext(context.ceiling, context.cycles, reference, point.varied)
-        return _write_run(point, plan, measured, observation, around, writer, target)
+        with monitor_machine(target, pid, context.admin_headers) as readings:
+            measurement = _measure_run(context, point, plan, step, target, facts, writer, readings, start_s)
+        run_context = RunContext(context.ceiling, context.cycles, reference, point.varied)
+        return _write_run(point, plan, measurement, readings, run_context, writer, target)
 
 
 @contextmanager
 def _open_server(
     context: StudyContext, point: StudyPoint, writer: RunWriter, server: BayServer | None
 ) -> Iterator[tuple[TargetServer, int | None, float | None]]:
-    """The server to measure: the one that runs, or one of our own that lives as long as the run."""
+    """Yield the server to measure, its pid and start time: the one that runs, or a child that lives as long as the run."""
     body = dict(point.body)
     if server is not None:
         yield TargetServer(server.url, point.model, server.headers, body, point.timeout_s), server.pid, server.start_s
@@ -127,56 +127,56 @@ def _open_server(
         return
     context.on_status(f"starting {point.engine}")
     config = writer.write_file("serve.yaml", encode_config(point.serve))
-    with tempfile.TemporaryDirectory(prefix="bay-lab-") as place:
+    with tempfile.TemporaryDirectory(prefix="bay-lab-") as folder:
         arguments = [point.model, "--engine", point.engine, "--config", str(config)]
-        with run_bay_server(arguments, Path(place) / "log") as child:
+        with run_bay_server(arguments, Path(folder) / "log") as child:
             yield TargetServer(child.url, point.model, child.headers, body, point.timeout_s), child.pid, child.start_s
 
 
 def _measure_run(
     context: StudyContext, point: StudyPoint, plan: RunPlan, step: StudyStep, target: TargetServer, facts: ServerFacts, writer: RunWriter,
-    observation: MachineReadings, start_s: float | None,
+    readings: MachineReadings, start_s: float | None,
 ) -> RunMeasurement:  # fmt: skip
     seeds = point.derive_seeds(step.cycle)
     context.on_status("writing prompts")
     workload = _build_workload(context, point, plan, seeds["requests"], facts)
     requests = workload.requests
     answers: Sequence[ParityAnswer] = ()
-    unanswered: str | None = None
+    parity_error: str | None = None
     if plan.parity.enabled:
-        context.on_status("asking the parity prompts")
-        # Always those of the first cycle, so that runs of all cycles can be compared with each other.
-        asked = _build_unmeasured(context, point, plan, point.seed, facts, plan.parity.prompts)
+        context.on_status("sending the parity prompts")
+        # Always the prompts of the first cycle, so that runs of all cycles are comparable.
+        prompts = _build_unmeasured(context, point, plan, point.seed, facts, plan.parity.prompts)
         try:
-            answers = ask_parity_prompts(target, asked, plan.parity)
+            answers = ask_parity_prompts(target, prompts, plan.parity)
             writer.write_parity({"answers": answers, "tokens": plan.parity.tokens})
-        except ServerUnusable as problem:  # the load shows how much of it fails, and the verdict says so
-            unanswered = problem.message
-            context.on_status(f"no parity: {unanswered}")
+        except ServerUnusable as error:  # the measured requests show how much fails, and the verdict reports it
+            parity_error = error.message
+            context.on_status(f"no parity check: {parity_error}")
     if plan.warmup_requests:
         _warm_up(context, point, plan, seeds["requests"], facts, target)
-    if _has_gpu(observation):
+    if _has_gpu(readings):
         sleep(SETTLE_S)
-    idle_from = monotonic()
-    sleep(IDLE_WITH_ENERGY_S if observation.reads_energy else IDLE_S)
-    idle = (idle_from, monotonic())
+    idle_start_s = monotonic()
+    sleep(IDLE_WITH_ENERGY_S if readings.reads_energy else IDLE_S)
+    idle = (idle_start_s, monotonic())
     times = draw_send_times(plan.profile, plan.limits, seeds["arrivals"], requests)
     requests = requests if times is None else requests[: len(times)]
     context.on_status(f"measuring {len(requests)} requests" if plan.limits.duration_s is None else "measuring")
-    before_s = fetch_request_seconds(target)
-    fired = _send_workload(context, plan, target, requests, times, observation.expect_window)
-    server_s = subtract_readings(before_s, fetch_request_seconds(target))
+    request_s_before = fetch_request_seconds(target)
+    result = _send_workload(context, plan, target, requests, times, readings.expect_window)
+    server_request_s = subtract_readings(request_s_before, fetch_request_seconds(target))
     sent = replace(workload, requests=tuple(requests))
-    return RunMeasurement(facts, sent, fired, idle, start_s, answers, server_s, unanswered)
+    return RunMeasurement(facts, sent, result, idle, start_s, answers, server_request_s, parity_error)
 
 
-def _has_gpu(observation: MachineReadings) -> bool:
-    """Whether a GPU is watched, while the observation lasts."""
-    return observation.sampler is not None and any(name.startswith("gpu:") for name in observation.sampler.latest())
+def _has_gpu(readings: MachineReadings) -> bool:
+    """Return whether a GPU is being sampled."""
+    return readings.sampler is not None and any(device.startswith("gpu:") for device in readings.sampler.latest())
 
 
 def _build_workload(context: StudyContext, point: StudyPoint, plan: RunPlan, seed: int, facts: ServerFacts) -> Workload:
-    """What is measured. As far as a file has more, its last lines are left to parity and warm-up."""
+    """Build the measured requests. The last lines of a longer file are left to parity and warm-up."""
     held_back = plan.warmup_requests + (plan.parity.prompts if plan.parity.enabled else 0)
     tokenizer, render = _load_tokenizer(context, point, plan)
     return build_workload(
@@ -188,7 +188,7 @@ def _build_workload(context: StudyContext, point: StudyPoint, plan: RunPlan, see
 def _build_unmeasured(
     context: StudyContext, point: StudyPoint, plan: RunPlan, seed: int, facts: ServerFacts, count: int, before: int = 0
 ) -> tuple[Request, ...]:
-    """Up to `count` requests that are not measured."""
+    """Build up to `count` requests that are not measured."""
     tokenizer, render = _load_tokenizer(context, point, plan)
     return build_unmeasured_requests(
         plan.workload, tokenizer, count, seed, before=before, context_length=facts.context_length, render=render
@@ -198,33 +198,33 @@ def _build_unmeasured(
 def _load_tokenizer(
     context: StudyContext, point: StudyPoint, plan: RunPlan
 ) -> tuple[TextTokenizer | None, ChatRender | None]:
-    """The model's tokenizer, and its chat template where chats are sent; None where they are not known."""
+    """Return the model's tokenizer, and its chat renderer if chats are sent. None: unknown."""
     tokenizer = context.load_tokenizer(point.tokenizer) if context.load_tokenizer and point.tokenizer else None
     return tokenizer, make_chat_renderer(point.tokenizer, tokenizer) if can_send_chats(plan.workload) else None
 
 
 def count_requests(plan: RunPlan) -> int | None:
-    """How many requests a run prepares; None: as many as the workload has. Pure."""
-    needed, asked = count_requests_needed(plan.profile, plan.limits), plan.workload.requests
+    """Return how many requests a run prepares. None: as many as the workload has. Pure."""
+    needed, requested = count_requests_needed(plan.profile, plan.limits), plan.workload.requests
     if needed is not None:
-        return needed if asked is None else min(needed, asked)
-    if asked is not None or plan.workload.kind != "synthetic":
-        return asked
+        return needed if requested is None else min(needed, requested)
+    if requested is not None or plan.workload.kind != "synthetic":
+        return requested
     return plan.limits.max_requests if plan.limits.duration_s is not None else DEFAULT_REQUESTS
 
 
 def _warm_up(
     context: StudyContext, point: StudyPoint, plan: RunPlan, seed: int, facts: ServerFacts, target: TargetServer
 ) -> None:
-    asked = plan.parity.prompts if plan.parity.enabled else 0
+    parity_prompts = plan.parity.prompts if plan.parity.enabled else 0
     requests = _build_unmeasured(
-        context, point, plan, seed + _WARMUP_SEED_OFFSET, facts, plan.warmup_requests, before=asked
+        context, point, plan, seed + _WARMUP_SEED_OFFSET, facts, plan.warmup_requests, before=parity_prompts
     )
     if not requests:
         return
     context.on_status(f"warming up with {len(requests)} requests")
-    orders = split_into_tasks(target, requests, None, plan.concurrency or min(8, len(requests)), 1)
-    run_loadgen(orders, requests)
+    tasks = split_into_tasks(target, requests, None, plan.concurrency or min(8, len(requests)), 1)
+    run_loadgen(tasks, requests)
 
 
 def _send_workload(
@@ -235,20 +235,20 @@ def _send_workload(
     check_ceiling(context.ceiling, profile, times, _mean_output_tokens(requests))
     connections = plan.concurrency or (len(requests) if profile.kind == "offline" else OPEN_LOOP_CONNECTIONS)
     stop_s = plan.limits.duration_s if times is None else None
-    orders = split_into_tasks(target, requests, times, connections, context.ceiling.processes, stop_sending_s=stop_s)
-    stops = _make_stability_check(plan.limits) if plan.limits.until_stable else lambda live: False
+    tasks = split_into_tasks(target, requests, times, connections, context.ceiling.processes, stop_sending_s=stop_s)
+    is_stable = _make_stability_check(plan.limits) if plan.limits.until_stable else lambda progress: False
 
-    def watch(live: LoadgenProgress) -> bool:
-        context.on_progress(live, len(requests))
-        return stops(live)
+    def watch(progress: LoadgenProgress) -> bool:
+        context.on_progress(progress, len(requests))
+        return is_stable(progress)
 
-    return run_loadgen(orders, requests, watch, on_window_soon)
+    return run_loadgen(tasks, requests, watch, on_window_soon)
 
 
 def check_ceiling(
     ceiling: ClientCeiling, profile: Profile, times: Sequence[float] | None, output_tokens: float
 ) -> None:
-    """Raises `ConfigError` when a load is more than the client can be trusted with."""
+    """Raise `ConfigError` if the send rate is above what the client can reliably measure."""
     if isinstance(profile, TraceProfile):
         ceiling.check(find_peak_rate(times or ()), 1.0)
         ceiling.check(find_peak_rate(times or (), _TOKEN_BURST_WINDOW_S), output_tokens)
@@ -264,55 +264,55 @@ def _mean_output_tokens(requests: tuple[Request, ...]) -> float:
 
 
 def _make_stability_check(limits: RunLimits) -> Callable[[LoadgenProgress], bool]:
-    """A watch that says when the figures stand still."""
-    look_at = [limits.min_requests]
+    """Return a stop condition that holds once the latencies are stable."""
+    next_check = [limits.min_requests]
 
-    def stable(live: LoadgenProgress) -> bool:
-        if len(live.ends) < look_at[0]:
+    def is_stable(progress: LoadgenProgress) -> bool:
+        if len(progress.ends) < next_check[0]:
             return False
-        look_at[0] = next_check_count(len(live.ends))
-        latencies = [end_s - sent_s for _, sent_s, end_s in sorted(live.ends, key=lambda one: one[2])]
+        next_check[0] = next_check_count(len(progress.ends))
+        latencies = [end_s - sent_s for _, sent_s, end_s in sorted(progress.ends, key=lambda end: end[2])]
         return check_stability(latencies, limits.relative_width).stable
 
-    return stable
+    return is_stable
 
 
 def _write_run(
-    point: StudyPoint, plan: RunPlan, measured: RunMeasurement, observation: MachineReadings, context: RunContext,
+    point: StudyPoint, plan: RunPlan, measurement: RunMeasurement, readings: MachineReadings, context: RunContext,
     writer: RunWriter, target: TargetServer,
 ) -> Path:  # fmt: skip
-    fired, facts, window = measured.sent, measured.server_facts, measured.window
-    energies = observation.measure_energies(*window, measured.idle_window)
-    phases = split_energy_by_phase(observation.samples, energies, fired.records, fired.zero, fired.window_s)
-    absent = observation.absence_reasons()
-    if measured.parity_error is not None:
-        absent["parity"] = measured.parity_error
+    result, facts, window = measurement.loadgen, measurement.server_facts, measurement.window
+    energies = readings.measure_energies(*window, measurement.idle_window)
+    phases = split_energy_by_phase(readings.samples, energies, result.records, result.zero, result.window_s)
+    absent = readings.absence_reasons()
+    if measurement.parity_error is not None:
+        absent["parity"] = measurement.parity_error
     figures = compute_measures(
-        fired.records, fired.tokens, fired.window_s, plan.slo, sum_by_kind(energies), point.price_per_hour, phases=phases,
+        result.records, result.tokens, result.window_s, plan.slo, sum_by_kind(energies), point.price_per_hour, phases=phases,
         absent=absent,
     )  # fmt: skip
-    figures |= observation.peak_memory(*window) | summarize_gpus(observation.samples, *window)
-    if observation.clock_error_s is not None:
-        figures["meters_clock_error_s"] = observation.clock_error_s
+    figures |= readings.peak_memory(*window) | summarize_gpus(readings.samples, *window)
+    if readings.clock_error_s is not None:
+        figures["meters_clock_error_s"] = readings.clock_error_s
     if facts.memory_bytes is not None:
         figures["model_memory_bytes"] = facts.memory_bytes
-    if measured.server_start_s is not None:
-        figures |= {"server_start_s": measured.server_start_s, "load_s": facts.load_s}
-    verdict = judge_run(collect_run_facts(plan, measured, figures, observation, energies, context))
-    writer.add_records(fired.records, fired.tokens)
-    writer.add_samples(observation.samples, fired.zero)
+    if measurement.server_start_s is not None:
+        figures |= {"server_start_s": measurement.server_start_s, "load_s": facts.load_s}
+    verdict = judge_run(collect_run_facts(plan, measurement, figures, readings, energies, context))
+    writer.add_records(result.records, result.tokens)
+    writer.add_samples(readings.samples, result.zero)
     writer.update(
         engine={"kind": facts.kind or point.engine, "version": facts.version},
         effective=dict(facts.effective),
-        environment=describe_environment(list_gpu_names(observation), observation.remote_host),
+        environment=describe_environment(list_gpu_names(readings), readings.remote_host),
         workload={
             **point.workload,
-            "sha256": hash_requests(measured.workload.requests),
-            "requests": len(measured.workload.requests),
-            "notes": list(measured.workload.notes),
+            "sha256": hash_requests(measurement.workload.requests),
+            "requests": len(measurement.workload.requests),
+            "notes": list(measurement.workload.notes),
         },
         server={"url": target.url, "ours": facts.is_enginebay, "facts": facts.model_card, "asked": facts.requested, "warnings": [*facts.warnings, *point.warnings]},
-        window_s=fired.window_s,
+        window_s=result.window_s,
         absent=absent,
     )  # fmt: skip
     return writer.finish(figures, verdict.to_dict())

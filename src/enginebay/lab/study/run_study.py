@@ -1,4 +1,4 @@
-"""A study: all its runs, one after the other. What is finished stays finished, so a killed study goes on where it was."""
+"""Create, resume and run studies. Finished runs are kept, so a killed study resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ from enginebay.lab.study.parity_reference import ParityReferences
 from enginebay.lab.study.run_point import StudyContext, run_point
 from enginebay.lab.study.study_point import StudyPoint, point_from_dict, schedule_steps
 
-OnStepStarted = Callable[[StudyStep, int, int], None]  # a step, its number, and how many there are
+OnStepStarted = Callable[[StudyStep, int, int], None]  # step, its number, number of steps
 OnStepEnded = Callable[[StudyStep, Run | EnginebayError], None]
 
 
 @dataclass(frozen=True, slots=True)
 class StudyOutcome:
-    """What a study gave: its runs, and the points that could not be run."""
+    """The runs of a study, and the points that could not be run."""
 
     study_id: str
     runs: list[Run]
-    failed: dict[int, EnginebayError]  # by point
+    failed: dict[int, EnginebayError]  # by index of the point
 
 
 def create_study(folder: Path, points: Sequence[StudyPoint], cycles: int, config: dict[str, object]) -> Study:
-    """Plan a study and write the plan down, before its first run."""
+    """Plan a study and store the plan before its first run."""
     created = utc_now()
-    wanted = created.strftime("study-%Y%m%d-%H%M%S")
+    study_id = created.strftime("study-%Y%m%d-%H%M%S")
     study = Study(
-        id=wanted,
+        id=study_id,
         created=created.isoformat(),
         steps=tuple(schedule_steps([point.label for point in points], cycles)),
         points=tuple(point.to_dict() for point in points),
         config=config,
     )
     number = 1
-    while True:  # until the name is free: another study may begin in the same second
+    while True:  # another study may start in the same second
         try:
             save_study(folder, study)
             return study
         except FileExistsError:
             number += 1
-            study = replace(study, id=f"{wanted}-{number}")
+            study = replace(study, id=f"{study_id}-{number}")
 
 
 def find_study_to_resume(folder: Path, name: str | None) -> tuple[Study, list[EnginebayError]]:
-    """The study of this name; without one, the last that is not finished. And the plans and runs that are corrupt.
+    """Return the named study, or the last unfinished one, and the errors of corrupt plans and runs.
 
-    Raises `UnknownRun`, and `CorruptStudy` where the study was named.
+    Raise `UnknownRun`, or `CorruptStudy` if the named study is corrupt.
     """
     if name is not None:
         return load_study(folder, name), [*find_finished_runs(folder, name)[1]]
@@ -68,27 +68,27 @@ def find_study_to_resume(folder: Path, name: str | None) -> tuple[Study, list[En
     for study_id in reversed(list_study_ids(folder)):
         try:
             study = load_study(folder, study_id)
-        except CorruptStudy as problem:
-            skipped.append(problem)
+        except CorruptStudy as error:
+            skipped.append(error)
             continue
-        done, problems = find_finished_runs(folder, study_id)
+        done, errors = find_finished_runs(folder, study_id)
         if list_remaining(study, done):
-            return study, [*skipped, *problems]
-    others = "; ".join(problem.message for problem in skipped)
-    raise UnknownRun("there is no study to resume", others or "all that were begun here are finished")
+            return study, [*skipped, *errors]
+    reasons = "; ".join(error.message for error in skipped)
+    raise UnknownRun("there is no study to resume", reasons or "all studies here are finished")
 
 
 def run_study(context: StudyContext, study: Study, on_started: OnStepStarted, on_ended: OnStepEnded) -> StudyOutcome:
-    """Make every run that is left. A point that cannot be run is left out of the cycles that follow."""
+    """Make the remaining runs. A point that cannot be run is skipped in later cycles."""
     context = replace(context, study_id=study.id, cycles=max((step.cycle for step in study.steps), default=None))
     remove_stale_partials(context.runs_dir)
     done, _ = find_finished_runs(context.runs_dir, study.id)
-    left = list_remaining(study, done)
+    remaining = list_remaining(study, done)
     points = [point_from_dict(data) for data in study.points]
     references = ParityReferences(points, done)
     failed: dict[int, EnginebayError] = {}
-    made: list[Run] = []
-    for number, step in enumerate(left, len(study.steps) - len(left) + 1):
+    new_runs: list[Run] = []
+    for number, step in enumerate(remaining, len(study.steps) - len(remaining) + 1):
         if step.point in failed:
             continue
         on_started(step, number, len(study.steps))
@@ -98,7 +98,7 @@ def run_study(context: StudyContext, study: Study, on_started: OnStepStarted, on
             failed[step.point] = error
             on_ended(step, error)
             continue
-        made.append(run)
+        new_runs.append(run)
         references.add(step, run)
         on_ended(step, run)
-    return StudyOutcome(study.id, [*done.values(), *made], failed)
+    return StudyOutcome(study.id, [*done.values(), *new_runs], failed)

@@ -1,4 +1,4 @@
-"""A point of a study: one engine with its settings, or one server that runs, under one load. Plain data that can be kept."""
+"""A point of a study: one engine with its settings, or one running server, under one workload. Plain, storable data."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _PARITY_PROMPTS, _PARITY_TOKENS = 8, 32
 
 @dataclass(frozen=True, slots=True)
 class WarmupPlan:
-    """What is sent before anything is measured. Its prompts are others than those of the run, so no cache knows them."""
+    """The requests before the measured window. Their prompts differ from the run's, so they fill no prefix cache for it."""
 
-    requests: int | None = None  # None: as many as run at once, eight at least
+    requests: int | None = None  # None: the concurrency, at least 8 and at most 256
     enabled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class ParityPlan:
-    """Prompts that are answered greedily before the run, so that engines' answers can be compared."""
+    """Prompts answered greedily before the run, to compare the answers of engines."""
 
     prompts: int = _PARITY_PROMPTS
     tokens: int = _PARITY_TOKENS
@@ -40,7 +40,7 @@ class ParityPlan:
 
 @dataclass(frozen=True, slots=True)
 class StudyPoint:
-    """Everything that one run needs to know. `serve` is the configuration of `bay serve`; None: a server runs at `url`."""
+    """All parameters of a run. `serve`: the configuration of `bay serve`; None: a server runs at `url`."""
 
     label: str
     engine: str
@@ -50,21 +50,21 @@ class StudyPoint:
     limits: Mapping[str, Any] = field(default_factory=dict)
     serve: Mapping[str, Any] | None = None
     url: str | None = None
-    body: Mapping[str, Any] = field(default_factory=dict)  # the same in every request: sampling
+    body: Mapping[str, Any] = field(default_factory=dict)  # sampling fields of every request
     seed: int = 0
-    arrivals_seed: int | None = None  # of the times of sending; None: the same
+    arrivals_seed: int | None = None  # of the send times; None: `seed`
     slo: Mapping[str, Any] | None = None
     price_per_hour: float | None = None
     warmup: Mapping[str, Any] | bool | None = None
     parity: Mapping[str, Any] | bool | None = None
-    tokenizer: str | None = None  # path of its files
-    source: Mapping[str, Any] = field(default_factory=dict)  # of the model, as far as it is known
-    warnings: Sequence[str] = ()  # settings that this engine ignores, and the user said that it may
-    varied: Sequence[str] = ()  # the engine's settings that the study varies, by name
+    tokenizer: str | None = None  # path
+    source: Mapping[str, Any] = field(default_factory=dict)  # origin of the model, if known
+    warnings: Sequence[str] = ()  # settings that the engine ignores, as the user allowed
+    varied: Sequence[str] = ()  # names of the engine settings that the study varies
     timeout_s: float = 120.0
 
     def derive_seeds(self, cycle: int) -> dict[str, int]:
-        """Of one cycle: what prompts are made from, and when they are sent."""
+        """Return the seeds of a cycle: of the prompts, and of the send times."""
         arrivals = self.seed if self.arrivals_seed is None else self.arrivals_seed
         return {"requests": self.seed + cycle, "arrivals": arrivals + cycle}
 
@@ -72,13 +72,13 @@ class StudyPoint:
         return asdict(self)
 
     def to_config(self) -> dict[str, Any]:
-        """The configuration of `bay experiment` that gives this point again."""
+        """Return the configuration with which `bay experiment` reproduces this point."""
         settings = {} if self.serve is None else {self.engine: self.serve.get(self.engine) or {}}
-        whole = {
+        config = {
             "engine": self.engine or None,
             "model": self.model,
             **settings,
-            "sampling": {name: value for name, value in self.body.items() if name != "seed"},  # it is random_seed
+            "sampling": {name: value for name, value in self.body.items() if name != "seed"},  # that is random_seed
             "workload": dict(self.workload),
             "profile": dict(self.profile),
             "limits": dict(self.limits),
@@ -89,12 +89,12 @@ class StudyPoint:
             "warmup": self.warmup,
             "parity": self.parity,
         }
-        return {name: value for name, value in whole.items() if value is not None and value != {}}
+        return {name: value for name, value in config.items() if value is not None and value != {}}
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """A point's load, read and checked."""
+    """A point's workload, profile and limits, parsed and checked."""
 
     workload: WorkloadSpec
     profile: Profile
@@ -119,13 +119,13 @@ def point_from_dict(data: Mapping[str, Any]) -> StudyPoint:
 
 
 def plan_run(point: StudyPoint, folder: Path | None = None) -> RunPlan:
-    """Check what a point's load says. Raises `ConfigError`."""
+    """Parse and check a point. Raise `ConfigError`."""
     (profile,) = profiles_from_dict(point.profile)
     limits = limits_from_dict(point.limits)
     if isinstance(profile, OfflineProfile) and limits.until_stable:
         raise ConfigError(
-            "an offline run ends when all is answered",
-            "leave out until_stable, or take another profile",
+            "an offline run ends when all requests are answered",
+            "remove until_stable, or use another profile",
             param="limits",
         )
     return RunPlan(
@@ -138,28 +138,28 @@ def plan_run(point: StudyPoint, folder: Path | None = None) -> RunPlan:
     )
 
 
-def _parse_warmup(given: Mapping[str, Any] | bool | None) -> WarmupPlan:
-    if not isinstance(given, Mapping):
-        return WarmupPlan(enabled=given is not False)
-    known = check_keys("warmup", given, ("requests",))
-    return WarmupPlan(check_whole_number("warmup.requests", known["requests"]) if "requests" in known else None)
+def _parse_warmup(config: Mapping[str, Any] | bool | None) -> WarmupPlan:
+    if not isinstance(config, Mapping):
+        return WarmupPlan(enabled=config is not False)
+    options = check_keys("warmup", config, ("requests",))
+    return WarmupPlan(check_whole_number("warmup.requests", options["requests"]) if "requests" in options else None)
 
 
-def _parse_parity(given: Mapping[str, Any] | bool | None) -> ParityPlan:
-    if not isinstance(given, Mapping):
-        return ParityPlan(enabled=given is not False)
-    known = check_keys("parity", given, ("prompts", "tokens"))
-    counts = {name: check_whole_number(f"parity.{name}", value) for name, value in known.items()}
+def _parse_parity(config: Mapping[str, Any] | bool | None) -> ParityPlan:
+    if not isinstance(config, Mapping):
+        return ParityPlan(enabled=config is not False)
+    options = check_keys("parity", config, ("prompts", "tokens"))
+    counts = {name: check_whole_number(f"parity.{name}", value) for name, value in options.items()}
     return ParityPlan(counts.get("prompts", _PARITY_PROMPTS), counts.get("tokens", _PARITY_TOKENS))
 
 
 def schedule_steps(labels: Sequence[str], cycles: int) -> list[StudyStep]:
-    """The runs of a study in their order: every cycle has all points, every second one backwards.
+    """Return the runs of a study in order: each cycle has all points, every second cycle in reverse.
 
-    So a drift of the machine (heat, something that grows) meets all points alike, and pairs are close in time. Pure.
+    So drift of the machine (heat, memory growth) affects all points alike, and pairs are close in time. Pure.
     """
-    order = []
+    steps = []
     for cycle in range(1, cycles + 1):
         points = range(len(labels)) if cycle % 2 else reversed(range(len(labels)))
-        order += [StudyStep(point, cycle, labels[point]) for point in points]
-    return order
+        steps += [StudyStep(point, cycle, labels[point]) for point in points]
+    return steps

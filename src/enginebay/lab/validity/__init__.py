@@ -1,1 +1,1 @@
-"""Whether a run's numbers may be published: every run ends with a verdict and its reasons. Pure."""
+"""Validity checks: every run gets a verdict with reasons. Pure."""

@@ -10,22 +10,22 @@ _NEVER_LEFT = ("unsent", "connect")
 
 
 def filter_answered(records: Iterable[Record]) -> list[Record]:
-    """Those that have an answer."""
+    """Return the requests that have an answer."""
     return [record for record in records if record.error is None]
 
 
 def filter_sent(records: Iterable[Record]) -> list[Record]:
-    """Those that left the client."""
+    """Return the requests that left the client."""
     return [record for record in records if record.error not in _NEVER_LEFT]
 
 
 def e2e_s(record: Record) -> float | None:
-    """From the actual send to the end."""
+    """Return the time from the actual send to the end."""
     return None if record.end_s is None else record.end_s - record.sent_s
 
 
 def mean_in_flight(records: Iterable[Record], window_s: float) -> float:
-    """Concurrency integrated over the window, divided by it."""
+    """Return the mean concurrency over the window."""
     return sum(_overlap_s(record, window_s) for record in records) / window_s
 
 
@@ -35,12 +35,12 @@ def _overlap_s(record: Record, window_s: float) -> float:
 
 
 def count_in_flight(records: Iterable[Record], moment_s: float) -> int:
-    """How many were sent and not yet ended."""
+    """Return how many requests were sent and had not ended."""
     return sum(record.sent_s <= moment_s and (record.end_s is None or record.end_s > moment_s) for record in records)
 
 
 def upper_percentile(values: Sequence[float], percentile: float) -> float:
-    """The percentile, upper nearest rank: of few values it is the maximum. How many carry one, `needed` says."""
+    """Return the percentile by upper nearest rank: the maximum if there are few values; see `count_needed`."""
     ordered = sorted(values)
     rank = -(-len(ordered) * percentile // 100)
     return ordered[max(0, min(len(ordered) - 1, int(rank) - 1))]

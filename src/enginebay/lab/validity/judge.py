@@ -1,4 +1,4 @@
-"""The verdict on a run: every check, and the worst that they find."""
+"""The verdict on a run: the worst result of all checks."""
 
 from __future__ import annotations
 
@@ -38,16 +38,18 @@ _CHECK_FUNCTIONS: tuple[Check, ...] = (
     energy_checks.energy_counter,
     energy_checks.energy_baseline,
 )
-CHECKS: Mapping[str, Check] = {check.__name__: check for check in _CHECK_FUNCTIONS}  # a check has its code's name
+CHECKS: Mapping[str, Check] = {
+    check.__name__: check for check in _CHECK_FUNCTIONS
+}  # each check is named after its code
 
 
 def judge_run(facts: RunFacts) -> Verdict:
-    """The verdict, gravest reasons first."""
-    found = {code: check(facts) for code, check in CHECKS.items()}
-    reasons = [finding for finding in found.values() if isinstance(finding, Reason)]
+    """Run every check and return the verdict, gravest reasons first."""
+    findings = {code: check(facts) for code, check in CHECKS.items()}
+    reasons = [finding for finding in findings.values() if isinstance(finding, Reason)]
     return Verdict(
         status=worst_status(reason.severity for reason in reasons),
         reasons=tuple(sorted(reasons, key=lambda reason: reason.severity != "invalid")),
-        checked=tuple(code for code, finding in found.items() if finding is not UNKNOWN),
-        unchecked=tuple(code for code, finding in found.items() if finding is UNKNOWN),
+        checked=tuple(code for code, finding in findings.items() if finding is not UNKNOWN),
+        unchecked=tuple(code for code, finding in findings.items() if finding is UNKNOWN),
     )

@@ -1,4 +1,4 @@
-"""Whether the run measured a steady state: otherwise its numbers depend on how long it was."""
+"""Check that the run measured a steady state; otherwise its numbers depend on its length."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from enginebay.lab.validity.verdict import FINE, UNKNOWN, Finding, Reason, grade
 
 
 def littles_law(facts: RunFacts) -> Finding:
-    """Mean in flight = rate x mean time: the rate and time that are published, and what the server itself had in flight.
+    """Check Little's law: published rate x mean time against the server's own mean in flight.
 
-    Both sides out of the client's own records would be equal whatever happened, so without the server's count nothing is claimed.
+    From the client's records alone both sides are always equal, so without the server's count nothing is claimed.
     """
     if facts.profile not in STEADY_PROFILES | {"trace"} or not facts.window_s or facts.server_in_flight is None:
         return UNKNOWN
@@ -23,20 +23,20 @@ def littles_law(facts: RunFacts) -> Finding:
     if flow is None or flow[0] * flow[1] <= 0:
         return UNKNOWN
     rate, time_s = flow
-    counted, gone = facts.server_in_flight, filter_sent(facts.records)
-    # Failures are no part of what is published, and the server had them all the same.
-    failures = mean_in_flight([record for record in gone if record.error is not None], facts.window_s)
-    ours, late = rate * time_s + failures, limits.COUNTED_LATE_S * len(gone) / facts.window_s
-    said = (
-        f"{rate:.3g} requests/s x {time_s:.3g} s = {rate * time_s:.3g} in flight, and the server counts {counted:.3g}"
+    counted, sent = facts.server_in_flight, filter_sent(facts.records)
+    # Failures are not in the published figures, but the server held them too.
+    failures = mean_in_flight([record for record in sent if record.error is not None], facts.window_s)
+    expected, late = rate * time_s + failures, limits.COUNTED_LATE_S * len(sent) / facts.window_s
+    summary = (
+        f"{rate:.3g} requests/s x {time_s:.3g} s = {rate * time_s:.3g} in flight, but the server counts {counted:.3g}"
     )
-    if counted > ours:
-        message = f"{said}: the figures leave requests out, or others asked the server too"
-        return grade_figure("littles_law", max(0.0, counted - ours - late) / ours, *limits.LITTLES_LAW, message)
-    missing = max(0.0, ours - counted - late) / ours
+    if counted > expected:
+        message = f"{summary}: the figures miss requests, or other clients used the server"
+        return grade_figure("littles_law", max(0.0, counted - expected - late) / expected, *limits.LITTLES_LAW, message)
+    missing = max(0.0, expected - counted - late) / expected
     if missing <= limits.OUTSIDE_SERVER:
         return FINE
-    message = f"{said}: the rest was spent on the way to it and back, or the figures count what was not asked"
+    message = f"{summary}: the rest is network time, or the figures count requests that were never sent"
     return Reason("littles_law", "informative", message, missing, limits.OUTSIDE_SERVER)
 
 
@@ -58,34 +58,34 @@ def _compute_recorded_flow(facts: RunFacts, window_s: float) -> tuple[float, flo
 
 
 def backlog_grows(facts: RunFacts) -> Finding:
-    """In an open loop the server keeps up: else latency is a matter of how long one waits.
+    """Check that the server keeps up with an open loop; otherwise latency depends on the length of the run.
 
-    Throughput above capacity is a fair number, and so is that point of a curve: this never makes a run invalid.
+    Throughput above capacity is a valid number, and so is that point of a curve: this never makes a run invalid.
     """
     if facts.profile not in STEADY_OPEN_PROFILES:
         return UNKNOWN
-    gone = filter_sent(facts.records)
-    times = sorted(record.sent_s for record in gone)
+    sent = filter_sent(facts.records)
+    times = sorted(record.sent_s for record in sent)
     if not times:
         return UNKNOWN
     middle, last = (times[0] + times[-1]) / 2, times[-1]
     arrivals = sum(time > middle for time in times)
     if arrivals < limits.BACKLOG_MIN_ARRIVALS:
         return UNKNOWN
-    before, after = count_in_flight(gone, middle), count_in_flight(gone, last)
+    before, after = count_in_flight(sent, middle), count_in_flight(sent, last)
     growth = (after - before) / arrivals
-    # What is in flight at a moment scatters at least like a Poisson count; a difference of two like their sum.
+    # The number in flight varies at least like a Poisson count, a difference of two like their sum.
     if growth <= limits.BACKLOG_GROWTH or after - before <= limits.BACKLOG_SIGMAS * math.sqrt(before + after):
         return FINE
     message = (
-        f"in flight rose from {before} to {after} in the second half: the server falls behind, "
+        f"requests in flight rose from {before} to {after} in the second half: the server falls behind, "
         "so latencies depend on the length of the run; the throughput is a ceiling"
     )
     return Reason("backlog_grows", "informative", message, growth, limits.BACKLOG_GROWTH)
 
 
 def unstable_warmup(facts: RunFacts) -> Finding:
-    """The measured window begins after the warm-up, or hardly before its end."""
+    """Check that the measured window starts after the warm-up."""
     if (
         facts.profile not in STEADY_PROFILES
         or facts.warmup is None
@@ -98,7 +98,7 @@ def unstable_warmup(facts: RunFacts) -> Finding:
     bias = _relative_difference(fmean(values), fmean(values[end:]))
     if bias <= limits.WARMUP_BIAS:
         return FINE
-    message = f"the first {end} of {len(values)} requests were still warm-up and move the mean by {bias:.0%}"
+    message = f"the first {end} of {len(values)} requests were still warm-up and shift the mean by {bias:.0%}"
     return Reason("unstable_warmup", "informative", message, bias, limits.WARMUP_BIAS)
 
 
@@ -106,14 +106,14 @@ def _grade_never_steady(facts: RunFacts, values: Sequence[float]) -> Finding:
     half = len(values) // 2
     early, late = fmean(values[:half]), fmean(values[half:])
     apart = _relative_difference(early, late)
-    if apart <= limits.WARMUP_HALVES:  # by chance alone noise is cut late too: only a change that one can see counts
+    if apart <= limits.WARMUP_HALVES:  # noise can be cut late by chance, so require a visible change
         return FINE
     message = (
         f"no steady state: the first half's mean is {early:.3g}, the second's {late:.3g}; warm up or measure longer"
     )
     if facts.profile not in STEADY_OPEN_PROFILES or early > late:
         return Reason("unstable_warmup", "invalid", message, apart, limits.WARMUP_HALVES)
-    # Engines grow faster as they warm up. What grows slower in an open loop is a queue, near capacity or above.
+    # Engines speed up as they warm up. An open loop that slows down has a queue, near or above capacity.
     if isinstance(backlog_grows(facts), Reason):
         return FINE
     return Reason("unstable_warmup", "informative", message, apart, limits.WARMUP_HALVES)

@@ -1,4 +1,4 @@
-"""The verdict on a run, and the reasons for it."""
+"""The verdict on a run and its reasons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RANK: Mapping[str, int] = {"valid": 0, "informative": 1, "invalid": 2}
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a run is not simply valid. `figure` and `limit` are in the unit that the code's rule names."""
+    """Why a run is not valid. `figure` and `limit` are in the unit of the code's rule."""
 
     code: str
     severity: Severity
@@ -25,10 +25,10 @@ class Reason:
 
 
 class NoReason(Enum):
-    """What a check says when it has no reason to give."""
+    """Result of a check without a reason."""
 
     FINE = "fine"
-    UNKNOWN = "unknown"  # the facts it needs are not there: nothing is claimed
+    UNKNOWN = "unknown"  # facts are missing: nothing is claimed
 
 
 FINE, UNKNOWN = NoReason.FINE, NoReason.UNKNOWN
@@ -41,15 +41,15 @@ class Verdict:
 
     status: Status
     reasons: tuple[Reason, ...] = ()
-    checked: tuple[str, ...] = ()  # codes whose facts were there
-    unchecked: tuple[str, ...] = ()  # codes of which nothing is claimed
+    checked: tuple[str, ...] = ()  # codes with known facts
+    unchecked: tuple[str, ...] = ()  # codes about which nothing is claimed
 
     def status_within(self, codes: Collection[str]) -> Status:
-        """The verdict as far as these codes go, such as those that concern energy."""
+        """Return the verdict for these codes only, such as those that concern energy."""
         return worst_status(reason.severity for reason in self.reasons if reason.code in codes)
 
     def to_dict(self) -> dict[str, Any]:
-        """For the manifest."""
+        """Return the verdict as it is stored in the manifest."""
         return {
             "status": self.status,
             "reasons": [asdict(reason) for reason in self.reasons],
@@ -59,13 +59,13 @@ class Verdict:
 
 
 def worst_status(severities: Iterable[Severity]) -> Status:
-    """The worst of these, valid when there are none."""
-    found: set[Status] = {"valid", *severities}
-    return max(found, key=_RANK.__getitem__)
+    """Return the worst severity, or valid if there is none."""
+    statuses: set[Status] = {"valid", *severities}
+    return max(statuses, key=_RANK.__getitem__)
 
 
 def grade_figure(code: str, figure: float, informative: float, invalid: float, message: str) -> Finding:
-    """A figure that should be small, against two limits. One that is not a number is over both."""
+    """Grade a figure that should be small against two limits. NaN exceeds both."""
     if not figure <= invalid:
         return Reason(code, "invalid", message, figure, invalid)
     if not figure <= informative:
@@ -74,8 +74,8 @@ def grade_figure(code: str, figure: float, informative: float, invalid: float, m
 
 
 def pick_gravest(*findings: Finding) -> Finding:
-    """The gravest of what was found; unknown only when nothing is known."""
-    reasons = [found for found in findings if isinstance(found, Reason)]
+    """Return the gravest finding; UNKNOWN only if nothing is known."""
+    reasons = [finding for finding in findings if isinstance(finding, Reason)]
     if reasons:
         return max(reasons, key=lambda reason: _RANK[reason.severity])
     return FINE if FINE in findings else UNKNOWN

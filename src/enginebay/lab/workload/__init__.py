@@ -1,1 +1,1 @@
-"""What is sent: synthetic prompts of exact lengths, files of prompts, recorded traces."""
+"""Request content: synthetic prompts of exact lengths, prompt files, recorded traces."""

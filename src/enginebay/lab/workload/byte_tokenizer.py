@@ -1,14 +1,14 @@
-"""The tokenizer of engines whose tokens are bytes."""
+"""Tokenizer for engines whose tokens are bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-BYTE_TOKENIZER_NAME = "bytes"  # in the place of a path
+BYTE_TOKENIZER_NAME = "bytes"  # given instead of a path
 
 
 class ByteTokenizer:
-    """Every byte of the text is a token."""
+    """One token per byte of UTF-8 text."""
 
     vocabulary_size = 256
     special_ids: frozenset[int] = frozenset()

@@ -1,4 +1,4 @@
-"""Chats as the model reads them: what its template puts around the messages counts too."""
+"""Chats as the model reads them: template tokens count too."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from enginebay.text.chat.chat_renderer import load_renderer
 
 
 def can_send_chats(spec: WorkloadSpec) -> bool:
-    """Whether messages may be among what a workload sends."""
+    """Return whether the workload may contain messages."""
     return isinstance(spec, JsonlSpec) or spec.send == "chat"
 
 
 def make_chat_renderer(path: str | None, tokenizer: TextTokenizer | None) -> ChatRender | None:
-    """From messages to token ids by the template of the model at `path`. None: no template can be read there."""
+    """Return a function from messages to token ids, by the chat template at `path`; None if there is none."""
     if path is None or path == BYTE_TOKENIZER_NAME or tokenizer is None:
         return None
     try:
@@ -29,6 +29,6 @@ def make_chat_renderer(path: str | None, tokenizer: TextTokenizer | None) -> Cha
     encode = tokenizer.encode
 
     def render(messages: Sequence[Message]) -> list[int]:
-        return encode(renderer.render(messages), add_special=False)  # the template writes the special ones
+        return encode(renderer.render(messages), add_special=False)  # the template adds the special tokens
 
     return render

@@ -1,4 +1,4 @@
-"""Plain data from a config, checked key by key: what is wrong is said with the key's full name."""
+"""Checks of config values; errors name the full key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from enginebay.errors import ConfigError
 
 
 def check_positive_number(name: str, value: Any, *, zero: bool = False) -> float:
-    """A finite number above zero, or from zero where `zero` says so."""
+    """Return a finite number above zero, or from zero if `zero` is set."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{name} must be a number, not {value!r}", f"give a number above 0 for {name}", param=name)
     if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
@@ -21,7 +21,7 @@ def check_positive_number(name: str, value: Any, *, zero: bool = False) -> float
 
 
 def check_whole_number(name: str, value: Any, minimum: int = 1) -> int:
-    """An integer from `minimum` on."""
+    """Return an integer of at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{name} must be a whole number, not {value!r}", f"write {name} as an integer", param=name)
     if value < minimum:
@@ -30,11 +30,13 @@ def check_whole_number(name: str, value: Any, minimum: int = 1) -> int:
 
 
 def check_choice(name: str, value: Any, known: Collection[str]) -> str:
-    """One of the known words."""
+    """Return the value if it is one of the known words."""
     if isinstance(value, str) and value in known:
         return value
     raise ConfigError(
-        f"{name} must not be {value!r}", f"{_suggest_key(str(value), known)}choose from {_join_keys(known)}", param=name
+        f"{name}: unknown value {value!r}",
+        f"{_suggest_key(str(value), known)}choose from {_join_keys(known)}",
+        param=name,
     )
 
 
@@ -45,7 +47,7 @@ def check_bool(name: str, value: Any) -> bool:
 
 
 def check_keys(where: str, data: Any, known: Collection[str], required: Collection[str] = ()) -> dict[str, Any]:
-    """The mapping itself, if it has no key that is unknown and lacks none that is required."""
+    """Return the mapping if it has no unknown and no missing required key."""
     if not isinstance(data, Mapping):
         raise ConfigError(f"{where} must be a mapping, not {data!r}", f"write {where} as keys and values", param=where)
     for key in data:

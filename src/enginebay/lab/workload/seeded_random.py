@@ -1,4 +1,4 @@
-"""The one source of chance."""
+"""Seeded random number generators."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import numpy as np
 
 
 def make_generator(*seeds: int) -> Any:
-    """A numpy Generator, the same on every machine. Several seeds make one that depends on all of them."""
+    """Return a numpy Generator that is identical on every machine and depends on all seeds."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([abs(seed) for seed in seeds])))

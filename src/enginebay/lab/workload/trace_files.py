@@ -1,8 +1,8 @@
-"""Recorded traces: when requests came and how long they were.
+"""Recorded traces: arrival times and lengths of requests.
 
 azure      CSV with TIMESTAMP (a date), ContextTokens, GeneratedTokens
-mooncake   JSON lines with timestamp (ms), input_length, output_length and, where known, hash_ids: one for each block of tokens
-           that the prompt begins with, equal where the tokens were equal
+mooncake   JSON lines with timestamp (ms), input_length, output_length and optional hash_ids: one per leading block of
+           tokens, equal for equal tokens
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOONCAKE_COLUMNS = ("timestamp", "input_length", "output_length")
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One request of a trace; `at_s` counts from the trace's first."""
+    """One request of a trace; `at_s` counts from the first one."""
 
     at_s: float
     input_tokens: int
@@ -34,10 +34,10 @@ class TraceRow:
 
 
 def read_trace(path: Path, format: str) -> list[TraceRow]:
-    """All rows of a trace by time, the first at 0."""
+    """Return all rows of a trace by time, the first at 0."""
     rows = sorted(_read_rows(path, format), key=lambda row: row.at_s)
     if not rows:
-        raise ConfigError(f"{path} has no requests", "name a trace with at least one", param="workload.path")
+        raise ConfigError(f"{path} has no requests", "give a trace with at least one request", param="workload.path")
     return [replace(row, at_s=row.at_s - rows[0].at_s) for row in rows]
 
 
@@ -50,7 +50,7 @@ def _read_rows(path: Path, format: str) -> Iterator[TraceRow]:
                 if line is not BLANK_LINE:
                     yield _parse_row(path, number, line, read, columns)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", "name a text file", param="workload.path") from error
+        raise ConfigError(f"{path} cannot be read: {error}", "give a text file", param="workload.path") from error
 
 
 def _parse_row(path: Path, number: int, line: Any, read: Any, columns: tuple[str, ...]) -> TraceRow:
@@ -62,14 +62,14 @@ def _parse_row(path: Path, number: int, line: Any, read: Any, columns: tuple[str
             f"{path}, line {number}: not a request of this format", hint, param="workload.format"
         ) from None
     if row.input_tokens < 0 or row.output_tokens < 0 or not math.isfinite(row.at_s):
-        raise ConfigError(f"{path}, line {number}: a length below 0, or no time", hint, param="workload.path")
+        raise ConfigError(f"{path}, line {number}: negative length or invalid time", hint, param="workload.path")
     return row
 
 
 def _parse_azure(line: Mapping[str, Any]) -> TraceRow:
     time, inputs, outputs = (line[column] for column in AZURE_COLUMNS)
     date = datetime.fromisoformat(time.strip())
-    # Dates without a zone are taken as UTC: the local one might have an hour that is missing or comes twice.
+    # Dates without a zone are read as UTC: local time may skip or repeat an hour.
     date = date if date.tzinfo else date.replace(tzinfo=UTC)
     return TraceRow(date.timestamp(), int(inputs), int(outputs))
 
@@ -77,7 +77,7 @@ def _parse_azure(line: Mapping[str, Any]) -> TraceRow:
 def _parse_mooncake(line: Mapping[str, Any]) -> TraceRow:
     time, inputs, outputs = (line[column] for column in MOONCAKE_COLUMNS)
     return TraceRow(
-        float(time) / 1000, int(inputs), int(outputs), tuple(int(one) for one in line.get("hash_ids") or ())
+        float(time) / 1000, int(inputs), int(outputs), tuple(int(hash_id) for hash_id in line.get("hash_ids") or ())
     )
 
 
@@ -87,33 +87,33 @@ def _parse_json_line(line: str) -> Any:
     try:
         return json.loads(line)
     except ValueError:
-        return None  # said with its line number by the caller
+        return None  # the caller reports the line number
 
 
 def select_rows(
     rows: list[TraceRow], start_s: float, max_rows: int | None, context_length: int | None, too_long: str
 ) -> tuple[list[TraceRow], list[str]]:
-    """Up to `most` rows that can be sent, from `start_s` on, and what became of the others in words."""
+    """Return up to `max_rows` rows that can be sent, from `start_s`, and notes on the others."""
     later = [row for row in rows if row.at_s >= start_s]
-    kept = [row for row in later if row.input_tokens and row.output_tokens]
-    notes = _make_note(len(later) - len(kept), len(later), "left out: nothing in or nothing out")
-    if too_long != "drop":  # what comes after the last that is sent need not fit
-        kept = kept[:max_rows]
+    usable = [row for row in later if row.input_tokens and row.output_tokens]
+    notes = _make_note(len(later) - len(usable), len(later), "skipped: empty prompt or empty response")
+    if too_long != "drop":  # rows after the last one sent need not fit
+        usable = usable[:max_rows]
     limit = context_length
     if limit is None:
-        return kept[:max_rows], notes
-    long = sum(not _fits_context(row, limit) for row in kept)
+        return usable[:max_rows], notes
+    long = sum(not _fits_context(row, limit) for row in usable)
     if long and too_long == "refuse":
         raise ConfigError(
-            f"{long} of {len(kept)} requests of the trace do not fit the model's context of {limit} tokens",
-            "set workload.too_long to drop or cut, or take a model with a longer context",
+            f"{long} of {len(usable)} requests of the trace do not fit the model's context of {limit} tokens",
+            "set workload.too_long to drop or cut, or use a model with a longer context",
             param="workload.too_long",
         )
     if too_long == "drop":
-        fitting = [row for row in kept if _fits_context(row, limit)]
-        return fitting[:max_rows], notes + _make_note(long, len(kept), f"left out: longer than the context of {limit}")
-    return [_shorten_row(row, limit) for row in kept], notes + _make_note(
-        long, len(kept), f"cut to the context of {limit}"
+        fitting = [row for row in usable if _fits_context(row, limit)]
+        return fitting[:max_rows], notes + _make_note(long, len(usable), f"skipped: longer than the context of {limit}")
+    return [_shorten_row(row, limit) for row in usable], notes + _make_note(
+        long, len(usable), f"truncated to the context of {limit}"
     )
 
 
@@ -122,12 +122,12 @@ def _fits_context(row: TraceRow, context_length: int) -> bool:
 
 
 def _shorten_row(row: TraceRow, context_length: int) -> TraceRow:
-    """The prompt gives way first; an answer that fills the context alone is left half of it."""
+    """Shorten the prompt first; a response that alone fills the context gets half of it."""
     if _fits_context(row, context_length):
         return row
     outputs = row.output_tokens if row.output_tokens < context_length else context_length // 2
     return replace(row, input_tokens=min(row.input_tokens, context_length - outputs), output_tokens=outputs)
 
 
-def _make_note(some: int, of: int, what: str) -> list[str]:
-    return [f"{some} of {of} requests of the trace {what}"] if some else []
+def _make_note(count: int, total: int, text: str) -> list[str]:
+    return [f"{count} of {total} requests of the trace {text}"] if count else []

@@ -1,4 +1,4 @@
-"""From a workload's description to the requests themselves: the same for the same seed."""
+"""Build the requests of a workload, identical for the same seed."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from enginebay.lab.workload.workload_spec import (
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests, and what was left out or changed to make them, in words."""
+    """Requests, and notes on what was skipped or changed to build them."""
 
     requests: tuple[Request, ...]
     notes: tuple[str, ...] = ()
-    shared: float | None = None  # the share of a file's input that begins another prompt too; None: not known
+    shared: float | None = None  # share of a file's input that is also a prefix of another prompt; None: unknown
 
 
 def build_workload(
@@ -47,23 +47,23 @@ def build_workload(
     render: ChatRender | None = None,
     held_back: int = 0,
 ) -> Workload:
-    """So many requests (None: as many as the workload says or has). `render` gives the token ids of a chat.
+    """Build `count` requests (None: as many as the workload specifies or has). `render` turns a chat into token ids.
 
-    `held_back`: so many lines at the end of a file are left to `make_others`, as far as it has more than are asked for.
-    The workload's own seed and this one both count. Without a tokenizer only files of prompts can be sent.
-    Raises ConfigError where lengths are impossible or the workload has fewer requests than asked for.
+    `held_back`: lines at the end of a file to leave for `build_unmeasured_requests`, if there are more than needed.
+    The workload's seed and `seed` both apply. Without a tokenizer only prompt files work.
+    Raises ConfigError if lengths are impossible or the workload has too few requests.
     """
     count = spec.requests if count is None else check_whole_number("workload.requests", count)
     if isinstance(spec, JsonlSpec):
-        made = _build_from_jsonl(spec, tokenizer, count, seed, render, held_back)
+        workload = _build_from_jsonl(spec, tokenizer, count, seed, render, held_back)
     elif isinstance(spec, TraceSpec):
-        made = _build_from_trace(
+        workload = _build_from_trace(
             spec, PromptWriter(_require_tokenizer(tokenizer), spec.send, render), count, seed, context_length
         )
     else:
-        made = Workload(tuple(_build_synthetic(spec, tokenizer, count, seed, context_length, render)))
-    _check_fits_context(made.requests, context_length)
-    return made
+        workload = Workload(tuple(_build_synthetic(spec, tokenizer, count, seed, context_length, render)))
+    _check_fits_context(workload.requests, context_length)
+    return workload
 
 
 def build_unmeasured_requests(
@@ -76,11 +76,10 @@ def build_unmeasured_requests(
     context_length: int | None = None,
     render: ChatRender | None = None,
 ) -> tuple[Request, ...]:
-    """Requests for what is not measured: `count` of them, or as many as the workload has.
+    """Build up to `count` requests that are not measured, such as warm-up.
 
-    Of a file they are its last lines, those before the last `before`; where it is too short for that, lines are sent
-    twice, and lines that do not fit the context are left out. Made-up prompts are others than the measured ones by
-    their seed.
+    From a file they are the last lines before the final `before` lines. If the file is too short, lines repeat; lines
+    that do not fit the context are skipped. Generated prompts differ from the measured ones by their seed.
     """
     if isinstance(spec, SyntheticSpec):
         return build_workload(spec, tokenizer, count, seed, context_length=context_length, render=render).requests
@@ -90,8 +89,8 @@ def build_unmeasured_requests(
     lines = read_prompt_lines(spec.path)
     end = len(lines) - before
     chosen = lines[max(end - count, 0) : end] if end > 0 else lines[-count:]
-    made = _build_requests(spec, chosen, tokenizer, make_generator(spec.seed, seed), render)
-    return tuple(one for one in made.requests if _fits_context(one, context_length))
+    workload = _build_requests(spec, chosen, tokenizer, make_generator(spec.seed, seed), render)
+    return tuple(request for request in workload.requests if _fits_context(request, context_length))
 
 
 def _build_synthetic(
@@ -104,9 +103,9 @@ def _build_synthetic(
 ) -> list[Request]:
     if count is None:
         raise ConfigError(
-            "a synthetic workload has no end", "say how many: workload.requests", param="workload.requests"
+            "a synthetic workload needs a number of requests", "set workload.requests", param="workload.requests"
         )
-    if isinstance(spec.input_tokens, int):  # said before time is spent on writing them
+    if isinstance(spec.input_tokens, int):  # fail before spending time on writing prompts
         output = spec.output_tokens if isinstance(spec.output_tokens, int) else 1
         _check_fits_context([Request((), spec.input_tokens, output)], context)
     return write_synthetic_requests(spec, PromptWriter(_require_tokenizer(tokenizer), spec.send, render), count, seed)
@@ -120,7 +119,7 @@ def _build_from_trace(
     context: int | None,
     enough: int | None = None,
 ) -> Workload:
-    """`enough`: so many rows will do, where that is fewer than asked for."""
+    """Build from a trace; `enough` rows suffice even if `count` is higher."""
     rows, notes = select_rows(read_trace(spec.path, spec.format), spec.start_s, count, context, spec.too_long)
     _check_count(len(rows), count if enough is None else enough, str(spec.path))
     return Workload(tuple(write_trace_requests(rows, writer, spec.block_tokens, (spec.seed, seed))), tuple(notes))
@@ -139,31 +138,33 @@ def _build_from_jsonl(
     if not spec.repeat:
         _check_count(len(lines), count, str(spec.path))
     lines = lines[: max(len(lines) - held_back, min(count, len(lines)))]
-    chance = make_generator(spec.seed, seed)
+    rng = make_generator(spec.seed, seed)
     if spec.shuffle:
-        lines = [lines[place] for place in chance.permutation(len(lines)).tolist()]
-    chosen = [lines[place % len(lines)] for place in range(count)]
-    return _build_requests(spec, chosen, tokenizer, chance, render)
+        lines = [lines[index] for index in rng.permutation(len(lines)).tolist()]
+    chosen = [lines[index % len(lines)] for index in range(count)]
+    return _build_requests(spec, chosen, tokenizer, rng, render)
 
 
 def _build_requests(
     spec: JsonlSpec,
     chosen: Sequence[PromptLine],
     tokenizer: TextTokenizer | None,
-    chance: Any,
+    rng: Any,
     render: ChatRender | None,
 ) -> Workload:
-    """The requests of these lines."""
+    """Build the requests of these lines."""
     count = len(chosen)
-    others = [None] * count if spec.output_tokens is None else draw_lengths(spec.output_tokens, count, chance)
-    requests, read = [], list[Any]()
-    for (prompt, wanted, group), other in zip(chosen, others, strict=True):
-        kept = prompt if spec.max_input_tokens is None else cut_prompt(prompt, spec.max_input_tokens, tokenizer, render)
-        ids = encode_prompt(kept, tokenizer, render)
-        read.append(kept if ids is None or ids is kept else to_compact_ids(ids))
+    drawn_lengths = [None] * count if spec.output_tokens is None else draw_lengths(spec.output_tokens, count, rng)
+    requests, encoded = [], list[Any]()
+    for (prompt, line_length, group), drawn_length in zip(chosen, drawn_lengths, strict=True):
+        shortened = (
+            prompt if spec.max_input_tokens is None else cut_prompt(prompt, spec.max_input_tokens, tokenizer, render)
+        )
+        ids = encode_prompt(shortened, tokenizer, render)
+        encoded.append(shortened if ids is None or ids is shortened else to_compact_ids(ids))
         length = None if ids is None else len(ids)
-        requests.append(Request(kept, length, other if wanted is None else wanted, group=group))
-    return Workload(tuple(requests), shared=measure_shared_share(read))
+        requests.append(Request(shortened, length, drawn_length if line_length is None else line_length, group=group))
+    return Workload(tuple(requests), shared=measure_shared_share(encoded))
 
 
 def _require_tokenizer(tokenizer: TextTokenizer | None) -> TextTokenizer:
@@ -173,28 +174,30 @@ def _require_tokenizer(tokenizer: TextTokenizer | None) -> TextTokenizer:
 
 
 def missing_tokenizer_error() -> ConfigError:
-    """Why a synthetic workload or a trace cannot be written."""
+    """Return the error for a synthetic workload or a trace without a tokenizer."""
     return ConfigError(
         "prompts of exact lengths need the model's tokenizer",
-        "give --tokenizer MODEL_OR_PATH (a stored model, or the model's files), or take a workload of kind jsonl",
+        "set --tokenizer MODEL_OR_PATH (a stored model, or the model's files), or use a workload of kind jsonl",
     )
 
 
-def _check_count(there: int, wanted: int | None, what: str) -> None:
-    if not there or (wanted is not None and wanted > there):
-        asked = "" if wanted is None else f", and {wanted} are asked for"
+def _check_count(available: int, needed: int | None, source: str) -> None:
+    if not available or (needed is not None and needed > available):
+        detail = "" if needed is None else f", but {needed} are needed"
         raise ConfigError(
-            f"{what} has {there} requests to send{asked}", "ask for fewer requests", param="workload.requests"
+            f"{source} has {available} requests to send{detail}",
+            "lower the number of requests",
+            param="workload.requests",
         )
 
 
 def _check_fits_context(requests: Sequence[Request], context_length: int | None) -> None:
-    """Prompt and answer must fit the model's context, and an answer has at least one token."""
+    """Raise if a prompt and its response, of at least one token, do not fit the model's context."""
     for request in requests:
         if not _fits_context(request, context_length):
             length, output = request.input_tokens or 0, request.output_tokens or 1
             raise ConfigError(
-                f"{length} tokens in and {output} out do not fit the model's context of {context_length}",
+                f"{length} input and {output} output tokens do not fit the model's context of {context_length}",
                 "lower input_tokens or output_tokens, or give their distributions a max",
                 param="workload.input_tokens",
             )
@@ -205,10 +208,16 @@ def _fits_context(request: Request, context_length: int | None) -> bool:
 
 
 def hash_requests(requests: Sequence[Request]) -> str:
-    """What tells two workloads apart: the hash of all that is sent."""
+    """Return the hash of all that is sent, which identifies a workload."""
     digest = hashlib.sha256()
-    for one in requests:
-        row = [_to_plain_prompt(one.prompt), one.input_tokens, one.output_tokens, one.at_s, one.group]
+    for request in requests:
+        row = [
+            _to_plain_prompt(request.prompt),
+            request.input_tokens,
+            request.output_tokens,
+            request.at_s,
+            request.group,
+        ]
         digest.update(json.dumps(row, sort_keys=True, separators=(",", ":")).encode() + b"\n")
     return digest.hexdigest()
 

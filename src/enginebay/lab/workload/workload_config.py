@@ -1,4 +1,4 @@
-"""Workloads from config data.
+"""Parse workloads from config data.
 
 {"kind": "synthetic", "input_tokens": 128, "output_tokens": {"kind": "lognormal", "mean": 200, "std": 100, "max": 800}}
 {"kind": "jsonl", "path": "prompts.jsonl", "max_input_tokens": 512}
@@ -46,17 +46,17 @@ CHOICE_KEYS = {"send": SEND_FORMS, "format": TRACE_FORMATS, "too_long": TOO_LONG
 
 
 def workload_from_dict(data: Mapping[str, Any], folder: Path | None = None) -> WorkloadSpec:
-    """The workload that config data asks for; paths in it are relative to `folder`."""
+    """Build a workload from config data; its paths are relative to `folder`."""
     if not isinstance(data, Mapping) or "kind" not in data:
         raise ConfigError("workload needs a kind", f"choose from {', '.join(WORKLOAD_KINDS)}", param="workload.kind")
-    made = WORKLOAD_KINDS[check_choice("workload.kind", data["kind"], WORKLOAD_KINDS)]
-    names = [field.name for field in fields(made)]
+    spec_type = WORKLOAD_KINDS[check_choice("workload.kind", data["kind"], WORKLOAD_KINDS)]
+    names = [field.name for field in fields(spec_type)]
     rest = {key: value for key, value in data.items() if key != "kind" and value is not None}
-    if made is TraceSpec and "format" not in rest:
+    if spec_type is TraceSpec and "format" not in rest:
         rest["format"] = TRACE_SUFFIXES.get(Path(str(rest.get("path", ""))).suffix, "")
-    required = [field.name for field in fields(made) if field.default is MISSING]
-    given = check_keys("workload", rest, names, required)
-    return made(**{name: _check_value(name, value, folder) for name, value in given.items()})
+    required = [field.name for field in fields(spec_type) if field.default is MISSING]
+    values = check_keys("workload", rest, names, required)
+    return spec_type(**{name: _check_value(name, value, folder) for name, value in values.items()})
 
 
 def _check_value(name: str, value: Any, folder: Path | None) -> Any:
@@ -76,22 +76,22 @@ def _check_value(name: str, value: Any, folder: Path | None) -> Any:
 
 def _check_path(where: str, value: Any, folder: Path | None) -> Path:
     if not isinstance(value, str | Path) or not str(value):
-        raise ConfigError(f"{where} must be the path of a file, not {value!r}", "name a file", param=where)
+        raise ConfigError(f"{where} must be a file path, not {value!r}", "give a path", param=where)
     path = (folder or Path()) / Path(value).expanduser()
     if not path.is_file():
         raise ConfigError(
-            f"there is no file {path}", f"paths in a config are relative to its folder; correct {where}", param=where
+            f"file not found: {path}", f"paths in a config are relative to its folder; correct {where}", param=where
         )
     return path
 
 
 def workload_to_dict(spec: WorkloadSpec) -> dict[str, Any]:
-    """A workload as the data that `read_workload` takes."""
-    found: dict[str, Any] = {"kind": spec.kind}
+    """Return a workload as data that `workload_from_dict` accepts."""
+    data: dict[str, Any] = {"kind": spec.kind}
     for field in fields(spec):
         value = getattr(spec, field.name)
         if value is not None:
-            found[field.name] = (
+            data[field.name] = (
                 length_to_value(value) if field.name in LENGTH_KEYS else str(value) if field.name == "path" else value
             )
-    return found
+    return data

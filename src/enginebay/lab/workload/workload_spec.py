@@ -1,4 +1,4 @@
-"""What is to be sent, as the config says it."""
+"""Workload specifications, as configured."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from enginebay.lab.workload.field_checks import check_whole_number
 from enginebay.lab.workload.length_distributions import LengthDistribution, LengthSpec
 
 Message = Mapping[str, Any]
-ChatRender = Callable[[Sequence[Message]], Sequence[int]]  # a chat to the token ids the model gets
+ChatRender = Callable[[Sequence[Message]], Sequence[int]]  # from a chat to the model's token ids
 
 
 class TextTokenizer(Protocol):
-    """What the workload needs of a tokenizer; `enginebay.text.tokenization.tokenizer.Tokenizer` has it."""
+    """The tokenizer interface of a workload; `enginebay.text.tokenization.tokenizer.Tokenizer` implements it."""
 
     vocabulary_size: int
     special_ids: frozenset[int]
@@ -29,12 +29,12 @@ class TextTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SyntheticSpec:
-    """Random words of exact token counts. `input_tokens` is the whole prompt, a shared prefix included."""
+    """Random words with exact token counts. `input_tokens` is the whole prompt, shared prefix included."""
 
     input_tokens: LengthSpec
-    output_tokens: LengthSpec | None = None  # None: the model ends when it will
+    output_tokens: LengthSpec | None = None  # None: the model decides
     shared_prefix_tokens: int = 0
-    prefix_groups: int = 1  # so many different prefixes
+    prefix_groups: int = 1  # number of different prefixes
     requests: int | None = None
     send: str = "ids"  # or text, or chat
     seed: int = 0
@@ -49,8 +49,8 @@ class SyntheticSpec:
         shortest = self.input_tokens.minimum if isinstance(self.input_tokens, LengthDistribution) else self.input_tokens
         if self.shared_prefix_tokens >= shortest:
             raise ConfigError(
-                f"a shared prefix of {self.shared_prefix_tokens} tokens leaves nothing of prompts of {shortest}",
-                "input_tokens counts the prefix too: raise it, or its min",
+                f"a shared prefix of {self.shared_prefix_tokens} tokens fills prompts of {shortest}",
+                "input_tokens includes the prefix: raise it, or its min",
                 param="workload.shared_prefix_tokens",
             )
         if self.prefix_groups > 1 and not self.shared_prefix_tokens:
@@ -61,14 +61,14 @@ class SyntheticSpec:
 
 @dataclass(frozen=True, slots=True)
 class JsonlSpec:
-    """A file with one JSON object on each line: `prompt` (text or token ids) or `messages`."""
+    """A file with one JSON object per line: `prompt` (text or token ids) or `messages`."""
 
     path: Path
-    max_input_tokens: int | None = None  # longer prompts are cut
-    output_tokens: LengthSpec | None = None  # for lines that do not say it
+    max_input_tokens: int | None = None  # longer prompts are truncated
+    output_tokens: LengthSpec | None = None  # for lines without their own
     requests: int | None = None
     shuffle: bool = False
-    repeat: bool = False  # from the start again where the file is too short
+    repeat: bool = False  # start over if the file is too short
     seed: int = 0
 
     kind: ClassVar[str] = "jsonl"
@@ -76,14 +76,14 @@ class JsonlSpec:
 
 @dataclass(frozen=True, slots=True)
 class TraceSpec:
-    """A trace: times and lengths of real requests, without their text. Prompts are made up to fit."""
+    """Arrival times and lengths of real requests, without their text. Prompts are generated to fit."""
 
     path: Path
     format: str  # azure or mooncake
     requests: int | None = None
-    start_s: float = 0.0  # so far into the trace
-    too_long: str = "refuse"  # or drop, or cut: requests that do not fit the model's context
-    block_tokens: int = 512  # of mooncake: so many tokens stand behind each of its hash ids
+    start_s: float = 0.0  # offset into the trace
+    too_long: str = "refuse"  # refuse, drop or cut requests that exceed the model's context
+    block_tokens: int = 512  # mooncake: tokens per hash id
     send: str = "ids"
     seed: int = 0
 

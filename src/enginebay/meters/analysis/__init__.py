@@ -1,0 +1,1 @@
+"""Energy, power and CPU figures from meter samples."""

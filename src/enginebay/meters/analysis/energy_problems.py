@@ -1,4 +1,4 @@
-"""What can be wrong with measured energy."""
+"""Problems of measured energy."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 PROBLEM_CODES = {
     "no_samples": "nothing was read from the device",
     "no_counter": "the device has no energy counter",
-    "no_power": "the device does not tell its power",
-    "wrapped": "the counter started again at 0 where it is known to; the energy is right",
-    "reset": "the counter went backwards where it should not",
+    "no_power": "the device does not report its power",
+    "wrapped": "the counter wrapped to 0 at its known limit; the energy is correct",
+    "reset": "the counter went backwards unexpectedly",
     "jump": "the counter rose by more than the device can draw",
-    "stall": "the counter stood still while power was drawn",
-    "gap": "for too long no sample was taken",
-    "uncovered": "the window reaches beyond the samples",
-    "window_short": "the window is too short for how often the counter is updated",
-    "apart": "counter and sampled power do not agree",
-    "unsteady": "the idle power changed while it was measured",
-    "below_idle": "less energy than the idle power alone would need",
-    "unresolved": "the phases change faster than the energy can be told",
+    "stall": "the counter stalled while power was drawn",
+    "gap": "no sample was taken for too long",
+    "uncovered": "the window extends beyond the samples",
+    "window_short": "the window is too short for the counter's update period",
+    "apart": "counter and sampled power disagree",
+    "unsteady": "the idle power changed while being measured",
+    "below_idle": "less energy than idle power alone would use",
+    "unresolved": "the phases change faster than energy can be resolved",
 }
 
 COUNTER = "counter"
@@ -27,16 +27,16 @@ POWER = "power"
 
 @dataclass(frozen=True, slots=True)
 class EnergyProblem:
-    """One thing found, when, and which source of energy can no longer be trusted because of it."""
+    """One problem, its time, and the energy sources that it makes untrustworthy."""
 
-    code: str  # one of PROBLEMS
+    code: str  # one of PROBLEM_CODES
     message: str
     start_s: float | None = None
     end_s: float | None = None
     untrusted_sources: tuple[str, ...] = ()
 
     def overlaps(self, start_s: float, end_s: float) -> bool:
-        """Whether it happened in the window, at least in part."""
+        """Return whether it overlaps the window."""
         if self.start_s is None or self.end_s is None:
             return True
         return self.start_s < end_s and self.end_s > start_s

@@ -1,4 +1,4 @@
-"""Values over time: between two of them a straight line is assumed."""
+"""Linear interpolation and integration of time series."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 
-CLOCK_TOLERANCE_S = 0.001  # two times closer than this are the same moment to whoever wrote a window down
+CLOCK_TOLERANCE_S = 0.001  # closer times count as the same moment
 
 
 def covers_window(times: Sequence[float], start_s: float, end_s: float) -> bool:
-    """Whether something is known at both ends of the window."""
+    """Return whether the series has values at both ends of the window."""
     return bool(times) and times[0] <= start_s + CLOCK_TOLERANCE_S and times[-1] >= end_s - CLOCK_TOLERANCE_S
 
 
 def interpolate(times: Sequence[float], values: Sequence[float], time_s: float) -> float:
-    """The value at a time; outside of the series that of its nearest end."""
+    """Return the value at a time; outside the series, that of the nearest end."""
     after = bisect_right(times, time_s)
     if after == 0:
         return values[0]
@@ -26,7 +26,7 @@ def interpolate(times: Sequence[float], values: Sequence[float], time_s: float) 
 
 
 def integrate(times: Sequence[float], values: Sequence[float], start_s: float, end_s: float) -> float:
-    """The area under the series between two times, by trapezoids, with the ends interpolated."""
+    """Return the area under the series between two times, by trapezoids with interpolated ends."""
     first, last = bisect_right(times, start_s), bisect_left(times, end_s)
     inner = list(zip(times[first:last], values[first:last], strict=True))
     points = [(start_s, interpolate(times, values, start_s)), *inner, (end_s, interpolate(times, values, end_s))]
@@ -34,5 +34,5 @@ def integrate(times: Sequence[float], values: Sequence[float], start_s: float, e
 
 
 def median_low(values: Sequence[float]) -> float:
-    """The middle value, the lower one of two."""
+    """Return the median, the lower one of two."""
     return sorted(values)[(len(values) - 1) // 2]

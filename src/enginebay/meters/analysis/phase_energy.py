@@ -1,4 +1,4 @@
-"""A window's energy told apart by what the engine was doing: prefill, decode, idle."""
+"""Energy of a window by phase: prefill, decode, idle."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from enginebay.meters.analysis.interpolation import CLOCK_TOLERANCE_S, median_lo
 from enginebay.meters.analysis.window_energy import DeviceSeries, build_device_series, measure_series
 from enginebay.meters.sample import Sample
 
-MAX_UNRESOLVED_SHARE = 0.1  # this share of the time may be in stretches too short to be told apart
-_MIN_STEPS = 2  # a stretch must last this many updates of what it is measured by
+MAX_UNRESOLVED_SHARE = 0.1  # maximum share of time in stretches too short to resolve
+_MIN_STEPS = 2  # a stretch must last this many updates of its source
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseInterval:
-    """[start, end) with what was done in it. Intervals do not overlap."""
+    """[start, end) with its phase. Intervals do not overlap."""
 
     start_s: float
     end_s: float
@@ -27,49 +27,51 @@ class PhaseInterval:
 
 @dataclass(frozen=True, slots=True)
 class PhaseEnergy:
-    """Joules by label; empty where they cannot be told apart, and then the problems say why."""
+    """Joules by label; empty if they cannot be separated, and then `problems` gives the reason."""
 
     joules: dict[str, float]
     seconds: dict[str, float]
     source: str
-    unresolved_share: float  # share of the time in stretches too short for the meter
+    unresolved_share: float  # share of time in stretches too short for the meter
     problems: tuple[EnergyProblem, ...] = ()
 
 
 def measure_phase_energy(samples: Sequence[Sample], device: str, intervals: Sequence[PhaseInterval]) -> PhaseEnergy:
-    """The energy of each label's intervals. One after another with the same label they count as one stretch."""
+    """Measure the energy of each label's intervals. Adjacent intervals with the same label count as series stretch."""
     stretches = merge_intervals(intervals)
     seconds: dict[str, float] = defaultdict(float)
     for stretch in stretches:
         seconds[stretch.label] += stretch.end_s - stretch.start_s
     if not stretches:
-        return PhaseEnergy({}, {}, "", 0.0, (EnergyProblem("window_short", "there are no intervals to tell apart"),))
-    one = build_device_series(samples, device)
-    whole = measure_series(one, stretches[0].start_s, stretches[-1].end_s)
-    if whole.total_j is None:
-        return PhaseEnergy({}, dict(seconds), "", 1.0, whole.problems)
-    step_s = _estimate_resolution_s(one, whole.source)
-    untold = _compute_unresolved_share(stretches, step_s)
-    if len(seconds) > 1 and untold > MAX_UNRESOLVED_SHARE:
-        message = f"{untold:.0%} of the time is in phases shorter than {_MIN_STEPS * step_s * 1e3:.0f} ms"
+        return PhaseEnergy({}, {}, "", 0.0, (EnergyProblem("window_short", "there are no intervals"),))
+    series = build_device_series(samples, device)
+    total = measure_series(series, stretches[0].start_s, stretches[-1].end_s)
+    if total.total_j is None:
+        return PhaseEnergy({}, dict(seconds), "", 1.0, total.problems)
+    step_s = _estimate_resolution_s(series, total.source)
+    unresolved = _compute_unresolved_share(stretches, step_s)
+    if len(seconds) > 1 and unresolved > MAX_UNRESOLVED_SHARE:
+        message = f"{unresolved:.0%} of the time is in phases shorter than {_MIN_STEPS * step_s * 1e3:.0f} ms"
         return PhaseEnergy(
-            {}, dict(seconds), whole.source, untold, (*whole.problems, EnergyProblem("unresolved", message))
+            {}, dict(seconds), total.source, unresolved, (*total.problems, EnergyProblem("unresolved", message))
         )
-    return PhaseEnergy(_sum_joules(one, stretches, whole.source), dict(seconds), whole.source, untold, whole.problems)
+    return PhaseEnergy(
+        _sum_joules(series, stretches, total.source), dict(seconds), total.source, unresolved, total.problems
+    )
 
 
 def merge_intervals(intervals: Sequence[PhaseInterval]) -> list[PhaseInterval]:
-    """Intervals in order of time, neighbours with the same label made one; those that overlap are refused."""
-    joined: list[PhaseInterval] = []
+    """Sort intervals and merge neighbours with the same label; raise ValueError if they overlap."""
+    merged: list[PhaseInterval] = []
     for interval in sorted((i for i in intervals if i.end_s > i.start_s), key=lambda i: i.start_s):
-        last = joined[-1] if joined else None
+        last = merged[-1] if merged else None
         if last is not None and interval.start_s < last.end_s - CLOCK_TOLERANCE_S:
             raise ValueError(f"intervals overlap at {interval.start_s}")
         if last is not None and last.label == interval.label and interval.start_s <= last.end_s + CLOCK_TOLERANCE_S:
-            joined[-1] = PhaseInterval(last.start_s, interval.end_s, last.label)
+            merged[-1] = PhaseInterval(last.start_s, interval.end_s, last.label)
         else:
-            joined.append(interval)
-    return joined
+            merged.append(interval)
+    return merged
 
 
 def _sum_joules(series: DeviceSeries, stretches: Sequence[PhaseInterval], source: str) -> dict[str, float]:
@@ -81,7 +83,7 @@ def _sum_joules(series: DeviceSeries, stretches: Sequence[PhaseInterval], source
 
 
 def _estimate_resolution_s(series: DeviceSeries, source: str) -> float:
-    """How far apart two independent readings of the source are: by its updates, and by how often it was read."""
+    """Return the time between two independent readings of the source, given its updates and how often it was read."""
     times = series.counter_times if source == COUNTER else series.power_times
     between = [b - a for a, b in pairwise(times)]
     read_s = median_low(between) if between else 0.0

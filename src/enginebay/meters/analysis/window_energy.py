@@ -1,4 +1,4 @@
-"""The energy a device drew in a window, from its counter, with sampled power as the cross-check."""
+"""Energy of a device in a window, from its counter, with sampled power as a cross-check."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from enginebay.meters.analysis.energy_problems import COUNTER, POWER, EnergyProb
 from enginebay.meters.analysis.interpolation import covers_window, integrate, median_low
 from enginebay.meters.sample import Sample, select_device
 
-MAX_DISAGREEMENT = 0.05  # counter and samples may differ by this share
-MAX_UNCERTAINTY = 0.03  # this share of the energy may belong to the other side of the window's ends
+MAX_DISAGREEMENT = 0.05  # maximum relative difference between counter and sampled power
+MAX_UNCERTAINTY = 0.03  # maximum share of energy that may fall outside the window
 _MIN_GAP_S = 1.0
 _GAP_INTERVALS = 5
 _MIN_POWER_SAMPLES = 5
@@ -22,47 +22,47 @@ _MIN_PERIODS = 2
 
 @dataclass(frozen=True, slots=True)
 class WindowEnergy:
-    """What one device, or several together, drew in a window. None: cannot be told; the problems say why."""
+    """Energy of one or several devices in a window. None: unknown; `problems` gives the reason."""
 
     total_j: float | None
-    idle_j: float | None = None  # what it would have drawn with the engine loaded and nothing to do
+    idle_j: float | None = None  # with the engine loaded and idle
     active_j: float | None = None  # above that
-    source: str = ""  # "counter", "power", "counter+power" for devices that differ, or "" where there is no total
+    source: str = ""  # "counter", "power", "counter+power" for mixed devices, or "" without a total
     problems: tuple[EnergyProblem, ...] = ()
-    counter_j: float | None = None  # from each source alone, whether it was trusted or not
+    counter_j: float | None = None  # from each source alone, trusted or not
     power_j: float | None = None
     disagreement: float | None = None  # |counter - power| / counter
-    uncertainty_j: float | None = None  # at most this much may belong to the other side of the window's ends
+    uncertainty_j: float | None = None  # at most this much may fall outside the window
     window_s: float = 0.0
-    devices: tuple[str, ...] = ()  # those that were added up, where it is told
+    devices: tuple[str, ...] = ()  # devices in the sum, if known
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSeries:
-    """One device's samples, ready to be asked for any window."""
+    """One device's samples, prepared for queries of any window."""
 
     samples: tuple[Sample, ...]
     counter: CounterSeries | None
     counter_times: tuple[float, ...]
     power_times: tuple[float, ...]
     powers_w: tuple[float, ...]
-    problems: tuple[EnergyProblem, ...]  # of the whole time
+    problems: tuple[EnergyProblem, ...]  # over all samples
 
     def read_counter_j(self, start_s: float, end_s: float) -> float | None:
-        """By the counter, whatever is wrong with it."""
+        """Return the counter's energy, ignoring problems."""
         if self.counter is None or not covers_window(self.counter_times, start_s, end_s):
             return None
         return self.counter.interpolate_j(end_s) - self.counter.interpolate_j(start_s)
 
     def integrate_power_j(self, start_s: float, end_s: float) -> float | None:
-        """By the sampled power, whatever is wrong with it."""
+        """Return the energy of sampled power, ignoring problems."""
         if not covers_window(self.power_times, start_s, end_s):
             return None
         return integrate(self.power_times, self.powers_w, start_s, end_s)
 
 
 def build_device_series(samples: Sequence[Sample], device: str) -> DeviceSeries:
-    """One device's samples out of many, in order, with everything that is wrong with them."""
+    """Select and order one device's samples, and find their problems."""
     own = select_device(samples, device)
     counter = build_counter_series(own)
     counted = tuple(s.time_s for s in own if s.energy_j is not None and math.isfinite(s.energy_j))
@@ -73,61 +73,63 @@ def build_device_series(samples: Sequence[Sample], device: str) -> DeviceSeries:
 
 
 def measure_energy_j(samples: Sequence[Sample], device: str, start_s: float, end_s: float) -> float | None:
-    """The joules of one device in a window; None where no source can be trusted. `measure` says why."""
+    """Return the joules of one device in a window; None if no source is trustworthy. See `measure_energy` for the reason."""
     return measure_energy(samples, device, start_s, end_s).total_j
 
 
 def find_energy_problems(
     samples: Sequence[Sample], device: str, start_s: float, end_s: float
 ) -> tuple[EnergyProblem, ...]:
-    """Everything that is wrong with a device's energy in a window."""
+    """Return all problems of a device's energy in a window."""
     return measure_energy(samples, device, start_s, end_s).problems
 
 
 def measure_energy(
     samples: Sequence[Sample], device: str, start_s: float, end_s: float, idle_w: float | None = None
 ) -> WindowEnergy:
-    """The energy of one device in a window: by the counter where it can be trusted, else by sampled power, else not."""
+    """Measure one device in a window: by its counter if trustworthy, else by sampled power."""
     return measure_series(build_device_series(samples, device), start_s, end_s, idle_w)
 
 
 def measure_series(series: DeviceSeries, start_s: float, end_s: float, idle_w: float | None = None) -> WindowEnergy:
-    """The same for samples that are asked more than once."""
+    """Like `measure_energy`, for a series that is queried more than once."""
     window_s = end_s - start_s
     counter_j, power_j = series.read_counter_j(start_s, end_s), series.integrate_power_j(start_s, end_s)
     problems = _find_window_problems(series, start_s, end_s)
-    spoilt = {source for problem in problems for source in problem.untrusted_sources}
-    total_j, source = _choose_source(counter_j, power_j, spoilt)
-    unsure_j = _estimate_uncertainty_j(series, start_s, end_s) if source == COUNTER else None
-    apart = _compute_disagreement(counter_j, power_j)
-    if total_j is not None and unsure_j is not None and unsure_j > MAX_UNCERTAINTY * total_j:
-        message = f"up to {unsure_j:.1f} of {total_j:.1f} J may belong to before or after the window"
+    untrusted = {source for problem in problems for source in problem.untrusted_sources}
+    total_j, source = _choose_source(counter_j, power_j, untrusted)
+    uncertainty_j = _estimate_uncertainty_j(series, start_s, end_s) if source == COUNTER else None
+    disagreement = _compute_disagreement(counter_j, power_j)
+    if total_j is not None and uncertainty_j is not None and uncertainty_j > MAX_UNCERTAINTY * total_j:
+        message = f"up to {uncertainty_j:.1f} of {total_j:.1f} J may fall outside the window"
         problems.append(EnergyProblem("window_short", message, start_s, end_s))
-    if apart is not None and apart > MAX_DISAGREEMENT:
-        message = f"counter {counter_j:.0f} J, sampled power {power_j:.0f} J: {apart:.1%} apart"
+    if disagreement is not None and disagreement > MAX_DISAGREEMENT:
+        message = f"counter {counter_j:.0f} J, sampled power {power_j:.0f} J: {disagreement:.1%} apart"
         problems.append(EnergyProblem("apart", message, start_s, end_s))
-    energy = WindowEnergy(total_j, None, None, source, tuple(problems), counter_j, power_j, apart, unsure_j, window_s)
+    energy = WindowEnergy(
+        total_j, None, None, source, tuple(problems), counter_j, power_j, disagreement, uncertainty_j, window_s
+    )
     return energy if idle_w is None else subtract_idle(energy, idle_w)
 
 
 def subtract_idle(energy: WindowEnergy, idle_w: float) -> WindowEnergy:
-    """The same energy told apart into what idling would have drawn and what came on top."""
+    """Split the energy into idle and active parts."""
     idle_j = idle_w * energy.window_s
     if energy.total_j is None:
         return replace(energy, idle_j=idle_j, active_j=None)
     active_j = energy.total_j - idle_j
     if active_j >= 0:
         return replace(energy, idle_j=idle_j, active_j=active_j)
-    message = f"{energy.total_j:.1f} J were drawn, and idling at {idle_w:.1f} W alone would be {idle_j:.1f} J"
+    message = f"{energy.total_j:.1f} J were drawn, but idling at {idle_w:.1f} W alone takes {idle_j:.1f} J"
     return replace(
         energy, idle_j=idle_j, active_j=None, problems=(*energy.problems, EnergyProblem("below_idle", message))
     )
 
 
 def sum_energies(energies: Sequence[WindowEnergy]) -> WindowEnergy:
-    """Several devices over the same window as one; what one of them lacks, all lack."""
+    """Sum several devices over the same window; a figure is None if any device lacks it."""
     if not energies:
-        return WindowEnergy(None, problems=(EnergyProblem("no_samples", "there is no device to add up"),))
+        return WindowEnergy(None, problems=(EnergyProblem("no_samples", "there are no devices to sum"),))
     counter_j, power_j = _sum_or_none([e.counter_j for e in energies]), _sum_or_none([e.power_j for e in energies])
     total_j = _sum_or_none([e.total_j for e in energies])
     return WindowEnergy(
@@ -145,7 +147,7 @@ def sum_energies(energies: Sequence[WindowEnergy]) -> WindowEnergy:
 
 
 def _find_window_problems(series: DeviceSeries, start_s: float, end_s: float) -> list[EnergyProblem]:
-    """What is wrong with either source in this window."""
+    """Return the problems of both sources in this window."""
     if not series.samples:
         return [EnergyProblem("no_samples", "nothing was read from the device", start_s, end_s, (COUNTER, POWER))]
     if end_s <= start_s:
@@ -161,20 +163,22 @@ def _find_counter_problems(series: DeviceSeries, start_s: float, end_s: float) -
         return [_build_uncovered_problem("counter", series.counter_times, start_s, end_s, COUNTER)]
     period = series.counter.period
     if period.proven and period.longest_s is not None and end_s - start_s < _MIN_PERIODS * period.longest_s:
-        message = f"the counter is updated every {period.longest_s * 1e3:.0f} ms, the window is {(end_s - start_s) * 1e3:.0f} ms"
+        message = f"the counter updates every {period.longest_s * 1e3:.0f} ms, but the window is only {(end_s - start_s) * 1e3:.0f} ms"
         return [EnergyProblem("window_short", message, start_s, end_s, (COUNTER,))]
     return []
 
 
 def _find_power_problems(series: DeviceSeries, start_s: float, end_s: float) -> list[EnergyProblem]:
     if not series.power_times:
-        return [EnergyProblem("no_power", "the device does not tell its power", start_s, end_s, (POWER,))]
+        return [EnergyProblem("no_power", "the device does not report its power", start_s, end_s, (POWER,))]
     if not covers_window(series.power_times, start_s, end_s):
         return [_build_uncovered_problem("power", series.power_times, start_s, end_s, POWER)]
     inside = sum(1 for time_s in series.power_times if start_s <= time_s <= end_s)
     if inside < _MIN_POWER_SAMPLES:
         return [
-            EnergyProblem("window_short", f"power was sampled {inside} times in the window", start_s, end_s, (POWER,))
+            EnergyProblem(
+                "window_short", f"power was sampled only {inside} times in the window", start_s, end_s, (POWER,)
+            )
         ]
     return []
 
@@ -188,7 +192,7 @@ def _build_uncovered_problem(
 
 
 def _find_gaps(times: Sequence[float]) -> list[EnergyProblem]:
-    """Where no power was sampled for too long. A counter goes on counting meanwhile."""
+    """Find gaps in sampled power. A counter keeps counting meanwhile."""
     steps = [b - a for a, b in pairwise(times)]
     if not steps:
         return []

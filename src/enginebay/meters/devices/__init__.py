@@ -1,0 +1,1 @@
+"""Meters of GPUs, CPUs and processes."""

@@ -1,4 +1,4 @@
-"""The GPUs that one engine computes on: which they are, what they draw, and whether it has them for itself."""
+"""Meter of the GPUs that one engine uses, and whether it shares them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from enginebay.meters.devices.proc_files import PROC
 from enginebay.meters.sample import Absent, Sample
 
 _CUDA_DEVICE_FILE = (
-    "/dev/nvidia-uvm"  # every process that computes holds it open; one that only asks the driver does not
+    "/dev/nvidia-uvm"  # held open by every process that computes, not by those that only query the driver
 )
 _CUDA_LIBRARY = "libcuda.so"
 _PCI_BUS_ORDER = "PCI_BUS_ID"
-_AMBIGUOUS_INDEXES = (  # the driver counts by the place on the bus, and CUDA, unless told otherwise, from the fastest on
-    "the numbers in CUDA_VISIBLE_DEVICES do not tell which of these different GPUs this engine uses: "
-    f"set CUDA_DEVICE_ORDER={_PCI_BUS_ORDER}, or name the GPU by its UUID"
+_AMBIGUOUS_INDEXES = (  # the driver numbers GPUs by bus id; CUDA, by default, starts with the fastest
+    "indexes in CUDA_VISIBLE_DEVICES are ambiguous for different GPU models: "
+    f"set CUDA_DEVICE_ORDER={_PCI_BUS_ORDER}, or give the GPU's UUID"
 )
 
 
 class EngineGpuMeter:
-    """A meter of these GPUs alone."""
+    """Meter of one engine's GPUs."""
 
     name = "nvml"
 
@@ -38,7 +38,7 @@ class EngineGpuMeter:
         self._driver = driver
         self._gpus = gpus
         self._list_pids = list_pids
-        self._pids_known = pids_known  # the driver knows our processes by the numbers we know them by
+        self._pids_known = pids_known  # the driver sees the same process ids as we do
 
     def read(self) -> list[Sample]:
         return [self._read_gpu(device, gpu) for device, gpu in self._gpus.items()]
@@ -52,14 +52,14 @@ class EngineGpuMeter:
         return Sample((before_s + after_s) / 2, device, energy_j=energy_j, power_w=power_w)
 
     def explain_sharing(self) -> str | None:
-        """Why the joules are not the engine's alone; None: they are, or the driver does not tell."""
+        """Return why the joules are not the engine's alone; None if they are, or if the driver does not report processes."""
         if not self._pids_known:
             return None
         family = self._list_pids()
         for device, gpu in self._gpus.items():
             others = [pid for pid in _list_compute_pids(self._driver, gpu) if pid not in family]
             if others:
-                return f"process {others[0]} computes on {device} too, and their joules cannot be told apart"
+                return f"process {others[0]} also computes on {device}, and their joules cannot be separated"
         return None
 
     def close(self) -> None:
@@ -73,39 +73,39 @@ def open_engine_gpu_meter(
     *,
     order: str | None = None,
 ) -> EngineGpuMeter | Absent:
-    """A meter of the GPUs that these processes use: `environment` is their CUDA_VISIBLE_DEVICES, `order` CUDA_DEVICE_ORDER."""
+    """Open a meter of these processes' GPUs, given their CUDA_VISIBLE_DEVICES and, as `order`, CUDA_DEVICE_ORDER."""
     try:
         driver = open_driver()
     except NvmlDriverError as error:
         return Absent("nvml", str(error))
     try:
-        found = _open_used_gpus(driver, list_pids, visible_devices, order)
+        meter = _open_used_gpus(driver, list_pids, visible_devices, order)
     except NvmlDriverError as error:
-        found = Absent("nvml", f"the NVIDIA driver does not tell its GPUs: {error}")
-    if isinstance(found, Absent):
+        meter = Absent("nvml", f"the NVIDIA driver does not list its GPUs: {error}")
+    if isinstance(meter, Absent):
         driver.close()
-    return found
+    return meter
 
 
 def _open_used_gpus(
     driver: NvmlDriver, list_pids: Callable[[], Collection[int]], visible_devices: str | None, order: str | None
 ) -> EngineGpuMeter | Absent:
     handles = [driver.get_gpu(index) for index in range(driver.count_gpus())]
-    places = parse_visible_devices(visible_devices, [driver.read_uuid(handle) for handle in handles])
-    if isinstance(places, str):
-        return Absent("nvml", places)
+    indexes = parse_visible_devices(visible_devices, [driver.read_uuid(handle) for handle in handles])
+    if isinstance(indexes, str):
+        return Absent("nvml", indexes)
     own = list_pids()
     used = [
-        place for place, handle in enumerate(handles) if any(pid in own for pid in _list_compute_pids(driver, handle))
+        index for index, handle in enumerate(handles) if any(pid in own for pid in _list_compute_pids(driver, handle))
     ]
-    if not used and len(places) > 1:
-        return Absent("nvml", _explain_unknown_gpus(len(places)))
+    if not used and len(indexes) > 1:
+        return Absent("nvml", _explain_unknown_gpus(len(indexes)))
     if not used and _are_indexes_ambiguous(driver, handles, visible_devices, order):
         return Absent("nvml", _AMBIGUOUS_INDEXES)
-    gpus = {f"gpu:{place}": handles[place] for place in used or places}
+    gpus = {f"gpu:{index}": handles[index] for index in used or indexes}
     meter = EngineGpuMeter(driver, gpus, list_pids, pids_known=bool(used))
     if any(sample.energy_j is None and sample.power_w is None for sample in meter.read()):
-        return Absent("nvml", "the driver tells neither the energy nor the power of this GPU")
+        return Absent("nvml", "the driver reports neither energy nor power of this GPU")
     return meter
 
 
@@ -116,9 +116,9 @@ def find_gpus_of(
     *,
     order: str | None = None,
 ) -> list[int] | Absent | None:
-    """The GPUs that these processes compute on, by their place; or why they are not known. None: there is no driver or no GPU.
+    """Return the indexes of the GPUs that these processes use, or why they are unknown; None without a driver or GPU.
 
-    Where the driver does not tell, it is those that CUDA_VISIBLE_DEVICES, their `environment`, names; `order` is their CUDA_DEVICE_ORDER.
+    If the driver does not report processes, use their CUDA_VISIBLE_DEVICES; `order` is their CUDA_DEVICE_ORDER.
     """
     try:
         driver = open_driver()
@@ -126,72 +126,72 @@ def find_gpus_of(
         return None
     try:
         handles = [driver.get_gpu(index) for index in range(driver.count_gpus())]
-        places = parse_visible_devices(visible_devices, [driver.read_uuid(handle) for handle in handles])
+        indexes = parse_visible_devices(visible_devices, [driver.read_uuid(handle) for handle in handles])
         used = [
-            place
-            for place, handle in enumerate(handles)
+            index
+            for index, handle in enumerate(handles)
             if any(pid in pids for pid in _list_compute_pids(driver, handle))
         ]
-        unclear = not used and _are_indexes_ambiguous(driver, handles, visible_devices, order)
+        ambiguous = not used and _are_indexes_ambiguous(driver, handles, visible_devices, order)
     except NvmlDriverError:
         return None
     finally:
         driver.close()
     if not handles:
         return None
-    if isinstance(places, str):
-        return Absent("nvml", places)
-    if unclear:
+    if isinstance(indexes, str):
+        return Absent("nvml", indexes)
+    if ambiguous:
         return Absent("nvml", _AMBIGUOUS_INDEXES)
-    if used or visible_devices is not None or len(places) == 1:
-        return used or places
-    return Absent("nvml", _explain_unknown_gpus(len(places)))
+    if used or visible_devices is not None or len(indexes) == 1:
+        return used or indexes
+    return Absent("nvml", _explain_unknown_gpus(len(indexes)))
 
 
 def _are_indexes_ambiguous(
     driver: NvmlDriver, handles: Sequence[c_void_p], visible_devices: str | None, order: str | None
 ) -> bool:
-    """Whether GPUs are named by numbers, of which CUDA may have others than the driver."""
+    """Return whether GPUs are named by index and CUDA may order them differently from the driver."""
     numbers = any(name.strip().isdigit() for name in (visible_devices or "").split(","))
     return numbers and order != _PCI_BUS_ORDER and len(set(map(driver.read_model, handles))) > 1
 
 
 def _explain_unknown_gpus(count: int) -> str:
-    return f"the driver does not tell which of {count} GPUs this engine uses: set CUDA_VISIBLE_DEVICES to them"
+    return f"cannot determine which of {count} GPUs this engine uses: set CUDA_VISIBLE_DEVICES"
 
 
 def parse_visible_devices(visible_devices: str | None, uuids: Sequence[str]) -> list[int] | str:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, by their place; or why that cannot be told."""
+    """Return the indexes of the GPUs in CUDA_VISIBLE_DEVICES, or why they are unknown."""
     if visible_devices is None:
-        places = list(range(len(uuids)))
+        indexes = list(range(len(uuids)))
     else:
-        places = []
-        for name in (one.strip() for one in visible_devices.split(",")):
+        indexes = []
+        for name in (entry.strip() for entry in visible_devices.split(",")):
             if name.startswith("MIG"):
                 return "a MIG slice has no energy counter of its own"
             match = [
-                place for place, uuid in enumerate(uuids) if name == str(place) or (name and uuid.startswith(name))
+                index for index, uuid in enumerate(uuids) if name == str(index) or (name and uuid.startswith(name))
             ]
             if not match:
-                break  # CUDA, too, stops at the first one that it does not know
-            places.append(match[0])
-    return places or "CUDA_VISIBLE_DEVICES leaves no GPU"
+                break  # like CUDA, stop at the first unknown one
+            indexes.append(match[0])
+    return indexes or "CUDA_VISIBLE_DEVICES selects no GPU"
 
 
 def uses_cuda(pids: Collection[int], proc: Path = PROC) -> bool:
-    """Whether any of these processes computes on a GPU."""
+    """Return whether any of these processes computes on a GPU."""
     return any(_has_cuda_open(proc / str(pid)) for pid in pids)
 
 
 def collect_process_tree(pid: int, proc: Path = PROC) -> set[int]:
-    """A process and all that come from it."""
+    """Return a process and all its descendants."""
     parents: dict[int, int] = {}
     for folder in proc.glob("[0-9]*"):
         try:
-            # The second field is the program's name in brackets, which may hold anything.
+            # The second field is the program's name in parentheses and may contain anything.
             parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError, IndexError):
-            continue  # it has just ended
+            continue  # the process has ended
     family, size = {pid}, 0
     while len(family) > size:
         size = len(family)
@@ -204,7 +204,7 @@ def _has_cuda_open(folder: Path) -> bool:
         if any(str(file.readlink()) == _CUDA_DEVICE_FILE for file in (folder / "fd").iterdir()):
             return True
     except OSError:
-        pass  # a file was closed meanwhile, or is not ours to look at
+        pass  # the file was closed meanwhile, or access is denied
     try:
         return _CUDA_LIBRARY in (folder / "maps").read_text()
     except (OSError, ValueError):

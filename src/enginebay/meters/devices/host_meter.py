@@ -1,4 +1,4 @@
-"""The machine's processors and memory, and the share of them that given process trees use."""
+"""CPU and memory of the machine and of process trees."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from enginebay.meters.sample import Absent, Sample
 
 HOST = "host"
 TREE_PREFIX = "tree:"
-_MIN_INTERVAL_S = 0.05  # the system counts in steps of 10 ms, so a share of less than this means nothing
+_MIN_INTERVAL_S = 0.05  # the OS counts in steps of 10 ms, so shares over less are meaningless
 
 
 class HostMeter:
-    """Processor time and memory of the machine (device "host") and of process trees ("tree:NAME")."""
+    """CPU time and memory of the machine (device "host") and of process trees ("tree:NAME")."""
 
     name = "host"
 
@@ -30,10 +30,10 @@ class HostMeter:
         self.cores = cores
         self._proc = proc
         self._trees = {name: _ProcessTree(pid, proc) for name, pid in trees.items()}
-        self._previous: dict[str, tuple[float, float]] = {}  # of each device: when, and its processor time then
+        self._previous: dict[str, tuple[float, float]] = {}  # by device: time and CPU time of the last reading
 
     def follow_tree(self, name: str, pid: int) -> None:
-        """From now on this process and all its descendants are read too."""
+        """Also read this process and all its descendants from now on."""
         self._trees = {**self._trees, name: _ProcessTree(pid, self._proc)}
 
     def read(self) -> list[Sample]:
@@ -61,32 +61,32 @@ class HostMeter:
 
 
 def open_host_meter(trees: Mapping[str, int] | None = None, proc: Path = PROC) -> tuple[HostMeter | None, list[Absent]]:
-    """A meter of this machine, following the process trees with these roots."""
+    """Open a meter of this machine that follows these process trees."""
     machine = read_machine_usage(proc)
     if machine is None or machine.cores == 0:
-        return None, [Absent("host", f"this system does not tell its processors' time in {proc}/stat")]
+        return None, [Absent("host", f"no CPU times in {proc}/stat")]
     return HostMeter(machine.cores, trees or {}, proc), []
 
 
 class _ProcessTree:
-    """A process and its descendants. Who once belonged to it does so until it ends, also when its parent is gone."""
+    """A process and its descendants. A member stays one until it ends, even if its parent is gone."""
 
     def __init__(self, root: int, proc: Path) -> None:
         self.root = root
         self._proc = proc
-        self._start_times: dict[int, int] = {}  # of each member and of the root: when it started, by the system's count
+        self._start_times: dict[int, int] = {}  # by pid, of members and the root
         self._cpu_s = 0.0
 
     def read(self, others: AbstractSet[int]) -> tuple[float, int, int]:
-        """Processor time, which never falls; resident memory and its highest, pages they share counted for each.
+        """Return CPU time, which never falls, resident memory and its peak; shared pages count once per process.
 
-        A descendant that is the root of another tree belongs to that one.
+        A descendant that is the root of another tree belongs to that tree.
         """
         members = self._find_members(others)
-        # The root's stays, so that a later process with its number is not taken for it.
+        # Keep the root's, so that a later process with the same pid is not mistaken for it.
         root_started = {self.root: self._start_times[self.root]} if self.root in self._start_times else {}
         self._start_times = root_started | {pid: process.started for pid, process in members.items()}
-        # A member that nobody waited for takes its time with it; the sum stands until the others have caught up.
+        # The CPU time of an unreaped member is lost; hold the sum until the others catch up.
         self._cpu_s = max(self._cpu_s, sum(process.cpu_s for process in members.values()))
         resident = sum(process.resident_bytes for process in members.values())
         return self._cpu_s, resident, sum(process.peak_bytes for process in members.values())

@@ -1,4 +1,4 @@
-"""A meter that reads nothing, for where nothing is to be measured."""
+"""A meter without devices."""
 
 from __future__ import annotations
 

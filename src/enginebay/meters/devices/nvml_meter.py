@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, by the driver's own library."""
+"""Meter of NVIDIA GPUs, by NVML."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from enginebay.meters.sample import Absent, Sample
 
 THROTTLE_REASONS = {
-    0x002: "clocks_set",  # by whoever runs the machine
+    0x002: "clocks_set",  # by the administrator
     0x004: "power_cap",
     0x008: "hardware_slowdown",
     0x010: "sync_boost",
@@ -21,14 +21,14 @@ THROTTLE_REASONS = {
     0x100: "display_clocks",
     0x200: "board_limit",
     0x400: "reliability",
-}  # bit 1, the GPU being idle, is no reason to worry
+}  # bit 1, an idle GPU, is not throttling
 
 ReadFunction = Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class _Gpu:
-    """One GPU with the readings that it offers; those it does not are not asked for again."""
+    """One GPU with its supported readings."""
 
     device: str
     readers: dict[str, ReadFunction]
@@ -36,14 +36,14 @@ class _Gpu:
 
 
 class NvmlMeter:
-    """Energy, power, utilisation, memory, clock, temperature and throttling of GPUs. MIG slices are read as the whole GPU."""
+    """Energy, power, utilization, memory, clock, temperature and throttling of GPUs. MIG slices are read as the whole GPU."""
 
     name = "nvml"
 
     def __init__(self, library: ModuleType, gpus: Sequence[_Gpu], labels: dict[str, str]) -> None:
         self._nvml = library
         self._gpus = tuple(gpus)
-        self.labels = labels  # of each device: the product's name and its UUID
+        self.labels = labels  # by device: product name and UUID
 
     def read(self) -> list[Sample]:
         return [self._read_gpu(gpu) for gpu in self._gpus]
@@ -52,12 +52,12 @@ class NvmlMeter:
         try:
             self._nvml.nvmlShutdown()
         except self._nvml.NVMLError:
-            pass  # the driver is gone, and with it what would be released
+            pass  # the driver is gone, so nothing is left to release
 
     def _read_gpu(self, gpu: _Gpu) -> Sample:
         before_s = time.monotonic()
         energy_j = self._read_value(gpu, "energy")
-        after_s = time.monotonic()  # the time is that of the counter; the rest may take a while
+        after_s = time.monotonic()  # time of the counter; the rest may take a while
         return Sample(
             time_s=(before_s + after_s) / 2,
             device=gpu.device,
@@ -78,11 +78,11 @@ class NvmlMeter:
         try:
             return read()
         except self._nvml.NVMLError:
-            return None  # not this time
+            return None  # a transient failure
 
 
 def open_nvml(indexes: Sequence[int] | None = None) -> tuple[NvmlMeter | None, list[Absent]]:
-    """A meter of these GPUs, or of all, and what they do not tell."""
+    """Open a meter of these GPUs, or of all, and list what they do not report."""
     try:
         import pynvml
     except ImportError:
@@ -90,22 +90,22 @@ def open_nvml(indexes: Sequence[int] | None = None) -> tuple[NvmlMeter | None, l
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return None, [Absent("nvml", f"the NVIDIA driver's library does not start: {error}")]
+        return None, [Absent("nvml", f"NVML cannot be initialized: {error}")]
     try:
         count = pynvml.nvmlDeviceGetCount()
-        wanted = list(range(count)) if indexes is None else list(indexes)
-        handles = {index: pynvml.nvmlDeviceGetHandleByIndex(index) for index in wanted}
+        selected = list(range(count)) if indexes is None else list(indexes)
+        handles = {index: pynvml.nvmlDeviceGetHandleByIndex(index) for index in selected}
     except pynvml.NVMLError as error:
         pynvml.nvmlShutdown()
-        return None, [Absent("nvml", f"the NVIDIA driver does not tell its GPUs: {error}")]
+        return None, [Absent("nvml", f"the NVIDIA driver does not list its GPUs: {error}")]
     if not handles:
         pynvml.nvmlShutdown()
-        return None, [Absent("nvml", "the NVIDIA driver sees no GPU")]
+        return None, [Absent("nvml", "the NVIDIA driver finds no GPU")]
     return _build_meter(pynvml, handles)
 
 
 def decode_throttle_reasons(bits: int) -> tuple[str, ...]:
-    """The names of the reasons why clocks are held down."""
+    """Return the names of the throttle reasons."""
     return tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit)
 
 
@@ -114,17 +114,17 @@ def _build_meter(nvml: ModuleType, handles: dict[int, Any]) -> tuple[NvmlMeter, 
     for index, handle in handles.items():
         device = f"gpu:{index}"
         reads, missing = _select_readers(nvml, _list_readers(nvml, handle))
-        absent += [Absent(f"nvml {device} {what}", reason) for what, reason in missing.items()]
+        absent += [Absent(f"nvml {device} {figure}", reason) for figure, reason in missing.items()]
         gpus.append(_Gpu(device, reads, _read_power_limit_w(nvml, handle)))
         labels[device] = _read_label(nvml, handle)
     return NvmlMeter(nvml, gpus, labels), absent
 
 
 def _list_readers(nvml: ModuleType, handle: Any) -> dict[str, list[ReadFunction]]:
-    """For each figure the ways to read it, best first."""
+    """Return the ways to read each figure, best first."""
     return {
         "energy": [lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3],
-        # Since Ampere the plain reading is a mean over the last second, which is late at both ends of a window.
+        # Since Ampere the plain reading is averaged over the last second, so it lags at both ends of a window.
         "power": [lambda: _read_instant_power_w(nvml, handle), lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3],
         "utilisation": [lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100],
         "memory": [lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).used)],
@@ -140,18 +140,18 @@ def _list_readers(nvml: ModuleType, handle: Any) -> dict[str, list[ReadFunction]
 def _select_readers(
     nvml: ModuleType, candidates: dict[str, list[ReadFunction]]
 ) -> tuple[dict[str, ReadFunction], dict[str, str]]:
-    """Of each figure the first way that works here; and of those with none, why."""
+    """Return the first working reader of each figure, and why the others have none."""
     reads: dict[str, ReadFunction] = {}
     missing: dict[str, str] = {}
-    for what, ways in candidates.items():
-        for way in ways:
+    for figure, readers in candidates.items():
+        for reader in readers:
             try:
-                way()
-            except (nvml.NVMLError, AttributeError) as error:  # a field that an older nvidia-ml-py does not know
-                missing[what] = f"the driver does not tell it: {error}"
+                reader()
+            except (nvml.NVMLError, AttributeError) as error:  # older nvidia-ml-py lacks some fields
+                missing[figure] = f"the driver does not report it: {error}"
             else:
-                reads[what] = way
-                missing.pop(what, None)
+                reads[figure] = reader
+                missing.pop(figure, None)
                 break
     return reads, missing
 

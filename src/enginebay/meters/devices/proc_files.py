@@ -1,4 +1,4 @@
-"""What /proc says about processor time and memory; None or nothing where it does not tell."""
+"""CPU time and memory from /proc; None or empty if unavailable."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class MachineUsage:
-    """All processors of the machine together."""
+    """Totals over all cores of the machine."""
 
-    busy_s: float  # not idle and not waiting for a disk; time stolen by other virtual machines counts as busy
+    busy_s: float  # excludes idle and I/O wait; includes steal time
     cores: int
-    memory_bytes: int | None  # in use, what could be freed at once not counted
+    memory_bytes: int | None  # in use, without reclaimable memory
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """One process. Its ended children's time is its own once it has waited for them."""
+    """One process. The time of its children is included once it has reaped them."""
 
-    started: int  # tells it from a later one with the same number
+    started: int  # start time, which distinguishes a reused pid
     cpu_s: float
     resident_bytes: int
     peak_bytes: int
@@ -43,9 +43,9 @@ def read_machine_usage(proc: Path = PROC) -> MachineUsage | None:
 
 
 def read_process_usage(pid: int, proc: Path = PROC) -> ProcessUsage | None:
-    """None once it has ended."""
+    """Return the usage of a process; None if it has ended."""
     try:
-        # The second field is the program's name in brackets, which may hold anything.
+        # The second field is the program's name in parentheses and may contain anything.
         fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
         status = (proc / str(pid) / "status").read_text()
         ticks = sum(int(field) for field in fields[11:15])
@@ -57,22 +57,22 @@ def read_process_usage(pid: int, proc: Path = PROC) -> ProcessUsage | None:
 
 
 def list_children(pid: int, proc: Path = PROC) -> list[int]:
-    """A process's children, of all its threads."""
-    found: list[int] = []
+    """Return the children of all threads of a process."""
+    children: list[int] = []
     try:
         tasks = list((proc / str(pid) / "task").iterdir())
     except OSError:
-        return found
+        return children
     for task in tasks:
         try:
-            found.extend(int(child) for child in (task / "children").read_text().split())
+            children.extend(int(child) for child in (task / "children").read_text().split())
         except (OSError, ValueError):
             continue
-    return found
+    return children
 
 
 def read_boot_id(proc: Path = PROC) -> str | None:
-    """Tells this start of this machine from any other, in all its containers alike."""
+    """Return an id of this boot, the same in all containers of the machine."""
     try:
         return (proc / "sys/kernel/random/boot_id").read_text().strip() or None
     except OSError:
@@ -89,7 +89,7 @@ def _read_memory_in_use(proc: Path) -> int | None:
 
 
 def _parse_kib(text: str, key: str) -> int:
-    """A size in a file of `Key:   123 kB` lines, in bytes; 0 where it is not there, as for a process that is ending."""
+    """Return a size from `Key:   123 kB` lines in bytes; 0 if missing, as for a process that is ending."""
     for line in text.splitlines():
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024

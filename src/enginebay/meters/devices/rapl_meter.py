@@ -1,4 +1,4 @@
-"""Processors' energy counters (RAPL), as Linux shows them under /sys/class/powercap; AMD's are there under Intel's name."""
+"""CPU energy counters (RAPL) from /sys/class/powercap; AMD CPUs also appear under Intel's name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from enginebay.meters.sample import Absent, Sample
 
 POWERCAP = Path("/sys/class/powercap")
-_ZONE_PREFIXES = ("package", "dram")  # cores and graphics are parts of the package, psys is all of it and more
+_ZONE_PREFIXES = ("package", "dram")  # core and uncore are parts of the package; psys includes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class _Zone:
 
 
 class RaplMeter:
-    """Energy of processor packages, and of memory where it is counted apart."""
+    """Energy of CPU packages, and of memory if counted separately."""
 
     name = "rapl"
 
@@ -48,9 +48,9 @@ class RaplMeter:
 
 
 def open_rapl(root: Path = POWERCAP) -> tuple[RaplMeter | None, list[Absent]]:
-    """A meter of this machine's processors, or why there is none."""
-    folders = sorted(root.glob("intel-rapl:*"))  # intel-rapl-mmio:* shows the same packages a second time
-    zones, closed = [], []
+    """Open a meter of this machine's CPUs, or return why there is none."""
+    folders = sorted(root.glob("intel-rapl:*"))  # intel-rapl-mmio:* repeats the same packages
+    zones, unreadable = [], []
     for folder in folders:
         if not _read_zone_name(folder).startswith(_ZONE_PREFIXES):
             continue
@@ -58,26 +58,26 @@ def open_rapl(root: Path = POWERCAP) -> tuple[RaplMeter | None, list[Absent]]:
         try:
             int(counter.read_text())
         except PermissionError:
-            closed.append(counter)
+            unreadable.append(counter)
         except (OSError, ValueError):
             continue
         else:
             zones.append(_open_zone(folder))
-    absent = [Absent("rapl", _explain_permission(closed))] if closed else []
+    absent = [Absent("rapl", _explain_permission(unreadable))] if unreadable else []
     if zones:
         return RaplMeter(zones), absent
-    return None, absent or [Absent("rapl", f"this machine shows no processor energy under {root}")]
+    return None, absent or [Absent("rapl", f"no CPU energy counters under {root}")]
 
 
 def _open_zone(folder: Path) -> _Zone:
-    most = _read_integer(folder / "max_energy_range_uj")
+    highest_uj = _read_integer(folder / "max_energy_range_uj")
     limits = [_read_integer(path) for path in folder.glob("constraint_*_power_limit_uw")]
     limit_w = max((limit / 1e6 for limit in limits if limit), default=None)
-    return _Zone(_format_device(folder), folder / "energy_uj", most / 1e6 if most else None, limit_w)
+    return _Zone(_format_device(folder), folder / "energy_uj", highest_uj / 1e6 if highest_uj else None, limit_w)
 
 
 def _format_device(folder: Path) -> str:
-    """cpu:package-0, cpu:dram-0: a memory zone is named by the package it belongs to."""
+    """Return cpu:package-0, cpu:dram-0: a memory zone is named after its package."""
     name = _read_zone_name(folder)
     return f"cpu:{name}" if "-" in name else f"cpu:{name}-{folder.name.split(':')[1]}"
 
@@ -98,6 +98,6 @@ def _read_integer(path: Path) -> int | None:
 
 def _explain_permission(counters: list[Path]) -> str:
     return (
-        f"{counters[0]} may be read by root only: run as root, or let everyone read it until the next start with "
+        f"{counters[0]} is readable by root only: run as root, or allow reading until the next boot with "
         f"`sudo chmod a+r {counters[0].parent.parent}/intel-rapl:*/energy_uj`"
     )

@@ -1,4 +1,4 @@
-"""A meter that plays back a known course of power, with the faults real counters have."""
+"""A meter that replays a known power trace, with the faults of real counters."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from enginebay.meters.sample import Sample
 
 @dataclass(frozen=True, slots=True)
 class PowerTrace:
-    """Power that stays the same from each step to the next: (time, watts), in order of time, starting at 0 or before."""
+    """Piecewise constant power: (time, watts) in time order, starting at 0 or before."""
 
     steps: tuple[tuple[float, float], ...]
 
     def power_w(self, time_s: float) -> float:
-        place = bisect_right([start for start, _ in self.steps], time_s) - 1
-        return self.steps[max(place, 0)][1]
+        index = bisect_right([start for start, _ in self.steps], time_s) - 1
+        return self.steps[max(index, 0)][1]
 
     def energy_j(self, start_s: float, end_s: float) -> float:
-        """What really was drawn between two times."""
+        """Return the energy drawn between two times."""
         ends = [start for start, _ in self.steps[1:]] + [math.inf]
         return sum(
             watts * max(min(end, end_s) - max(start, start_s), 0.0)
@@ -32,7 +32,7 @@ class PowerTrace:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """The counter stands still, and then goes on from there, or catches up."""
+    """The counter stops, then continues from there or catches up."""
 
     start_s: float
     end_s: float
@@ -41,14 +41,14 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """The counter changes by joules that nobody drew; down as well as up."""
+    """The counter changes by joules that were not drawn, up or down."""
 
     at_s: float
     joules: float
 
 
 class ReplayMeter:
-    """One device that draws what the trace says, from the moment the meter is made."""
+    """One device that draws power by the trace, from the creation of the meter."""
 
     name = "replay"
 
@@ -57,8 +57,8 @@ class ReplayMeter:
         trace: PowerTrace,
         *,
         device: str = "gpu:0",
-        period_s: float = 0.0,  # how often the counter is updated; 0: always fresh
-        first_j: float = 0.0,  # the counter's value at the start
+        period_s: float = 0.0,  # update period of the counter; 0: always fresh
+        first_j: float = 0.0,  # initial counter value
         wraps_at_j: float | None = None,
         limit_w: float | None = None,
         faults: Sequence[Stall | Jump] = (),
@@ -74,7 +74,7 @@ class ReplayMeter:
         self._faults = tuple(faults)
         self._reports_power = reports_power
         self._clock = clock
-        self.origin_s = clock()  # the trace's 0
+        self.origin_s = clock()  # time 0 of the trace
 
     def read(self) -> list[Sample]:
         now_s = self._clock()
@@ -98,7 +98,7 @@ class ReplayMeter:
         for fault in self._faults:
             joules += self._compute_fault_j(fault, updated_s)
         shown = joules % self._wraps_at_j if self._wraps_at_j else joules
-        return round(shown, 3)  # real ones count whole millijoules
+        return round(shown, 3)  # real counters have millijoule resolution
 
     def _compute_fault_j(self, fault: Stall | Jump, time_s: float) -> float:
         if isinstance(fault, Jump):

@@ -1,4 +1,4 @@
-"""The application behind the HTTP layer: finds the route, lets the right people in, answers, and writes it down."""
+"""The application behind the HTTP layer: routes, authenticates, retries, and records every request."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import time
 import traceback
 from functools import lru_cache
 
-from enginebay.errors import Cancelled, Draining, EnginebayError
-from enginebay.server.api.routes import Route, find_route
-from enginebay.server.auth.access_control import admit, apply_cors, authenticate, check_origin
+from enginebay.errors import Cancelled, Draining, EnginebayError, RateLimited
+from enginebay.server.api.routes import find_route
+from enginebay.server.auth.access_control import apply_cors, authenticate, check_local_admin, check_origin
 from enginebay.server.auth.api_keys import Keyring
 from enginebay.server.encoding.error_responses import build_error_headers, encode_error_body, get_error_row
 from enginebay.server.encoding.sse_escape import escape_line_separators
 from enginebay.server.http.exchange import CLIENT_CLOSED_REQUEST, Exchange
 from enginebay.server.requests.request_context import RequestContext
 from enginebay.server.requests.retry_policy import should_retry
-from enginebay.server.requests.server_context import ServerContext
+from enginebay.server.requests.server_context import Route, ServerContext
 from enginebay.server.telemetry.server_log import RequestRecord
 from enginebay.server.telemetry.tracing import (
     Tracer,
@@ -27,21 +27,21 @@ from enginebay.server.telemetry.tracing import (
     build_span_name,
 )
 
-_DRAINING_RETRY_S = 0.005  # before asking once more who takes requests instead of a worker that did not
+_DRAINING_RETRY_S = 0.005  # before looking for the successor of a draining worker
 
-_UNLOGGED_ENDPOINTS = ("health", "metrics", "docs", "admin.meters")  # by machines, which would fill the log
+_UNLOGGED_ENDPOINTS = ("health", "metrics", "docs", "admin.meters")  # polled by machines: they would fill the log
 
 _find_route = lru_cache(maxsize=256)(find_route)
 
 
 class App:
-    """Implements `http.settings.Application`."""
+    """Implements `http.http_settings.HttpApplication`."""
 
     def __init__(self, context: ServerContext, keyring: Keyring, tracer: Tracer, *, keyless: bool) -> None:
         self.context = context
         self.keyring = keyring
         self._tracer = tracer
-        self.keyless = keyless  # on loopback without keys: whoever can reach us may ask, save for web pages
+        self.keyless = keyless  # no keys: only this host may connect, and no foreign web pages
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ids = itertools.count(1)
@@ -65,55 +65,78 @@ class App:
             apply_cors(exchange, self.context.config.cors_origins)
 
     async def _handle(self, exchange: Exchange) -> None:
-        call = RequestContext(exchange, "unknown", f"{self._id_prefix}{next(self._ids):06x}")
+        request_context = RequestContext(exchange, "unknown", f"{self._id_prefix}{next(self._ids):06x}")
         try:
             check_origin(exchange, self.context.config.cors_origins, self.keyless)
             if exchange.method == "OPTIONS" and "access-control-request-method" in exchange.headers:
                 _respond_preflight(exchange)
                 return
             route = _find_route(exchange.method, exchange.path)
-            call.endpoint = route.name
-            await self._run_with_retries(call, route)
+            request_context.endpoint = route.name
+            await self._run_with_retries(request_context, route)
         except EnginebayError as error:
-            self._respond_error(call, error)
+            self._respond_error(request_context, error)
         except asyncio.CancelledError:
             if not exchange.closed:
-                call.error = Cancelled("the server is stopping")
-                exchange.abort()  # nobody will answer it: the client need not wait
+                request_context.error = Cancelled("the server is stopping")
+                exchange.abort()
                 raise
-            call.error = Cancelled("the client closed the connection")
+            request_context.error = Cancelled("the client closed the connection")
         except Exception as error:
             self.context.log.log_event(
-                "unexpected error", level="error", request_id=call.id, error=repr(error), trace=traceback.format_exc()
+                "unexpected error",
+                level="error",
+                request_id=request_context.id,
+                error=repr(error),
+                trace=traceback.format_exc(),
             )
-            self._respond_error(call, EnginebayError("unexpected"))
+            self._respond_error(request_context, EnginebayError("unexpected"))
         finally:
-            self._record_request(call)
+            self._record_request(request_context)
+
+    async def _admit(self, request_context: RequestContext, route: Route) -> None:
+        """Check the request's key and rate limits. Raise when it must not go on."""
+        if route.scope is None:
+            return
+        key = request_context.key = authenticate(self.keyring, request_context.exchange.headers, route.scope)
+        if key is None and route.scope == "admin":
+            check_local_admin(request_context.exchange)
+        if key is None or not route.rate_limited or (key.requests_per_minute is None and key.tokens_per_minute is None):
+            return
+        decision = await self.context.rate_limits.take(key)
+        for name, value in decision.headers.items():
+            request_context.exchange.add_header(name, value)
+        if not decision.allowed:
+            self.context.metrics.rate_limited.child(key.name).inc()
+            raise RateLimited(
+                "this API key reached its rate limit", f"try again in {decision.retry_after_s:.1f} s",
+                retry_after_s=decision.retry_after_s,
+            )  # fmt: skip
 
     async def _run_with_retries(self, request_context: RequestContext, route: Route) -> None:
-        await admit(self.context, self.keyring, request_context, route)
+        await self._admit(request_context, route)
         mark = request_context.exchange.mark_headers()
         while True:
             try:
                 await route.handler(self.context, request_context)
                 return
             except EnginebayError as error:
-                asked = request_context.variant_index
+                failed_index = request_context.variant_index
                 if not should_retry(request_context, error):
                     if request_context.first_error is not None:
                         self._report_chain_failure(request_context, error, mark)
                     raise request_context.first_error or error from None
-                refused = isinstance(error, Draining)  # as it sleeps, or has a successor: that is no failure
-                if not refused:
-                    self._count_retry(request_context, error, fell_back=request_context.variant_index != asked)
+                draining = isinstance(error, Draining)  # the worker sleeps or has a successor: not a failure
+                if not draining:
+                    self._count_retry(request_context, error, fell_back=request_context.variant_index != failed_index)
             request_context.reset_for_retry(mark)
-            if refused:
+            if draining:
                 await asyncio.sleep(_DRAINING_RETRY_S)
 
     def _report_chain_failure(self, request_context: RequestContext, last: EnginebayError, mark: int) -> None:
-        """The first engine's error is the answer; what the last one said is in the log."""
+        """Log the last engine's error: the client gets the first one's."""
         self.context.log.log_event(
-            "no engine of the chain answered", level="warning", request_id=request_context.id, model=request_context.model,
+            "every engine of the chain failed", level="warning", request_id=request_context.id, model=request_context.model,
             last=request_context.labels[1], error=last.kind, message=last.message,
         )  # fmt: skip
         request_context.exchange.rewind_headers(mark)
@@ -129,20 +152,18 @@ class App:
             self.context.metrics.retries.child(*request_context.labels, error.kind).inc()
 
     def _respond_error(self, request_context: RequestContext, error: EnginebayError) -> None:
-        request_context.error = error.with_traceback(None)  # its frames hold the call, and the call would hold them
+        request_context.error = error.with_traceback(None)  # a traceback would make a reference cycle
         if request_context.wait_announced and not request_context.exchange.closed:
             request_context.exchange.end(escape_line_separators(b"data: %b\n\n" % encode_error_body(error)))
         elif request_context.exchange.started:
-            request_context.exchange.abort()  # nothing sensible can follow half an answer
+            request_context.exchange.abort()
         else:
             request_context.exchange.respond(
                 get_error_row(error).status, encode_error_body(error), headers=build_error_headers(error)
             )
 
-    # Writing it down
-
     def _record_request(self, request_context: RequestContext) -> None:
-        exchange, served = request_context.exchange, request_context.session
+        exchange, session = request_context.exchange, request_context.session
         duration_s = time.perf_counter() - exchange.received_at
         status = (
             CLIENT_CLOSED_REQUEST
@@ -154,23 +175,23 @@ class App:
         metrics.requests.child(*labels, request_context.endpoint, str(status)).inc()
         if request_context.error is not None:
             metrics.errors.child(*labels, request_context.error.kind).inc()
-        if served is not None and request_context.queued_s:
-            served.queue_time.observe(request_context.queued_s)
+        if session is not None and request_context.queued_s:
+            session.queue_time.observe(request_context.queued_s)
         usage = request_context.usage
-        if served is not None and (usage.prompt_tokens or usage.completion_tokens):
-            served.duration.observe(duration_s)
-            served.prompt_tokens.inc(usage.prompt_tokens)
-            served.cached_tokens.inc(usage.cached_tokens)
-            served.completion_tokens.inc(usage.completion_tokens)
+        if session is not None and (usage.prompt_tokens or usage.completion_tokens):
+            session.duration.observe(duration_s)
+            session.prompt_tokens.inc(usage.prompt_tokens)
+            session.cached_tokens.inc(usage.cached_tokens)
+            session.completion_tokens.inc(usage.completion_tokens)
             if request_context.key is not None and request_context.key.tokens_per_minute is not None:
                 self.context.rate_limits.charge(request_context.key, usage.prompt_tokens + usage.completion_tokens)
-        trace_id = self._trace_request(request_context) if self._tracer.enabled and served is not None else ""
+        trace_id = self._trace_request(request_context) if self._tracer.enabled and session is not None else ""
         if request_context.endpoint not in _UNLOGGED_ENDPOINTS or status >= 500:
             self._log_request(request_context, status, duration_s, trace_id)
 
     def _log_request(self, request_context: RequestContext, status: int, duration_s: float, trace_id: str) -> None:
         usage, error = request_context.usage, request_context.error
-        counted = usage.prompt_tokens or usage.completion_tokens
+        has_usage = usage.prompt_tokens or usage.completion_tokens
         self.context.log.log_request(
             RequestRecord(
                 request_id=request_context.id,
@@ -180,9 +201,9 @@ class App:
                 model=request_context.model,
                 engine=request_context.labels[1] if request_context.catalog_entry is not None else "",
                 fallback=request_context.fallback,
-                prompt_tokens=usage.prompt_tokens if counted else None,
-                completion_tokens=usage.completion_tokens if counted else None,
-                cached_tokens=usage.cached_tokens if counted else None,
+                prompt_tokens=usage.prompt_tokens if has_usage else None,
+                completion_tokens=usage.completion_tokens if has_usage else None,
+                cached_tokens=usage.cached_tokens if has_usage else None,
                 queue_s=request_context.queued_s or None,
                 ttft_s=request_context.ttft_s,
                 stream=request_context.stream or None,
@@ -199,34 +220,30 @@ class App:
         )
 
     def _trace_request(self, request_context: RequestContext) -> str:
-        """Send the request as one span, written when all of it is known; gives back the id of its trace."""
+        """Export the request as one span. Return its trace id."""
         assert request_context.session is not None
-        asked = build_request_attributes(
+        attributes = build_request_attributes(
             request_context.endpoint, request_context.model, request_context.sampling, stream=request_context.stream
         )
-        name, parent = (
-            build_span_name(request_context.endpoint, request_context.model),
-            request_context.exchange.headers.get("traceparent"),
-        )
-        span = self._tracer.start(name, parent, asked, _to_ns(request_context.started_at))
+        name = build_span_name(request_context.endpoint, request_context.model)
+        parent = request_context.exchange.headers.get("traceparent")
+        span = self._tracer.start(name, parent, attributes, _to_ns(request_context.started_at))
         if span is None:
             return ""
         span.add_event("left the queue", _to_ns(request_context.started_at + request_context.queued_s))
         if request_context.ttft_s is not None:
             span.add_event("first token", _to_ns(request_context.started_at + request_context.ttft_s))
-        found = build_response_attributes(
+        attributes = build_response_attributes(
             request_context.model, request_context.session.engine, request_context.id,
             prompt_tokens=request_context.usage.prompt_tokens, completion_tokens=request_context.usage.completion_tokens,
             cached_tokens=request_context.usage.cached_tokens,
             finish_reasons=(request_context.finish_reason,) if request_context.finish_reason else (),
         )  # fmt: skip
-        span.end({**found, "http.response.status_code": request_context.exchange.status}, request_context.error)
+        span.end({**attributes, "http.response.status_code": request_context.exchange.status}, request_context.error)
         return span.trace_id
 
-    # The end
-
     async def close(self) -> None:
-        """Cancel what still runs."""
+        """Cancel the running requests."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -237,9 +254,9 @@ def _to_ns(at_s: float) -> int:
 
 
 def _respond_preflight(exchange: Exchange) -> None:
-    """A page may send whatever it likes, once its origin is allowed: clients add headers of their own."""
-    asked = exchange.headers.get("access-control-request-headers", "authorization, content-type")
+    """Allow every requested header: clients add their own."""
+    requested_headers = exchange.headers.get("access-control-request-headers", "authorization, content-type")
     exchange.add_header("access-control-allow-methods", "GET, POST")
-    exchange.add_header("access-control-allow-headers", asked[:2000])
+    exchange.add_header("access-control-allow-headers", requested_headers[:2000])
     exchange.add_header("access-control-max-age", "600")
     exchange.respond(204, b"")

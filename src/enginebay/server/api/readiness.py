@@ -1,4 +1,4 @@
-"""Would a request be answered now? A token made lately proves it; otherwise one is asked for."""
+"""Readiness: every model that must answer has produced a token lately, or produces one when probed."""
 
 from __future__ import annotations
 
@@ -14,101 +14,99 @@ from enginebay.server.requests.server_context import ServerContext
 from enginebay.server.sessions.model_catalog import CatalogEntry, VariantConnector
 from enginebay.server.sessions.model_session import ModelSession
 
-_RECENT_TOKEN_S = 30.0  # so long a token is proof
+_RECENT_TOKEN_S = 30.0  # no probe within this time of a token
 _PROBE_TIMEOUT_S = 10.0
-_LOAD_FAILED = "it cannot be loaded now, `bay ps` says why"
+_LOAD_FAILED = "it fails to load, see `bay ps`"
 
 
 class _ReadinessProblem(NamedTuple):
-    why: str
-    trigger: str | None  # what of `fallback_on` it is
+    reason: str
+    trigger: str | None  # of `fallback_on`
 
 
-_NO_ANSWER = _ReadinessProblem(f"its engine did not answer within {_PROBE_TIMEOUT_S:g} s", None)
+_PROBE_TIMED_OUT = _ReadinessProblem(f"its engine did not respond within {_PROBE_TIMEOUT_S:g} s", None)
 
 
 class Readiness(NamedTuple):
-    models: list[str]  # that would answer
-    reasons: list[str]  # why the server is not ready; empty when it is
-    failing: list[str]  # models that would not answer either, but are loaded on use only
+    models: list[str]  # that would serve a request
+    reasons: list[str]  # why the server is not ready; empty if it is
+    failing: list[str]  # failing models that load on use: they do not make the server unready
 
 
 class ModelHealth(NamedTuple):
-    """What was found of one model."""
+    """The health of one model."""
 
     name: str
-    loads_at_start: bool  # it is to be loaded whenever the server runs
-    problem: str  # why it would not answer; empty: it would
+    loads_at_start: bool  # with `load: start`
+    problem: str  # why it would not serve a request; empty if it would
 
     def __str__(self) -> str:
         return f"{self.name}: {self.problem}"
 
 
 async def check_readiness(context: ServerContext) -> Readiness:
-    """At all models, and ask those that have said nothing for a while."""
+    """Check every model, and probe those without a recent token."""
     if context.draining:
         return Readiness([], ["the server is stopping"], [])
-    offers = list(context.catalog.entries.values())
-    troubles = await context.fleet.list_failures()
-    problems = await asyncio.gather(*(_check_chain(offer, troubles) for offer in offers))
+    entries = list(context.catalog.entries.values())
+    failures = await context.fleet.list_failures()
+    problems = await asyncio.gather(*(_check_chain(entry, failures) for entry in entries))
     return summarize_readiness(
         [
-            ModelHealth(offer.name, offer.offering.load_at_start, why)
-            for offer, why in zip(offers, problems, strict=True)
+            ModelHealth(entry.name, entry.offering.load_at_start, problem)
+            for entry, problem in zip(entries, problems, strict=True)
         ]
     )
 
 
 def summarize_readiness(models: Sequence[ModelHealth]) -> Readiness:
-    """All that are loaded at the start have to answer. One that is loaded on use must not take others out of service. Pure."""
+    """Require every model that loads at start. One that loads on use must not take the others out of service. Pure."""
     if not models:
-        return Readiness([], ["there is no model"], [])
-    well = [one.name for one in models if not one.problem]
-    needed = [one for one in models if one.loads_at_start] or ([] if well else models)
+        return Readiness([], ["no models are configured"], [])
+    healthy = [model.name for model in models if not model.problem]
+    required = [model for model in models if model.loads_at_start] or ([] if healthy else models)
     return Readiness(
-        well,
-        [str(one) for one in needed if one.problem],
-        [str(one) for one in models if one.problem and one not in needed],
+        healthy,
+        [str(model) for model in required if model.problem],
+        [str(model) for model in models if model.problem and model not in required],
     )
 
 
-async def _check_chain(offer: CatalogEntry, troubles: Mapping[str, EnginebayError]) -> str:
-    """Why a model would not answer: as a request would, this goes on to the next engine where `fallback_on` says so."""
-    first = ""
-    for session in offer.connectors:
-        problem = await _check_connector(session, troubles.get(session.name))
+async def _check_chain(entry: CatalogEntry, failures: Mapping[str, EnginebayError]) -> str:
+    """Return why a model would not serve a request, or "". Follows `fallback_on` as a request would."""
+    first_reason = ""
+    for connector in entry.connectors:
+        problem = await _check_connector(connector, failures.get(connector.name))
         if problem is None:
             return ""
-        first = first or problem.why
-        if problem.trigger not in offer.offering.fallback_on:
-            return first
-    return first
+        first_reason = first_reason or problem.reason
+        if problem.trigger not in entry.offering.fallback_on:
+            return first_reason
+    return first_reason
 
 
-async def _check_connector(connector: VariantConnector, trouble: EnginebayError | None) -> _ReadinessProblem | None:
+async def _check_connector(connector: VariantConnector, failure: EnginebayError | None) -> _ReadinessProblem | None:
     if connector.queue.is_full:
         return _ReadinessProblem("its queue is full", "queue")
-    served = connector.live_session
-    if served is None:
-        return (
-            None
-            if trouble is None
-            else _ReadinessProblem(f"{_LOAD_FAILED} ({trouble.kind})", classify_fallback_trigger(trouble))
-        )
-    if time.monotonic() - served.last_token_at < _RECENT_TOKEN_S:
+    session = connector.live_session
+    if session is None:
+        if failure is None:
+            return None
+        return _ReadinessProblem(f"{_LOAD_FAILED} ({failure.kind})", classify_fallback_trigger(failure))
+    if time.monotonic() - session.last_token_at < _RECENT_TOKEN_S:
         return None
-    if served.probe is None or served.probe.done():  # however many ask, the engine is asked once
-        served.probe = asyncio.ensure_future(_probe_engine(served))
+    if session.probe is None or session.probe.done():  # concurrent checks share one probe
+        session.probe = asyncio.ensure_future(_probe_engine(session))
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT_S):
-            found: _ReadinessProblem | None = await asyncio.shield(served.probe)
-            return found
+            problem: _ReadinessProblem | None = await asyncio.shield(session.probe)
+            return problem
     except TimeoutError:
-        return _NO_ANSWER
+        return _PROBE_TIMED_OUT
 
 
 async def _probe_engine(session: ModelSession) -> _ReadinessProblem | None:
-    """Have the engine do the least it can do."""
+    """Run the smallest possible request."""
     client = session.client
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT_S):
@@ -119,11 +117,11 @@ async def _probe_engine(session: ModelSession) -> _ReadinessProblem | None:
                 async for _ in client.client.generate(request):
                     pass
     except Draining:
-        session.draining = True  # the next to ask looks for its successor
+        session.draining = True  # the next check looks for its successor
         return None
     except EnginebayError as error:
         return _ReadinessProblem(f"its engine failed ({error.kind})", classify_fallback_trigger(error))
     except TimeoutError:
-        return _NO_ANSWER
+        return _PROBE_TIMED_OUT
     session.last_token_at = time.monotonic()
     return None

@@ -1,24 +1,13 @@
-"""Every place of the API: how it is asked, who may, and what answers."""
+"""Every endpoint of the API."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from enginebay.errors import MethodNotAllowed, NotFound
-from enginebay.server.api.admin import endpoints
+from enginebay.server.api import health_endpoints
+from enginebay.server.api.admin import endpoints as admin_endpoints
 from enginebay.server.api.openai import chat_completions, completions, embeddings, model_endpoints, responses
 from enginebay.server.api.openapi import docs_endpoints
-from enginebay.server.requests.server_context import RouteHandler
-
-
-class Route(NamedTuple):
-    method: str
-    path: str
-    handler: RouteHandler
-    name: str  # in metrics and logs
-    scope: str | None = "inference"  # what a key must allow; "any" key will do; None: open to all
-    rate_limited: bool = False  # against a key's rate limits
-
+from enginebay.server.requests.server_context import Route
 
 ROUTES = (
     Route("POST", "/v1/chat/completions", chat_completions.create_chat_completion, "chat", rate_limited=True),
@@ -29,22 +18,22 @@ ROUTES = (
     Route("GET", "/v1/models/{id}", model_endpoints.get_model, "models"),
     Route("POST", "/tokenize", model_endpoints.tokenize, "tokenize", rate_limited=True),
     Route("POST", "/detokenize", model_endpoints.detokenize, "detokenize", rate_limited=True),
-    Route("GET", "/health", model_endpoints.get_readiness, "health", scope=None),
-    Route("GET", "/health/live", model_endpoints.get_liveness, "health", scope=None),
-    Route("GET", "/health/ready", model_endpoints.get_readiness, "health", scope=None),
-    Route("GET", "/metrics", model_endpoints.get_metrics, "metrics", scope="any"),
-    Route("GET", "/admin/ps", endpoints.ps, "admin.ps", scope="admin"),
-    Route("POST", "/admin/load", endpoints.load, "admin.load", scope="admin"),
-    Route("POST", "/admin/sleep", endpoints.sleep, "admin.sleep", scope="admin"),
-    Route("POST", "/admin/unload", endpoints.unload, "admin.unload", scope="admin"),
-    Route("POST", "/admin/switch", endpoints.switch, "admin.switch", scope="admin"),
-    Route("GET", "/admin/switches", endpoints.list_switches, "admin.switches", scope="admin"),
-    Route("GET", "/admin/meters", endpoints.meters, "admin.meters", scope="admin"),
-    Route("GET", "/admin/logs", endpoints.logs, "admin.logs", scope="admin"),
-    Route("POST", "/admin/reload", endpoints.reload, "admin.reload", scope="admin"),
-    Route("POST", "/admin/adapters", endpoints.add_adapter, "admin.adapters", scope="admin"),
-    Route("POST", "/admin/adapters/remove", endpoints.remove_adapter, "admin.adapters", scope="admin"),
-    Route("POST", "/admin/engines/upgrade", endpoints.upgrade, "admin.upgrade", scope="admin"),
+    Route("GET", "/health", health_endpoints.get_readiness, "health", scope=None),
+    Route("GET", "/health/live", health_endpoints.get_liveness, "health", scope=None),
+    Route("GET", "/health/ready", health_endpoints.get_readiness, "health", scope=None),
+    Route("GET", "/metrics", health_endpoints.get_metrics, "metrics", scope="any"),
+    Route("GET", "/admin/ps", admin_endpoints.ps, "admin.ps", scope="admin"),
+    Route("POST", "/admin/load", admin_endpoints.load, "admin.load", scope="admin"),
+    Route("POST", "/admin/sleep", admin_endpoints.sleep, "admin.sleep", scope="admin"),
+    Route("POST", "/admin/unload", admin_endpoints.unload, "admin.unload", scope="admin"),
+    Route("POST", "/admin/switch", admin_endpoints.switch, "admin.switch", scope="admin"),
+    Route("GET", "/admin/switches", admin_endpoints.list_switches, "admin.switches", scope="admin"),
+    Route("GET", "/admin/meters", admin_endpoints.meters, "admin.meters", scope="admin"),
+    Route("GET", "/admin/logs", admin_endpoints.logs, "admin.logs", scope="admin"),
+    Route("POST", "/admin/reload", admin_endpoints.reload, "admin.reload", scope="admin"),
+    Route("POST", "/admin/adapters", admin_endpoints.add_adapter, "admin.adapters", scope="admin"),
+    Route("POST", "/admin/adapters/remove", admin_endpoints.remove_adapter, "admin.adapters", scope="admin"),
+    Route("POST", "/admin/engines/upgrade", admin_endpoints.upgrade, "admin.upgrade", scope="admin"),
     Route("GET", "/openapi.json", docs_endpoints.get_openapi, "docs", scope=None),
     Route("GET", "/docs", docs_endpoints.get_docs_page, "docs", scope=None),
     Route("GET", "/", docs_endpoints.get_docs_page, "docs", scope=None),
@@ -56,16 +45,16 @@ _MODEL_ROUTE = next(route for route in ROUTES if route.path == "/v1/models/{id}"
 
 
 def find_route(method: str, path: str) -> Route:
-    """The route of a request. Raises `NoSuchPlace`."""
-    asked = "GET" if method == "HEAD" else method
-    route = _ROUTES_BY_PATH.get((asked, path))
+    """Return the route of a request. Raise `NotFound` or `MethodNotAllowed`."""
+    lookup = "GET" if method == "HEAD" else method
+    route = _ROUTES_BY_PATH.get((lookup, path))
     if route is not None:
         return route
     if path.startswith("/v1/models/") and len(path) > len("/v1/models/"):
-        if asked == "GET":
+        if lookup == "GET":
             return _MODEL_ROUTE
-        raise MethodNotAllowed(f"{method[:20]} is not for models", "use GET", allowed="GET, HEAD")
+        raise MethodNotAllowed(f"{_MODEL_ROUTE.path} does not allow {method[:20]}", "use GET", allowed="GET, HEAD")
     if path in _PATHS:
         allowed = "GET, HEAD" if ("GET", path) in _ROUTES_BY_PATH else "POST"
-        raise MethodNotAllowed(f"{path} is not asked with {method[:20]}", f"use {allowed}", allowed=allowed)
-    raise NotFound(f"there is nothing at {path[:200]!r}", "/docs lists every endpoint")
+        raise MethodNotAllowed(f"{path} does not allow {method[:20]}", f"use {allowed}", allowed=allowed)
+    raise NotFound(f"not found: {path[:200]!r}", "see /docs for all endpoints")

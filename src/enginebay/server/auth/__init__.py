@@ -1,0 +1,1 @@
+"""API keys, access control and rate limits."""

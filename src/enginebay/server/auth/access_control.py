@@ -1,16 +1,13 @@
-"""Who may ask: keys and their scopes, rate limits, and web pages of other sites."""
+"""Access control: API keys and scopes, local-only access without keys, and CORS."""
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
 
-from enginebay.errors import Forbidden, RateLimited, Unauthorized
-from enginebay.server.api.routes import Route
+from enginebay.errors import Forbidden, Unauthorized
 from enginebay.server.auth.api_keys import ApiKey, Keyring
 from enginebay.server.http.exchange import Exchange
-from enginebay.server.requests.request_context import RequestContext
-from enginebay.server.requests.server_context import ServerContext
 
 _EXPOSED_HEADERS = (
     "x-request-id, x-enginebay-engine, x-enginebay-fallback, x-enginebay-translated, x-enginebay-truncated, retry-after, "
@@ -20,63 +17,43 @@ _EXPOSED_HEADERS = (
 
 
 def authenticate(keyring: Keyring, headers: Mapping[str, str], scope: str) -> ApiKey | None:
-    """The key of a request, when keys are asked for at all."""
+    """Return the request's key, or None if the server has no keys. Raise if the key is missing, unknown or lacks `scope`."""
     if not keyring:
         return None
     if not keyring.keys:
         raise Unauthorized(
-            "no API key is left, and nobody gets in without one",
-            "make one with `bay keys create NAME`, and have the server read it with SIGHUP",
+            "the server requires an API key, but none exists",
+            "create one with `bay keys create NAME`, then send the server SIGHUP",
         )
     kind, _, presented = headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer" or not presented.strip():
-        raise Unauthorized("an API key is needed", "send it as `Authorization: Bearer KEY`")
+        raise Unauthorized("missing API key", "send it as `Authorization: Bearer KEY`")
     key = keyring.find(presented.strip())
     if key is None:
-        raise Unauthorized("the API key is not known", "check it, or make one with `bay keys create`")
+        raise Unauthorized("unknown API key", "check it, or create one with `bay keys create`")
     if scope != "any" and scope not in key.scopes:
-        raise Forbidden(f"the API key lacks the scope {scope}", "use a key that has it")
+        raise Forbidden(f"the API key lacks the scope {scope}", "use a key that has this scope")
     return key
 
 
-async def admit(context: ServerContext, keyring: Keyring, request_context: RequestContext, route: Route) -> None:
-    """Raises when the request may not go on; notes its key and its rate limits otherwise."""
-    if route.scope is None:
-        return
-    key = request_context.key = authenticate(keyring, request_context.exchange.headers, route.scope)
-    if key is None and route.scope == "admin":
-        check_local_admin(request_context.exchange)
-    if key is None or not route.rate_limited or (key.requests_per_minute is None and key.tokens_per_minute is None):
-        return
-    verdict = await context.rate_limits.take(key)
-    for name, value in verdict.headers.items():
-        request_context.exchange.add_header(name, value)
-    if not verdict.allowed:
-        context.metrics.rate_limited.child(key.name).inc()
-        raise RateLimited(
-            "this API key has used up its share for now", f"try again in {verdict.retry_after_s:.1f} s",
-            retry_after_s=verdict.retry_after_s,
-        )  # fmt: skip
-
-
 def check_origin(exchange: Exchange, origins: tuple[str, ...], keyless: bool) -> None:
-    """Without keys only this host may ask, and pages of other sites must not do so through a visitor's browser.
+    """Raise `Forbidden` for remote clients and cross-site web pages if the server has no keys.
 
-    A page is known by its Origin; one that has its own name point to this host, by the Host it asks for.
+    Origin identifies a page of another site; Host identifies DNS rebinding.
     """
     if keyless and not _is_local_peer(exchange):
-        raise Forbidden("without an API key only this host itself may ask", "make a key: bay keys create NAME")
+        raise Forbidden("without an API key only local clients have access", "create a key: bay keys create NAME")
     if apply_cors(exchange, origins):
         return
     origin = exchange.headers.get("origin")
     if origin is not None and keyless and origin.partition("://")[2] != exchange.headers.get("host"):
-        raise Forbidden("pages of this origin may not ask", "allow it with server.cors_origins")
+        raise Forbidden("this origin is not allowed", "add it to server.cors_origins")
     if keyless and not _is_local_name(exchange.headers.get("host", "")):
-        raise Forbidden("without an API key only this host itself may be asked", "use localhost, or make a key")
+        raise Forbidden("without an API key the Host header must be a local name", "use localhost, or create a key")
 
 
 def apply_cors(exchange: Exchange, origins: tuple[str, ...]) -> bool:
-    """Whether a page of an allowed origin asks, which may then read the answer."""
+    """Add CORS headers if the request comes from an allowed origin. Return whether it does."""
     origin = exchange.headers.get("origin")
     if origin is None or not ("*" in origins or origin in origins):
         return False
@@ -87,11 +64,12 @@ def apply_cors(exchange: Exchange, origins: tuple[str, ...]) -> bool:
 
 
 def check_local_admin(exchange: Exchange) -> None:
-    """Without keys, only this host manages the server: no other one, no proxy, no page, whoever may ask for text."""
-    passed_on = any(name in exchange.headers for name in ("forwarded", "x-forwarded-for", "via"))
-    if passed_on or not _is_local_peer(exchange):
+    """Raise `Forbidden` unless the request comes directly from this host, even if `allow_without_key` is set."""
+    proxied = any(name in exchange.headers for name in ("forwarded", "x-forwarded-for", "via"))
+    if proxied or not _is_local_peer(exchange):
         raise Forbidden(
-            "without an API key the server is managed from its own host only", "make one: bay keys create NAME --admin"
+            "without an API key only local clients may manage the server",
+            "create a key: bay keys create NAME --admin",
         )
     check_origin(exchange, (), keyless=True)
 
@@ -108,8 +86,8 @@ def _is_local_name(host: str) -> bool:
 
 def is_loopback(address: str) -> bool:
     try:
-        found = ipaddress.ip_address(address.partition("%")[0])
+        parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    mapped = getattr(found, "ipv4_mapped", None)  # how a socket for both families shows the old one
-    return bool((mapped or found).is_loopback)
+    mapped = getattr(parsed, "ipv4_mapped", None)  # IPv4 clients of a dual-stack socket
+    return bool((mapped or parsed).is_loopback)

@@ -1,6 +1,6 @@
-"""API keys: who may ask the server. Only hashes are kept, so a stolen key file opens nothing.
+"""API keys. Only hashes are stored, so a stolen key file grants no access.
 
-A key is `bay-<id>-<secret>`: the id tells keys apart in listings, the secret is 256 random bits.
+A key is `bay-<id>-<secret>`: the id identifies it in listings, the secret is 256 random bits.
 """
 
 from __future__ import annotations
@@ -28,22 +28,20 @@ from enginebay.util.paths import home_dir
 INFERENCE, ADMIN = "inference", "admin"
 SCOPES = (INFERENCE, ADMIN)
 INFERENCE_VARIABLE, ADMIN_VARIABLE = "ENGINEBAY_API_KEY", "ENGINEBAY_ADMIN_KEY"
-MIN_KEY_CHARS = 16  # characters of a key in a variable, which a person may have chosen
+MIN_KEY_CHARS = 16  # for keys in environment variables, which a person may have chosen
 MAX_KEY_FILE_BYTES = 1 << 20
 
-_HEADER = (
-    "# API keys of Enginebay, written by `bay keys`. It holds hashes only; the keys themselves are kept nowhere.\n"
-)
+_HEADER = "# Enginebay API keys, managed by `bay keys`. This file contains hashes only; the keys are not stored.\n"
 _FIELDS = ("id", "name", "hash", "scopes", "requests_per_minute", "tokens_per_minute", "created")
 _ID = re.compile(r"[0-9a-f]{8}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
-_HEADER_SAFE = re.compile(r"[!-~]+")  # what an HTTP header can carry without quoting
+_HEADER_SAFE = re.compile(r"[!-~]+")  # characters that an HTTP header can carry unquoted
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One key as the server knows it. The name is unique; None: no such limit."""
+    """One key. The name is unique; a limit of None means unlimited."""
 
     name: str
     digest: bytes
@@ -61,7 +59,7 @@ class StoredKey:
     created: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the hash."""
+        """Return everything but the hash."""
         return {
             "id": self.id,
             "name": self.key.name,
@@ -73,43 +71,43 @@ class StoredKey:
 
 
 def hash_key(text: str) -> bytes:
-    """What is kept of a key.
+    """Return the hash that is stored of a key.
 
-    A plain SHA-256 is enough: slow password hashes protect texts that people can remember, and nobody can try all
-    values of 256 random bits. It also keeps `Keyring.find` in the microseconds, on every single request.
+    Plain SHA-256 is enough: slow hashes protect guessable passwords, but 256 random bits cannot be guessed. It also
+    keeps `Keyring.find`, which runs on every request, in the microseconds.
     """
     return sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 class Keyring:
-    """All keys that are accepted now. True when a key is asked for: there is one, or none is left and it is `needed`."""
+    """The accepted keys. Truthy if requests need a key: if it has any, or if it is `required`."""
 
     def __init__(self, keys: Sequence[ApiKey] = (), warnings: Sequence[str] = (), required: bool = False) -> None:
-        # Should one text be given twice, the entry with more rights is found: it is the one that was meant to add some.
+        # Sorted so that `find` returns the entry with more scopes if the same key is configured twice.
         self.keys = tuple(sorted(keys, key=lambda key: len(key.scopes)))
         self.warnings = tuple(warnings)
         self.required = required
 
     @classmethod
     def load(cls, file: Path | None, environ: Mapping[str, str]) -> Keyring:
-        """Keys of the file and of the variables. None: the default file, which need not exist. Raises `ConfigError`."""
+        """Load keys from `file` and `environ`. None: the default file, which is optional. Raise `ConfigError`."""
         path = default_key_file() if file is None else file
         stored = read_keys(path, must_exist=file is not None)
-        given = [*_read_env_keys(environ, INFERENCE_VARIABLE, (INFERENCE,))]
-        given += _read_env_keys(environ, ADMIN_VARIABLE, SCOPES)
-        return cls([*(one.key for one in stored), *given], _check_permissions(path))
+        env_keys = [*_read_env_keys(environ, INFERENCE_VARIABLE, (INFERENCE,))]
+        env_keys += _read_env_keys(environ, ADMIN_VARIABLE, SCOPES)
+        return cls([*(entry.key for entry in stored), *env_keys], _check_permissions(path))
 
     def __bool__(self) -> bool:
         return self.required or bool(self.keys)
 
     def find(self, presented: str) -> ApiKey | None:
-        """The key with this text. Takes as long for a wrong one as for any right one: no early exit."""
+        """Return the matching key. No early exit: the time does not depend on which key matches."""
         digest = hash_key(presented)
-        found = None
+        match = None
         for key in self.keys:
             if hmac.compare_digest(key.digest, digest):
-                found = key
-        return found
+                match = key
+        return match
 
 
 def default_key_file() -> Path:
@@ -117,7 +115,7 @@ def default_key_file() -> Path:
 
 
 def list_keys(file: Path) -> list[StoredKey]:
-    """The keys of a file; none when it does not exist."""
+    """Return the keys of a file; none if it does not exist."""
     return read_keys(file)
 
 
@@ -129,43 +127,41 @@ def create_key(
     requests_per_minute: int | None = None,
     tokens_per_minute: int | None = None,
 ) -> tuple[str, StoredKey]:
-    """Add a key to the file: its text, which is to be had only here, and the entry that was written."""
+    """Add a key to the file. Return its text, which is not stored, and the new entry."""
     if not _NAME.fullmatch(name) or _ID.fullmatch(name):
         raise UsageError(
-            f"{name[:80]!r} cannot be the name of a key",
-            "use up to 64 letters, digits, '.', '_' and '-'; and not eight hex digits, which are an id",
+            f"invalid key name {name[:80]!r}",
+            "use up to 64 letters, digits, '.', '_' and '-', but not eight hex digits, which look like an id",
         )
     with _edit_key_file(file) as stored:
-        if any(one.key.name == name for one in stored):
-            raise UsageError(
-                f"there is a key called {name!r} already", f"take another name, or: bay keys revoke {name}"
-            )
-        taken = {one.id for one in stored}
-        identity = next(one for one in iter(lambda: secrets.token_hex(4), "") if one not in taken)
-        text = f"bay-{identity}-{secrets.token_urlsafe(32)}"
+        if any(entry.key.name == name for entry in stored):
+            raise UsageError(f"a key named {name!r} already exists", f"use another name, or: bay keys revoke {name}")
+        taken = {entry.id for entry in stored}
+        key_id = next(candidate for candidate in iter(lambda: secrets.token_hex(4), "") if candidate not in taken)
+        text = f"bay-{key_id}-{secrets.token_urlsafe(32)}"
         scopes = frozenset(SCOPES if admin else (INFERENCE,))
         key = ApiKey(name, hash_key(text), scopes, requests_per_minute, tokens_per_minute)
-        created = StoredKey(identity, key, datetime.now(UTC).isoformat(timespec="seconds"))
+        created = StoredKey(key_id, key, datetime.now(UTC).isoformat(timespec="seconds"))
         stored.append(created)
     return text, created
 
 
 def revoke_key(file: Path, name_or_id: str) -> StoredKey:
-    """Remove a key from the file. Raises `UsageError` when it has no such key."""
+    """Remove a key from the file and return its entry. Raise `UsageError` if there is none."""
     with _edit_key_file(file) as stored:
-        found = next((one for one in stored if name_or_id in (one.key.name, one.id)), None)
-        if found is None:
-            near = get_close_matches(name_or_id, [one.key.name for one in stored], n=1)
+        revoked = next((entry for entry in stored if name_or_id in (entry.key.name, entry.id)), None)
+        if revoked is None:
+            near = get_close_matches(name_or_id, [entry.key.name for entry in stored], n=1)
             hint = f"did you mean {near[0]}?" if near else "`bay keys list` shows all keys"
-            raise UsageError(f"there is no key {name_or_id[:80]!r} in {file}", hint)
-        stored.remove(found)
-    return found
+            raise UsageError(f"no key {name_or_id[:80]!r} in {file}", hint)
+        stored.remove(revoked)
+    return revoked
 
 
 @contextmanager
 def _edit_key_file(file: Path) -> Iterator[list[StoredKey]]:
-    """The file's keys, to be changed in place; written back unless something is raised."""
-    file = file.resolve()  # a link stays a link
+    """Yield the file's keys for editing, under a lock. Write them back unless an exception is raised."""
+    file = file.resolve()  # replace the target of a symlink, not the link
     with exclusive_lock(file.with_name(f".{file.name}.lock")):
         stored = read_keys(file)
         yield stored
@@ -173,13 +169,13 @@ def _edit_key_file(file: Path) -> Iterator[list[StoredKey]]:
 
 
 def _write_key_file(file: Path, stored: Sequence[StoredKey]) -> None:
-    """Replace the file as a whole: a reader sees the old one or the new one, and nobody else reads either."""
+    """Replace the file atomically with one that only its owner can read."""
     entries = [
         {
-            **{name: value for name, value in one.to_json().items() if value is not None},
-            "hash": f"sha256:{one.key.digest.hex()}",
+            **{name: value for name, value in entry.to_json().items() if value is not None},
+            "hash": f"sha256:{entry.key.digest.hex()}",
         }
-        for one in stored
+        for entry in stored
     ]
     handle, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # mode 0600
     try:
@@ -198,45 +194,43 @@ def _check_permissions(path: Path) -> list[str]:
         mode = path.stat().st_mode
     except OSError:
         return []
-    return [f"{path} is open to other users of this host; run: chmod 600 {path}"] if mode & 0o077 else []
+    return [f"{path} is accessible to other users; run: chmod 600 {path}"] if mode & 0o077 else []
 
 
 def _read_env_keys(environ: Mapping[str, str], variable: str, scopes: Sequence[str]) -> Iterator[ApiKey]:
     texts = [text.strip() for text in environ.get(variable, "").split(",")]
     for number, text in enumerate(filter(None, texts), 1):
-        which = variable if number == 1 else f"{variable}:{number}"
+        name = variable if number == 1 else f"{variable}:{number}"
         if len(text) < MIN_KEY_CHARS:
-            reason = f"{which} is {len(text)} characters long, at least {MIN_KEY_CHARS} are needed"
-            raise ConfigError(reason, "use a long random text, as `bay keys create` makes one", param=variable)
+            reason = f"{name} is {len(text)} characters long, at least {MIN_KEY_CHARS} are required"
+            raise ConfigError(reason, "use a long random key such as `bay keys create` generates", param=variable)
         if not _HEADER_SAFE.fullmatch(text):
-            reason = f"{which} has characters that no HTTP header can carry"
-            raise ConfigError(reason, "use letters, digits and signs of ASCII, without spaces", param=variable)
-        yield ApiKey(f"env:{which}", hash_key(text), frozenset(scopes))
+            reason = f"{name} has characters that an HTTP header cannot carry"
+            raise ConfigError(reason, "use printable ASCII without spaces", param=variable)
+        yield ApiKey(f"env:{name}", hash_key(text), frozenset(scopes))
 
 
 # --- reading a key file
 
 
 def read_keys(path: Path, must_exist: bool = False) -> list[StoredKey]:
-    """The entries of a key file. Raises `ConfigError` with the line of what is wrong."""
+    """Return the entries of a key file. Raise `ConfigError` with the line of an error."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_KEY_FILE_BYTES + 1)
     except FileNotFoundError:
         if must_exist:
-            raise ConfigError(f"there is no key file {path}", "`bay keys create NAME` makes one") from None
+            raise ConfigError(f"key file not found: {path}", "create it with `bay keys create NAME`") from None
         return []
     except OSError as error:
-        raise ConfigError(f"the key file {path} cannot be read: {error.strerror}", "check its permissions") from None
+        raise ConfigError(f"cannot read the key file {path}: {error.strerror}", "check its permissions") from None
     if len(text) > MAX_KEY_FILE_BYTES:
-        raise ConfigError(
-            f"the key file {path} is over {MAX_KEY_FILE_BYTES >> 20} MiB", "revoke keys that are not used"
-        )
+        raise ConfigError(f"the key file {path} exceeds {MAX_KEY_FILE_BYTES >> 20} MiB", "revoke unused keys")
     return _KeyFileReader(path).read(text)
 
 
 class _KeyFileReader:
-    """Checks a key file by hand, node by node: each complaint has its line, and nothing is ever expanded."""
+    """Validates a key file node by node: every error has its line, and aliases are never expanded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -245,7 +239,7 @@ class _KeyFileReader:
         try:
             root = yaml.compose(text, yaml.SafeLoader)
         except RecursionError:
-            raise self.make_error("it is nested too deeply") from None
+            raise self.make_error("nested too deeply") from None
         except yaml.MarkedYAMLError as error:
             raise self.make_error(f"not valid YAML: {error.problem}", error.problem_mark) from None
         except (yaml.YAMLError, ValueError):
@@ -257,61 +251,61 @@ class _KeyFileReader:
         stored: list[StoredKey] = []
         taken: set[str] = set()
         for node in root.value:
-            one = self.parse_entry(node)
-            if taken & {one.id, one.key.name}:
-                raise self.make_error(f"the key {one.key.name} ({one.id}) is there twice", node.start_mark)
-            taken |= {one.id, one.key.name}
-            stored.append(one)
+            entry = self.parse_entry(node)
+            if taken & {entry.id, entry.key.name}:
+                raise self.make_error(f"duplicate key {entry.key.name} ({entry.id})", node.start_mark)
+            taken |= {entry.id, entry.key.name}
+            stored.append(entry)
         return stored
 
     def parse_entry(self, node: Any) -> StoredKey:
         if not isinstance(node, yaml.MappingNode):
             raise self.make_error("expected a key with id, name and hash", node.start_mark)
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for name, value in node.value:
             if name.value not in _FIELDS:
                 near = get_close_matches(str(name.value), _FIELDS, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(_FIELDS)}"
+                hint = f"did you mean {near[0]}?" if near else f"known fields: {', '.join(_FIELDS)}"
                 raise self.make_error(f"unknown field {str(name.value)[:40]!r}; {hint}", name.start_mark)
-            found[name.value] = value
+            fields[name.value] = value
         key = ApiKey(
-            self.match_field(node, found, "name", _NAME).group(),
-            bytes.fromhex(self.match_field(node, found, "hash", _HASH).group(1)),
-            self.parse_scopes(found.get("scopes")),
-            self.parse_rate(found, "requests_per_minute"),
-            self.parse_rate(found, "tokens_per_minute"),
+            self.match_field(node, fields, "name", _NAME).group(),
+            bytes.fromhex(self.match_field(node, fields, "hash", _HASH).group(1)),
+            self.parse_scopes(fields.get("scopes")),
+            self.parse_rate(fields, "requests_per_minute"),
+            self.parse_rate(fields, "tokens_per_minute"),
         )
-        created = found.get("created")
+        created = fields.get("created")
         return StoredKey(
-            self.match_field(node, found, "id", _ID).group(),
+            self.match_field(node, fields, "id", _ID).group(),
             key,
             created.value if isinstance(created, yaml.ScalarNode) else "",
         )
 
-    def match_field(self, entry: Any, found: Mapping[str, Any], name: str, form: re.Pattern[str]) -> re.Match[str]:
-        node = found.get(name)
-        matched = form.fullmatch(node.value) if isinstance(node, yaml.ScalarNode) else None
-        if matched is None:
-            state = "is missing" if node is None else f"does not look like {form.pattern}"
-            raise self.make_error(f"{name} {state}", (node or entry).start_mark)
-        return matched
+    def match_field(self, entry: Any, fields: Mapping[str, Any], name: str, pattern: re.Pattern[str]) -> re.Match[str]:
+        node = fields.get(name)
+        match = pattern.fullmatch(node.value) if isinstance(node, yaml.ScalarNode) else None
+        if match is None:
+            problem = "is missing" if node is None else f"does not match {pattern.pattern}"
+            raise self.make_error(f"{name} {problem}", (node or entry).start_mark)
+        return match
 
     def parse_scopes(self, node: Any) -> frozenset[str]:
         if node is None:
             return frozenset({INFERENCE})
-        values: list[Any] = [one.value for one in node.value] if isinstance(node, yaml.SequenceNode) else []
+        values: list[Any] = [item.value for item in node.value] if isinstance(node, yaml.SequenceNode) else []
         if not values or not all(value in SCOPES for value in values):
-            raise self.make_error(f"scopes takes a list of {' and '.join(SCOPES)}", node.start_mark)
+            raise self.make_error(f"scopes must be a list of {' and '.join(SCOPES)}", node.start_mark)
         return frozenset(values)
 
-    def parse_rate(self, found: Mapping[str, Any], name: str) -> int | None:
-        node = found.get(name)
+    def parse_rate(self, fields: Mapping[str, Any], name: str) -> int | None:
+        node = fields.get(name)
         if node is None or node.tag == "tag:yaml.org,2002:null":
             return None
         if not isinstance(node, yaml.ScalarNode) or not re.fullmatch(r"[1-9][0-9]{0,14}", node.value):
-            raise self.make_error(f"{name} takes a whole number from 1 on", node.start_mark)
+            raise self.make_error(f"{name} must be a positive integer", node.start_mark)
         return int(node.value)
 
     def make_error(self, reason: str, mark: Any = None) -> ConfigError:
         line = "" if mark is None else f":{mark.line + 1}"
-        return ConfigError(f"{self.path}{line}: {reason}", "correct the file; `bay keys create` writes proper entries")
+        return ConfigError(f"{self.path}{line}: {reason}", "correct the file; `bay keys create` writes valid entries")

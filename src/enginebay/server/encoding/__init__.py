@@ -1,1 +1,1 @@
-"""What an engine makes, on its way to a client: whole or streamed, in the form of each endpoint."""
+"""Writes engine output to clients, as JSON or as server-sent events. Knows no endpoint's schema."""

@@ -1,4 +1,4 @@
-"""What has come of one choice so far, in plain data."""
+"""The output of one choice so far, and the encoders of usage, energy and timing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from enginebay.text.tool_calls import ToolCallArguments, ToolCallEvent, ToolCall
 
 @dataclass(slots=True)
 class ToolCallState:
-    """One call of a tool, as far as it has come."""
+    """A tool call, possibly unfinished."""
 
     id: str
     name: str
@@ -36,7 +36,7 @@ class ChoiceState:
         return "".join(self.texts)
 
     def append_event(self, event: ToolCallEvent, call_id: str) -> None:
-        """Keep one event of the tool parser; `call_id` names a call that begins with it."""
+        """Append one event of the tool parser. `call_id`: the id of the call that it may start."""
         if isinstance(event, ToolCallStart):
             self.calls.append(ToolCallState(call_id, event.name))
         elif isinstance(event, ToolCallArguments):
@@ -47,9 +47,9 @@ class ChoiceState:
 
 @dataclass(frozen=True, slots=True)
 class ResponseTiming:
-    """Seconds that a request took in the server, and from then on in the engine's worker."""
+    """Seconds in the server's queue, then in the engine's worker."""
 
-    queue_s: float  # until the engine had it
+    queue_s: float  # from receipt to submission
     ttft_s: float
     total_s: float
 
@@ -64,12 +64,11 @@ def encode_usage(usage: Usage) -> dict[str, object]:
 
 
 def encode_energy(energy: Energy | None) -> dict[str, object]:
-    """Of a request that asks for it."""
-    energy = energy or Energy(absent="the worker does not tell it")
-    told: dict[str, object] = {"energy_absent": energy.absent}
+    energy = energy or Energy(absent="the worker does not report it")
+    fields: dict[str, object] = {"energy_absent": energy.absent}
     if energy.joules is not None:
-        told = {"energy_j": round(energy.joules, 6)}
-    return told if energy.idle_w is None else {**told, "energy_idle_w": round(energy.idle_w, 3)}
+        fields = {"energy_j": round(energy.joules, 6)}
+    return fields if energy.idle_w is None else {**fields, "energy_idle_w": round(energy.idle_w, 3)}
 
 
 def encode_timing(timing: ResponseTiming) -> dict[str, float]:

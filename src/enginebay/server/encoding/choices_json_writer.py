@@ -1,4 +1,4 @@
-"""An answer given in one piece: the stream, collected."""
+"""Writes choices as one JSON body."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EncodeBody = Callable[[Sequence[ChoiceState], Usage, Energy | None], bytes]
 
 
 class ChoicesJsonWriter(ResponseWriter):
-    """Collects choices and answers once."""
+    """Collects the choices and responds once."""
 
     def __init__(
         self, exchange: Exchange, session: ModelSession, choices: Sequence[ChoiceState], encode_body: EncodeBody

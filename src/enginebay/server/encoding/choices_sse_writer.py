@@ -1,6 +1,6 @@
-"""An answer streamed as server-sent events: one event per token, one write per flush.
+"""Writes choices as server-sent events: one event per token, one write per flush.
 
-The bytes around a token's text are made once per answer; a token then costs one JSON string and its share of a join.
+The bytes around a token's text are encoded once per response. A token then costs one JSON string and its share of a join.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from enginebay.server.sessions.model_session import ModelSession
 
 
 class ChoiceEventEncoder(Protocol):
-    """The server-sent events of one answer, as bytes."""
+    """Encodes the server-sent events of one response."""
 
     with_logprobs: bool
 
     def encode_opening(self) -> bytes:
-        """Before the first token."""
+        """Return the events before the first token."""
 
     def build_text_envelope(self, index: int) -> tuple[bytes, bytes]:
-        """What stands before and after the JSON string of a piece of text."""
+        """Return the bytes before and after the JSON string of a text."""
 
     def encode_text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes: ...
 
@@ -38,7 +38,7 @@ class ChoiceEventEncoder(Protocol):
     def encode_finish(self, index: int, reason: str) -> bytes: ...
 
     def encode_closing(self, usage: Usage, timing: ResponseTiming, energy: Energy | None = None) -> bytes:
-        """After the last event of every choice."""
+        """Return the events after the last one of every choice."""
 
 
 _encode = msgspec.json.Encoder().encode
@@ -53,10 +53,8 @@ class ChoicesSseWriter(SseWriter):
         self._encoder = encoder
         self._text_prefix, self._text_suffix = encoder.build_text_envelope(0)
         self._text_separator = self._text_suffix + self._text_prefix
-        self._texts: list[str] = []  # of choice 0, not yet made into events
+        self._texts: list[str] = []  # of choice 0, not encoded yet
         self._is_plain_text = choices[0].parser is None and not encoder.with_logprobs
-
-    # Tokens to events
 
     def on_token(self, text: str, token_id: int) -> None:
         self._new_tokens += 1
@@ -104,8 +102,6 @@ class ChoicesSseWriter(SseWriter):
                 self._text_prefix + self._text_separator.join(map(_encode, self._texts)) + self._text_suffix
             )
             self._texts = []
-
-    # What is written around them
 
     def _encode_opening(self) -> bytes:
         return self._encoder.encode_opening()

@@ -1,4 +1,4 @@
-"""The life of one answer, whatever its form: submitted, timed, finished, failed or cancelled."""
+"""The lifecycle of one response, whatever its format: submit, time, finish, fail or cancel."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from enginebay.worker.client_side.worker_client import WorkerClient
 
 
 class ResponseWriter:
-    """Listens to the engine for one HTTP request, which may be several requests to the engine: one for each prompt.
+    """Listens to the engine for one HTTP request, which submits one engine request per prompt.
 
-    Subclasses say what is done with tokens (`token`, `delta`), with all that one flush brought (`pump`), at the end
-    (`complete`) and with an error (`fail`, once something was sent). `over` is done when there is nothing more to come,
-    with the error if any. While it is `untouched` an error is for whoever runs it: there may be another try.
+    Subclasses handle tokens (`on_token`, `on_delta`), flushes (`flush`), the end (`write_completed`) and errors after
+    bytes were sent (`write_failure`). `finished` resolves to the error, or None. While `nothing_sent`, the caller of the
+    writer handles the error, since it may retry.
     """
 
     def __init__(self, exchange: Exchange, session: ModelSession) -> None:
@@ -31,8 +31,8 @@ class ResponseWriter:
         self.session = session
         self.finished: asyncio.Future[EnginebayError | None] = asyncio.get_running_loop().create_future()
         self.usage = Usage()
-        self.energy: Energy | None = None  # where it is asked for
-        self.finish_reason = ""  # of the choice that ended last
+        self.energy: Energy | None = None  # if the request asks for it
+        self.finish_reason = ""  # of the last choice to end
         self.submitted_at = 0.0
         self.first_token_at = 0.0
         self._last_flush_at = 0.0
@@ -40,14 +40,12 @@ class ResponseWriter:
         self._client: WorkerClient | None = None
         self._request_numbers: list[int] = []
         self._pending_requests = 0
-        self._new_tokens = 0  # tokens since the last flush
-        self._flushed_tokens = 0  # tokens before that
-        self._started_choices = {0}  # choices that have brought something; most answers have but this one
-        self._ended_choices = 0  # choices that have ended
-        self._ended_at_last_flush = 0  # those that had when the last flush came
-        self._uncounted_pieces = self._uncounted_chars = (
-            0  # pieces without token ids, as of text from elsewhere, and how long they were
-        )
+        self._new_tokens = 0  # since the last flush
+        self._flushed_tokens = 0  # before it
+        self._started_choices = {0}  # choices with output; most requests have only this one
+        self._ended_choices = 0
+        self._ended_at_last_flush = 0
+        self._uncounted_pieces = self._uncounted_chars = 0  # text without token ids, as from remote engines
         self._requests: Sequence[GenerateRequest] = ()
 
     def submit(self, client: WorkerClient, requests: Sequence[GenerateRequest]) -> None:
@@ -57,23 +55,23 @@ class ResponseWriter:
         self.submitted_at = self._last_flush_at = time.perf_counter()
         self.exchange.on_close = self.cancel
         choices = requests[0].sampling.n
-        for place, request in enumerate(requests):
-            listener = self if len(requests) == 1 else _PromptListener(self, place * choices)
+        for index, request in enumerate(requests):
+            listener = self if len(requests) == 1 else _PromptListener(self, index * choices)
             self._request_numbers.append(client.submit(request, listener))
 
     def cancel(self) -> None:
-        """The client has gone: the engine's place is freed within a step."""
+        """Cancel because the client disconnected. The engine frees the slot within a step."""
         self._finish(Cancelled("the client closed the connection"))
 
     def stop(self, error: EnginebayError) -> None:
-        """End it from our side, and say why."""
+        """End the response with this error."""
         if not self.finished.done():
             if not self.nothing_sent:
                 self.write_failure(error)
             self._finish(error)
 
     def finish_cancelled(self, error: EnginebayError) -> None:
-        """Whoever waited for `over` was cancelled, and `over` with it."""
+        """End the response after the task that awaits `finished` was cancelled, and `finished` with it."""
         if self.nothing_sent and not self.exchange.started:
             self.exchange.respond(
                 get_error_row(error).status, encode_error_body(error), headers=build_error_headers(error)
@@ -90,20 +88,22 @@ class ResponseWriter:
             self._release(error)
 
     def _release(self, error: EnginebayError) -> None:
-        """Take the requests back from the engine. What they had cost until then is counted by us."""
-        made = max(
+        """Cancel the engine requests, and estimate their usage: the engine reports none."""
+        completion_tokens = max(
             self._flushed_tokens + self._new_tokens,
             estimate_completion_tokens(self._uncounted_pieces, self._uncounted_chars),
         )
-        read = made or isinstance(error, (Cancelled, TimedOut))  # else a server elsewhere may never have got them
-        counted = [request for request in self._requests if read or request.token_ids is not None]
-        self.usage = Usage(sum(map(estimate_prompt_tokens, counted)), made, self.usage.cached_tokens)
+        # After other errors a remote server may never have received the requests.
+        received = completion_tokens or isinstance(error, (Cancelled, TimedOut))
+        counted = [request for request in self._requests if received or request.token_ids is not None]
+        prompt_tokens = sum(map(estimate_prompt_tokens, counted))
+        self.usage = Usage(prompt_tokens, completion_tokens, self.usage.cached_tokens)
         if self._client is not None:
             for number in self._request_numbers:
                 self._client.cancel(number)
 
     def _count_delta(self, delta: Delta) -> None:
-        """For times and costs; a plain token adds to `_new_tokens` by itself."""
+        """Count a delta for latency and usage. `on_token` counts its token itself."""
         self._new_tokens += len(delta.token_ids)
         self._started_choices.add(delta.choice)
         if delta.finish_reason is not None:
@@ -112,7 +112,7 @@ class ResponseWriter:
             self._uncounted_pieces += 1
             self._uncounted_chars += len(delta.text)
 
-    # What the worker's client calls
+    # Callbacks of the worker client
 
     def on_token(self, text: str, token_id: int) -> None:
         raise NotImplementedError
@@ -146,65 +146,65 @@ class ResponseWriter:
         self.stop(error)
 
     def _observe_latency(self) -> None:
-        """Time what has come since the last flush. Its tokens are those of all choices that run side by side."""
-        fresh, running = self._new_tokens, len(self._started_choices) - self._ended_at_last_flush
+        """Observe the latency of the tokens since the last flush, which belong to all choices that run concurrently."""
+        new_tokens, running = self._new_tokens, len(self._started_choices) - self._ended_at_last_flush
         self._new_tokens, self._ended_at_last_flush = 0, self._ended_choices
-        if not fresh and (self.first_token_at or not (self._uncounted_chars or self._ended_choices)):
-            return  # nothing new, or nothing yet that is not held back
+        if not new_tokens and (self.first_token_at or not (self._uncounted_chars or self._ended_choices)):
+            return  # nothing new, or the engine holds its output back
         now = time.perf_counter()
-        self._flushed_tokens += fresh
+        self._flushed_tokens += new_tokens
         if not self.first_token_at:
             self.first_token_at = now
             self.session.ttft.observe(now - self.exchange.received_at)
-        elif fresh:
-            self.session.inter_token.observe((now - self._last_flush_at) * running / fresh, fresh)
+        elif new_tokens:
+            self.session.inter_token.observe((now - self._last_flush_at) * running / new_tokens, new_tokens)
         self.session.last_token_at = time.monotonic()
         self._last_flush_at = now
 
     @property
     def timing(self) -> ResponseTiming:
-        """How long it took, once it is done."""
+        """The timing of a finished response."""
         timing = self._timing or Timing()
         return ResponseTiming(self.submitted_at - self.exchange.received_at, timing.ttft_s, timing.total_s)
 
-    # What subclasses do
+    # For subclasses
 
     @property
     def nothing_sent(self) -> bool:
-        """Nothing of it was sent to the client: true of whole answers until they are complete."""
+        """Whether no byte of the response was sent. JSON responses are sent at the end."""
         return True
 
     def flush(self) -> None:
-        """Send what is ready, as far as the client reads it."""
+        """Send what is ready, unless the client reads too slowly."""
 
     def write_completed(self) -> None:
         raise NotImplementedError
 
     def write_failure(self, error: EnginebayError) -> None:
-        """Say so in an answer that is half sent."""
-        raise AssertionError("a whole answer is never half sent")
+        """Report an error in a response that was partly sent."""
+        raise AssertionError("a JSON response is never partly sent")
 
 
-def _merge_timing(one: Timing, other: Timing) -> Timing:
-    """Of prompts that were submitted at the same time: the first token of any, and the end of all."""
-    return Timing(min(one.ttft_s, other.ttft_s), max(one.total_s, other.total_s))
+def _merge_timing(left: Timing, right: Timing) -> Timing:
+    """Merge the timing of prompts submitted together: the first token of any, the end of all."""
+    return Timing(min(left.ttft_s, right.ttft_s), max(left.total_s, right.total_s))
 
 
-def _add_energy(one: Energy, other: Energy | None) -> Energy:
-    """Of several prompts; what one of them lacks, all lack."""
-    if one.joules is None or other is None or other.joules is None:
-        return one if one.joules is None or other is None else other
-    return Energy(one.joules + other.joules, other.idle_w)
+def _add_energy(left: Energy, right: Energy | None) -> Energy:
+    """Add the energy of two prompts. If one is unknown, so is the sum."""
+    if left.joules is None or right is None or right.joules is None:
+        return left if left.joules is None or right is None else right
+    return Energy(left.joules + right.joules, right.idle_w)
 
 
 class _PromptListener:
-    """One prompt of several: its choices are numbered after those of the prompts before it."""
+    """Listens for one prompt of several, and offsets its choice numbers by those of the earlier prompts."""
 
     __slots__ = ("_choice_offset", "_writer")
 
-    def __init__(self, answer: ResponseWriter, offset: int) -> None:
-        self._writer = answer
-        self._choice_offset = offset
+    def __init__(self, writer: ResponseWriter, choice_offset: int) -> None:
+        self._writer = writer
+        self._choice_offset = choice_offset
 
     def on_token(self, text: str, token_id: int) -> None:
         self._writer.on_delta(Delta(text, (token_id,), self._choice_offset))

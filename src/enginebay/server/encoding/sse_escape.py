@@ -1,4 +1,4 @@
-"""Events whose lines end where they should: many clients split lines at Unicode's ends too, not at LF and CR alone."""
+"""Escapes Unicode line separators: many clients split SSE lines at them, not only at LF and CR."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _SEPARATOR_ESCAPES = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), 
 
 
 def escape_line_separators(events: bytes) -> bytes:
-    """The events, with such characters escaped: they can only be within JSON strings, where that changes nothing."""
+    """Escape U+0085, U+2028 and U+2029. They only occur within JSON strings, whose value does not change."""
     if not events.isascii():
         for raw, escaped in _SEPARATOR_ESCAPES:
             events = events.replace(raw, escaped)

@@ -1,4 +1,4 @@
-"""From events to the socket: one write per flush, and patience within a bound for clients that read slowly."""
+"""Writes server-sent events: one write per flush, and a bounded buffer for slow clients."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from enginebay.server.sessions.model_session import ModelSession
 
 
 class SseWriter(ResponseWriter):
-    """Subclasses put the bytes of events into `_ready`, and say what comes first and last."""
+    """Subclasses append encoded events to `_events_ready`, and encode the opening and the closing."""
 
     def __init__(self, exchange: Exchange, session: ModelSession) -> None:
         super().__init__(exchange, session)
         self._started = False
-        self._events_ready: list[bytes] = []  # events not yet written
-        self._held_events = self._held_bytes = 0  # how many of them, and how large, wait for a slow client
+        self._events_ready: list[bytes] = []  # not written yet
+        self._held_events = self._held_bytes = 0  # of them, buffered for a slow client
 
-    # What subclasses do
+    # For subclasses
 
     def _encode_texts(self) -> None:
-        """Make events of the tokens that are still plain texts."""
+        """Encode the pending texts as events."""
         raise NotImplementedError
 
     def _encode_opening(self) -> bytes:
@@ -31,10 +31,8 @@ class SseWriter(ResponseWriter):
         raise NotImplementedError
 
     def _encode_failure(self, error: EnginebayError) -> bytes:
-        """The last event, when the answer has begun and cannot be finished."""
+        """Return the last event of a stream that started and failed."""
         raise NotImplementedError
-
-    # To the socket
 
     @property
     def nothing_sent(self) -> bool:
@@ -53,21 +51,19 @@ class SseWriter(ResponseWriter):
         self._held_events = self._held_bytes = 0
 
     def _buffer_for_slow_client(self) -> None:
-        """The client reads slowly: what it has not taken waits here, up to a bound."""
+        """Hold the events back. Abort when they exceed `stream_buffer_bytes`."""
         self._held_bytes += sum(map(len, self._events_ready[self._held_events :]))
         self._held_events = len(self._events_ready)
         if self._held_bytes > self.session.limits.stream_buffer_bytes:
             self._events_ready = []
-            self._finish(
-                TimedOut("the client does not read its stream: over server.limits.stream_buffer_bytes wait for it")
-            )
+            self._finish(TimedOut("the client does not read its stream: server.limits.stream_buffer_bytes exceeded"))
             self.exchange.abort()
 
     def _start_stream(self) -> None:
         if self._started:
             return
         self._started = True
-        if not self.exchange.started:  # it has, if the client was told of a wait
+        if not self.exchange.started:  # progress comments may have started it
             self.exchange.start(200, "text/event-stream; charset=utf-8", {"cache-control": "no-cache"})
         self.exchange.write(escape_line_separators(self._encode_opening()))
 

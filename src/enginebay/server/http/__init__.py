@@ -1,1 +1,1 @@
-"""HTTP/1.1 on asyncio and httptools: one connection, one exchange at a time, and nothing between a token and its socket."""
+"""HTTP/1.1 on asyncio and httptools, with no extra layer between a token and its socket."""

@@ -1,14 +1,11 @@
-"""One request and the answer to it."""
+"""One HTTP request and its response."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 from urllib.parse import parse_qsl
-
-if TYPE_CHECKING:
-    from enginebay.server.http.http_connection import HttpConnection
 
 REASON_PHRASES = {
     100: "Continue", 200: "OK", 204: "No Content", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden",
@@ -19,15 +16,35 @@ REASON_PHRASES = {
 }  # fmt: skip
 STATUS_LINES = {status: f"HTTP/1.1 {status} {reason}\r\n".encode() for status, reason in REASON_PHRASES.items()}
 
-CLIENT_CLOSED_REQUEST = 499  # what is written down when nobody was left to answer
+CLIENT_CLOSED_REQUEST = 499  # logged when the client disconnects before the response
 
 Headers = Iterable[tuple[str, str]]
 
 
-class Exchange:
-    """A request with its body read, and the one response to it: `respond`, or `start`, `write`..., `end`.
+class ExchangeTransport(Protocol):
+    """The connection that carries an exchange."""
 
-    Nothing here raises when the client has gone: `closed` is true then, and `on_close` was called.
+    @property
+    def peer(self) -> str: ...
+
+    @property
+    def congested(self) -> bool: ...
+
+    def unsent_bytes(self) -> int: ...
+
+    def common_headers(self) -> bytes: ...
+
+    def write(self, data: bytes) -> None: ...
+
+    def finish_exchange(self, exchange: Exchange) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class Exchange:
+    """A request with its full body, and its single response: `respond`, or `start`, `write`..., `end`.
+
+    Nothing here raises when the client disconnects: `closed` becomes true and `on_close` is called.
     """
 
     __slots__ = (
@@ -49,20 +66,20 @@ class Exchange:
         "status",
     )  # fmt: skip
 
-    def __init__(self, connection: HttpConnection, method: str, target: str, headers: dict[str, str]) -> None:
+    def __init__(self, connection: ExchangeTransport, method: str, target: str, headers: dict[str, str]) -> None:
         self._connection = connection
         self.method = method
         self.path, _, self.query_string = target.partition("?")
-        self.headers = headers  # names in lower case; of a repeated header, the values joined by commas
+        self.headers = headers  # lower-case names; values of a repeated header joined by commas
         self.body = b""
         self.keep_alive = True
-        self.accepts_chunked = True  # the client knows chunked answers
+        self.accepts_chunked = True  # false for HTTP/1.0
         self.received_at = time.perf_counter()
         self.status = 0
         self.started = False
         self.closed = False
-        self.on_close: Callable[[], object] | None = None  # the client has gone
-        self.on_drained: Callable[[], None] | None = None  # the client has read what was written: more may be
+        self.on_close: Callable[[], object] | None = None  # the client disconnected
+        self.on_drained: Callable[[], None] | None = None  # the write buffer drained: writing may continue
         self._chunked = False
         self._header_lines: list[bytes] = []
 
@@ -76,36 +93,36 @@ class Exchange:
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes written that the client has not taken yet."""
+        """Bytes written but not yet sent to the client."""
         return self._connection.unsent_bytes()
 
     @property
     def congested(self) -> bool:
-        """The client reads more slowly than we write: hold back until `on_drained`."""
+        """Whether the client reads too slowly: pause writing until `on_drained`."""
         return self._connection.congested
 
     def add_header(self, name: str, value: str) -> None:
-        """A header of the response to come, whoever writes it."""
+        """Add a header to the response, whichever code writes it."""
         self._header_lines.append(f"{name}: {value}\r\n".encode("latin-1", "replace"))
 
     @property
     def added_headers(self) -> bytes:
-        """The headers that were added so far."""
+        """The headers added so far."""
         return b"".join(self._header_lines)
 
     def mark_headers(self) -> int:
         return len(self._header_lines)
 
     def rewind_headers(self, mark: int) -> None:
-        """Forget the headers that were added since."""
+        """Remove the headers added since `mark`."""
         del self._header_lines[mark:]
 
     def add_header_line(self, line: bytes) -> None:
-        """The same, written out beforehand."""
+        """Add a header that is already encoded."""
         self._header_lines.append(line)
 
     def respond(self, status: int, body: bytes, content_type: str = "application/json", headers: Headers = ()) -> None:
-        """The whole response at once."""
+        """Send the complete response."""
         if self.started or self.closed:
             return
         self.started = True
@@ -123,7 +140,7 @@ class Exchange:
         self._connection.finish_exchange(self)
 
     def start(self, status: int, content_type: str, headers: Mapping[str, str] | None = None) -> None:
-        """Begin a response whose length is not known yet."""
+        """Start a response of unknown length."""
         if self.started or self.closed:
             return
         self.started = True
@@ -138,12 +155,12 @@ class Exchange:
         self._connection.write(b"".join(parts))
 
     def write(self, data: bytes) -> None:
-        """One more piece of a started response."""
+        """Send a part of a started response."""
         if data and not self.closed:
             self._connection.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def end(self, data: bytes = b"") -> None:
-        """The last piece."""
+        """Finish a started response."""
         if self.closed:
             return
         if self._chunked:
@@ -153,5 +170,5 @@ class Exchange:
         self._connection.finish_exchange(self)
 
     def abort(self) -> None:
-        """Drop the connection: the client must not take what it has for the whole answer."""
+        """Drop the connection, so that the client does not mistake a partial response for a complete one."""
         self._connection.abort()

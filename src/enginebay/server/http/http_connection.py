@@ -1,13 +1,13 @@
-"""One client connection: parses requests, enforces the limits on them, and hands them to the application in order.
+"""One client connection: parses requests, enforces their limits, and passes them to the application in order.
 
-    waiting for headers --complete--> reading the body --complete--> answering --finished--> waiting for headers
-           | too slow, too big              | too slow, too big          | client gone, or it stopped reading
-           v                                v                            v
-        408, 431                         408, 413                     aborted
+    reading headers --complete--> reading body --complete--> responding --finished--> reading headers
+           | too slow, too big           | too slow, too big      | client disconnected or stopped reading
+           v                             v                        v
+        408, 431                      408, 413                 aborted
 
-Every state but answering has a deadline; answering gets one while the client does not read. A sweep of the listener
-looks at the deadlines, so that no timer is made per request. After a refusal the connection lingers: it is closed on
-our side, and what the client still sends is thrown away, so that it gets to read why.
+Every state but responding has a deadline; responding gets one while the client does not read. The listener sweeps
+the deadlines, so no request needs a timer. After a refusal the connection lingers: our side is closed, and further
+input is discarded, so that the client can read the error.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ import httptools
 from enginebay.server.http.exchange import CLIENT_CLOSED_REQUEST, STATUS_LINES, Exchange
 from enginebay.server.http.http_settings import HttpApplication, HttpSettings
 
-_MAX_PIPELINED = 8  # requests read ahead of the one being answered
-_NOT_HTTP = "the request is not HTTP/1.1"
-_MAX_FRAMING_FACTOR = (
-    8  # times the longest body: so much may be sent for it with sizes of chunks, extensions and trailers
-)
-_PROGRESS_BYTES = 4096  # a client that reads so much until its deadline gets another one
-_UNAUTHENTICATED_BODY_BYTES = 64 << 10  # bytes that anybody may send before we look at who it is
-_LINGER_S = 5.0  # how long a refused client may go on sending: an earlier end would take the refusal from it
+_MAX_PIPELINED = 8  # requests read ahead of the current one
+_NOT_HTTP = "the request is not valid HTTP/1.1"
+_MAX_FRAMING_FACTOR = 8  # bytes on the wire, with chunk sizes, extensions and trailers, as a multiple of max_body_bytes
+_PROGRESS_BYTES = 4096  # reading this much before the deadline extends it
+_UNAUTHENTICATED_BODY_BYTES = 64 << 10  # body size that is read before the key is checked
+_LINGER_S = 5.0  # how long a refused client may keep sending; closing earlier could discard the error response
 
 
 class HttpConnection(asyncio.Protocol):
@@ -42,7 +40,7 @@ class HttpConnection(asyncio.Protocol):
         self._connections = connections
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
-        self._exchange: Exchange | None = None  # the one being answered
+        self._exchange: Exchange | None = None  # the current one
         self._pipelined: deque[Exchange] = deque()
         self._reading: Exchange | None = None  # headers complete, body not yet
         self._body: list[bytes] = []
@@ -54,12 +52,12 @@ class HttpConnection(asyncio.Protocol):
         self._head_bytes = 0
         self._expects_continue = False
         self._closing = False
-        self._unread_at_stall = 0  # of what was written, when the client was last seen to read
+        self._unread_at_stall = 0  # unsent bytes when the stall timer started
         self.deadline: float | None = time.monotonic() + settings.header_timeout_s
         self.congested = False
         self.peer = ""
 
-    # asyncio's side
+    # asyncio callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -80,17 +78,17 @@ class HttpConnection(asyncio.Protocol):
         self._pipelined.clear()
         self._exchange = self._reading = None
         self._body = []
-        del self._parser  # it holds us: the two would stay in memory until the garbage collector's turn
+        del self._parser  # breaks the reference cycle, so memory is freed without the garbage collector
 
     def eof_received(self) -> bool:
-        return False  # a client that stops sending is gone: what it asked for is cancelled
+        return False  # treat a half-closed connection as a disconnect, which cancels its requests
 
     def data_received(self, data: bytes) -> None:
         while data and not self._closing:
             data = self._feed_parser(data)
 
     def _feed_parser(self, data: bytes) -> bytes:
-        """Gives back what is to be read once more."""
+        """Feed the parser and return the bytes to parse again."""
         if self._reading is None:
             self._head_bytes += len(data)
         else:
@@ -110,10 +108,10 @@ class HttpConnection(asyncio.Protocol):
         return b""
 
     def _strip_upgrade(self) -> bytes:
-        """The request asks for another protocol as well, and the parser has left its body alone: once more without that."""
+        """Return the request head without its Upgrade header: the parser skips the body of an upgrade request."""
         method = self._parser.get_method()
         if method == b"CONNECT":
-            self._refuse(400, "this is no proxy")
+            self._refuse(400, "CONNECT is not supported: this server is not a proxy")
             return b""
         lines = [f"{name}: {value}\r\n" for name, value in self._headers.items() if name != "upgrade"]
         head = b"%b %b HTTP/1.1\r\n%b\r\n" % (method, self._target, "".join(lines).encode("latin-1"))
@@ -125,7 +123,7 @@ class HttpConnection(asyncio.Protocol):
         self._start_stall_timer()
 
     def _start_stall_timer(self) -> None:
-        """The client has so long to read some of what was written."""
+        """Give the client `stall_timeout_s` to read some of the response."""
         self._unread_at_stall = self.unsent_bytes()
         self.deadline = time.monotonic() + self._settings.stall_timeout_s
 
@@ -143,7 +141,7 @@ class HttpConnection(asyncio.Protocol):
         else:
             self.deadline = time.monotonic() + self._settings.keep_alive_s
 
-    # httptools' side
+    # httptools callbacks
 
     def on_message_begin(self) -> None:
         self._target = b""
@@ -157,7 +155,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._reading is not None:
-            return  # a trailer: what comes after the body changes nothing
+            return  # trailers are ignored
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         self._headers[key] = f"{self._headers[key]},{text}" if key in self._headers else text
         if key == "expect" and text.lower() == "100-continue":
@@ -192,9 +190,9 @@ class HttpConnection(asyncio.Protocol):
             self._refuse_large_body()
             return
         if "transfer-encoding" in self._headers or (declared.isdigit() and int(declared) > _UNAUTHENTICATED_BODY_BYTES):
-            unwelcome = self._application.check_before_body(exchange)
-            if unwelcome is not None:
-                self._refuse(*unwelcome)
+            refusal = self._application.check_before_body(exchange)
+            if refusal is not None:
+                self._refuse(*refusal)
                 return
         if not self._busy_answering:
             self.deadline = time.monotonic() + self._settings.body_timeout_s
@@ -202,7 +200,7 @@ class HttpConnection(asyncio.Protocol):
             self.write(STATUS_LINES[100] + b"\r\n")
 
     def _count_header_bytes(self) -> int:
-        """Of the headers alone, for they may have come together with a body."""
+        """Return the size of the headers alone: `_head_bytes` may include part of the body."""
         return len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers.items())
 
     def on_body(self, data: bytes) -> None:
@@ -230,12 +228,14 @@ class HttpConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _decompress_body(self, exchange: Exchange) -> bool:
-        """Undo a compressed body, within the limit for bodies."""
+        """Decompress the body within `max_body_bytes`. Return False if the request was refused."""
         encoding = exchange.headers.get("content-encoding", "identity").strip().lower()
         if encoding in ("identity", ""):
             return True
         if encoding not in ("gzip", "deflate"):
-            self._refuse(415, f"bodies encoded as {encoding[:40]!r} are not taken: use gzip, deflate or none", exchange)
+            self._refuse(
+                415, f"content-encoding {encoding[:40]!r} is not supported: use gzip, deflate or none", exchange
+            )
             return False
         try:
             inflater = zlib.decompressobj(47)  # both gzip and zlib wrappers
@@ -247,17 +247,17 @@ class HttpConnection(asyncio.Protocol):
             return True
         if inflater.unconsumed_tail or len(exchange.body) >= self._settings.max_body_bytes:
             self._refuse(
-                413, f"the body is over {self._settings.max_body_bytes} bytes when unpacked", exchange, "body_bytes"
+                413, f"the decompressed body exceeds {self._settings.max_body_bytes} bytes", exchange, "body_bytes"
             )
         else:
-            self._refuse(400, f"the body is not one whole {encoding} stream", exchange)
+            self._refuse(400, f"the body is not a complete {encoding} stream", exchange)
         return False
 
-    # The application's side
+    # Dispatch and ExchangeTransport
 
     @property
     def _busy_answering(self) -> bool:
-        """A request is being answered, or waits to be."""
+        """Whether a request is in progress or about to be dispatched."""
         return self._exchange is not None
 
     def _dispatch(self, exchange: Exchange) -> None:
@@ -269,21 +269,21 @@ class HttpConnection(asyncio.Protocol):
         self._application.handle(exchange)
 
     def finish_exchange(self, exchange: Exchange) -> None:
-        """The application has written the whole response."""
+        """Move on after the application has written the full response."""
         if exchange is not self._exchange:
             return
         self._exchange = None
         if not exchange.keep_alive or (self._closing and not self._pipelined):
             self.close()
         elif self.congested:
-            pass  # a client that does not read what it asked for gets no more; the stall's deadline is running
+            pass  # no further requests until the client reads; the stall timer is running
         elif self._pipelined:
             self._dispatch_next()
         else:
             self.deadline = time.monotonic() + self._settings.keep_alive_s
 
     def _dispatch_next(self) -> None:
-        """On to the next of the requests that were sent ahead."""
+        """Dispatch the next pipelined request."""
         self._exchange = self._pipelined.popleft()
         if len(self._pipelined) < _MAX_PIPELINED:
             self._transport.resume_reading()
@@ -299,42 +299,42 @@ class HttpConnection(asyncio.Protocol):
     def unsent_bytes(self) -> int:
         return self._transport.get_write_buffer_size()
 
-    # Ends
+    # Closing
 
     def expire(self) -> None:
-        """The deadline has passed."""
-        if self._unread_at_stall - self.unsent_bytes() >= _PROGRESS_BYTES:  # slow, but it reads
+        """Handle a passed deadline."""
+        if self._unread_at_stall - self.unsent_bytes() >= _PROGRESS_BYTES:  # slow, but reading
             self._start_stall_timer()
         elif self.congested or self._closing or self._exchange is not None:
             self.abort()
         elif self._reading is not None:
-            self._refuse(408, "the request's body did not arrive in time", limit="body_timeout_s")
+            self._refuse(408, "timed out reading the request body", limit="body_timeout_s")
         elif self._head_bytes:
-            self._refuse(408, "the request's headers did not arrive in time", limit="header_timeout_s")
+            self._refuse(408, "timed out reading the request headers", limit="header_timeout_s")
         else:
             self.close()
 
     def close_when_idle(self) -> None:
-        """No further requests: close now when idle, else after the answer under way."""
+        """Accept no further requests. Close now if idle, else after the current response."""
         self._pipelined.clear()
         self._stop_reading()
         if self._exchange is None and not self._lingering:
             self.close()
 
     def _stop_reading(self) -> None:
-        """Nothing more is read: what has been asked by now is answered, then the connection ends."""
+        """Stop reading. Requests received so far are still handled, then the connection closes."""
         self._closing = True
-        waiting = [one for one in (self._exchange, *self._pipelined) if one is not None]
-        if waiting:
-            waiting[-1].keep_alive = False
+        pending = [exchange for exchange in (self._exchange, *self._pipelined) if exchange is not None]
+        if pending:
+            pending[-1].keep_alive = False
 
     @property
     def busy(self) -> bool:
-        """An answer is being made, or not all of it has left us."""
+        """Whether a response is in progress or not fully sent."""
         return self._exchange is not None or self.unsent_bytes() > 0
 
     def close(self) -> None:
-        """Once the client has read what was written, for which it has so long."""
+        """Close once the client has read the response, at most `stall_timeout_s` from now."""
         self._closing = True
         self._pipelined.clear()
         self._start_stall_timer()
@@ -345,16 +345,16 @@ class HttpConnection(asyncio.Protocol):
         self._transport.abort()
 
     def _refuse_long_headers(self) -> None:
-        message = f"the request's line and headers are over {self._settings.max_header_bytes} bytes"
+        message = f"the request line and headers exceed {self._settings.max_header_bytes} bytes"
         self._refuse(431, message, limit="header_bytes")
 
     def _refuse_large_body(self) -> None:
         self._body = []
-        self._refuse(413, f"the body is over {self._settings.max_body_bytes} bytes", limit="body_bytes")
+        self._refuse(413, f"the body exceeds {self._settings.max_body_bytes} bytes", limit="body_bytes")
 
     def _refuse(self, status: int, message: str, exchange: Exchange | None = None, limit: str = "") -> None:
-        """An answer without the application, after which the connection ends. `limit`: the setting that it is over."""
-        if self._exchange is not None or self._pipelined:  # answers under way must not be mixed with this one
+        """Send an error without the application and close. `limit` names the exceeded setting."""
+        if self._exchange is not None or self._pipelined:  # must not interleave with a response in progress
             self._stop_reading()
             return
         if self._lingering or self._transport.is_closing():
@@ -372,13 +372,14 @@ class HttpConnection(asyncio.Protocol):
 
 
 def expire_overdue(connections: set[HttpConnection], now: float) -> None:
-    """End what is past its deadline."""
-    for connection in [one for one in connections if one.deadline is not None and one.deadline < now]:
-        connection.expire()
+    """Expire the connections whose deadline has passed."""
+    for connection in list(connections):
+        if connection.deadline is not None and connection.deadline < now:
+            connection.expire()
 
 
 def extend_deadlines(connections: set[HttpConnection], seconds: float) -> None:
-    """Time that no client is to blame for does not count."""
+    """Extend all deadlines by a delay that clients did not cause."""
     for connection in connections:
         if connection.deadline is not None:
             connection.deadline += seconds

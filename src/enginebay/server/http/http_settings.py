@@ -1,13 +1,12 @@
-"""What the HTTP layer needs to know, and whom it hands requests to."""
+"""Settings of the HTTP layer, and the interface of the application behind it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from enginebay.server.http.exchange import Exchange
+from enginebay.server.http.exchange import Exchange
 
 
 @dataclass(slots=True)
@@ -20,25 +19,24 @@ class HttpSettings:
     keep_alive_s: float
     stall_timeout_s: float
     write_buffer_bytes: int
-    # The body of an answer that no application code gets to see: its status, what is wrong, and over which limit it is.
-    encode_refusal: Callable[[int, str, str], bytes]
+    encode_refusal: Callable[[int, str, str], bytes]  # (status, message, exceeded limit) -> error body
     common_headers: bytes = b""
 
     def update(self, other: HttpSettings) -> None:
-        """For connections that are open as well, from their next request on."""
-        for one in fields(self):
-            if one.name != "common_headers":
-                setattr(self, one.name, getattr(other, one.name))
+        """Copy all settings from `other`. Open connections apply them from their next request."""
+        for setting in fields(self):
+            if setting.name != "common_headers":
+                setattr(self, setting.name, getattr(other, setting.name))
 
 
 class HttpApplication(Protocol):
-    """What is behind the HTTP layer. All calls come on the event loop."""
+    """The application behind the HTTP layer. All calls run on the event loop."""
 
     def handle(self, exchange: Exchange) -> None:
-        """Begin to answer; `exchange.respond` or `exchange.end` says when it is done."""
+        """Start handling a request; `exchange.respond` or `exchange.end` completes it."""
 
     def check_before_body(self, exchange: Exchange) -> tuple[int, str] | None:
-        """Asked before a large body is read: a status and a message for a client that need not send it."""
+        """Return a status and message to reject a request before its large body is read, else None."""
 
     def on_refused(self, status: int, exchange: Exchange | None) -> None:
-        """A request was turned away before it got here. Headers may be added, where its own are known by then."""
+        """Record a request that the HTTP layer refused. May add headers if `exchange` is known."""

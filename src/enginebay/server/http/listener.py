@@ -1,4 +1,4 @@
-"""Accepts connections and watches over them."""
+"""Accepts connections and enforces their deadlines."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from enginebay.server.http.http_connection import HttpConnection, expire_overdue
 from enginebay.server.http.http_settings import HttpApplication, HttpSettings
 
 _SWEEP_INTERVAL_S = 0.5
-# Of one connection in the kernel, which would take megabytes from us for a client that does not read.
+# Per connection. Without it the kernel buffers megabytes for a client that does not read.
 _KERNEL_UNSENT_BYTES = 128 << 10
 
 
 class HttpListener:
     """Serves one listening socket, which other processes may share.
 
-    One connection is accepted per wake-up: processes that share the socket then divide connections by who is free.
+    Accepts one connection per wake-up, so that processes sharing the socket split connections by availability.
     """
 
     def __init__(self, sock: socket.socket, settings: HttpSettings, application: HttpApplication) -> None:
@@ -43,7 +43,7 @@ class HttpListener:
             accepted, _ = self._socket.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
-        except OSError:  # out of file descriptors: those who wait in the backlog get their turn after the next sweep
+        except OSError:  # out of file descriptors: retry after the next sweep; clients wait in the backlog
             self._pause_accepting()
             return
         accepted.setblocking(False)
@@ -62,20 +62,19 @@ class HttpListener:
     def _on_accepted(self, task: asyncio.Task[object]) -> None:
         self._accepting.discard(task)
         if not task.cancelled():
-            task.exception()  # a client that was gone before we got to it
+            task.exception()  # marks it as retrieved: the client disconnected before we accepted
 
     def _pause_accepting(self) -> None:
         self._paused = True
         self._loop.remove_reader(self._socket.fileno())
 
     def _sweep_deadlines(self) -> None:
-        self._sweeper = self._loop.call_later(
-            _SWEEP_INTERVAL_S, self._sweep_deadlines
-        )  # first: whatever happens here, there is a next time
+        # Rescheduled first, so that an exception below does not stop the sweeps.
+        self._sweeper = self._loop.call_later(_SWEEP_INTERVAL_S, self._sweep_deadlines)
         now = time.monotonic()
-        since_s, self._swept_at = now - self._swept_at, now
-        if since_s > 2 * _SWEEP_INTERVAL_S:  # we stood still, and may not yet have read what clients sent in time
-            extend_deadlines(self.connections, since_s)
+        elapsed_s, self._swept_at = now - self._swept_at, now
+        if elapsed_s > 2 * _SWEEP_INTERVAL_S:  # the loop was blocked: data that clients sent in time may be unread
+            extend_deadlines(self.connections, elapsed_s)
         expire_overdue(self.connections, now)
         self._settings.common_headers = f"date: {formatdate(usegmt=True)}\r\nserver: enginebay\r\n".encode()
         if self._paused and len(self.connections) < self._settings.max_connections:
@@ -90,7 +89,7 @@ class HttpListener:
             connection.close_when_idle()
 
     async def wait_drained(self) -> None:
-        """Until no answer is under way."""
+        """Wait until no response is in progress."""
         while any(connection.busy for connection in self.connections):
             await asyncio.sleep(0.05)
 

@@ -1,4 +1,4 @@
-"""Waiting for a model that is not loaded: as long as the client does, and telling it how long that may be."""
+"""Waits for a model to load, and reports progress to streaming clients."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _PREFER_WAIT = re.compile(r"(?:^|[,;\s])wait=(\d{1,9})(?:$|[,;\s])")
 
 
 def parse_wait_preference(preference: str, max_wait_s: float) -> float:
-    """How long a client would wait, by its header `Prefer: wait=SECONDS`; without, as long as it may."""
-    found = _PREFER_WAIT.search(preference)
-    return min(max_wait_s, float(found[1])) if found else max_wait_s
+    """Return the seconds of the header `Prefer: wait=SECONDS`, at most `max_wait_s`, which is also the default."""
+    match = _PREFER_WAIT.search(preference)
+    return min(max_wait_s, float(match[1])) if match else max_wait_s
 
 
 async def wait_for_session(
@@ -32,44 +32,45 @@ async def wait_for_session(
     limits: ServerLimits,
     metrics: ServerMetrics,
 ) -> ModelSession:
-    """The variant's session, once it is loaded. Raises `Overloaded` when that takes longer than the client waits."""
+    """Return the variant's session once it is loaded. Raise `Overloaded` when the client's wait runs out."""
     if request_context.exchange.closed:
         raise Cancelled("the client closed the connection")
     wait_s = parse_wait_preference(request_context.exchange.headers.get("prefer", ""), max_wait_s)
     if request_context.wait_deadline is None:
         request_context.wait_deadline = time.monotonic() + wait_s
     if wait_s == 0:
-        coming = isinstance(
-            request_context.first_error, Overloaded
-        )  # another engine of the chain, which was wished for
-        ahead = await fleet.estimate_wait(connector.name, preload=not coming)
-        if ahead.state != "awake":  # else it is only this process that has not met its worker yet
-            raise Overloaded(str(ahead), "wait for it, or try again later", retry_after_s=ahead.seconds)
-    reaching = asyncio.ensure_future(_acquire_session(connector, fleet, request_context.wait_deadline, limits, metrics))
-    request_context.exchange.on_close = reaching.cancel
-    waiting = metrics.requests_waiting.child(*request_context.labels)
-    waiting.inc()
+        # An Overloaded first error means that another engine of the chain is already loading.
+        preload = not isinstance(request_context.first_error, Overloaded)
+        estimate = await fleet.estimate_wait(connector.name, preload=preload)
+        if estimate.state != "awake":  # an awake one only lacks a connection from this process
+            raise Overloaded(str(estimate), "wait for it, or try again later", retry_after_s=estimate.seconds)
+    acquiring = asyncio.ensure_future(
+        _acquire_session(connector, fleet, request_context.wait_deadline, limits, metrics)
+    )
+    request_context.exchange.on_close = acquiring.cancel
+    waiting_gauge = metrics.requests_waiting.child(*request_context.labels)
+    waiting_gauge.inc()
     try:
-        while not reaching.done():
-            await asyncio.wait({reaching}, timeout=_PROGRESS_INTERVAL_S)
-            if stream and not reaching.done():
+        while not acquiring.done():
+            await asyncio.wait({acquiring}, timeout=_PROGRESS_INTERVAL_S)
+            if stream and not acquiring.done():
                 request_context.write_comment(str(await fleet.estimate_wait(connector.name)))
-        if reaching.cancelled():
+        if acquiring.cancelled():
             raise Cancelled("the client closed the connection")
-        return reaching.result()
+        return acquiring.result()
     finally:
-        waiting.dec()
+        waiting_gauge.dec()
         request_context.exchange.on_close = None
-        reaching.cancel()
+        acquiring.cancel()
 
 
 async def _acquire_session(
     connector: VariantConnector, fleet: FleetGateway, deadline: float, limits: ServerLimits, metrics: ServerMetrics
 ) -> ModelSession:
-    broken = connector.failed_address
+    failed_address = connector.failed_address
     while True:
-        resident = await fleet.acquire(connector.name, max(0.0, deadline - time.monotonic()), broken)
+        handle = await fleet.acquire(connector.name, max(0.0, deadline - time.monotonic()), failed_address)
         try:
-            return await connector.connect(resident, limits, metrics)
-        except WorkerDied:  # between being named and being asked
-            broken = resident.address
+            return await connector.connect(handle, limits, metrics)
+        except WorkerDied:  # it died after the fleet returned it
+            failed_address = handle.address

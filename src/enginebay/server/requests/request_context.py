@@ -1,4 +1,4 @@
-"""One HTTP request to the API on its way through the server: who asks, which model, how it ended."""
+"""The state of one API request: its key, its model, its outcome."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from enginebay.server.http.exchange import Exchange
 from enginebay.server.sessions.model_catalog import CatalogEntry
 from enginebay.server.sessions.model_session import ModelSession
 
-_LARGE_BYTES = 32 << 10  # some milliseconds of work
+_LARGE_BYTES = 32 << 10  # takes milliseconds to parse
 T = TypeVar("T")
 
 _SAFE_ID = re.compile(r"^[A-Za-z0-9._:\-]{1,128}$")
 
 
 class RequestContext:
-    """Facts are added as they become known; `app` reads them once at the end."""
+    """Filled in as the request proceeds; `App` reads it once at the end."""
 
     __slots__ = (
         "catalog_entry",
@@ -55,42 +55,42 @@ class RequestContext:
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, endpoint: str, generated_id: str) -> None:
-        given = exchange.headers.get("x-request-id", "")
+        client_id = exchange.headers.get("x-request-id", "")
         self.exchange = exchange
         self.endpoint = endpoint
-        self.id = given if _SAFE_ID.match(given) else generated_id
-        self.started_at = time.time() - (time.perf_counter() - exchange.received_at)  # from where durations are counted
+        self.id = client_id if _SAFE_ID.match(client_id) else generated_id
+        self.started_at = time.time() - (time.perf_counter() - exchange.received_at)  # when it was received
         self.key: ApiKey | None = None
         self.model = ""
         self.catalog_entry: CatalogEntry | None = None
-        self.labels = ("(none)", "(none)")  # model and engine, once they are known
+        self.labels = ("(none)", "(none)")  # model and engine
         self.session: ModelSession | None = None
-        self.variant_index = 0  # which engine of the model's chain is asked
-        self.fallback = ""  # why it is not the first
-        self.first_error: EnginebayError | None = None  # of the engine that should have answered
-        self.worker_deaths = 0  # workers that were lost over this request
-        self.wait_deadline: float | None = None  # when waiting for the model has lasted long enough
-        self.wait_announced = False  # the stream has begun with comments about the wait
+        self.variant_index = 0  # which engine of the model's chain is in use
+        self.fallback = ""  # why it is not the first one
+        self.first_error: EnginebayError | None = None  # the error of the chain's first engine
+        self.worker_deaths = 0  # workers that died during this request
+        self.wait_deadline: float | None = None  # when the wait for the model times out
+        self.wait_announced = False  # the stream started with progress comments
         self.lora: str | None = None
         self.usage = Usage()
-        self.queued_s = 0.0  # until a worker got it
+        self.queued_s = 0.0  # from its receipt until it left the queue
         self.ttft_s: float | None = None
         self.stream = False
         self.finish_reason = ""
         self.error: EnginebayError | None = None
         self.prompt: Any = None
         self.sampling: Sampling | None = None
-        self.translated: dict[str, str] = {}  # parameters that are not carried out to the letter, and what is done
-        self.truncated_tokens = 0  # tokens of the prompt that were cut off, as the request wished
+        self.translated: dict[str, str] = {}  # parameter: what the engine does instead
+        self.truncated_tokens = 0  # prompt tokens dropped by truncate_prompt_tokens
         exchange.add_header("x-request-id", self.id)
 
     @property
     def nothing_sent(self) -> bool:
-        """Nothing of an answer has been sent: the client would not notice another try."""
+        """Whether no part of the response has been sent, so that a retry is invisible to the client."""
         return not self.exchange.started or self.wait_announced
 
     def reset_for_retry(self, mark: int) -> None:
-        """Back to where the request had been let in."""
+        """Restore the state right after admission. `mark`: the headers to keep."""
         self.exchange.rewind_headers(mark)
         self.session = None
         self.translated = {}
@@ -98,14 +98,14 @@ class RequestContext:
         self.queued_s = 0.0
 
     def write_comment(self, text: str) -> None:
-        """Tell whoever reads the stream something that is no event."""
+        """Write an SSE comment. Start the stream if needed."""
         if not self.exchange.started:
             self.wait_announced = True
             self.exchange.start(200, "text/event-stream; charset=utf-8", {"cache-control": "no-cache"})
         self.exchange.write(b": %b\n\n" % " ".join(text.split()).encode("utf-8", "replace"))
 
     def add_header_or_comment(self, name: str, value: str) -> None:
-        """In a header; in a comment, once the headers are gone."""
+        """Add a header, or write an SSE comment if the headers have been sent."""
         if self.wait_announced:
             self.write_comment(f"{name}: {value}")
         else:
@@ -113,9 +113,9 @@ class RequestContext:
 
     @property
     def has_large_body(self) -> bool:
-        """So much to read that it is done beside the event loop."""
+        """Whether parsing the body would block the event loop for too long."""
         return len(self.exchange.body) > _LARGE_BYTES
 
     async def run_offloaded(self, work: Callable[..., T], *args: Any) -> T:
-        """Do something whose cost grows with the body: here when it is small, else in a thread."""
+        """Run work whose cost grows with the body: inline when the body is small, else in a thread."""
         return await asyncio.to_thread(work, *args) if self.has_large_body else work(*args)

@@ -1,4 +1,4 @@
-"""Whether a request that failed is tried once more: on another worker, or on another engine of the model's chain."""
+"""Decides whether a failed request is retried: on another worker, or on the next engine of the model's chain."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from enginebay.errors import (
 )
 from enginebay.server.requests.request_context import RequestContext
 
-_MAX_WORKER_DEATHS = 3  # a request that ends each worker it meets must not end them all
+_MAX_WORKER_DEATHS = 3  # bounds the damage of a request that crashes every worker
 
 
 def classify_fallback_trigger(error: EnginebayError) -> str | None:
-    """What of `fallback_on` an error is; None: it is the request's own fault, or nobody's. Pure."""
+    """Return the `fallback_on` trigger of an error, or None if another engine would not help. Pure."""
     if isinstance(error, UnknownArchitecture):
         return "architecture"
     if isinstance(error, (EngineMissing, Unreachable, WorkerDied)):
@@ -42,7 +42,7 @@ def classify_fallback_trigger(error: EnginebayError) -> str | None:
 
 
 def should_retry(request_context: RequestContext, error: EnginebayError) -> bool:
-    """Whether to try again; the call then knows where."""
+    """Return whether to retry, and update the context for the next attempt."""
     if not request_context.nothing_sent or request_context.exchange.closed or request_context.catalog_entry is None:
         return False
     if isinstance(error, Draining):
@@ -52,25 +52,25 @@ def should_retry(request_context: RequestContext, error: EnginebayError) -> bool
     if isinstance(error, WorkerDied) and not isinstance(error, CrashLoop):
         request_context.worker_deaths += 1
         if request_context.worker_deaths <= _MAX_WORKER_DEATHS:
-            if request_context.session is not None:  # it was there: waiting for it once more is another wait
+            if request_context.session is not None:  # it had loaded: the next load gets a full wait
                 request_context.wait_deadline = None
             return True
     return _advance_to_fallback(request_context, error)
 
 
 def _advance_to_fallback(request_context: RequestContext, error: EnginebayError) -> bool:
-    offer, why = request_context.catalog_entry, classify_fallback_trigger(error)
-    assert offer is not None
+    entry, trigger = request_context.catalog_entry, classify_fallback_trigger(error)
+    assert entry is not None
     if (
-        why is None
-        or why not in offer.offering.fallback_on
-        or request_context.variant_index + 1 >= len(offer.connectors)
+        trigger is None
+        or trigger not in entry.offering.fallback_on
+        or request_context.variant_index + 1 >= len(entry.connectors)
     ):
         return False
     request_context.first_error = request_context.first_error or error
     request_context.variant_index += 1
     request_context.fallback = (
-        f"{offer.connectors[request_context.variant_index].kind} instead of {offer.primary.kind}: {why}"
+        f"{entry.connectors[request_context.variant_index].kind} instead of {entry.primary.kind}: {trigger}"
     )
     request_context.worker_deaths, request_context.wait_deadline = 0, None
     return True

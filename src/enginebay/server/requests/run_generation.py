@@ -1,4 +1,4 @@
-"""What all generating endpoints do: make requests for the engine, wait for their turn, see the answer through."""
+"""The steps shared by all generating endpoints: tokenize, enter the queue, run the engine, write the response."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ async def prepare_request(
     template_options: Mapping[str, Any] = MappingProxyType({}),
     notes: Mapping[str, str] = MappingProxyType({}),
 ) -> GenerateRequest:
-    """The request as the engine gets it. What was translated or cut is said in the response's headers.
+    """Return the request for the engine, tokenized and checked against the context length.
 
-    `truncate`: keep so many of the prompt's last tokens; `asked`: the output length that the client itself demands;
-    `options`: for the chat template; `notes`: what else is not carried out to the letter.
+    `truncate`: keep this many of the prompt's last tokens. `requested_max_tokens`: the output length the client asks for.
+    `notes`: more entries for x-enginebay-translated.
     """
     request_context.sampling = request.sampling
     request_context.translated |= {**session.client.negotiate(request), **notes}
     if session.client.spec.renders:
         if truncate is not None:
             raise Unsupported(
-                f"{session.labels[1]} counts tokens elsewhere", "leave it out", param="truncate_prompt_tokens"
+                f"{session.labels[1]} tokenizes on a remote server",
+                "leave out truncate_prompt_tokens",
+                param="truncate_prompt_tokens",
             )
         return request
     ids = await session.client.prompt_encoder.encode_request(
@@ -46,40 +48,41 @@ async def prepare_request(
     )
     param = "messages" if request.messages is not None else "prompt"
     if not ids:
-        raise InvalidRequest("the prompt is empty", "give at least one token", param=param)
+        raise InvalidRequest("the prompt is empty", "send at least one token", param=param)
     if truncate is not None and len(ids) > truncate:
         request_context.truncated_tokens += len(ids) - truncate
         ids = ids[-truncate:]
     sampling = request.sampling
-    room = session.client.facts.context_length - len(ids)
-    if room < 1:
+    available = session.client.facts.context_length - len(ids)
+    if available < 1:
         raise ContextOverflow(
-            f"the prompt has {len(ids)} tokens, and the model's context is {session.client.facts.context_length}",
-            "shorten it, or have it cut with truncate_prompt_tokens", param=param,
+            f"the prompt has {len(ids)} tokens, but the model's context is {session.client.facts.context_length}",
+            "shorten it, or set truncate_prompt_tokens", param=param,
         )  # fmt: skip
-    if requested_max_tokens is not None and requested_max_tokens > room:
+    if requested_max_tokens is not None and requested_max_tokens > available:
         raise ContextOverflow(
             f"the prompt's {len(ids)} tokens and {max_tokens_param} {requested_max_tokens} exceed the model's context of "
             f"{session.client.facts.context_length}",
-            f"ask for at most {room} tokens", param=max_tokens_param,
+            f"request at most {available} tokens", param=max_tokens_param,
         )  # fmt: skip
-    if sampling.max_tokens is not None and sampling.max_tokens > room:
-        sampling = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens or 0, room) or None)
+    if sampling.max_tokens is not None and sampling.max_tokens > available:
+        min_tokens = min(sampling.min_tokens or 0, available) or None
+        sampling = replace(sampling, max_tokens=available, min_tokens=min_tokens)
     return GenerateRequest(token_ids=tuple(ids), sampling=sampling, lora=request.lora, energy=request.energy)
 
 
 def add_translation_headers(request_context: RequestContext) -> None:
-    """What was done to the request, for whoever looks at the headers."""
+    """Report translated parameters and truncated tokens in headers."""
     if request_context.translated:
         request_context.add_header_or_comment("x-enginebay-translated", format_translated(request_context.translated))
     if request_context.truncated_tokens:
         request_context.add_header_or_comment(
-            "x-enginebay-truncated", f"{request_context.truncated_tokens} tokens of the prompt left out"
+            "x-enginebay-truncated", f"{request_context.truncated_tokens} prompt tokens dropped"
         )
 
 
 def format_translated(translated: Mapping[str, str]) -> str:
-    """One line of plain characters, whatever the details are."""
+    """Return one line of ASCII, safe for a header."""
     line = "; ".join(f"{name}: {detail}" if detail else name for name, detail in translated.items())
     return " ".join(line.encode("ascii", "replace").decode().split())
 
@@ -87,7 +90,7 @@ def format_translated(translated: Mapping[str, str]) -> str:
 async def generate_response(
     request_context: RequestContext, session: ModelSession, writer: ResponseWriter, requests: Sequence[GenerateRequest]
 ) -> None:
-    """Wait for a place, hand the requests to the engine, and stay until the answer is over."""
+    """Enter the queue, submit the requests, and wait until the response is finished."""
     exchange = request_context.exchange
     add_translation_headers(request_context)
     leave = await enter_queue(request_context, session)
@@ -115,27 +118,27 @@ async def generate_response(
 
 
 def _stop_on_timeout(writer: ResponseWriter) -> None:
-    writer.stop(make_timeout_error(writer.session, "ask for fewer tokens"))
+    writer.stop(make_timeout_error(writer.session, "request fewer tokens"))
 
 
 def make_timeout_error(session: ModelSession, hint: str) -> TimedOut:
-    message = f"the answer was not finished within {session.limits.request_timeout_s:g} s"
+    message = f"the response did not finish within {session.limits.request_timeout_s:g} s"
     return TimedOut(message, format_limit_hint("request_timeout_s", hint))
 
 
 async def enter_queue(request_context: RequestContext, session: ModelSession) -> Callable[[], None]:
-    """Wait for a place at the engine, as long as the client does; gives back what gives the place back."""
-    if request_context.exchange.closed:  # while its prompt was read; it would not be told again
+    """Wait for a slot at the engine. Return the function that frees it."""
+    if request_context.exchange.closed:  # during tokenization: `on_close` was not set yet
         raise Cancelled("the client closed the connection")
     if not session.queue.try_enter():
         await _wait_in_queue(request_context, session)
     entered = time.perf_counter()
     request_context.queued_s = entered - request_context.exchange.received_at
-    running = session.running_gauge
-    running.inc()
+    running_gauge = session.running_gauge
+    running_gauge.inc()
 
     def leave() -> None:
-        running.dec()
+        running_gauge.dec()
         session.queue.leave(time.perf_counter() - entered)
 
     return leave
@@ -145,13 +148,13 @@ async def _wait_in_queue(request_context: RequestContext, session: ModelSession)
     task = asyncio.current_task()
     assert task is not None
     request_context.exchange.on_close = task.cancel
-    waiting = session.waiting_gauge
-    waiting.inc()
+    waiting_gauge = session.waiting_gauge
+    waiting_gauge.inc()
     try:
         await session.queue.enter()
     except asyncio.CancelledError:
-        gone = request_context.exchange.closed
-        raise Cancelled("the client closed the connection" if gone else "the server is stopping") from None
+        disconnected = request_context.exchange.closed
+        raise Cancelled("the client closed the connection" if disconnected else "the server is stopping") from None
     finally:
-        waiting.dec()
+        waiting_gauge.dec()
         request_context.exchange.on_close = None

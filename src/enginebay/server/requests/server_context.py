@@ -1,10 +1,10 @@
-"""What endpoints may use of the server."""
+"""What endpoint handlers share: configuration, models, metrics, log, rate limits; and the routes to them."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from enginebay.config.sections.server_section import ServerConfig
 from enginebay.server.auth.api_keys import ApiKey
@@ -18,7 +18,7 @@ from enginebay.server.telemetry.server_metrics import ServerMetrics
 
 
 class RateLimitsClient(Protocol):
-    """Where the shares of API keys are counted: in this process, or in the supervisor for several."""
+    """Counts requests and tokens per API key, in this process or in the supervisor."""
 
     async def take(self, key: ApiKey) -> RateLimitDecision: ...
 
@@ -32,41 +32,48 @@ class ServerContext:
     metrics: ServerMetrics
     log: ServerLog
     rate_limits: RateLimitsClient
-    scrape: Callable[[], Awaitable[bytes]]  # the metrics of all server processes, as text
+    scrape: Callable[[], Awaitable[bytes]]  # returns the metrics of all server processes as text
     fleet: FleetGateway
     max_wait_s: float  # for a model that is not loaded
+    routes: tuple[Route, ...]  # every endpoint, for the OpenAPI document
     draining: bool = False
 
     async def acquire_session(
         self, request_context: RequestContext, name: str, *, stream: bool = False
     ) -> tuple[ModelSession, str | None]:
-        """The model a request names, loaded, and noted for the log and the response's headers.
+        """Return a session with the named model, and the adapter if the name is an adapter's. Load the model if needed.
 
-        Streams that wait for it are told so meanwhile.
+        Streams get progress comments meanwhile. Records the model for the log and the response headers.
         """
-        offer, lora = self.catalog.find(name)
-        session = offer.connectors[
-            min(request_context.variant_index, len(offer.connectors) - 1)
-        ]  # a reload may have shortened its chain
-        request_context.catalog_entry, request_context.lora, request_context.model, request_context.labels = (
-            offer,
-            lora,
-            name,
-            (offer.name, session.kind),
-        )
-        served = session.live_session
-        if served is None:
-            served = await wait_for_session(
-                request_context, session, self.fleet, self.max_wait_s, stream, self.config.limits, self.metrics
+        entry, lora = self.catalog.find(name)
+        # A reload may have shortened the chain.
+        connector = entry.connectors[min(request_context.variant_index, len(entry.connectors) - 1)]
+        request_context.catalog_entry, request_context.lora, request_context.model = entry, lora, name
+        request_context.labels = (entry.name, connector.kind)
+        session = connector.live_session
+        if session is None:
+            session = await wait_for_session(
+                request_context, connector, self.fleet, self.max_wait_s, stream, self.config.limits, self.metrics
             )
-        request_context.session = served
+        request_context.session = session
         if request_context.wait_announced:
-            request_context.write_comment(f"x-enginebay-engine: {served.engine}")
+            request_context.write_comment(f"x-enginebay-engine: {session.engine}")
         else:
-            request_context.exchange.add_header_line(served.engine_header)
+            request_context.exchange.add_header_line(session.engine_header)
         if request_context.fallback:
             request_context.add_header_or_comment("x-enginebay-fallback", request_context.fallback)
-        return served, lora
+        return session, lora
 
 
 RouteHandler = Callable[[ServerContext, RequestContext], Awaitable[None]]
+
+
+class Route(NamedTuple):
+    """One endpoint: its method and path, its handler, and who may call it."""
+
+    method: str
+    path: str
+    handler: RouteHandler
+    name: str  # in metrics and logs
+    scope: str | None = "inference"  # the scope a key needs; "any": every key; None: no key
+    rate_limited: bool = False  # counts against the key's rate limits

@@ -1,4 +1,4 @@
-"""How many requests a model computes at once, and how many may wait for it."""
+"""Bounds how many requests a model runs at once and how many may queue for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enginebay.util.limit_errors import format_limit_hint
 
 
 class AdmissionQueue:
-    """First come, first served, with bounds on both the running and the waiting."""
+    """A FIFO queue with limits on running and waiting requests."""
 
     def __init__(self, max_running: int, max_waiting: int, timeout_s: float) -> None:
         self._max_running = max_running
@@ -29,53 +29,53 @@ class AdmissionQueue:
         return self.running >= self._max_running and self.waiting >= self._max_waiting
 
     def estimate_retry_after_s(self) -> float:
-        """When a place in the queue should be free again, by how long requests took lately."""
+        """Estimate when the queue has a free slot, from recent request durations."""
         return self._mean_duration_s * (self.waiting + 1) / self._max_running
 
     def try_enter(self) -> bool:
-        """A place at once, if nobody has to be waited for."""
+        """Take a slot without waiting. Return False if none is free or others are waiting."""
         if self.running < self._max_running and not self._waiters:
             self.running += 1
             return True
         return False
 
     async def enter(self) -> None:
-        """Wait for a place. Raises `Overloaded` when too many wait already, or when it takes too long."""
+        """Wait for a slot. Raise `Overloaded` if the queue is full or the wait times out."""
         if self.try_enter():
             return
         if self.waiting >= self._max_waiting:
             raise Overloaded(
-                f"{self.waiting} requests already wait for this model",
+                f"{self.waiting} requests are already queued for this model",
                 format_limit_hint("queue", "try again later"),
                 retry_after_s=self.estimate_retry_after_s(),
             )
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(place)
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(slot)
         try:
             async with asyncio.timeout(self._timeout_s):
-                await place
+                await slot
         except BaseException as error:
-            if place.done() and not place.cancelled():
-                self._admit_next()  # the place came at the very moment we stopped waiting for it
-            elif place in self._waiters:
-                self._waiters.remove(place)
+            if slot.done() and not slot.cancelled():
+                self._admit_next()  # the slot was granted just as the wait ended
+            elif slot in self._waiters:
+                self._waiters.remove(slot)
             if isinstance(error, TimeoutError):
                 raise Overloaded(
-                    f"the request waited {self._timeout_s:g} s and its turn has not come",
+                    f"the request timed out after {self._timeout_s:g} s in the queue",
                     format_limit_hint("queue_timeout_s", "try again later"),
                     retry_after_s=self.estimate_retry_after_s(),
                 ) from None
             raise
 
     def leave(self, duration_s: float) -> None:
-        """A request is over, and took this long since it entered."""
+        """Release the slot of a request that finished `duration_s` after it entered."""
         self._mean_duration_s += 0.05 * (duration_s - self._mean_duration_s)
         self._admit_next()
 
     def _admit_next(self) -> None:
         while self._waiters:
-            place = self._waiters.popleft()
-            if not place.done():
-                place.set_result(None)  # the one that leaves hands its place over: `running` stays
+            slot = self._waiters.popleft()
+            if not slot.done():
+                slot.set_result(None)  # the slot passes on: `running` is unchanged
                 return
         self.running -= 1

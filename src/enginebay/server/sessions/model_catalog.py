@@ -1,4 +1,4 @@
-"""Models as this server process offers them: loaded or not, with a session to whichever worker serves them now."""
+"""The models that this server process serves, loaded or not, with sessions to their current workers."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ _IDLE_POLL_S = 0.2
 
 
 class FleetGateway(Protocol):
-    """The fleet, in this process or in the supervisor."""
+    """Access to the fleet, in this process or in the supervisor."""
 
-    async def acquire(self, name: str, timeout_s: float | None = None, failed_address: str = "") -> ReplicaHandle: ...
+    async def acquire(self, name: str, timeout_s: float | None = None, failed_address: str = "") -> ReplicaHandle:
+        """Return a ready replica of this variant, loading it if needed. `failed_address`: one that does not respond."""
 
     async def estimate_wait(self, name: str, *, preload: bool = False) -> WaitEstimate:
-        """`wish`: have it loaded, although whoever asks does not wait for it."""
+        """Estimate when the variant is ready. `preload`: also start loading it."""
 
     async def list_failures(self) -> dict[str, EnginebayError]:
-        """What whoever asks for a variant would be refused with now, of those that cannot be loaded."""
+        """Return, for each variant that cannot be loaded now, the error that a request would get."""
 
     async def run_admin_command(self, command: str, arguments: dict[str, Any]) -> Any:
-        """Something that an administrator asks for."""
+        """Run an admin command."""
 
 
 class VariantConnector:
-    """This process' way to one variant. The queue outlives the worker that it is for."""
+    """This process's connection to one variant. The queue outlives the worker."""
 
     def __init__(self, name: str, kind: str, limits: ServerLimits, processes: int) -> None:
         self.name = name
@@ -52,42 +53,44 @@ class VariantConnector:
 
     @property
     def live_session(self) -> ModelSession | None:
-        """Where requests can be sent now, as far as is known."""
-        served = self.session
-        return None if served is None or served.draining or served.client.client.broken else served
+        """The session that accepts requests now, as far as known."""
+        session = self.session
+        return None if session is None or session.draining or session.client.client.broken else session
 
     @property
     def failed_address(self) -> str:
-        """The address that could not be reached any more, if that is why there is none."""
-        served = self.session
-        return served.client.handle.address if served is not None and served.client.client.broken else ""
+        """The worker address of a broken session, else empty."""
+        session = self.session
+        return session.client.handle.address if session is not None and session.client.client.broken else ""
 
-    async def connect(self, resident: ReplicaHandle, limits: ServerLimits, metrics: ServerMetrics) -> ModelSession:
-        """The session with this worker, opened once however many ask."""
+    async def connect(self, replica: ReplicaHandle, limits: ServerLimits, metrics: ServerMetrics) -> ModelSession:
+        """Return the session with this replica. Concurrent callers share one connection attempt."""
         if self._retired:
-            raise Draining("this model has been configured anew", "send the request again")
-        served = self.session
-        if served is not None and served.client.handle.address == resident.address and not served.client.client.broken:
-            served.draining = False
-            return served
-        opening = self._connecting.get(resident.address)
+            raise Draining("this model was reconfigured", "retry the request")
+        session = self.session
+        if (
+            session is not None
+            and session.client.handle.address == replica.address
+            and not session.client.client.broken
+        ):
+            session.draining = False
+            return session
+        opening = self._connecting.get(replica.address)
         if opening is None:
-            opening = asyncio.ensure_future(self._open_session(resident, limits, metrics))
-            self._connecting[resident.address] = opening
-            opening.add_done_callback(lambda _: self._connecting.pop(resident.address, None))
+            opening = asyncio.ensure_future(self._open_session(replica, limits, metrics))
+            self._connecting[replica.address] = opening
+            opening.add_done_callback(lambda _: self._connecting.pop(replica.address, None))
         return await asyncio.shield(opening)
 
-    async def _open_session(
-        self, resident: ReplicaHandle, limits: ServerLimits, metrics: ServerMetrics
-    ) -> ModelSession:
-        client = await ModelClient.connect(resident)
+    async def _open_session(self, replica: ReplicaHandle, limits: ServerLimits, metrics: ServerMetrics) -> ModelSession:
+        client = await ModelClient.connect(replica)
         self._release_session()
         self.session = ModelSession(client, limits, metrics, self.queue)
-        self.facts = resident.facts
+        self.facts = replica.facts
         return self.session
 
     def retire(self) -> None:
-        """The session ends with the last of its answers, and there is no other."""
+        """Close the session after its last response, and open no other."""
         self._retired = True
         self._release_session()
 
@@ -113,15 +116,15 @@ async def _close_when_idle(client: ModelClient) -> None:
 
 
 class CatalogEntry:
-    """One model under its name."""
+    """One model and the connectors to its variants, in fallback order."""
 
-    def __init__(self, offering: ModelRoute, limits: ServerLimits, processes: int) -> None:
-        self.offering = offering
-        self.name = offering.model
+    def __init__(self, route: ModelRoute, limits: ServerLimits, processes: int) -> None:
+        self.offering = route
+        self.name = route.model
         self.created = int(time.time())
         self.connectors = [
             VariantConnector(name, kind, limits, processes)
-            for name, kind in zip(offering.variants, offering.kinds, strict=True)
+            for name, kind in zip(route.variants, route.kinds, strict=True)
         ]
 
     @property
@@ -129,17 +132,17 @@ class CatalogEntry:
         return self.connectors[0]
 
     def retire(self) -> None:
-        for session in self.connectors:
-            session.retire()
+        for connector in self.connectors:
+            connector.retire()
 
 
 class ModelCatalog:
     """Models and their adapters by name."""
 
-    def __init__(self, offers: Iterable[CatalogEntry]) -> None:
-        self.entries = {offer.name: offer for offer in offers}
+    def __init__(self, entries: Iterable[CatalogEntry]) -> None:
+        self.entries = {entry.name: entry for entry in entries}
         self._adapters = {
-            lora: offer for offer in self.entries.values() for lora in offer.offering.loras if lora not in self.entries
+            lora: entry for entry in self.entries.values() for lora in entry.offering.loras if lora not in self.entries
         }
 
     @property
@@ -147,18 +150,16 @@ class ModelCatalog:
         return [*self.entries, *self._adapters]
 
     def find(self, name: str) -> tuple[CatalogEntry, str | None]:
-        """The model of this name, and the adapter if the name is an adapter's."""
-        offer = self.entries.get(name)
-        if offer is not None:
-            return offer, None
-        offer = self._adapters.get(name)
-        if offer is not None:
-            return offer, name
-        raise UnknownModel(
-            f"there is no model {name[:100]!r}", f"this server has: {', '.join(self.names)}", param="model"
-        )
+        """Return the model with this name, and the adapter if the name is an adapter's. Raise `UnknownModel`."""
+        entry = self.entries.get(name)
+        if entry is not None:
+            return entry, None
+        entry = self._adapters.get(name)
+        if entry is not None:
+            return entry, name
+        raise UnknownModel(f"there is no model {name[:100]!r}", f"available: {', '.join(self.names)}", param="model")
 
     async def close(self) -> None:
-        for offer in self.entries.values():
-            for session in offer.connectors:
-                await session.close()
+        for entry in self.entries.values():
+            for connector in entry.connectors:
+                await connector.close()

@@ -1,4 +1,4 @@
-"""A model on one worker, as this server process answers for it."""
+"""This server process's session with a model on one worker."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from enginebay.text.tool_calls import TOOL_CALL_FORMATS, ToolCallFormat, detect_
 
 
 class ModelSession:
-    """One worker's session and the model's counters. Counters are bound once: a request only adds to them."""
+    """A session with one worker, and the model's metrics. Metrics are bound once: a request only adds to them."""
 
-    def __init__(self, client: ModelClient, limits: ServerLimits, metrics: ServerMetrics, gate: AdmissionQueue) -> None:
-        resident, facts = client.handle, client.facts
+    def __init__(
+        self, client: ModelClient, limits: ServerLimits, metrics: ServerMetrics, queue: AdmissionQueue
+    ) -> None:
+        handle, facts = client.handle, client.facts
         self.client = client
         self.limits = limits
-        self.name = resident.model
+        self.name = handle.model
         self.engine = f"{facts.kind} {facts.version}"
         self.engine_header = f"x-enginebay-engine: {self.engine}\r\n".encode("ascii", "replace")
-        self.last_token_at = float("-inf")  # when the engine last made a token for us
-        self.probe: asyncio.Future[Any] | None = None  # a question to the engine whether it still answers
-        self.queue = gate
-        self.draining = False  # the worker has said that it takes no more requests
-        self.sampling_defaults = {name: value for name, value in resident.sampling.items() if self.supports(name)}
+        self.last_token_at = float("-inf")  # when the engine last generated a token for this process
+        self.probe: asyncio.Future[Any] | None = None  # a liveness check of the engine in progress
+        self.queue = queue
+        self.draining = False  # the worker accepts no more requests
+        self.sampling_defaults = {name: value for name, value in handle.sampling.items() if self.supports(name)}
         self.tool_format = _select_tool_format(client)
         self.markers = self._find_marker_ids()
         self._call_ids = itertools.count(1)
@@ -46,11 +48,11 @@ class ModelSession:
         self.completion_tokens = metrics.completion_tokens.child(*labels)
         self._metrics = metrics
         for gauge in (metrics.requests_running, metrics.requests_waiting):
-            gauge.child(*labels)  # told before the first request, too
+            gauge.child(*labels)  # reported even before the first request
 
     @property
     def running_gauge(self) -> MetricValue:
-        """Not kept: while nothing is counted it may be dropped."""
+        """Looked up each time: `drop_idle_children` may drop it while it is 0."""
         return self._metrics.requests_running.child(*self.labels)
 
     @property
@@ -58,38 +60,38 @@ class ModelSession:
         return self._metrics.requests_waiting.child(*self.labels)
 
     def next_call_id(self) -> str:
-        """A name for one call of a tool, unlike all others."""
+        """Return a unique id for a tool call."""
         return f"{self._call_prefix}{next(self._call_ids):04x}"
 
     def supports(self, parameter: str) -> bool:
-        """Whether the engine takes this parameter, at its version and with this model."""
+        """Return whether the engine supports this parameter, at its version and with this model."""
         declared = self.client.spec.request.get(parameter)
         refused = declared is None or declared.support is Support.REFUSES
         return not refused and parameter not in self.client.facts.refused
 
     def restore_markers(self, text: str, token_ids: Sequence[int]) -> str:
-        """The text of some tokens with the markers of tool calls, which engines leave out as special tokens."""
+        """Return the tokens' text including tool-call markers, which engines omit as special tokens."""
         markers = self.markers
         if not markers or not any(token in markers for token in token_ids):
             return text
         if len(token_ids) == 1:
             return markers[token_ids[0]] + text
-        # Where in the text the markers belong, only the tokens tell.
+        # Only the tokens show where in the text the markers belong.
         raw = self.client.prompt_encoder.get_token_bytes
         return b"".join(raw(token) for token in token_ids).decode("utf-8", "replace")
 
     def _find_marker_ids(self) -> dict[int, str]:
-        """Special tokens that begin or end a tool call: engines leave them out of the text."""
+        """Return the special tokens that begin or end a tool call, by id."""
         tokenizer = self.client.prompt_encoder.tokenizer
         if tokenizer is None:
             return {}
-        found = {marker: tokenizer.raw.token_to_id(marker) for marker in self.tool_format.markers}
-        return {number: marker for marker, number in found.items() if number in tokenizer.special_ids}
+        ids = {marker: tokenizer.raw.token_to_id(marker) for marker in self.tool_format.markers}
+        return {token_id: marker for marker, token_id in ids.items() if token_id in tokenizer.special_ids}
 
 
 def _select_tool_format(client: ModelClient) -> ToolCallFormat:
-    """The one the configuration names, else the one that the model's chat template speaks of."""
-    named = client.handle.tool_format
+    """Return the configured format, or the one detected from the model's chat template."""
+    configured = client.handle.tool_format
     if client.spec.renders:
-        return TOOL_CALL_FORMATS["hermes"]  # in which such engines write down the calls that they were given
-    return TOOL_CALL_FORMATS[detect_format(client.prompt_encoder.chat_template) if named == "auto" else named]
+        return TOOL_CALL_FORMATS["hermes"]  # the format in which such engines write tool calls as text
+    return TOOL_CALL_FORMATS[detect_format(client.prompt_encoder.chat_template) if configured == "auto" else configured]

@@ -1,0 +1,1 @@
+"""The supervisor: owns the fleet, runs server processes and admin commands."""

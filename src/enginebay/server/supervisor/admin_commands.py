@@ -1,4 +1,4 @@
-"""What an administrator may ask for: look, load, sleep, unload, switch, change adapters, reload, upgrade an engine, read meters."""
+"""Admin commands: list, load, sleep, unload and switch models, change adapters, reload, upgrade an engine, read meters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from enginebay.server.supervisor.listen_socket import check_exposure
 from enginebay.server.telemetry.host_meters import HostMeters
 from enginebay.worker.client_side.worker_client import WorkerClient
 
-# What only a new start can change.
+# Server settings that a reload cannot change.
 _RESTART_ONLY = ("host", "port", "workers", "log_format", "log_level", "log_prompts")
 
 
@@ -48,122 +48,130 @@ class AdminCommands:
         self._read_keys = read_keys
         self._change_lock = asyncio.Lock()
         self._running_commands: set[asyncio.Future[Any]] = set()
-        self._upgraded_environments: dict[str, Environment] = {}  # by engine: it stays so over a reload
-        self._applied = desired  # the last that was taken in
+        self._upgraded_environments: dict[str, Environment] = {}  # by engine; survives a reload
+        self._applied = desired  # the last state applied
         self._meters = HostMeters()
 
     async def execute(self, command: str, arguments: dict[str, Any]) -> Any:
-        known: dict[str, Callable[..., Awaitable[Any]]] = {
+        commands: dict[str, Callable[..., Awaitable[Any]]] = {
             "ps": self._ps, "load": self._load, "sleep": self._sleep, "unload": self._unload, "switch": self._switch,
             "switches": self._switches, "logs": self._logs, "reload": self._reload, "add_lora": self._add_lora,
             "remove_lora": self._remove_lora, "upgrade": self._upgrade, "meters": self._meters.read,
         }  # fmt: skip
-        order = asyncio.ensure_future(known[command](**arguments))
-        self._running_commands.add(order)
-        order.add_done_callback(self._running_commands.discard)
-        return await asyncio.shield(order)  # whoever gave it may go: an order is not left half done
+        task = asyncio.ensure_future(commands[command](**arguments))
+        self._running_commands.add(task)
+        task.add_done_callback(self._running_commands.discard)
+        return await asyncio.shield(task)  # a command completes even if its client disconnects
 
     async def close(self) -> None:
-        for order in list(self._running_commands):
-            order.cancel()
+        for task in list(self._running_commands):
+            task.cancel()
         await asyncio.gather(*self._running_commands, return_exceptions=True)
         await self._rolling_update.close()
         await self._meters.close()
 
     async def _ps(self) -> dict[str, Any]:
         await self._fleet.poll_workers()
-        models = [self._build_row(place) for place in self._fleet.replicas.values()]
+        models = [self._build_row(replica) for replica in self._fleet.replicas.values()]
         return {
             "models": models,
             "standby": self._fleet.standby_pool.list_pids(),
             "memory_bytes": self._fleet.memory_budget.pool_bytes,
         }
 
-    def _build_row(self, place: Replica) -> dict[str, Any]:
+    def _build_row(self, replica: Replica) -> dict[str, Any]:
         now = time.monotonic()
-        plan, worker = place.variant.plan, place.worker
-        awake = place.state is ReplicaState.AWAKE and not place.in_transition
+        plan, worker = replica.variant.plan, replica.worker
+        awake = replica.state is ReplicaState.AWAKE and not replica.in_transition
         return {
-            "name": place.name,
-            "model": place.variant.model,
-            "engine": place.variant.kind,
-            "version": place.facts.version if place.facts is not None else plan.version if plan is not None else None,
-            "state": "unavailable" if plan is None else state_label(place),
+            "name": replica.name,
+            "model": replica.variant.model,
+            "engine": replica.variant.kind,
+            "version": replica.facts.version
+            if replica.facts is not None
+            else plan.version
+            if plan is not None
+            else None,
+            "state": "unavailable" if plan is None else state_label(replica),
             "pid": worker.process.pid if worker is not None else None,
-            "pinned": place.variant.settings.pinned,
-            "running": place.running,
-            "waiting": self._fleet.count_waiting(place.name),
-            "memory_bytes": place.memory_bytes or None,
-            "needs_bytes": dict(place.awake_bytes),
-            "awake_s": round(now - place.awake_since, 1) if awake else None,
-            "idle_s": round(now - place.idle_since, 1) if worker is not None and not place.running else None,
+            "pinned": replica.variant.settings.pinned,
+            "running": replica.running,
+            "waiting": self._fleet.count_waiting(replica.name),
+            "memory_bytes": replica.memory_bytes or None,
+            "needs_bytes": dict(replica.awake_bytes),
+            "awake_s": round(now - replica.awake_since, 1) if awake else None,
+            "idle_s": round(now - replica.idle_since, 1) if worker is not None and not replica.running else None,
             "adapters": list(plan.launch.load.loras) if plan is not None else [],
-            "smaller_settings": place.reduced_plan is not None or None,
-            "last_failure": place.variant.error.message if place.variant.error else place.last_failure or None,
-            "last_switch": place.last_switch.to_json() if place.last_switch is not None else None,
+            "smaller_settings": replica.reduced_plan is not None or None,
+            "last_failure": replica.variant.error.message if replica.variant.error else replica.last_failure or None,
+            "last_switch": replica.last_switch.to_json() if replica.last_switch is not None else None,
         }
 
     async def _load(self, model: str) -> dict[str, Any]:
-        place = self._fleet.get_replica(model)
-        already = place.ready
-        self._fleet.reset_failures(place)
+        replica = self._fleet.get_replica(model)
+        already = replica.ready
+        self._fleet.reset_failures(replica)
         await self._fleet.acquire(model, queued=False)
-        return {**self._build_row(place), "already": already}
+        return {**self._build_row(replica), "already": already}
 
     async def _sleep(self, model: str) -> dict[str, Any]:
         loaded = self._list_loaded(model)
         if not loaded:
             raise InvalidRequest(f"{model} is not loaded, so it cannot sleep", "load it first", param="model")
-        place = next((one for one in loaded if one.asleep_bytes is not None), None)
-        if place is None:
+        replica = next((candidate for candidate in loaded if candidate.asleep_bytes is not None), None)
+        if replica is None:
             raise InvalidRequest(f"{loaded[0].variant.kind} cannot put {model} to sleep", "unload it", param="model")
-        await self._fleet.sleep_or_unload(place, ReplicaState.ASLEEP)
-        return self._build_row(place)
+        await self._fleet.sleep_or_unload(replica, ReplicaState.ASLEEP)
+        return self._build_row(replica)
 
     async def _unload(self, model: str) -> dict[str, Any]:
         loaded = self._list_loaded(model) or [self._fleet.get_replica(model)]
-        for place in loaded:
-            await self._fleet.sleep_or_unload(place, ReplicaState.COLD)
+        for replica in loaded:
+            await self._fleet.sleep_or_unload(replica, ReplicaState.COLD)
         return self._build_row(loaded[-1])
 
     def _list_loaded(self, name: str) -> list[Replica]:
-        """What is loaded of that name: of a model's own name its fallbacks, too, since they answer to it."""
+        """Return the loaded replicas of that name. A model's own name includes its fallbacks."""
         named = self._fleet.get_replica(name)
-        chain = [one for one in self._fleet.replicas.values() if one.variant.model == named.variant.model]
-        return [one for one in (chain if named.variant.primary else [named]) if one.state is not ReplicaState.COLD]
+        candidates = [named]
+        if named.variant.primary:
+            candidates = [
+                other for other in self._fleet.replicas.values() if other.variant.model == named.variant.model
+            ]
+        return [candidate for candidate in candidates if candidate.state is not ReplicaState.COLD]
 
     async def _switch(self, from_: str, to: str) -> dict[str, Any]:
-        """The one leaves, to sleep if it can, and the other comes."""
-        leaving, coming = self._fleet.get_replica(from_), self._fleet.get_replica(to)
-        if leaving is coming:
+        """Put one model to sleep, or unload it if it cannot sleep, and load the other."""
+        old, new = self._fleet.get_replica(from_), self._fleet.get_replica(to)
+        if old is new:
             raise InvalidRequest("both models are the same", param="to")
-        already = coming.ready
-        self._fleet.reset_failures(coming)
-        if leaving.ready:
-            if not coming.ready:
-                self._fleet.preload(to)  # first, so that the leaving one is written down as replaced by it
+        already = new.ready
+        self._fleet.reset_failures(new)
+        if old.ready:
+            if not new.ready:
+                self._fleet.preload(to)  # first, so that the history records what replaced the old model
             await self._fleet.sleep_or_unload(
-                leaving, ReplicaState.ASLEEP if self._can_keep_asleep(leaving, coming) else ReplicaState.COLD
+                old, ReplicaState.ASLEEP if self._can_keep_asleep(old, new) else ReplicaState.COLD
             )
         await self._fleet.acquire(to, queued=False)
-        return {**self._build_row(coming), "already": already, "left": state_label(leaving)}
+        return {**self._build_row(new), "already": already, "left": state_label(old)}
 
-    def _can_keep_asleep(self, leaving: Replica, coming: Replica) -> bool:
-        """Whether both fit, the one asleep and the other awake."""
-        if leaving.asleep_bytes is None:
+    def _can_keep_asleep(self, old: Replica, new: Replica) -> bool:
+        """Return whether `old` asleep and `new` awake fit in memory together."""
+        if old.asleep_bytes is None:
             return False
-        asleep = leaving.asleep_bytes
-        return coming.ready or all(
-            asleep.get(pool, 0) + need <= self._fleet.memory_budget.pool_bytes.get(pool, 0)
-            for pool, need in coming.awake_bytes.items()
+        asleep = old.asleep_bytes
+        return new.ready or all(
+            asleep.get(pool, 0) + needed <= self._fleet.memory_budget.pool_bytes.get(pool, 0)
+            for pool, needed in new.awake_bytes.items()
         )
 
     async def _switches(self) -> dict[str, Any]:
         return self._fleet.switch_history.to_json()
 
     async def _logs(self, model: str, lines: int = 100) -> dict[str, Any]:
-        places = [self._fleet.get_replica(model), *self._list_loaded(model)]
-        plan = next((one.variant.plan for one in places if one.variant.plan is not None), None)
+        replicas = [self._fleet.get_replica(model), *self._list_loaded(model)]
+        plan = next((item.variant.plan for item in replicas if item.variant.plan is not None), None)
         if plan is None:
             raise InvalidRequest(f"{model} has no log: it was never started", param="model")
         return {"lines": await asyncio.to_thread(read_last_lines, plan.launch.log, lines)}
@@ -171,124 +179,126 @@ class AdminCommands:
     # Changes
 
     async def _reload(self) -> dict[str, Any]:
-        """All of the configuration, or nothing of it; but the keys in any case: a revoked one stops working."""
+        """Apply the configuration, all or nothing. Keys apply in any case, so that a revoked key stops working."""
         async with self._change_lock:
             try:
-                wanted = await asyncio.to_thread(self._read_desired)
-                _check_change(self._applied, wanted)
+                desired = await asyncio.to_thread(self._read_desired)
+                _check_change(self._applied, desired)
             except EnginebayError as error:
                 raise await self._apply_keys_only(error) from None
-            await self._check_exposure(wanted.config, wanted.keyring)
-            wanted = replace(wanted, variants=tuple(map(self._apply_upgrade, wanted.variants)))
-            if wanted.keyring and wanted.config.server.keys_file == self._applied.config.server.keys_file:
-                await self._apply_keys(wanted.keyring)  # models may take long
+            await self._check_exposure(desired.config, desired.keyring)
+            desired = replace(desired, variants=tuple(map(self._apply_upgrade, desired.variants)))
+            if desired.keyring and desired.config.server.keys_file == self._applied.config.server.keys_file:
+                await self._apply_keys(desired.keyring)  # first: models may take long
             try:
-                done = await self._rolling_update.apply(wanted.variants, wanted.config.fleet)
+                changes = await self._rolling_update.apply(desired.variants, desired.config.fleet)
             except EnginebayError as error:
                 raise await self._apply_keys_only(error) from None
-            self._applied = wanted
-            await self._apply(wanted)
-            for name in done["added"]:
+            self._applied = desired
+            await self._apply(desired)
+            for name in changes["added"]:
                 variant = self._fleet.get_replica(name).variant
                 if variant.primary and variant.settings.load == "start" and self._fleet.fits_without_eviction(name):
                     self._fleet.preload(name)
-            return {**done, "keys": len(wanted.keyring.keys)}
+            return {**changes, "keys": len(desired.keyring.keys)}
 
-    async def _apply_keys_only(self, refused: EnginebayError) -> EnginebayError:
-        """Takes in the keys of the present file, as far as it can be read; gives back what to say of it all."""
+    async def _apply_keys_only(self, cause: EnginebayError) -> EnginebayError:
+        """Apply the keys of the current key file after a failed reload. Return the error to report."""
         before = self._applied
         try:
-            found = await asyncio.to_thread(self._read_keys, before.config)
+            keyring = await asyncio.to_thread(self._read_keys, before.config)
         except ConfigError as error:
-            why = "" if error.message == refused.message else f" ({error.message})"
-            return _prefix_message(f"the configuration and the keys stay as they were{why}", refused)
-        await self._check_exposure(before.config, found, refused)
-        locked = before.keyring.required and not found.keys  # by a configuration that is not the present one
-        await self._apply_keys(Keyring(found.keys, found.warnings, required=locked))
-        return _prefix_message("the keys were taken in, but the configuration stays as it was", refused)
+            reason = "" if error.message == cause.message else f" ({error.message})"
+            return _prefix_message(f"neither the configuration nor the keys were reloaded{reason}", cause)
+        await self._check_exposure(before.config, keyring, cause)
+        locked = before.keyring.required and not keyring.keys  # stays locked by an earlier reload
+        await self._apply_keys(Keyring(keyring.keys, keyring.warnings, required=locked))
+        return _prefix_message("the keys were reloaded, but the configuration is unchanged", cause)
 
     async def _apply_keys(self, keyring: Keyring) -> None:
         self._applied = replace(self._applied, keyring=keyring)
         await self._apply(self._applied)
 
-    async def _check_exposure(self, config: Config, keyring: Keyring, refused: EnginebayError | None = None) -> None:
-        """A server that others can reach must not lose its last key and be open; nor may a revoked key go on working.
+    async def _check_exposure(self, config: Config, keyring: Keyring, cause: EnginebayError | None = None) -> None:
+        """Raise `ConfigError` if an exposed server would lose its last key, and refuse all requests from then on.
 
-        So then nobody gets in, and nothing else is taken in.
+        It must not become open to anyone, and the revoked key must not stay valid.
         """
         try:
             await asyncio.to_thread(check_exposure, config.server, keyring)
         except ConfigError as error:
             await self._apply_keys(Keyring(required=True))
-            why = f": {refused.message}" if refused is not None else ""
+            reason = f": {cause.message}" if cause is not None else ""
             raise ConfigError(
-                f"{error.message}: every request is refused now, and the configuration stays as it was{why}",
-                f"make a key with `bay keys create NAME`, then `kill -HUP {os.getpid()}`; "
-                "or start the server again with --allow-without-key if anybody may use it",
+                f"{error.message}: all requests are now refused, and the configuration is unchanged{reason}",
+                f"create a key with `bay keys create NAME`, then `kill -HUP {os.getpid()}`; "
+                "or restart the server with --allow-without-key to let anyone use it",
             ) from None
 
     async def _add_lora(self, model: str, name: str, path: str) -> dict[str, Any]:
         async with self._change_lock:
-            place = self._fleet.get_replica(model)
+            replica = self._fleet.get_replica(model)
             taken = [other for other in self._fleet.replicas.values() if name in (other.name, *_get_loras(other))]
             if taken:
-                raise InvalidRequest(f"the name {name} is taken by {taken[0].name}", param="name")
+                raise InvalidRequest(f"the name {name} is already used by {taken[0].name}", param="name")
             await self._change_loras(
-                place, {**_get_loras(place), name: path}, lambda client: client.add_lora(name, path)
+                replica, {**_get_loras(replica), name: path}, lambda client: client.add_lora(name, path)
             )
-            return self._build_row(place)
+            return self._build_row(replica)
 
     async def _remove_lora(self, model: str, name: str) -> dict[str, Any]:
         async with self._change_lock:
-            place = self._fleet.get_replica(model)
-            if name not in _get_loras(place):
+            replica = self._fleet.get_replica(model)
+            if name not in _get_loras(replica):
                 raise InvalidRequest(
-                    f"{model} has no adapter {name}", f"it has: {', '.join(_get_loras(place)) or 'none'}", param="name"
+                    f"{model} has no adapter {name}",
+                    f"available: {', '.join(_get_loras(replica)) or 'none'}",
+                    param="name",
                 )
-            left = {known: path for known, path in _get_loras(place).items() if known != name}
-            await self._change_loras(place, left, lambda client: client.remove_lora(name))
-            return self._build_row(place)
+            remaining = {other: path for other, path in _get_loras(replica).items() if other != name}
+            await self._change_loras(replica, remaining, lambda client: client.remove_lora(name))
+            return self._build_row(replica)
 
     async def _change_loras(
-        self, place: Replica, loras: dict[str, str], apply_live: Callable[[WorkerClient], Awaitable[None]]
+        self, replica: Replica, loras: dict[str, str], apply_live: Callable[[WorkerClient], Awaitable[None]]
     ) -> None:
-        """In the running worker where its engine can; else in a new one, which takes over when it answers."""
-        variant = _replace_load(place.variant, loras=loras)
+        """Change adapters in the running worker if its engine can, else in a new worker that then takes over."""
+        variant = _replace_load(replica.variant, loras=loras)
         variant = replace(variant, settings=replace(variant.settings, loras=loras))
         try:
-            if not place.ready or place.worker is None:
+            if not replica.ready or replica.worker is None:
                 raise Unsupported("it is not loaded")
-            await apply_live(place.worker.client)
-            place.variant, place.reduced_plan = variant, None
-            place.worker.handle = replace(place.worker.handle, loras=tuple(loras))  # for sessions to come
+            await apply_live(replica.worker.client)
+            replica.variant, replica.reduced_plan = variant, None
+            replica.worker.handle = replace(replica.worker.handle, loras=tuple(loras))  # for future sessions
         except Unsupported:
-            await self._rolling_update.replace_variant(place, variant)
+            await self._rolling_update.replace_variant(replica, variant)
         await self._apply()
 
     async def _upgrade(self, engine: str) -> dict[str, Any]:
-        """Models of this engine go over to another version of it, each when the new worker answers."""
+        """Move this engine's models to another version of it, each once its new worker responds."""
         kind, _, version = engine.partition("==")
         async with self._change_lock:
-            found = await asyncio.to_thread(environments.find_environment, kind, version or None)
+            environment = await asyncio.to_thread(environments.find_environment, kind, version or None)
             before = dict(self._upgraded_environments)
-            self._upgraded_environments[found.kind] = found
+            self._upgraded_environments[environment.kind] = environment
             try:
-                done = await self._rolling_update.apply(
-                    [self._apply_upgrade(place.variant) for place in self._fleet.replicas.values()]
+                changes = await self._rolling_update.apply(
+                    [self._apply_upgrade(replica.variant) for replica in self._fleet.replicas.values()]
                 )
             except BaseException:
                 self._upgraded_environments = before
                 raise
             await self._apply()
-            return {"engine": found.kind, "version": found.version, "models": done["changed"]}
+            return {"engine": environment.kind, "version": environment.version, "models": changes["changed"]}
 
     def _apply_upgrade(self, variant: Variant) -> Variant:
         environment = self._upgraded_environments.get(variant.kind)
         return variant if environment is None or variant.plan is None else _move_to_environment(variant, environment)
 
 
-def _get_loras(place: Replica) -> dict[str, str]:
-    return dict(place.variant.plan.launch.load.loras) if place.variant.plan is not None else {}
+def _get_loras(replica: Replica) -> dict[str, str]:
+    return dict(replica.variant.plan.launch.load.loras) if replica.variant.plan is not None else {}
 
 
 def _replace_load(variant: Variant, **fields: Any) -> Variant:
@@ -309,16 +319,16 @@ def _move_to_environment(variant: Variant, environment: Environment) -> Variant:
 
 
 def _check_change(before: DesiredState, after: DesiredState) -> None:
-    """Raises `ConfigError` for what cannot be taken in while the server runs."""
+    """Raise `ConfigError` for changes that a reload cannot apply."""
     if before.config.models and not after.config.models:
-        raise ConfigError("the configuration names no models any more", "if that is meant, start the server again")
-    ours, theirs = before.config.server, after.config.server
-    fixed = [f"server.{name}" for name in _RESTART_ONLY if getattr(ours, name) != getattr(theirs, name)]
+        raise ConfigError("the new configuration has no models", "restart the server if this is intended")
+    old, new = before.config.server, after.config.server
+    fixed = [f"server.{name}" for name in _RESTART_ONLY if getattr(old, name) != getattr(new, name)]
     if fixed:
-        raise ConfigError(f"{', '.join(fixed)} cannot change while the server runs", "start the server again for that")
+        raise ConfigError(f"{', '.join(fixed)} cannot change while the server runs", "restart the server to change it")
 
 
-def _prefix_message(text: str, error: EnginebayError) -> EnginebayError:
-    told = copy(error)  # somebody else may keep it
-    told.message = f"{text}: {error.message}"
-    return told
+def _prefix_message(prefix: str, error: EnginebayError) -> EnginebayError:
+    prefixed = copy(error)  # the original may be referenced elsewhere
+    prefixed.message = f"{prefix}: {error.message}"
+    return prefixed

@@ -1,4 +1,4 @@
-"""Server processes as the supervisor sees them, and the program they run."""
+"""Server processes: the supervisor's handle on one, and the program that it runs."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _EXIT_TIMEOUT_S = 3.0
 
 
 class ServerProcess:
-    """One child: it inherits the listening socket and one end of a line to us."""
+    """A child process. It inherits the listening socket and one end of the channel."""
 
-    def __init__(self, process: subprocess.Popen[bytes], line: ProcessChannel) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], channel: ProcessChannel) -> None:
         self._process = process
-        self.channel = line
+        self.channel = channel
         self._last_snapshot: Any = None
-        self._missed_snapshots = 0  # questions in a row
+        self._missed_snapshots = 0  # in a row
 
     @classmethod
     async def start(
@@ -71,11 +71,11 @@ class ServerProcess:
 
     @property
     def silent_s(self) -> float:
-        """How long it has said nothing at all; one question without an answer may be our own standstill."""
+        """Time since its last message. 0 until two snapshots are missed: one may be our own event loop's delay."""
         return time.monotonic() - self.channel.last_received_at if self._missed_snapshots > 1 else 0.0
 
     async def snapshot(self) -> Any:
-        """Its metrics; where it does not answer, those it last told, since counts must not fall and rise again."""
+        """Return its metrics. On a timeout return the last ones, since counters must not drop."""
         self._missed_snapshots += 1
         with suppress(TimeoutError):
             async with asyncio.timeout(_SNAPSHOT_TIMEOUT_S):
@@ -88,16 +88,16 @@ class ServerProcess:
             async with asyncio.timeout(deadline_s + _EXIT_TIMEOUT_S):
                 await self.channel.call("drain")
         except Exception:
-            return  # it is closed next, whatever kept it
+            return  # the caller closes it next
 
     async def close(self) -> None:
-        await self.channel.close()  # the child ends when its line does
+        await self.channel.close()  # the child exits when the channel closes
         if not await self._wait_exited():
             self._process.kill()
             await self._wait_exited()
 
     async def _wait_exited(self) -> bool:
-        """After a while."""
+        """Wait up to `_EXIT_TIMEOUT_S`. Return whether the process exited."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_TIMEOUT_S):
                 while self._process.poll() is None:
@@ -109,39 +109,39 @@ class ServerProcess:
 
 
 class _RemoteRateLimits:
-    """Shares counted by the supervisor, for all processes together."""
+    """Rate limits counted by the supervisor for all processes."""
 
-    def __init__(self, line: ProcessChannel) -> None:
-        self._channel = line
+    def __init__(self, channel: ProcessChannel) -> None:
+        self._channel = channel
 
     async def take(self, key: ApiKey) -> RateLimitDecision:
-        verdict: RateLimitDecision = await self._channel.call("take", key)
-        return verdict
+        decision: RateLimitDecision = await self._channel.call("take", key)
+        return decision
 
     def charge(self, key: ApiKey, tokens: int) -> None:
         self._channel.notify("charge", key, tokens)
 
 
 class _RemoteFleet:
-    """The supervisor's fleet, over the line to it. Implements `offers.FleetPort`."""
+    """The supervisor's fleet over the channel. Implements `FleetGateway`."""
 
-    def __init__(self, line: ProcessChannel) -> None:
-        self._channel = line
+    def __init__(self, channel: ProcessChannel) -> None:
+        self._channel = channel
 
     async def acquire(self, name: str, timeout_s: float | None = None, failed_address: str = "") -> ReplicaHandle:
-        found: ReplicaHandle = await self._channel.call("want", name, timeout_s, failed_address)
-        return found
+        replica: ReplicaHandle = await self._channel.call("acquire", name, timeout_s, failed_address)
+        return replica
 
     async def estimate_wait(self, name: str, *, preload: bool = False) -> WaitEstimate:
-        found: WaitEstimate = await self._channel.call("look_ahead", name, preload)
-        return found
+        estimate: WaitEstimate = await self._channel.call("estimate_wait", name, preload)
+        return estimate
 
     async def list_failures(self) -> dict[str, EnginebayError]:
-        found: dict[str, EnginebayError] = await self._channel.call("troubles")
-        return found
+        failures: dict[str, EnginebayError] = await self._channel.call("list_failures")
+        return failures
 
     async def run_admin_command(self, command: str, arguments: dict[str, Any]) -> Any:
-        return await self._channel.call("order", command, arguments)
+        return await self._channel.call("run_admin_command", command, arguments)
 
 
 async def _serve(listening: socket.socket, control: socket.socket) -> None:
@@ -149,16 +149,16 @@ async def _serve(listening: socket.socket, control: socket.socket) -> None:
 
     async def start(setup: ServerSetup) -> None:
         await asyncio.to_thread(import_grpc)
-        instance = ServerInstance(listening, setup, _RemoteFleet(line), _RemoteRateLimits(line), _scrape)
+        instance = ServerInstance(listening, setup, _RemoteFleet(channel), _RemoteRateLimits(channel), scrape)
         await instance.start()
         instances.append(instance)
 
     async def configure(setup: ServerSetup) -> None:
         await instances[0].configure(setup)
 
-    async def _scrape(_: ServerInstance) -> bytes:
-        found: bytes = await line.call("scrape")
-        return found
+    async def scrape(_: ServerInstance) -> bytes:
+        metrics: bytes = await channel.call("scrape")
+        return metrics
 
     async def snapshot() -> Any:
         return instances[0].snapshot()
@@ -166,10 +166,10 @@ async def _serve(listening: socket.socket, control: socket.socket) -> None:
     async def drain() -> None:
         await instances[0].drain()
 
-    line = await ProcessChannel.open(
+    channel = await ProcessChannel.open(
         control, {"start": start, "configure": configure, "snapshot": snapshot, "drain": drain}
     )
-    await line.closed
+    await channel.closed
     for instance in instances:
         await instance.close()
 
@@ -177,11 +177,11 @@ async def _serve(listening: socket.socket, control: socket.socket) -> None:
 def main() -> None:
     import uvloop
 
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):  # the supervisor hears it too, and tells us
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):  # the supervisor handles them
         signal.signal(number, signal.SIG_IGN)
     listening, control = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     uvloop.run(_serve(listening, control))
-    os._exit(0)  # threads of libraries have nothing left to do
+    os._exit(0)  # does not wait for library threads
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is to be served, as the configuration and the command line say."""
+"""What to serve, as the configuration and the command line define it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the server listens, and whether it may."""
+"""Binds the listening socket, and refuses to expose a server without keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BACKLOG = 2048
 
 
 def bind_socket(config: ServerConfig, keyring: Keyring) -> socket.socket:
-    """A bound socket that does not listen yet. Raises `ConfigError` when it may not be reachable or cannot be had."""
+    """Return a bound socket that does not listen yet. Raise `ConfigError` if it is exposed without keys or unavailable."""
     check_exposure(config, keyring)
     family, address = _resolve(config)
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -33,36 +33,36 @@ def bind_socket(config: ServerConfig, keyring: Keyring) -> socket.socket:
 
 
 def check_exposure(config: ServerConfig, keyring: Keyring) -> None:
-    """Raises `ConfigError` when others could reach the server and none of them needs a key."""
+    """Raise `ConfigError` if other hosts can reach the server and it requires no key."""
     if keyring or config.allow_without_key:
         return
     _, address = _resolve(config)
     if not is_loopback(str(address[0])):
         raise ConfigError(
             f"{config.host} is reachable from other hosts, and no API key is set",
-            "make a key with `bay keys create NAME`, or say --allow-without-key if anybody may use it",
+            "create a key with `bay keys create NAME`, or pass --allow-without-key to let anyone use it",
         )
 
 
 def start_listening(sock: socket.socket) -> None:
-    """From here on connections are taken, or wait to be."""
+    """Start accepting connections into the backlog."""
     try:
         sock.listen(_BACKLOG)
-    except OSError as error:  # two servers may hold the same port until one of them listens
+    except OSError as error:  # two servers may bind the same port until one of them listens
         raise _make_port_in_use_error(sock.getsockname()[1]) if error.errno == errno.EADDRINUSE else error from None
 
 
 def _make_port_in_use_error(port: int) -> ConfigError:
     other = port + 1 if port < 65535 else port - 1
-    return ConfigError(f"port {port} is in use", f"choose another, as in: --port {other}")
+    return ConfigError(f"port {port} is in use", f"choose another, such as --port {other}")
 
 
 def _resolve(config: ServerConfig) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
     try:
-        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise ConfigError(f"{config.host} is not an address of this host: {error.strerror}", "try 127.0.0.1") from None
-    family, _, _, _, address = found[0]
+        raise ConfigError(f"cannot resolve the host {config.host}: {error.strerror}", "try 127.0.0.1") from None
+    family, _, _, _, address = addresses[0]
     return family, tuple(address)
 
 

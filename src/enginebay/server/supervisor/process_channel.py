@@ -1,6 +1,6 @@
-"""The line between the supervisor and one of its server processes: calls with answers, both ways.
+"""Bidirectional RPC between the supervisor and one of its server processes.
 
-A socket pair that only these two processes hold, so pickled Python values may travel on it.
+It runs over a socket pair that only these two processes hold, so pickle is safe.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Any
 from enginebay.errors import EnginebayError, WorkerDied
 
 _LENGTH_BYTES = 4
+_PEER_EXITED = "the peer process exited"
 
 RpcHandler = Callable[..., Awaitable[Any]]
 
 
 class ProcessChannel:
-    """One end. `closed` is done when the other end has gone."""
+    """One end of the channel. `closed` completes when the other end is gone."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handlers: Mapping[str, RpcHandler]
@@ -30,7 +31,7 @@ class ProcessChannel:
         self._handlers = handlers
         self._pending_calls: dict[int, asyncio.Future[Any]] = {}
         self._last_call_number = self._last_notify_key = 0
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # by the other end's numbers; below 0 what nobody waits for
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by the peer's call number; negative for notifications
         self.last_received_at = time.monotonic()
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._receiver = asyncio.create_task(self._receive())
@@ -41,23 +42,23 @@ class ProcessChannel:
         return cls(reader, writer, handlers)
 
     async def call(self, method: str, *args: Any) -> Any:
-        """The other end's answer. Raises what it raised, or `WorkerDied` when it has gone."""
+        """Call a method of the peer. Raise the error that it raised, or `WorkerDied` if the peer exited."""
         if self.closed.done():
-            raise WorkerDied("the server's other process has gone")
+            raise WorkerDied(_PEER_EXITED)
         self._last_call_number += 1
         number = self._last_call_number
-        answer = self._pending_calls[number] = asyncio.get_running_loop().create_future()
+        reply = self._pending_calls[number] = asyncio.get_running_loop().create_future()
         self._send((number, method, args))
         try:
-            return await answer
+            return await reply
         except asyncio.CancelledError:
-            self._send((number, "", ()))  # the other end need not go on
+            self._send((number, "", ()))  # cancels the handler
             raise
         finally:
             self._pending_calls.pop(number, None)
 
     def notify(self, method: str, *args: Any) -> None:
-        """A call whose answer nobody waits for."""
+        """Call a method of the peer without a reply."""
         if not self.closed.done():
             self._send((0, method, args))
 
@@ -82,9 +83,9 @@ class ProcessChannel:
         finally:
             if not self.closed.done():
                 self.closed.set_result(None)
-            for answer in self._pending_calls.values():
-                if not answer.done():
-                    answer.set_exception(WorkerDied("the server's other process has gone"))
+            for reply in self._pending_calls.values():
+                if not reply.done():
+                    reply.set_exception(WorkerDied(_PEER_EXITED))
 
     def _start_handler(self, number: int, method: str, args: tuple[Any, ...]) -> None:
         self._last_notify_key -= 1
@@ -93,13 +94,13 @@ class ProcessChannel:
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
     def _resolve_call(self, number: int, value: Any) -> None:
-        answer = self._pending_calls.get(number)
-        if answer is None or answer.done():
+        reply = self._pending_calls.get(number)
+        if reply is None or reply.done():
             return
         if isinstance(value, BaseException):
-            answer.set_exception(value)
+            reply.set_exception(value)
         else:
-            answer.set_result(value)
+            reply.set_result(value)
 
     async def _handle(self, number: int, method: str, args: tuple[Any, ...]) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The HTTP side of one server process: its listener, its application, its sessions with the workers."""
+"""The HTTP side of one server process: listener, application and sessions with the workers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from enginebay.config.sections.server_section import ServerConfig
 from enginebay.fleet.routing.model_client import ReplicaHandle
 from enginebay.fleet.routing.variants import ModelRoute
 from enginebay.server.api.app import App
+from enginebay.server.api.routes import ROUTES
 from enginebay.server.auth.api_keys import Keyring
 from enginebay.server.encoding.error_responses import encode_refusal
 from enginebay.server.http.http_settings import HttpSettings
@@ -22,23 +23,23 @@ from enginebay.server.telemetry.server_log import ServerLog
 from enginebay.server.telemetry.server_metrics import ServerMetrics
 from enginebay.server.telemetry.tracing import load_tracer
 
-_WRITE_BUFFER_BYTES = 64 << 10  # what a connection holds beyond the kernel's own buffer before it counts as slow
+_WRITE_BUFFER_BYTES = 64 << 10  # beyond the kernel's buffer; a connection that exceeds it counts as congested
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSetup:
-    """What a server process is told at its start, and when the configuration has changed. Crosses the process border."""
+    """A server process's configuration, sent at its start and on changes. Pickled."""
 
     config: ServerConfig
-    offerings: tuple[ModelRoute, ...]
+    model_routes: tuple[ModelRoute, ...]
     keyring: Keyring
     max_wait_s: float = 300.0  # for a model that is not loaded
-    processes: int = 1  # how many processes divide the limits
-    residents: Mapping[str, ReplicaHandle] = field(default_factory=dict)  # variants that are awake now
+    processes: int = 1  # number of processes that share the limits
+    replicas: Mapping[str, ReplicaHandle] = field(default_factory=dict)  # awake now, by variant
 
     @property
     def keyless(self) -> bool:
-        """Guarded by loopback alone."""
+        """Whether the server accepts local clients only, without keys."""
         return not self.keyring and not self.config.allow_without_key
 
 
@@ -61,6 +62,7 @@ class ServerInstance:
             scrape=lambda: scrape(self),
             fleet=fleet,
             max_wait_s=setup.max_wait_s,
+            routes=ROUTES,
         )
         self._app = App(self._context, setup.keyring, self._tracer, keyless=setup.keyless)
         self._http = _build_http_settings(config)
@@ -69,61 +71,59 @@ class ServerInstance:
             self.log.log_event(self._tracer.note, level="warning")
 
     async def start(self) -> None:
-        await self._connect_residents(self._setup.residents)
+        await self._connect_replicas(self._setup.replicas)
         self._listener.start()
 
     def _build_entries(self, setup: ServerSetup, known: Iterable[CatalogEntry]) -> list[CatalogEntry]:
-        """Those that are offered as before keep their sessions and queues."""
-        kept = {offer.name: offer for offer in known}
-        return [self._build_or_keep_entry(setup, one, kept.get(one.model)) for one in setup.offerings]
+        """Build the catalog entries. Unchanged models keep their sessions and queues."""
+        by_name = {entry.name: entry for entry in known}
+        return [self._build_or_keep_entry(setup, route, by_name.get(route.model)) for route in setup.model_routes]
 
-    def _build_or_keep_entry(
-        self, setup: ServerSetup, offering: ModelRoute, known: CatalogEntry | None
-    ) -> CatalogEntry:
+    def _build_or_keep_entry(self, setup: ServerSetup, route: ModelRoute, known: CatalogEntry | None) -> CatalogEntry:
         limits = setup.config.limits
         same = known is not None and limits == self._setup.config.limits
-        if known is None or not same or known.offering.variants != offering.variants:
-            return CatalogEntry(offering, limits, setup.processes)
-        known.offering = offering
-        for session, kind in zip(known.connectors, offering.kinds, strict=True):
-            session.kind = kind  # a variant keeps its name on another engine
-            if session.session is not None:
-                session.session.client.loras = offering.loras
+        if known is None or not same or known.offering.variants != route.variants:
+            return CatalogEntry(route, limits, setup.processes)
+        known.offering = route
+        for connector, kind in zip(known.connectors, route.kinds, strict=True):
+            connector.kind = kind  # a variant keeps its name on another engine
+            if connector.session is not None:
+                connector.session.client.loras = route.loras
         return known
 
-    async def _connect_residents(self, residents: Mapping[str, ReplicaHandle]) -> None:
-        """Sessions with what is awake, so that nobody has to wait for them."""
+    async def _connect_replicas(self, replicas: Mapping[str, ReplicaHandle]) -> None:
+        """Open sessions with the awake replicas, so that no request has to."""
         limits = self._context.config.limits
-        for offer in self._context.catalog.entries.values():
-            for session in offer.connectors:
-                if session.name in residents:
-                    await session.connect(residents[session.name], limits, self.metrics)
+        for entry in self._context.catalog.entries.values():
+            for connector in entry.connectors:
+                if connector.name in replicas:
+                    await connector.connect(replicas[connector.name], limits, self.metrics)
 
     async def configure(self, setup: ServerSetup) -> None:
-        """Take in another configuration. Answers under way go on as they began."""
+        """Apply another configuration. Responses in progress are not affected."""
         before = self._context.catalog
-        offers = self._build_entries(setup, before.entries.values())
+        entries = self._build_entries(setup, before.entries.values())
         self._setup = setup
         self._context.config = setup.config
         self._context.max_wait_s = setup.max_wait_s
-        self._context.catalog = ModelCatalog(offers)
+        self._context.catalog = ModelCatalog(entries)
         self._app.keyring, self._app.keyless = setup.keyring, setup.keyless
         self._http.update(_build_http_settings(setup.config))
-        await self._connect_residents(setup.residents)
-        for offer in before.entries.values():
-            if offer not in offers:
-                offer.retire()
+        await self._connect_replicas(setup.replicas)
+        for entry in before.entries.values():
+            if entry not in entries:
+                entry.retire()
 
     def snapshot(self) -> dict[str, object]:
         self.metrics.connections.child().set(len(self._listener.connections))
-        offers = self._context.catalog.entries.values()
-        offered = {(offer.name, session.kind) for offer in offers for session in offer.connectors}
+        entries = self._context.catalog.entries.values()
+        served = {(entry.name, connector.kind) for entry in entries for connector in entry.connectors}
         for gauge in (self.metrics.requests_running, self.metrics.requests_waiting):
-            gauge.drop_idle_children(offered)
+            gauge.drop_idle_children(served)
         return self.metrics.snapshot()
 
     async def drain(self) -> bool:
-        """Accept nothing more and let answers finish; gives back whether all did in time."""
+        """Stop accepting and wait for responses to finish. Return whether all finished within `drain_s`."""
         self._context.draining = True
         self._listener.stop_accepting()
         drain_s = self._context.config.drain_s
@@ -131,7 +131,7 @@ class ServerInstance:
             async with asyncio.timeout(drain_s):
                 await self._listener.wait_drained()
         except TimeoutError:
-            self.log.log_event("answers were cut off at the end of the drain", level="warning", drain_s=drain_s)
+            self.log.log_event("drain timed out, responses aborted", level="warning", drain_s=drain_s)
             return False
         return True
 

@@ -1,4 +1,4 @@
-"""The first signal asks the server to finish, the second ends it; SIGHUP has it read its configuration anew."""
+"""Signals: the first SIGTERM or SIGINT drains the server, the second kills it; SIGHUP reloads the configuration."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 
 class StopSignal:
-    """`asked` is done at the first SIGTERM or SIGINT; the second ends the process at once.
+    """Completes `requested` at the first SIGTERM or SIGINT; the second exits the process at once.
 
-    Workers do not outlive us even then: each has a guard that ends it when we are gone.
+    Workers do not outlive it even then: each has a guard that stops it when its parent exits.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class StopSignal:
 
 
 class ReloadSignal:
-    """SIGHUP, from here on. Until somebody listens it is noted: it must not end a server that still loads its models."""
+    """Handles SIGHUP. It is remembered until `subscribe`: it must not kill a server that is still loading models."""
 
     def __init__(self) -> None:
         self._pending = False
@@ -37,7 +37,7 @@ class ReloadSignal:
         self._pending = True
 
     def subscribe(self, callback: Callable[[], object]) -> None:
-        """At each from now on; at once, if any came before."""
+        """Call `callback` on each SIGHUP from now on, and at once if one came before."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, callback)
         if self._pending:
             callback()

@@ -1,4 +1,4 @@
-"""Owns the fleet and the listening socket, and serves: in this process, or in several that share both."""
+"""Owns the fleet and the listening socket, and serves in this process or in several child processes."""
 
 from __future__ import annotations
 
@@ -25,21 +25,20 @@ from enginebay.server.supervisor.process_channel import RpcHandler
 from enginebay.server.supervisor.server_instance import ServerInstance, ServerSetup, open_log
 from enginebay.server.supervisor.shutdown_signals import ReloadSignal, StopSignal
 from enginebay.server.telemetry import prometheus_text
-from enginebay.server.telemetry.fleet_observer import FleetObserver
+from enginebay.server.telemetry.fleet_observer import FleetObserver, observe_workers
 from enginebay.server.telemetry.server_metrics import ServerMetrics, merge_snapshots
-from enginebay.server.telemetry.worker_metrics import observe_workers
 from enginebay.util.hardware import read_host
 from enginebay.worker.client_side.worker_client import import_grpc
 
 _CONFIGURE_TIMEOUT_S = 30.0
-_CHECK_INTERVAL_S = 5.0  # between looks at server processes
-_RESTART_DELAY_S = 0.5  # before another is started: one that cannot live must not keep us busy
+_CHECK_INTERVAL_S = 5.0  # between health checks of server processes
+_RESTART_DELAY_S = 0.5  # limits the restart rate of a process that crashes at once
 
 ReportStatus = Callable[[str], None]
 
 
 class LocalRateLimits:
-    """Shares counted in this process."""
+    """Rate limits counted in this process."""
 
     def __init__(self) -> None:
         self._rates = RateLimiter()
@@ -52,7 +51,7 @@ class LocalRateLimits:
 
 
 class Supervisor:
-    """Implements `offers.FleetPort` for this process; server processes reach it over their lines."""
+    """Implements `FleetGateway` for this process; server processes reach it over their channels."""
 
     def __init__(
         self, desired: DesiredState, sock: socket.socket, report: ReportStatus, on_ready: Callable[[list[Replica]], None],
@@ -72,7 +71,7 @@ class Supervisor:
         self._reload_signal = reload_signal
         self._instance: ServerInstance | None = None
         self._children: list[ServerProcess] = []
-        self._setup_version = 0  # of what server processes have been told
+        self._setup_version = 0  # of the last setup sent to server processes
 
     # The fleet, for server processes
 
@@ -80,8 +79,8 @@ class Supervisor:
         return await self.fleet.acquire(name, timeout_s, failed_address)
 
     async def estimate_wait(self, name: str, preload: bool = False) -> WaitEstimate:
-        if preload and not (place := self.fleet.get_replica(name)).ready:
-            self.fleet.raise_if_unavailable(place)
+        if preload and not (replica := self.fleet.get_replica(name)).ready:
+            self.fleet.raise_if_unavailable(replica)
             self.fleet.preload(name)
         return self.fleet.estimate_wait(name)
 
@@ -92,17 +91,17 @@ class Supervisor:
         try:
             return await self._admin.execute(command, arguments)
         except EnginebayError as error:
-            if command == "reload":  # whoever else looks after the server must learn of it, too
-                self._log.log_event("the configuration stays as it was", level="error", error=str(error))
+            if command == "reload":  # other operators should see it too
+                self._log.log_event("reload failed", level="error", error=str(error))
             raise
 
     # Serving
 
     async def serve(self) -> None:
-        """Load what is to be loaded at the start, then serve until a signal."""
+        """Load the models marked `load: start`, then serve until a signal."""
         try:
             if not await self._load_at_start():
-                self._log.log_event("stopped", note="nothing was served yet")
+                self._log.log_event("stopped", note="before serving")
                 return
             await asyncio.to_thread(import_grpc)
             start_listening(self._sock)
@@ -117,14 +116,14 @@ class Supervisor:
             await self.fleet.close()
 
     async def _load_at_start(self) -> bool:
-        """False: a signal came first."""
-        for variant in sorted(self.desired.variants, key=lambda one: not one.settings.pinned):
+        """Load models, pinned ones first. Return False if a stop signal came."""
+        for variant in sorted(self.desired.variants, key=lambda variant: not variant.settings.pinned):
             if not variant.primary or variant.plan is None or variant.settings.load != "start":
                 continue
             if not self.fleet.fits_without_eviction(variant.name) and any(
-                place.ready for place in self.fleet.replicas.values()
+                replica.ready for replica in self.fleet.replicas.values()
             ):
-                self._report(f"{variant.name} does not fit beside the others: it is loaded when it is asked for")
+                self._report(f"{variant.name} does not fit alongside the others: it loads on its first request")
                 continue
             self._report(f"loading {variant.model} on {variant.kind}")
             loading = asyncio.ensure_future(self.fleet.acquire(variant.name, float("inf"), queued=False))
@@ -140,14 +139,18 @@ class Supervisor:
 
     def _build_setup(self) -> ServerSetup:
         config = self.desired.config
-        places = self.fleet.replicas.values()
+        replicas = self.fleet.replicas.values()
         return ServerSetup(
             config.server,
-            build_routes([place.variant for place in places]),
+            build_routes([replica.variant for replica in replicas]),
             self.desired.keyring,
             config.fleet.max_wait_s,
             config.server.workers,
-            {place.name: place.worker.handle for place in places if place.ready and place.worker is not None},
+            {
+                replica.name: replica.worker.handle
+                for replica in replicas
+                if replica.ready and replica.worker is not None
+            },
         )
 
     def _mark_serving(self) -> None:
@@ -157,7 +160,7 @@ class Supervisor:
     async def _observe_fleet(self) -> None:
         self._observer.update_gauges(self.fleet.replicas.values())
         await observe_workers(
-            self._metrics, [place.worker for place in self.fleet.replicas.values() if place.worker is not None]
+            self._metrics, [replica.worker for replica in self.fleet.replicas.values() if replica.worker is not None]
         )
 
     async def _serve_in_process(self) -> None:
@@ -180,14 +183,14 @@ class Supervisor:
             await instance.close()
 
     async def _serve_in_children(self) -> None:
-        """Server processes share the socket; rates and metrics come together here."""
+        """Serve in child processes, which share the socket. Rate limits and metrics are combined here."""
         handlers, children = self._build_handlers(RateLimiter()), self._children
         try:
             for _ in range(self.desired.config.server.workers):
                 children.append(await self._start_child(handlers))
             self._mark_serving()
             await self._supervise_children(handlers)
-            self._sock.close()  # with ours open, connections would wait for somebody to accept them
+            self._sock.close()  # while it is open, new connections would wait in the backlog
             self._log_stopping()
             drain_s = self.desired.config.server.drain_s
             await asyncio.gather(*(child.drain(drain_s) for child in children))
@@ -196,31 +199,31 @@ class Supervisor:
             await asyncio.gather(*(child.close() for child in children))
 
     async def _supervise_children(self, handlers: dict[str, RpcHandler]) -> None:
-        """Until a signal comes, all server processes are there and answer."""
-        keeping = [asyncio.create_task(self._restart_child(place, handlers)) for place in range(len(self._children))]
-        keeping.append(asyncio.create_task(self._watch_children()))
+        """Keep all server processes alive and responsive until a stop signal."""
+        tasks = [asyncio.create_task(self._restart_child(index, handlers)) for index in range(len(self._children))]
+        tasks.append(asyncio.create_task(self._watch_children()))
         try:
-            await asyncio.wait({self._stop.requested, *keeping}, return_when=asyncio.FIRST_COMPLETED)
-            for task in keeping:
+            await asyncio.wait({self._stop.requested, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
                 if task.done():
-                    task.result()  # raises: of themselves they do not end
+                    task.result()  # raises: these tasks end only by an error
         finally:
-            for task in keeping:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*keeping, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _restart_child(self, index: int, handlers: dict[str, RpcHandler]) -> None:
-        """When the one there has ended, another takes its place."""
+        """Restart the server process at `index` whenever it exits."""
         while True:
             child = self._children[index]
             await asyncio.wait({child.channel.closed})
             await child.close()
             await asyncio.sleep(_RESTART_DELAY_S)
-            with contextlib.suppress(EnginebayError, OSError, TimeoutError):  # else in the next round
+            with contextlib.suppress(EnginebayError, OSError, TimeoutError):  # retried in the next iteration
                 self._children[index] = await self._start_child(handlers)
 
     async def _watch_children(self) -> None:
-        """One that stands still keeps those waiting whose connections it was given: it is ended, so that a new one comes."""
+        """Kill server processes that hang, so that they are restarted and release their connections."""
         while True:
             await asyncio.sleep(_CHECK_INTERVAL_S)
             await asyncio.gather(*(self._check_child(child) for child in self._children))
@@ -229,15 +232,13 @@ class Supervisor:
         try:
             await child.snapshot()
         except EnginebayError:
-            return  # it has gone, which is seen elsewhere, or could not: that is a word, too
+            return  # it exited, which `_restart_child` handles, or it replied with an error and so is alive
         if child.silent_s > self.desired.config.fleet.hang_s:
-            self._log.log_event(
-                "a server process stood still", level="error", pid=child.pid, silent_s=round(child.silent_s)
-            )
+            self._log.log_event("server process hung", level="error", pid=child.pid, silent_s=round(child.silent_s))
             await child.close()
 
     def _log_stopping(self) -> None:
-        self._log.log_event("stopping", drain_s=self.desired.config.server.drain_s, note="once more ends at once")
+        self._log.log_event("stopping", drain_s=self.desired.config.server.drain_s, note="signal again to force quit")
 
     def _build_handlers(self, rates: RateLimiter) -> dict[str, RpcHandler]:
         async def take(key: ApiKey) -> RateLimitDecision:
@@ -248,22 +249,22 @@ class Supervisor:
 
         async def scrape() -> bytes:
             await self._observe_fleet()
-            found = await asyncio.gather(*(child.snapshot() for child in self._children), return_exceptions=True)
-            snapshots: list[Any] = [one for one in found if not isinstance(one, BaseException | None)]
+            results = await asyncio.gather(*(child.snapshot() for child in self._children), return_exceptions=True)
+            snapshots: list[Any] = [result for result in results if not isinstance(result, BaseException | None)]
             return prometheus_text.render_metrics(merge_snapshots([self._metrics.snapshot(), *snapshots]))
 
         return {
-            "take": take, "charge": charge, "scrape": scrape,
-            "want": self.acquire, "look_ahead": self.estimate_wait, "troubles": self.list_failures, "order": self.run_admin_command,
+            "take": take, "charge": charge, "scrape": scrape, "acquire": self.acquire, "estimate_wait": self.estimate_wait,
+            "list_failures": self.list_failures, "run_admin_command": self.run_admin_command,
         }  # fmt: skip
 
-    # Changes while it serves
+    # Changes at run time
 
-    async def _apply(self, wanted: DesiredState | None = None) -> None:
-        """Tell server processes what has changed: the configuration, or the models and adapters that there are."""
-        if wanted is not None:
-            self.desired = wanted
-            self.fleet.configure(wanted.config.fleet)
+    async def _apply(self, desired: DesiredState | None = None) -> None:
+        """Send server processes a changed configuration, or changed models and adapters."""
+        if desired is not None:
+            self.desired = desired
+            self.fleet.configure(desired.config.fleet)
         self._setup_version += 1
         setup = self._build_setup()
         if self._instance is not None:
@@ -271,27 +272,27 @@ class Supervisor:
         await asyncio.gather(*(self._configure_child(child, setup) for child in self._children))
 
     async def _configure_child(self, child: ServerProcess, setup: ServerSetup) -> None:
-        """One that does not take it in is ended: the next one starts with it."""
+        """Configure a server process, or kill it if that fails: its replacement starts with the new setup."""
         try:
             async with asyncio.timeout(_CONFIGURE_TIMEOUT_S):
                 await child.channel.call("configure", setup)
         except (EnginebayError, TimeoutError) as error:
-            self._log.log_event("a server process did not take in a change", level="error", error=repr(error))
+            self._log.log_event("server process failed to apply a change", level="error", error=repr(error))
             await child.close()
 
     async def _start_child(self, handlers: dict[str, RpcHandler]) -> ServerProcess:
-        """A server process that knows the latest, whatever has changed while it started."""
-        changes = self._setup_version
+        """Start a server process with the latest setup, even if it changes meanwhile."""
+        version = self._setup_version
         child = await ServerProcess.start(self._sock, self._build_setup(), handlers)
         try:
-            if changes != self._setup_version:
+            if version != self._setup_version:
                 await self._configure_child(child, self._build_setup())
-        except BaseException:  # nobody would know of it
+        except BaseException:  # nothing else references it
             await child.close()
             raise
         return child
 
     async def _reload_on_signal(self) -> None:
-        with contextlib.suppress(EnginebayError):  # which is in the log
-            found = await self.run_admin_command("reload", {})
-            self._log.log_event("configuration taken in", **found)
+        with contextlib.suppress(EnginebayError):  # already logged
+            changes = await self.run_admin_command("reload", {})
+            self._log.log_event("configuration reloaded", **changes)

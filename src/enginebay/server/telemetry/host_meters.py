@@ -1,4 +1,4 @@
-"""What the meters of this host read now, for whoever measures the server from outside."""
+"""Reads this host's meters for clients that benchmark the server."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ from enginebay.meters.meter_discovery import find_meters, get_gpu_labels
 from enginebay.meters.sample import Absent, Meter
 from enginebay.util.daemon_executor import DaemonExecutor
 
-PROCESS_TREE = "server"  # this process and all that come from it, the workers among them
+PROCESS_TREE = "server"  # this process and its descendants, including workers
 _READ_TIMEOUT_S = 30.0
 _CLOSE_TIMEOUT_S = 3.0
-_REDISCOVER_AFTER_S = 3.0  # unread for so long, nobody is measuring: workers may use other GPUs now
+_REDISCOVER_AFTER_S = 3.0  # after a pause this long, workers may use other GPUs
 
 DiscoveredMeters = tuple[list[Meter], list[Absent]]
 
 
 def discover_server_meters() -> DiscoveredMeters:
-    """This host's meters, and of its GPUs those that our workers compute on."""
-    own = collect_process_tree(os.getpid())
+    """Return this host's meters; of its GPUs, only those that our workers use."""
+    pids = collect_process_tree(os.getpid())
     visible, order = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")
-    return find_meters({PROCESS_TREE: os.getpid()}, find_gpus_of(own, visible, order=order))
+    return find_meters({PROCESS_TREE: os.getpid()}, find_gpus_of(pids, visible, order=order))
 
 
 class HostMeters:
-    """Opened when they are first asked for. One thread reads them, since a driver may take its time."""
+    """Opens the meters on first use and reads them in one thread, since drivers may block."""
 
     def __init__(self, discover: Callable[[], DiscoveredMeters] = discover_server_meters) -> None:
         self._discover = discover
-        self._discovered: DiscoveredMeters | None = None  # only the thread looks at it, and at the next
-        self._last_read_s = 0.0
+        self._discovered: DiscoveredMeters | None = None  # used only in the thread
+        self._last_read_s = 0.0  # used only in the thread
         self._thread = DaemonExecutor("meters")
 
     async def read(self) -> dict[str, Any]:
-        """Every meter's samples, and what has none with the reason."""
+        """Return every meter's samples, and the absent meters with reasons."""
         try:
             async with asyncio.timeout(_READ_TIMEOUT_S):
                 return await self._thread.run(self._read_samples)
         except TimeoutError:
             raise Overloaded(
-                f"the meters of this host did not answer within {_READ_TIMEOUT_S:g} s",
-                "a driver may hang: see whether `nvidia-smi` answers",
+                f"the host's meters did not respond within {_READ_TIMEOUT_S:g} s",
+                "a driver may hang: check whether `nvidia-smi` responds",
             ) from None
 
     async def close(self) -> None:
-        with suppress(TimeoutError):  # a driver that does not come back keeps nothing else from being ended
+        with suppress(TimeoutError):  # a driver that hangs must not block the shutdown
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await self._thread.run(self._close_meters)
         self._thread.shutdown()
@@ -69,13 +69,13 @@ class HostMeters:
         meters, absent = self._discovered
         samples = [asdict(sample) for meter in meters for sample in meter.read()]
         return {
-            # The middle of it, so that whoever asks can tell how far its own clock is from ours by the middle of its asking.
+            # The midpoint of the reading: a client compares it with the midpoint of its request to align the clocks.
             "monotonic_s": (before_s + time.monotonic()) / 2,
             "boot_id": read_boot_id(),
             "cores": next((meter.cores for meter in meters if isinstance(meter, HostMeter)), None),
             "names": get_gpu_labels(meters),
             "samples": samples,
-            "absent": [asdict(one) for one in absent],
+            "absent": [asdict(meter) for meter in absent],
         }
 
     def _close_meters(self) -> None:

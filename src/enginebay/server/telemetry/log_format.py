@@ -1,4 +1,4 @@
-"""What a line of the log looks like, as text for people or as JSON. Pure."""
+"""Formats log lines as text or JSON. Pure."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _TRAILING_FIELDS = (
     "client",
     "trace_id",
     "prompt",
-)  # of a request, after the rest
-_UNSAFE_CHARS = re.compile(r"[^ -\[\]-~]")  # the backslash, and all but plain ASCII
-_MIN_SHOWN_QUEUE_S = 0.1  # waiting shorter than that is not worth a reader's time
+)  # of a request, at the end of the line
+_UNSAFE_CHARS = re.compile(r"[^ -\[\]-~]")  # the backslash, and everything but printable ASCII
+_MIN_SHOWN_QUEUE_S = 0.1  # shorter waits are not shown
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request at its end. Empty or None: not known, or does not apply."""
+    """A finished request. Empty or None: unknown or not applicable."""
 
     request_id: str
     endpoint: str  # chat, completions, embeddings, ...
@@ -46,48 +46,48 @@ class RequestRecord:
     stream: bool | None = None
     finish_reason: str = ""
     error: str = ""  # the error's kind
-    message: str = ""  # what is wrong, as the client was told
+    message: str = ""  # the error message sent to the client
     key: str = ""  # the API key's name, never the key
     client: str = ""  # address
     trace_id: str = ""
-    prompt: str = ""  # dropped unless prompts are to be logged
+    prompt: str = ""  # dropped unless prompts are logged
 
     def known_fields(self) -> dict[str, Any]:
-        """What is known, in order."""
-        found = {}
+        """Return the known fields in order."""
+        known = {}
         for name in _NAMES:
             value = getattr(self, name)
             if value is not None and value != "":
-                found[name] = value
-        return found
+                known[name] = value
+        return known
 
 
-_NAMES = tuple(one.name for one in fields(RequestRecord))
-# Built once: json.dumps() builds one for each call that asks for anything special.
-# ASCII only: no control character, line separator or lone surrogate of a client gets through.
+_NAMES = tuple(field.name for field in fields(RequestRecord))
+# Built once: json.dumps() builds an encoder on each call with non-default options.
+# ASCII only, so that control characters, line separators and lone surrogates sent by a client are escaped.
 _encode = json.JSONEncoder(ensure_ascii=True, default=str, separators=(",", ":")).encode
 
 
 def get_request_level(record: RequestRecord) -> str:
-    """The server's own failures are errors; a client's mistakes are business as usual."""
+    """Return error for server failures (5xx), else info: client errors are routine."""
     return "error" if record.status >= 500 else "info"
 
 
-def format_json_line(at_s: float, level: str, event: str, given: Mapping[str, Any]) -> str:
+def format_json_line(at_s: float, level: str, event: str, fields: Mapping[str, Any]) -> str:
     body = {"time": _format_rfc3339(at_s), "level": level, "event": event}
-    for name, value in given.items():
+    for name, value in fields.items():
         if name not in _RESERVED:
             body[name] = _to_plain(value)
     return _encode(body)
 
 
-def format_text_line(at_s: float, level: str, event: str, given: Mapping[str, Any]) -> str:
-    words = [f"{name}={_quote(value)}" for name, value in given.items()]
+def format_text_line(at_s: float, level: str, event: str, fields: Mapping[str, Any]) -> str:
+    words = [f"{name}={_quote(value)}" for name, value in fields.items()]
     return " ".join([_format_prefix(at_s, level), escape_unprintable(event), *words])
 
 
 def format_request_line(at_s: float, record: RequestRecord) -> str:
-    """12:00:01 info  chat 200 smollm2 llamacpp 31+128 tokens ttft 0.21s 2.4s req_abc"""
+    """Format as "12:00:01 info  chat 200 smollm2 llamacpp 31+128 tokens ttft 0.21s 2.4s req_abc"."""
     words = [record.endpoint, str(record.status), record.model, record.engine]
     if record.prompt_tokens is not None:
         words.append(f"{record.prompt_tokens}+{record.completion_tokens or 0} tokens")
@@ -104,17 +104,17 @@ def format_request_line(at_s: float, record: RequestRecord) -> str:
 
 
 def escape_unprintable(text: str) -> str:
-    """Text that stays on its line and moves no cursor: whatever cannot be printed is escaped, and so is the escape."""
+    """Escape unprintable characters and the backslash, so that text cannot forge lines or move the cursor."""
     if text.isprintable() and "\\" not in text:
         return text
     return _UNSAFE_CHARS.sub(_escape_char, text)
 
 
 def _escape_char(match: re.Match[str]) -> str:
-    one = match[0]
-    if one == "\\":
+    char = match[0]
+    if char == "\\":
         return "\\\\"
-    return one if one.isprintable() else one.encode("unicode_escape").decode()
+    return char if char.isprintable() else char.encode("unicode_escape").decode()
 
 
 def _quote(value: Any) -> str:
@@ -131,7 +131,7 @@ def _to_plain(value: Any) -> Any:
 
 
 def _format_seconds(value: float) -> str:
-    """Two digits that matter: 0.0042s, 0.21s, 2.4s, 31s."""
+    """Format with two significant digits: 0.0042s, 0.21s, 2.4s, 31s."""
     if value >= 10:
         return f"{value:.0f}s"
     if value >= 1:

@@ -1,4 +1,4 @@
-"""The Prometheus text format 0.0.4: written for /metrics, read for `bay top`. Pure."""
+"""Writes the Prometheus text format 0.0.4 for /metrics and parses it for `bay top`. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAME = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*")
 
 
 def render_metrics(snapshot: Mapping[str, Any]) -> bytes:
-    """A snapshot of `Metrics` as a scrape's answer; families and children in order of name."""
+    """Render a snapshot of `ServerMetrics`, with families and children sorted by name."""
     lines: list[str] = []
     for name in sorted(snapshot):
         family = snapshot[name]
@@ -68,14 +68,14 @@ def _escape_help(text: str) -> str:
 
 
 def parse_metrics(text: str) -> Samples:
-    """Samples by name and labels. Raises ValueError where the text is not in this format."""
-    found: Samples = {}
+    """Return samples by name and labels. Raise ValueError if the text is not in this format."""
+    samples: Samples = {}
     for line in text.split("\n"):
         stripped = line.strip()
         if stripped and not stripped.startswith("#"):
             name, labels, value = _parse_sample(stripped)
-            found.setdefault(name, {})[labels] = value
-    return found
+            samples.setdefault(name, {})[labels] = value
+    return samples
 
 
 def _parse_sample(line: str) -> tuple[str, Labels, float]:
@@ -90,7 +90,7 @@ def _parse_sample(line: str) -> tuple[str, Labels, float]:
             labels.append((match[1], _unescape(match[2])))
             at = match.end()
         if line[at : at + 1] != "}":
-            raise ValueError(f"labels without an end: {line[:80]!r}")
+            raise ValueError(f"unclosed labels: {line[:80]!r}")
         at += 1
     number = line[at:].split()  # a timestamp may follow the value
     if not number:
@@ -105,39 +105,39 @@ def _unescape(value: str) -> str:
 
 
 def sum_samples(samples: Samples, name: str, **labels: str) -> float | None:
-    """The sum of a metric over all children that have these labels; None when there is none."""
-    values = [value for found, value in samples.get(name, {}).items() if _has_labels(found, labels)]
+    """Return the sum of a metric over all children with these labels, or None without any."""
+    values = [value for own, value in samples.get(name, {}).items() if _has_labels(own, labels)]
     return sum(values) if values else None
 
 
 def sum_buckets(samples: Samples, name: str, **labels: str) -> dict[float, float]:
-    """Upper bound -> cumulative count of a histogram, summed over all children that have these labels."""
-    found: dict[float, float] = {}
+    """Return a histogram's cumulative counts by upper bound, summed over all children with these labels."""
+    counts: dict[float, float] = {}
     for own, value in samples.get(f"{name}_bucket", {}).items():
         if _has_labels(own, labels):
             bound = float(dict(own)["le"])
-            found[bound] = found.get(bound, 0.0) + value
-    return found
+            counts[bound] = counts.get(bound, 0.0) + value
+    return counts
 
 
-def _has_labels(own: Iterable[tuple[str, str]], wanted: Mapping[str, str]) -> bool:
-    return wanted.items() <= dict(own).items()
+def _has_labels(own: Iterable[tuple[str, str]], required: Mapping[str, str]) -> bool:
+    return required.items() <= dict(own).items()
 
 
 def estimate_quantile(share: float, cumulative: Mapping[float, float]) -> float | None:
-    """The value below which this share lies, interpolated inside its bucket.
+    """Return the quantile at `share`, interpolated inside its bucket.
 
-    None without observations; infinity when it lies above the highest bound, since nobody knows how far.
+    None without observations; infinity if it lies above the highest bound.
     """
     bounds = sorted(cumulative)
     if not bounds or cumulative[bounds[-1]] <= 0:
         return None
-    wanted = share * cumulative[bounds[-1]]
+    rank = share * cumulative[bounds[-1]]
     below, seen = 0.0, 0.0
     for bound in bounds:
-        if cumulative[bound] >= wanted and cumulative[bound] > seen:
+        if cumulative[bound] >= rank and cumulative[bound] > seen:
             if math.isinf(bound):
                 return math.inf
-            return below + (bound - below) * (wanted - seen) / (cumulative[bound] - seen)
+            return below + (bound - below) * (rank - seen) / (cumulative[bound] - seen)
         below, seen = bound, cumulative[bound]
     return math.inf

@@ -1,8 +1,8 @@
-"""The server's log: one line per request at its end, and one per event of the server.
+"""The server's log: one line per finished request and one per server event.
 
-A terminal or a pipe may be slow, and the event loop must not wait for it: lines are written by a thread, and when that
-thread falls behind by too much, lines are dropped, counted, and the number is logged. Formatting is the caller's: it
-takes microseconds, while a second thread that computes would hold the interpreter for milliseconds at a time.
+A thread writes the lines, so that a slow terminal or pipe does not block the event loop. If the thread falls too far
+behind, lines are dropped and their number is logged. The caller formats: this takes microseconds, while a second busy
+thread would hold the interpreter for milliseconds at a time.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ __all__ = ["LEVELS", "RequestRecord", "ServerLog"]
 
 LogFormat = Literal["text", "json"]
 
-_MAX_QUEUED_LINES = 10_000  # lines
-_MAX_BATCH_LINES = 1000  # lines in one write
-_MAX_PROMPT_CHARS = 10_000  # characters
+_MAX_QUEUED_LINES = 10_000
+_MAX_BATCH_LINES = 1000  # in one write
+_MAX_PROMPT_CHARS = 10_000
 _CLOSE_S = 2.0
 _FLUSH_INTERVAL_S = 0.02  # between writes: under load, one wake-up for many lines
 
 
 class ServerLog:
-    """Any thread may call. The writing thread starts with the first line: make no fork after that."""
+    """Thread-safe. The writer thread starts with the first line: do not fork after that."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class ServerLog:
         self.dropped = 0  # since the start
 
     def log_event(self, name: str, /, *, level: str = "info", **fields: Any) -> None:
-        """Something that happened to the server."""
+        """Log a server event."""
         if LEVELS.index(level) >= self._min_level:
             self._enqueue(self._format_line(level, name, fields))
 
     def log_request(self, record: RequestRecord) -> None:
-        """A request has ended."""
+        """Log a finished request."""
         level = get_request_level(record)
         if LEVELS.index(level) < self._min_level:
             return
@@ -73,7 +73,7 @@ class ServerLog:
             self._enqueue(format_request_line(time.time(), record))
 
     def close(self) -> None:
-        """Write what waits; a reader that does not read is not waited for long."""
+        """Write the queued lines, for at most `_CLOSE_S`."""
         if self._thread is not None:
             self._lines.put(None)
             self._thread.join(_CLOSE_S)
@@ -100,23 +100,23 @@ class ServerLog:
                 self._thread = threading.Thread(target=self._run_writer, name="log", daemon=True)
                 self._thread.start()
 
-    # In the writing thread
+    # In the writer thread
 
     def _run_writer(self) -> None:
-        going_on = True
-        while going_on:
+        running = True
+        while running:
             batch = [self._lines.get()]
             while len(batch) < _MAX_BATCH_LINES and not self._lines.empty():
                 batch.append(self._lines.get())
             lines = [line for line in batch if line is not None]
-            going_on = len(lines) == len(batch)
+            running = len(lines) == len(batch)
             dropped = self.dropped
             notice = [self._format_drop_notice(dropped)] if dropped > self._reported_drops else []
             if self._write("".join(f"{line}\n" for line in (*lines, *notice))):
                 self._reported_drops = dropped
             else:
                 self._count_dropped(len(lines))
-            if going_on:
+            if running:
                 time.sleep(_FLUSH_INTERVAL_S)
 
     def _format_drop_notice(self, dropped: int) -> str:
@@ -127,12 +127,12 @@ class ServerLog:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (OSError, ValueError):  # whoever read the log has gone, and serving goes on without
+        except (OSError, ValueError):  # the reader is gone: keep serving without a log
             return False
         return True
 
 
 def truncate_prompt(prompt: str) -> str:
-    """A prompt as far as it is worth keeping in a log."""
+    """Return the prompt cut to `_MAX_PROMPT_CHARS`, with the number of characters left out."""
     over = len(prompt) - _MAX_PROMPT_CHARS
     return prompt if over <= 0 else f"{prompt[:_MAX_PROMPT_CHARS]} ({over} more characters)"

@@ -1,10 +1,10 @@
-"""What the server counts. One `Metrics` per process; snapshots of several processes merge into one.
+"""The server's metrics: one `ServerMetrics` per process; snapshots of several processes merge into one.
 
-prometheus-client could do this, but its multi-process mode writes every value to a memory-mapped file per process, takes
-a lock per update and looks at the label values again each time. Ours keeps a bound child per label set: an update is an
-addition, and processes meet only when somebody scrapes, as plain data over the pipe that the supervisor has anyway.
+The multi-process mode of prometheus-client writes every value to a memory-mapped file per process, takes a lock per
+update and looks up the label values each time. Here each label set has a bound child: an update is an addition, and
+processes exchange plain data only at a scrape, over the supervisor's existing channel.
 
-Only the event loop's thread may update; nothing here takes a lock.
+Not thread-safe: only the event loop's thread may update.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from enginebay import __version__
 
 
 def read_resident_bytes() -> int | None:
-    """Memory of this process alone: workers count their own."""
+    """Return the resident memory of this process alone, without workers."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
@@ -27,9 +27,9 @@ def read_resident_bytes() -> int | None:
 
 
 def read_start_time() -> float | None:
-    """When this process started, in seconds since 1970."""
+    """Return when this process started, in seconds since 1970."""
     try:
-        # The second field is the program's name in brackets, which may hold anything.
+        # The second field is the program's name in parentheses, which may contain anything.
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
         return int(boot.split()[1]) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
@@ -40,7 +40,7 @@ def read_start_time() -> float | None:
 Snapshot = dict[str, Any]  # family name -> its data; survives JSON unchanged
 MergeRule = Literal["add", "max"]
 
-MAX_CHILDREN = 1000  # of one family: past it, whatever invents label values ends up in one child
+MAX_CHILDREN = 1000  # per family: further label values share one child, which bounds the cardinality
 OVERFLOW_LABEL = "other"
 
 _MODEL_LABELS = ("model", "engine")
@@ -53,7 +53,7 @@ _SWITCH_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 
 
 
 class MetricValue:
-    """The value of a counter or gauge for one set of labels. Keep it: finding it costs more than using it."""
+    """The value of a counter or gauge for one label set. Keep a reference: the lookup costs more than an update."""
 
     __slots__ = ("value",)
 
@@ -67,22 +67,22 @@ class MetricValue:
         self.value -= n
 
     def set(self, value: float) -> None:
-        """For gauges, and for counters that somebody else counts."""
+        """Set a gauge, or a counter that is counted elsewhere."""
         self.value = value
 
 
 class HistogramValue:
-    """How often a histogram saw values up to each bound, for one set of labels."""
+    """The bucket counts and sum of a histogram for one label set."""
 
     __slots__ = ("_bounds", "counts", "sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)  # not cumulative; the last is for what exceeds every bound
+        self.counts = [0] * (len(bounds) + 1)  # not cumulative; the last is for values above every bound
         self.sum = 0.0
 
     def observe(self, seconds: float, count: int = 1) -> None:
-        """`count` times the same value: the tokens of one flush cost one call."""
+        """Record a value `count` times, so that the tokens of one flush cost one call."""
         self.counts[bisect_left(self._bounds, seconds)] += count
         self.sum += seconds * count
 
@@ -109,10 +109,10 @@ class MetricFamily(Generic[Child]):
         raise NotImplementedError
 
     def child(self, *values: str) -> Child:
-        """The child with these label values. Past the cap it is the one called "other", shared by all that come late."""
-        found = self._children.get(values)
-        if found is not None:
-            return found
+        """Return the child with these label values. Beyond `MAX_CHILDREN`, new values share the child "other"."""
+        child = self._children.get(values)
+        if child is not None:
+            return child
         if len(values) != len(self._labels):
             raise ValueError(f"{self.name} takes the labels {self._labels}, got {values}")
         if len(self._children) >= MAX_CHILDREN:
@@ -120,11 +120,11 @@ class MetricFamily(Generic[Child]):
         return self._children.setdefault(values, self._new_child())
 
     def remove_child(self, *values: str) -> None:
-        """Report it no longer: the engine does not tell this number."""
+        """Stop reporting this child: the engine does not provide the value."""
         self._children.pop(values, None)
 
     def keep_only(self, known: Collection[tuple[str, ...]]) -> None:
-        """Report no others any longer: their models have gone."""
+        """Stop reporting all other children: their models were removed."""
         self._children = {values: child for values, child in self._children.items() if values in known}
 
     def snapshot(self) -> dict[str, Any]:
@@ -151,8 +151,8 @@ class GaugeFamily(CounterFamily):
     kind = "gauge"
 
     def drop_idle_children(self, known: Collection[tuple[str, ...]]) -> None:
-        """Report others no longer once they stand at 0. Whoever counts one of them again has to ask for it anew."""
-        self._children = {values: one for values, one in self._children.items() if values in known or one.value}
+        """Stop reporting other children whose value is 0. Get such a child again before updating it."""
+        self._children = {values: child for values, child in self._children.items() if values in known or child.value}
 
 
 class HistogramFamily(MetricFamily[HistogramValue]):
@@ -173,81 +173,91 @@ class HistogramFamily(MetricFamily[HistogramValue]):
 
 
 class ServerMetrics:
-    """All families. Model labels are for known models only; that is the caller's care.
+    """All metric families. Callers must use model labels only for known models.
 
-    What a worker tells about itself merges by maximum: every server process may have asked the same worker.
+    Values that a worker reports merge by maximum, since every server process may query the same worker.
     """
 
     def __init__(self) -> None:
         self.requests = CounterFamily(
-            "enginebay_requests_total", "Requests answered, by HTTP status.", (*_MODEL_LABELS, "endpoint", "status")
+            "enginebay_requests_total", "Finished requests, by HTTP status.", (*_MODEL_LABELS, "endpoint", "status")
         )
         self.errors = CounterFamily(
-            "enginebay_errors_total", "Requests that failed, by kind of error.", (*_MODEL_LABELS, "kind")
+            "enginebay_errors_total", "Failed requests, by error kind.", (*_MODEL_LABELS, "kind")
         )
         self.prompt_tokens = CounterFamily(
-            "enginebay_prompt_tokens_total", "Tokens of prompts, by the engine's count.", _MODEL_LABELS
+            "enginebay_prompt_tokens_total", "Prompt tokens, as counted by the engine.", _MODEL_LABELS
         )
         self.cached_tokens = CounterFamily(
-            "enginebay_cached_tokens_total", "Tokens of prompts whose KV cache was reused.", _MODEL_LABELS
+            "enginebay_cached_tokens_total", "Prompt tokens served from the KV cache.", _MODEL_LABELS
         )
-        self.completion_tokens = CounterFamily("enginebay_completion_tokens_total", "Tokens generated.", _MODEL_LABELS)
+        self.completion_tokens = CounterFamily("enginebay_completion_tokens_total", "Generated tokens.", _MODEL_LABELS)
         self.rate_limited = CounterFamily(
-            "enginebay_rate_limited_total", "Requests refused by a key's rate limit.", ("key",)
+            "enginebay_rate_limited_total", "Requests refused by the API key's rate limit.", ("key",)
         )
         self.retries = CounterFamily(
             "enginebay_retries_total",
-            "Requests sent to another worker, by how the first failed.",
+            "Requests retried on another worker, by error kind.",
             (*_MODEL_LABELS, "kind"),
         )
         self.fallbacks = CounterFamily(
-            "enginebay_fallbacks_total", "Requests sent on to the engine named here.", _MODEL_LABELS
+            "enginebay_fallbacks_total", "Requests that fell back to this engine.", _MODEL_LABELS
         )
         self.rejected = CounterFamily(
             "enginebay_rejected_total",
-            "Requests turned away before the application saw them, by HTTP status.",
+            "Requests refused by the HTTP layer, by HTTP status.",
             ("reason",),
         )
 
         self.queue_time = HistogramFamily(
-            "enginebay_queue_time_seconds", "From arrival until the worker got the request.", _MODEL_LABELS, _QUEUE_S
+            "enginebay_queue_time_seconds",
+            "Time from arrival until a worker gets the request.",
+            _MODEL_LABELS,
+            _QUEUE_S,
         )
         self.time_to_first_token = HistogramFamily(
-            "enginebay_time_to_first_token_seconds", "From arrival to the first token.", _MODEL_LABELS, _TTFT_S
+            "enginebay_time_to_first_token_seconds", "Time from arrival to the first token.", _MODEL_LABELS, _TTFT_S
         )
         self.inter_token_latency = HistogramFamily(
-            "enginebay_inter_token_latency_seconds", "Between tokens of one answer.", _MODEL_LABELS, _INTER_TOKEN_S
+            "enginebay_inter_token_latency_seconds",
+            "Time between tokens of one response.",
+            _MODEL_LABELS,
+            _INTER_TOKEN_S,
         )
         self.request_duration = HistogramFamily(
-            "enginebay_request_duration_seconds", "From arrival to the end of the answer.", _MODEL_LABELS, _DURATION_S
+            "enginebay_request_duration_seconds",
+            "Time from arrival to the end of the response.",
+            _MODEL_LABELS,
+            _DURATION_S,
         )
 
-        self.requests_running = GaugeFamily("enginebay_requests_running", "Requests given to a worker.", _MODEL_LABELS)
+        self.requests_running = GaugeFamily("enginebay_requests_running", "Requests sent to a worker.", _MODEL_LABELS)
         self.requests_waiting = GaugeFamily(
             "enginebay_requests_waiting", "Requests queued in the server.", _MODEL_LABELS
         )
         self.connections = GaugeFamily("enginebay_connections", "Open client connections.")
         self.server_info = GaugeFamily(
-            "enginebay_server_info", "Always 1; the version is in the label.", ("version",), "max"
+            "enginebay_server_info", "Always 1; the label has the version.", ("version",), "max"
         )
 
-        self.engine_steps = CounterFamily("enginebay_engine_steps_total", "Steps of the engine.", _MODEL_LABELS, "max")
-        self.engine_running = GaugeFamily(
-            "enginebay_engine_running", "Requests the engine holds.", _MODEL_LABELS, "max"
-        )
+        self.engine_steps = CounterFamily("enginebay_engine_steps_total", "Engine steps.", _MODEL_LABELS, "max")
+        self.engine_running = GaugeFamily("enginebay_engine_running", "Requests in the engine.", _MODEL_LABELS, "max")
         self.kv_cache_usage = GaugeFamily(
-            "enginebay_kv_cache_usage_ratio", "Share of the KV cache that running requests use.", _MODEL_LABELS, "max"
+            "enginebay_kv_cache_usage_ratio",
+            "Fraction of the KV cache that running requests use.",
+            _MODEL_LABELS,
+            "max",
         )
         self.worker_memory = GaugeFamily(
             "enginebay_worker_memory_bytes", "Resident memory of the worker's processes.", _MODEL_LABELS, "max"
         )
 
         self.switch_time = HistogramFamily(
-            "enginebay_switch_seconds", "From the start of a switch until the model was ready.", (*_MODEL_LABELS, "came_from"),
+            "enginebay_switch_seconds", "Time from the start of a switch until the model is ready.", (*_MODEL_LABELS, "came_from"),
             _SWITCH_S,
         )  # fmt: skip
         self.switch_phase = CounterFamily(
-            "enginebay_switch_phase_seconds_total", "Time spent in each phase of switches.", (*_MODEL_LABELS, "phase")
+            "enginebay_switch_phase_seconds_total", "Time spent in each switch phase.", (*_MODEL_LABELS, "phase")
         )
         self.switch_slo_missed = CounterFamily(
             "enginebay_switch_slo_missed_total", "Switches that took longer than switch_slo_s.", _MODEL_LABELS
@@ -256,13 +266,15 @@ class ServerMetrics:
             "enginebay_worker_deaths_total", "Workers that died, by cause.", (*_MODEL_LABELS, "cause")
         )
         self.model_awake = GaugeFamily(
-            "enginebay_model_awake", "1 while requests can be sent to it.", _MODEL_LABELS, "max"
+            "enginebay_model_awake", "1 while the model accepts requests.", _MODEL_LABELS, "max"
         )
 
         self.process_memory = GaugeFamily("process_resident_memory_bytes", "Resident memory of the server's processes.")
-        self.process_start = GaugeFamily("process_start_time_seconds", "Start, in seconds since 1970.", merge="max")
+        self.process_start = GaugeFamily(
+            "process_start_time_seconds", "Start time, in seconds since 1970.", merge="max"
+        )
         self._families: tuple[MetricFamily[Any], ...] = tuple(
-            one for one in vars(self).values() if isinstance(one, MetricFamily)
+            family for family in vars(self).values() if isinstance(family, MetricFamily)
         )
 
         self.connections.child()
@@ -272,7 +284,7 @@ class ServerMetrics:
             self.process_start.child().set(started)
 
     def snapshot(self) -> Snapshot:
-        """All values as plain data, to send over a pipe."""
+        """Return all values as plain data, to send to another process."""
         resident = read_resident_bytes()
         if resident is not None:
             self.process_memory.child().set(resident)
@@ -280,28 +292,28 @@ class ServerMetrics:
 
 
 def merge_snapshots(snapshots: Iterable[Snapshot]) -> Snapshot:
-    """One snapshot of several processes. Values add up, except where a family says that the largest is the truth."""
+    """Merge snapshots of several processes. Values add up, or take the maximum if the family says so."""
     merged: Snapshot = {}
     for snapshot in snapshots:
         for name, family in snapshot.items():
             known = merged.get(name)
             if known is not None and known.get("bounds") != family.get("bounds"):
-                raise ValueError(f"{name} has other buckets in another process")
+                raise ValueError(f"{name} has different buckets in another process")
             merged[name] = family if known is None else {**known, "children": _merge_children(known, family)}
     return merged
 
 
-def _merge_children(one: dict[str, Any], other: dict[str, Any]) -> list[Any]:
-    found = {tuple(values): data for values, data in one["children"]}
-    for values, data in other["children"]:
+def _merge_children(left: dict[str, Any], right: dict[str, Any]) -> list[Any]:
+    merged = {tuple(values): data for values, data in left["children"]}
+    for values, data in right["children"]:
         key = tuple(values)
-        found[key] = _combine_values(one["merge"], found[key], data) if key in found else data
-    return [[list(values), data] for values, data in found.items()]
+        merged[key] = _combine_values(left["merge"], merged[key], data) if key in merged else data
+    return [[list(values), data] for values, data in merged.items()]
 
 
-def _combine_values(how: MergeRule, one: Any, other: Any) -> Any:
-    if how == "max":
-        return max(one, other)
-    if isinstance(one, list):  # a histogram: counts and sum
-        return [[a + b for a, b in zip(one[0], other[0], strict=True)], one[1] + other[1]]
-    return one + other
+def _combine_values(rule: MergeRule, left: Any, right: Any) -> Any:
+    if rule == "max":
+        return max(left, right)
+    if isinstance(left, list):  # a histogram: counts and sum
+        return [[a + b for a, b in zip(left[0], right[0], strict=True)], left[1] + right[1]]
+    return left + right

@@ -1,6 +1,6 @@
-"""OpenTelemetry traces: one span per request. An extra: without it, or without an endpoint, nothing happens at no cost.
+"""OpenTelemetry traces: one span per request. Optional: without the extra or an endpoint, tracing costs nothing.
 
-`pip install 'enginebay[tracing]'`, then set OTEL_EXPORTER_OTLP_ENDPOINT. The usual OTEL_* variables count: service name,
+`pip install 'enginebay[tracing]'`, then set OTEL_EXPORTER_OTLP_ENDPOINT. The usual OTEL_* variables apply: service name,
 resource attributes, sampler, headers, timeouts.
 """
 
@@ -19,12 +19,12 @@ _ENDPOINT, _TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _PROTOCOL = "http/protobuf"
 _MISSING = f"{_ENDPOINT} is set, but OpenTelemetry is not installed; run `pip install 'enginebay[tracing]'`"
-# Our endpoint -> the convention's name of the operation.
+# Endpoint -> operation name in the semantic conventions.
 _OPERATIONS = {"completions": "text_completion", "responses": "chat"}
 
 
 class Span:
-    """One request, while it is traced."""
+    """The span of one request."""
 
     __slots__ = ("_span", "trace_id")
 
@@ -33,11 +33,11 @@ class Span:
         self.trace_id = f"{span.get_span_context().trace_id:032x}"  # for the log
 
     def add_event(self, name: str, at_ns: int | None = None) -> None:
-        """A moment worth seeing: it left the queue, its first token came. In nanoseconds since 1970; None: now."""
+        """Add an event, such as the first token. `at_ns`: nanoseconds since 1970; None: now."""
         self._span.add_event(name, timestamp=at_ns)
 
     def end(self, attributes: Attributes | None = None, error: BaseException | str | None = None) -> None:
-        """The request is over; with `error`, it failed."""
+        """End the span; with `error`, mark it as failed."""
         from opentelemetry.trace import Status, StatusCode
 
         for name, value in (attributes or {}).items():
@@ -50,12 +50,12 @@ class Span:
 
 
 class Tracer:
-    """The one that traces nothing. Ask `enabled` before building attributes."""
+    """A tracer that does nothing. Check `enabled` before building attributes."""
 
     enabled = False
 
     def __init__(self, note: str = "") -> None:
-        self.note = note  # why nothing is traced although it was asked for; for the log
+        self.note = note  # for the log: why tracing is off although it is configured
 
     def start(
         self,
@@ -64,15 +64,15 @@ class Tracer:
         attributes: Attributes | None = None,
         at_ns: int | None = None,
     ) -> Span | None:
-        """A span, child of the caller's when `traceparent` (W3C) names one. None: this request is not traced."""
+        """Start a span, as a child of `traceparent` (W3C) if given. Return None if this request is not traced."""
         return None
 
     def close(self) -> None:
-        """Send what waits."""
+        """Send the pending spans."""
 
 
 class OtelTracer(Tracer):
-    """Sends spans from a thread of the SDK's own."""
+    """Sends spans from the SDK's own thread."""
 
     enabled = True
 
@@ -95,7 +95,7 @@ class OtelTracer(Tracer):
         attributes: Attributes | None = None,
         at_ns: int | None = None,
     ) -> Span | None:
-        # A malformed header is ignored, as the standard wants: the request then begins a trace of its own.
+        # The standard requires a malformed header to be ignored: the request then starts a new trace.
         parent = self._extract({"traceparent": traceparent}, self._root_context) if traceparent else self._root_context
         span = self._tracer.start_span(name, parent, self._kind, attributes, start_time=at_ns)
         return Span(span) if span.is_recording() else None
@@ -105,13 +105,13 @@ class OtelTracer(Tracer):
 
 
 def load_tracer(environ: Mapping[str, str]) -> Tracer:
-    """The tracer these variables ask for."""
+    """Return the tracer that the environment configures."""
     endpoint = resolve_traces_endpoint(environ)
     if endpoint is None or environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return Tracer()
     protocol = next((environ[name] for name in _PROTOCOLS if environ.get(name)), _PROTOCOL)
     if protocol != _PROTOCOL:
-        return Tracer(f"traces are sent as {_PROTOCOL} only, not as {protocol}; set {_PROTOCOLS[1]}={_PROTOCOL}")
+        return Tracer(f"the trace protocol {protocol} is not supported; set {_PROTOCOLS[1]}={_PROTOCOL}")
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -119,16 +119,16 @@ def load_tracer(environ: Mapping[str, str]) -> Tracer:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
         return Tracer(_MISSING)
-    own = {"service.name": environ.get("OTEL_SERVICE_NAME") or "enginebay", "service.version": __version__}
-    provider = TracerProvider(resource=Resource.create(own))
+    service = {"service.name": environ.get("OTEL_SERVICE_NAME") or "enginebay", "service.version": __version__}
+    provider = TracerProvider(resource=Resource.create(service))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
     return OtelTracer(provider)
 
 
 def resolve_traces_endpoint(environ: Mapping[str, str]) -> str | None:
-    """Where traces go: the variable for traces as it is, or the general one with the path of the standard."""
-    if own := environ.get(_TRACES_ENDPOINT, "").strip():
-        return own
+    """Return the traces endpoint as given, else the general endpoint with the standard path."""
+    if endpoint := environ.get(_TRACES_ENDPOINT, "").strip():
+        return endpoint
     general = environ.get(_ENDPOINT, "").strip()
     return f"{general.rstrip('/')}/v1/traces" if general else None
 
@@ -138,7 +138,7 @@ def build_span_name(endpoint: str, model: str) -> str:
 
 
 def get_operation_name(endpoint: str) -> str:
-    """chat, text_completion or embeddings, as the semantic conventions call them."""
+    """Return the operation name in the semantic conventions: chat, text_completion or embeddings."""
     return _OPERATIONS.get(endpoint, endpoint)
 
 
@@ -151,8 +151,8 @@ def build_request_attributes(
     address: str | None = None,
     port: int | None = None,
 ) -> dict[str, Any]:
-    """What a request asks for, under its names in the semantic conventions; unset stays unset."""
-    asked: dict[str, Any] = {
+    """Return the request's attributes, named by the semantic conventions. Unset parameters are left out."""
+    attributes: dict[str, Any] = {
         "gen_ai.operation.name": get_operation_name(endpoint),
         "gen_ai.provider.name": "enginebay",
         "gen_ai.request.model": model,
@@ -161,7 +161,7 @@ def build_request_attributes(
         "server.port": port,
     }
     if sampling is not None:
-        asked |= {
+        attributes |= {
             "gen_ai.request.temperature": sampling.temperature,
             "gen_ai.request.top_p": sampling.top_p,
             "gen_ai.request.top_k": sampling.top_k,
@@ -172,7 +172,7 @@ def build_request_attributes(
             "gen_ai.request.stop_sequences": list(sampling.stop) or None,
             "gen_ai.request.choice.count": sampling.n if sampling.n > 1 else None,
         }
-    return {name: value for name, value in asked.items() if value is not None}
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def build_response_attributes(
@@ -185,8 +185,8 @@ def build_response_attributes(
     cached_tokens: int | None = None,
     finish_reasons: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What came of it, by the engine's own counts."""
-    found: dict[str, Any] = {
+    """Return the response's attributes, with the engine's own token counts."""
+    attributes: dict[str, Any] = {
         "gen_ai.response.model": model,
         "gen_ai.response.id": response_id,
         "gen_ai.response.finish_reasons": list(finish_reasons) or None,
@@ -195,11 +195,11 @@ def build_response_attributes(
         "gen_ai.usage.cache_read.input_tokens": cached_tokens,
         "enginebay.engine": engine,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def get_error_type(error: BaseException | str) -> str:
-    """A short name of few values: our errors have one, others have their class."""
+    """Return a low-cardinality name: the kind of our own errors, the class of others."""
     if isinstance(error, EnginebayError):
         return error.kind
     return error if isinstance(error, str) else type(error).__name__

@@ -1,0 +1,1 @@
+"""Chat messages to prompt text: message checks, chat templates and their sandbox."""

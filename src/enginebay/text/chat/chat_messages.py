@@ -1,4 +1,4 @@
-"""Check chat messages, and bring what OpenAI clients send into the form chat templates expect."""
+"""Validates chat messages and converts them from OpenAI's form to what chat templates expect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from enginebay.errors import InvalidRequest, Unsupported
 
-# Roles that chat templates in the wild know; others are a slip of the pen that a model would answer with nonsense.
+# Roles that published chat templates know. Any other is a typo, which the model would answer with nonsense.
 ROLES = (
     "system",
     "developer",
@@ -32,44 +32,44 @@ ROLES = (
 def normalize_messages(
     messages: Sequence[Mapping[str, Any]], keep_parts: bool, supports_developer: bool = True
 ) -> list[dict[str, Any]]:
-    """The messages as templates take them.
+    """Return the messages in the form that templates take. Raises `InvalidRequest` or `Unsupported`.
 
-    `parts` keeps a list of text parts as a list instead of joining it; without `developer`, a template that does not
-    know that role gets a system message in its place, which is what it means.
+    `keep_parts` keeps a list of text parts as a list instead of joining it. Without `supports_developer`, developer
+    messages become system messages.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise _invalid_messages("messages must be a list", 'for example [{"role": "user", "content": "hi"}]')
     if not messages:
         raise _invalid_messages("messages is empty", "give at least one message")
-    found = [_normalize_message(message, number, keep_parts) for number, message in enumerate(messages)]
-    for message in found:
+    normalized = [_normalize_message(message, number, keep_parts) for number, message in enumerate(messages)]
+    for message in normalized:
         if message["role"] == "developer" and not supports_developer:
             message["role"] = "system"
-    return found
+    return normalized
 
 
-def _invalid_messages(what: str, hint: str = "") -> InvalidRequest:
-    return InvalidRequest(what, hint, param="messages")
+def _invalid_messages(problem: str, hint: str = "") -> InvalidRequest:
+    return InvalidRequest(problem, hint, param="messages")
 
 
 def _normalize_message(message: Any, number: int, parts: bool) -> dict[str, Any]:
     where = f"messages[{number}]"
     if not isinstance(message, Mapping):
-        raise _invalid_messages(f"{where} is not an object", "each message has a role and a content")
+        raise _invalid_messages(f"{where} is not an object", "a message has a role and content")
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         near = get_close_matches(str(role)[:40], ROLES, n=1)
         raise _invalid_messages(
-            f"{where} has the role {repr(role)[:60]}",
+            f"{where} has an unknown role: {repr(role)[:60]}",
             f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(ROLES)}",
         )
-    found = dict(message)
-    found["content"] = _normalize_content(
+    normalized = dict(message)
+    normalized["content"] = _normalize_content(
         message.get("content"), where, parts, optional=bool(message.get("tool_calls"))
     )
-    if found.get("tool_calls"):
-        found["tool_calls"] = _normalize_tool_calls(found["tool_calls"], where)
-    return found
+    if normalized.get("tool_calls"):
+        normalized["tool_calls"] = _normalize_tool_calls(normalized["tool_calls"], where)
+    return normalized
 
 
 def _normalize_content(content: Any, where: str, parts: bool, optional: bool) -> str | list[dict[str, Any]]:
@@ -80,7 +80,7 @@ def _normalize_content(content: Any, where: str, parts: bool, optional: bool) ->
     if isinstance(content, Sequence) and not isinstance(content, bytes):
         texts = [_extract_text(part, f"{where}.content[{number}]") for number, part in enumerate(content)]
         return [{"type": "text", "text": text} for text in texts] if parts else "\n".join(texts)
-    raise _invalid_messages(f"{where} has no content", "content is a text or a list of text parts")
+    raise _invalid_messages(f"{where} has no content", "content is a string or a list of text parts")
 
 
 def _extract_text(part: Any, where: str) -> str:
@@ -88,7 +88,7 @@ def _extract_text(part: Any, where: str) -> str:
         return part
     kind = part.get("type", "text") if isinstance(part, Mapping) else None
     if kind not in ("text", "refusal") and isinstance(kind, str):
-        raise Unsupported(f"{where} is of the type {kind!r}", "only text parts are supported", param="messages")
+        raise Unsupported(f"{where} has the type {kind!r}", "only text parts are supported", param="messages")
     text = part.get(kind) if isinstance(part, Mapping) and isinstance(kind, str) else None
     if not isinstance(text, str):
         raise _invalid_messages(f"{where} has no text", 'a part is {"type": "text", "text": "…"}')
@@ -96,7 +96,7 @@ def _extract_text(part: Any, where: str) -> str:
 
 
 def _normalize_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """OpenAI writes arguments as JSON text; templates expect the object. Text that a model has spoilt stays text."""
+    """Parse arguments from JSON text (OpenAI) to objects (templates). Invalid JSON stays text."""
     if not isinstance(calls, Sequence) or not all(isinstance(call, Mapping) for call in calls):
         raise _invalid_messages(f"{where}.tool_calls must be a list of objects")
     return [_normalize_tool_call(call) for call in calls]
@@ -113,7 +113,7 @@ def _normalize_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         with suppress(ValueError, RecursionError):
-            found = json.loads(arguments, parse_constant=_reject_constant) if arguments.strip() else {}
-            json.dumps(found, ensure_ascii=False).encode()  # an escaped half of a character is no text
-            arguments = found
+            parsed = json.loads(arguments, parse_constant=_reject_constant) if arguments.strip() else {}
+            json.dumps(parsed, ensure_ascii=False).encode()  # fails for lone surrogates
+            arguments = parsed
     return {**call, "function": {**function, "arguments": arguments}}

@@ -1,12 +1,12 @@
-"""Chat messages to text and token ids: the one place where chat is rendered, whatever the engine.
+"""Renders chat messages to text and token ids, for every engine.
 
     renderer = load_renderer(path)                                  # a model directory or a GGUF file
     text = renderer.render(messages, tools=tools)
-    ids = renderer.encode(tokenizer, messages, tools=tools)         # what engines get
+    ids = renderer.encode(tokenizer, messages, tools=tools)         # for engines
 
-Templates come from chat_template.jinja, tokenizer_config.json or the GGUF file, and run in the sandbox of
-`templates.py` with the variables Transformers gives them. Raises `InvalidRequest` for messages that are wrong or that
-the template refuses, `ModelInvalid` for a template that is broken, `Unsupported` for a model that has none.
+Templates come from chat_template.jinja, tokenizer_config.json or the GGUF file. They run in the sandbox of
+`template_sandbox.py` with the variables that Transformers sets. Raises `InvalidRequest` for messages that are invalid
+or that the template rejects, `ModelInvalid` for a broken template, `Unsupported` for a model without one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class ChatRenderer:
-    """Renders the chats of one model. Safe to use from several threads."""
+    """Renders the chats of one model. Thread-safe."""
 
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         self.templates = dict(templates)
@@ -39,7 +39,7 @@ class ChatRenderer:
 
     @property
     def available(self) -> bool:
-        """Whether the model has a template for plain chats."""
+        """Whether the model has a default chat template."""
         return DEFAULT_TEMPLATE in self.templates
 
     def render(
@@ -52,12 +52,12 @@ class ChatRenderer:
         documents: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """The text of a chat; `variables` go to the template as they are (`enable_thinking`, `date_string`, …)."""
+        """Render a chat to text. `variables` (`enable_thinking`, `date_string`, …) go to the template unchanged."""
         from enginebay.text.chat.template_sandbox import reads_content_parts
 
         if continue_final_message and add_generation_prompt:
             raise InvalidRequest(
-                "continue_final_message and add_generation_prompt exclude each other",
+                "continue_final_message and add_generation_prompt are mutually exclusive",
                 "set add_generation_prompt to false to continue the last message",
                 param="continue_final_message",
             )
@@ -80,7 +80,7 @@ class ChatRenderer:
         return text if final is None else _cut_after_tag(text, final)
 
     def encode(self, tokenizer: Tokenizer, messages: Messages, **options: Any) -> list[int]:
-        """Token ids of a chat; takes what `render` takes. The template writes all special tokens, so none are added."""
+        """Return the token ids of a chat. The template writes all special tokens, so none are added."""
         return tokenizer.encode(self.render(messages, **options), add_special=False)
 
     def _select_template(self, tools: Sequence[Any] | None) -> str:
@@ -97,38 +97,38 @@ class ChatRenderer:
 
 
 def load_renderer(path: Path) -> ChatRenderer:
-    """The renderer of a model directory or a GGUF file; one without a template fails when it is asked to render."""
+    """Return the renderer of a model directory or a GGUF file. Without a template, `render` raises."""
     return ChatRenderer(load_templates(path), load_special_tokens(path))
 
 
 def load_templates(path: Path) -> dict[str, str]:
-    """The chat templates of a model by name; the usual one is `default`."""
+    """Return the chat templates of a model by name; the usual one is `default`."""
     if path.is_dir():
         return _load_templates_from_directory(path)
     file = read_gguf(path)
-    found = {
+    named = {
         key.removeprefix("tokenizer.chat_template."): value
         for key, value in file.metadata.items()
         if key.startswith("tokenizer.chat_template.") and isinstance(value, str)
     }
-    return found if file.chat_template is None else {**found, DEFAULT_TEMPLATE: file.chat_template}
+    return named if file.chat_template is None else {**named, DEFAULT_TEMPLATE: file.chat_template}
 
 
 def _load_templates_from_directory(folder: Path) -> dict[str, str]:
-    """Files win over tokenizer_config.json, as in Transformers."""
-    found = {file.stem: _read_text(file) for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    """Load a directory's templates. Files override tokenizer_config.json, as in Transformers."""
+    named = {file.stem: _read_text(file) for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (folder / "chat_template.jinja").is_file():
-        return {**found, DEFAULT_TEMPLATE: _read_text(folder / "chat_template.jinja")}
+        return {**named, DEFAULT_TEMPLATE: _read_text(folder / "chat_template.jinja")}
     config = folder / "tokenizer_config.json"
     if not config.is_file():
-        return found
+        return named
     try:
         declared = json.loads(_read_text(config)).get("chat_template")
     except (ValueError, AttributeError) as error:
         raise ModelInvalid(f"{config} cannot be read: {error}", "fetch the model again") from error
     if isinstance(declared, list):
-        return {**found, **{entry["name"]: entry["template"] for entry in declared}}
-    return {**found, DEFAULT_TEMPLATE: declared} if isinstance(declared, str) else found
+        return {**named, **{entry["name"]: entry["template"] for entry in declared}}
+    return {**named, DEFAULT_TEMPLATE: declared} if isinstance(declared, str) else named
 
 
 def _read_text(path: Path) -> str:
@@ -147,7 +147,7 @@ def _check_syntax(source: str) -> None:
         compile_template(source)
     except TemplateSyntaxError as error:
         raise ModelInvalid(
-            f"the model's chat template is broken: {error.message} (line {error.lineno})", "correct chat_template.jinja"
+            f"the model's chat template is invalid: {error.message} (line {error.lineno})", "fix chat_template.jinja"
         ) from error
 
 
@@ -159,10 +159,10 @@ def _render_template(source: str, variables: Mapping[str, Any]) -> str:
     except EnginebayError:
         raise
     except Exception as error:  # templates are programs: they can raise anything
-        said = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise InvalidRequest(
-            f"the model's chat template refuses these messages: {said}",
-            "see the model's page for what it takes",
+            f"the model's chat template rejects these messages: {reason}",
+            "see the model card for the supported format",
             param="messages",
         ) from error
 
@@ -179,7 +179,7 @@ def _copy_objects(values: Sequence[Mapping[str, Any]] | None, name: str) -> list
 
 
 def _tag_final_message(chat: list[dict[str, Any]]) -> str:
-    """Mark the end of the last message, to find it again in the text; gives back what that message says."""
+    """Append a tag to the last message, to find its end in the text. Return the message's text."""
     content = chat[-1]["content"]
     if isinstance(content, str):
         chat[-1]["content"] = content + _CONTINUE_TAG
@@ -195,9 +195,9 @@ def _cut_after_tag(text: str, final: str) -> str:
     tag = _CONTINUE_TAG.strip()
     if final.strip() not in text or tag not in text:
         raise InvalidRequest(
-            "the chat template drops part of the last message, so it cannot be continued",
+            "cannot continue the last message: the chat template drops part of it",
             param="continue_final_message",
         )
-    place = text.rindex(tag)
-    # A template that trims messages has also trimmed the spaces before the tag's own.
-    return text[:place] if text[place : place + len(_CONTINUE_TAG)] == _CONTINUE_TAG else text[:place].rstrip()
+    end = text.rindex(tag)
+    # A template that trims messages strips the tag's trailing space, and would strip the message's too.
+    return text[:end] if text[end : end + len(_CONTINUE_TAG)] == _CONTINUE_TAG else text[:end].rstrip()

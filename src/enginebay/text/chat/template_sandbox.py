@@ -1,4 +1,4 @@
-"""The sandbox in which chat templates run, with the names, filters and whitespace rules Transformers gives them."""
+"""The Jinja sandbox for chat templates, with the names, filters and whitespace rules of Transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}` marks for training what the assistant said; it is rendered as it is."""
+    """Renders `{% generation %}…{% endgeneration %}`, which marks assistant text for training, as its content."""
 
     tags = {"generation"}  # noqa: RUF012 - as the base class declares it
 
@@ -40,7 +40,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without the HTML escapes of Jinja's own filter: models were trained on plain JSON."""
+    """Dump JSON without the HTML escapes of Jinja's filter: models were trained on plain JSON."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -49,29 +49,29 @@ def _strftime_now(layout: str) -> str:
 
 
 def create_environment() -> ImmutableSandboxedEnvironment:
-    made = ImmutableSandboxedEnvironment(
+    environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
     )
-    made.filters["tojson"] = _tojson
-    made.globals["raise_exception"] = _raise_exception
-    made.globals["strftime_now"] = _strftime_now
-    return made
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
 
 
 @lru_cache(maxsize=64)
 def compile_template(source: str) -> Template:
-    """Raises jinja2's `TemplateSyntaxError`."""
+    """Compile a template. Raises jinja2's `TemplateSyntaxError`."""
     return create_environment().from_string(source)
 
 
 @lru_cache(maxsize=64)
 def reads_content_parts(source: str) -> bool:
-    """Whether the template goes through the parts of a message's content, rather than taking it as one text."""
+    """Return whether the template loops over content parts instead of expecting a string."""
     return any(_is_content_node(loop.iter) for loop in create_environment().parse(source).find_all(nodes.For))
 
 
 def _is_content_node(node: nodes.Node) -> bool:
-    """`content`, `message.content`, `message['content']`, with or without filters."""
+    """Match `content`, `message.content` and `message['content']`, with or without filters."""
     if isinstance(node, nodes.Filter) and node.node is not None:
         return _is_content_node(node.node)
     if isinstance(node, nodes.Name):

@@ -1,0 +1,1 @@
+"""Reads the metadata of GGUF files."""

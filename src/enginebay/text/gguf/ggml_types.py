@@ -1,4 +1,4 @@
-"""The GGML tensor types a GGUF file can hold: name, values in a block, bytes of a block."""
+"""GGML tensor types: name, values per block, bytes per block."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 class TensorType(NamedTuple):
     name: str
-    block_size: int  # values that are stored together; rows hold whole blocks
+    block_size: int  # values per block; rows hold whole blocks
     block_bytes: int
 
 
@@ -48,7 +48,7 @@ TENSOR_TYPES: dict[int, TensorType] = {
     41: TensorType("Q1_0", 128, 18),
 }
 
-# `general.file_type`: what most of the weights are stored as, in the words people use for it.
+# `general.file_type`: the common name of the type of most weights.
 FILE_TYPES: dict[int, str] = {
     0: "F32",
     1: "F16",

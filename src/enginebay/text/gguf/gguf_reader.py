@@ -1,11 +1,11 @@
-"""Read what a GGUF file says about itself: metadata and tensor infos, never the weights.
+"""Reads the metadata and tensor infos of a GGUF file, never the weights.
 
     file = read_gguf(path)
-    file.architecture, file.context_length, file.quantisation, file.parameters, file.chat_template
+    file.architecture, file.context_length, file.quantisation, file.parameter_count, file.chat_template
     file.metadata["llama.block_count"], file.tensors[0].shape
 
-Every length in the file is checked against the file's size before it is used, so a truncated or hostile file ends in
-`ModelInvalid` with one line that says what is wrong. Vocabularies are kept as bytes and decoded when first looked at.
+Every length is checked against the file size before use, so a truncated or hostile file raises a one-line
+`ModelInvalid`. Vocabularies stay bytes until first access.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
 
-# Name of the special token in templates -> key of its id in the file ("seperator" is the format's own spelling).
+# Name of the special token in templates -> metadata key of its id ("seperator" is the format's spelling).
 SPECIAL_TOKEN_KEYS = {
     "bos_token": "tokenizer.ggml.bos_token_id",
     "eos_token": "tokenizer.ggml.eos_token_id",
@@ -62,10 +62,10 @@ T = TypeVar("T")
 
 class TensorInfo(NamedTuple):
     name: str
-    shape: tuple[int, ...]  # as GGUF has it: the fastest dimension first
+    shape: tuple[int, ...]  # fastest dimension first, as in GGUF
     type: str
     offset: int  # from the start of the file
-    size_bytes: int | None  # None for a type that is not known here
+    size_bytes: int | None  # None for an unknown type
 
     @property
     def element_count(self) -> int:
@@ -76,7 +76,7 @@ class TensorInfo(NamedTuple):
 
 
 class StringArray(Sequence[str]):
-    """An array of strings as it lies in the file, decoded when it is first looked at."""
+    """An array of strings as raw bytes, decoded on first access."""
 
     def __init__(self, raw: bytes, count: int) -> None:
         self._raw = raw
@@ -85,13 +85,13 @@ class StringArray(Sequence[str]):
 
     def decode(self) -> list[str]:
         if self._decoded is None:
-            raw, position, found = self._raw, 0, []
+            raw, position, strings = self._raw, 0, []
             unpack = _U64.unpack_from
             for _ in range(self._count):
                 end = position + 8 + unpack(raw, position)[0]
-                found.append(raw[position + 8 : end].decode("utf-8", "replace"))
+                strings.append(raw[position + 8 : end].decode("utf-8", "replace"))
                 position = end
-            self._decoded = found
+            self._decoded = strings
         return self._decoded
 
     @overload
@@ -110,7 +110,7 @@ class StringArray(Sequence[str]):
 
 @dataclass(frozen=True)
 class GgufFile:
-    """One GGUF file: of a split model, the one that was read."""
+    """One GGUF file; one part of a split model."""
 
     path: Path
     version: int
@@ -127,15 +127,15 @@ class GgufFile:
 
     @property
     def parameter_count(self) -> int:
-        """Weights in this file."""
+        """Number of weights in this file."""
         return sum(tensor.element_count for tensor in self.tensors)
 
     @property
     def quantisation(self) -> str:
-        """How most weights are stored: what the file says, else the type that takes most bytes."""
-        said = FILE_TYPES.get(self.get("general.file_type", int, -1))
-        if said or not self.tensors:
-            return said or "unknown"
+        """The type of most weights: as declared, else the type with the most bytes."""
+        declared = FILE_TYPES.get(self.get("general.file_type", int, -1))
+        if declared or not self.tensors:
+            return declared or "unknown"
         sizes: Counter[str] = Counter()
         for tensor in self.tensors:
             sizes[tensor.type] += tensor.size_bytes or 0
@@ -147,7 +147,7 @@ class GgufFile:
 
     @property
     def split_count(self) -> int:
-        """Files the model is split into."""
+        """Number of files the model is split into."""
         return max(1, self.get("split.count", int, 1))
 
     @overload
@@ -155,17 +155,17 @@ class GgufFile:
     @overload
     def get(self, key: str, kind: type[T], default: T) -> T: ...
     def get(self, key: str, kind: type[T], default: T | None) -> T | None:
-        """The value of a key, or `default` where it is absent; `ModelInvalid` where it is of another kind."""
+        """Return the value of a key, or `default` if absent. Raises `ModelInvalid` for a value of another type."""
         value = self.metadata.get(key)
         if value is None:
             return default
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise _invalid_gguf(self.path, f"{key} should be {kind.__name__}, it is {type(value).__name__}")
+            raise _invalid_gguf(self.path, f"{key} must be {kind.__name__}, not {type(value).__name__}")
         return value
 
 
 def read_special_tokens(file: GgufFile) -> dict[str, str]:
-    """The special tokens by the names chat templates use."""
+    """Return the special tokens by their names in chat templates."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, StringArray):
         return {}
@@ -175,7 +175,7 @@ def read_special_tokens(file: GgufFile) -> dict[str, str]:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether the file starts as GGUF files do."""
+    """Return whether the file starts with the GGUF magic."""
     try:
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
@@ -184,7 +184,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Metadata and tensor infos of a GGUF file; raises `ModelInvalid` for anything that is not one, whole and sound."""
+    """Read the metadata and tensor infos of a GGUF file. Raises `ModelInvalid` if it is not a complete, valid one."""
     try:
         with path.open("rb") as file:
             if file.read(len(MAGIC)) != MAGIC:
@@ -200,7 +200,7 @@ def _invalid_gguf(path: Path, reason: str) -> ModelInvalid:
 
 
 class _GgufReader:
-    """One pass over the head of the file."""
+    """Reads the header of the file in one pass."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path = path
@@ -213,7 +213,7 @@ class _GgufReader:
         if version not in VERSIONS:
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
             raise self.invalid(
-                "it is big-endian" if swapped in VERSIONS else f"version {version} is not known (2 and 3 are)"
+                "it is big-endian" if swapped in VERSIONS else f"version {version} is not supported (only 2 and 3)"
             )
         tensor_count = self.read_count("tensors", _MIN_TENSOR_BYTES)
         metadata = self.read_metadata(self.read_count("metadata entries", _MIN_ENTRY_BYTES))
@@ -223,69 +223,69 @@ class _GgufReader:
     def invalid(self, reason: str) -> ModelInvalid:
         return _invalid_gguf(self.path, reason)
 
-    def skip(self, size: int, what: str) -> int:
-        """Step over `size` bytes; gives back where they start."""
+    def skip(self, size: int, part: str) -> int:
+        """Skip `size` bytes. Return where they start."""
         start = self.position
         if size > self.size - start:
-            raise self.invalid(f"it ends inside {what} ({self.size} bytes; is the file truncated?)")
+            raise self.invalid(f"it ends inside {part} ({self.size} bytes; is the file truncated?)")
         self.position = start + size
         return start
 
-    def unpack(self, layout: struct.Struct, what: str) -> Any:
-        return layout.unpack_from(self.data, self.skip(layout.size, what))[0]
+    def unpack(self, layout: struct.Struct, part: str) -> Any:
+        return layout.unpack_from(self.data, self.skip(layout.size, part))[0]
 
-    def read_count(self, what: str, smallest: int) -> int:
-        number: int = self.unpack(_U64, f"the number of {what}")
+    def read_count(self, part: str, smallest: int) -> int:
+        number: int = self.unpack(_U64, f"the number of {part}")
         if number > (self.size - self.position) // smallest:
-            raise self.invalid(f"it claims {number} {what}, more than fit in its {self.size} bytes")
+            raise self.invalid(f"it claims {number} {part}, more than fit in its {self.size} bytes")
         return number
 
-    def read_string(self, what: str) -> str:
-        length: int = self.unpack(_U64, what)
-        start = self.skip(length, what)
+    def read_string(self, part: str) -> str:
+        length: int = self.unpack(_U64, part)
+        start = self.skip(length, part)
         return self.data[start : start + length].decode("utf-8", "replace")
 
     def read_metadata(self, count: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        metadata: dict[str, Any] = {}
         for number in range(count):
             key = self.read_string(f"metadata key {number}")
-            if key in found:
+            if key in metadata:
                 raise self.invalid(f"the metadata key {key!r} appears twice")
-            found[key] = self.read_value(self.unpack(_U32, f"the type of {key!r}"), key)
-        return found
+            metadata[key] = self.read_value(self.unpack(_U32, f"the type of {key!r}"), key)
+        return metadata
 
     def read_value(self, kind: int, key: str) -> Any:
-        what = f"the value of {key!r}"
+        part = f"the value of {key!r}"
         if kind == _STRING:
-            return self.read_string(what)
+            return self.read_string(part)
         if kind == _ARRAY:
             return self.read_array(key)
         if kind not in _SCALARS:
-            raise self.invalid(f"{what} has the unknown type {kind}")
-        return self.unpack(_SCALARS[kind], what)
+            raise self.invalid(f"{part} has the unknown type {kind}")
+        return self.unpack(_SCALARS[kind], part)
 
     def read_array(self, key: str) -> Sequence[Any]:
-        what = f"the array {key!r}"
-        kind: int = self.unpack(_U32, what)
+        part = f"the array {key!r}"
+        kind: int = self.unpack(_U32, part)
         if kind == _STRING:
-            return self.read_string_array(self.read_count(f"strings in {key!r}", _U64.size), what)
+            return self.read_string_array(self.read_count(f"strings in {key!r}", _U64.size), part)
         if kind not in _SCALARS:
-            raise self.invalid(f"{what} has elements of the type {kind}, which is not known")
+            raise self.invalid(f"{part} has elements of the unknown type {kind}")
         layout = _SCALARS[kind]
         count = self.read_count(f"elements in {key!r}", layout.size)
-        start = self.skip(count * layout.size, what)
+        start = self.skip(count * layout.size, part)
         values: tuple[Any, ...] = struct.unpack_from(f"<{count}{layout.format[1:]}", self.data, start)
         return values
 
-    def read_string_array(self, count: int, what: str) -> StringArray:
-        """Walk over the strings to find where they end, without decoding them."""
+    def read_string_array(self, count: int, part: str) -> StringArray:
+        """Find the end of the strings without decoding them."""
         start = position = self.position
         data, last, unpack = self.data, self.size - 8, _U64.unpack_from
         for _ in range(count):
             if position > last:
                 break
             position += 8 + unpack(data, position)[0]
-        self.skip(position - start, what) if position <= self.size else self.skip(self.size + 1, what)
+        self.skip(position - start, part) if position <= self.size else self.skip(self.size + 1, part)
         return StringArray(data[start:position], count)
 
     def parse_alignment(self, metadata: Mapping[str, Any]) -> int:
@@ -304,18 +304,18 @@ class _GgufReader:
 
     def read_tensor_info(self, number: int) -> TensorInfo:
         name = self.read_string(f"the name of tensor {number}")
-        what = f"the tensor info of {name!r}"
-        dimensions: int = self.unpack(_U32, what)
+        part = f"the tensor info of {name!r}"
+        dimensions: int = self.unpack(_U32, part)
         if dimensions > MAX_DIMENSIONS:
             raise self.invalid(f"the tensor {name!r} has {dimensions} dimensions, more than {MAX_DIMENSIONS}")
-        shape: tuple[int, ...] = struct.unpack_from(f"<{dimensions}Q", self.data, self.skip(8 * dimensions, what))
-        kind: int = self.unpack(_U32, what)
-        info = TensorInfo(name, shape, f"type {kind}", self.unpack(_U64, what), None)
+        shape: tuple[int, ...] = struct.unpack_from(f"<{dimensions}Q", self.data, self.skip(8 * dimensions, part))
+        kind: int = self.unpack(_U32, part)
+        info = TensorInfo(name, shape, f"type {kind}", self.unpack(_U64, part), None)
         if kind not in TENSOR_TYPES:
             return info
         known = TENSOR_TYPES[kind]
         if shape and shape[0] % known.block_size:
-            raise self.invalid(f"the rows of tensor {name!r} ({shape[0]}) are not whole {known.name} blocks")
+            raise self.invalid(f"the rows of tensor {name!r} ({shape[0]}) are not a multiple of {known.name} blocks")
         return info._replace(type=known.name, size_bytes=info.element_count // known.block_size * known.block_bytes)
 
     def resolve_offset(self, info: TensorInfo, start: int, alignment: int) -> TensorInfo:
@@ -324,6 +324,6 @@ class _GgufReader:
         end = start + info.offset + (info.size_bytes or 0)
         if end > self.size:
             raise self.invalid(
-                f"the data of tensor {info.name!r} ends at byte {end}, the file at {self.size}; it is truncated"
+                f"the data of tensor {info.name!r} ends at byte {end}, but the file is truncated at {self.size}"
             )
         return info._replace(offset=start + info.offset)

@@ -1,0 +1,1 @@
+"""Tokenizers, the conversion of GGUF vocabularies, and streaming detokenization."""

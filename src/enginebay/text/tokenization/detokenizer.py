@@ -1,33 +1,33 @@
-"""Text out of a stream of tokens: whole characters only, and stop strings found across token borders."""
+"""Turns a stream of tokens into text: whole characters only, with stop strings matched across tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
-REPLACEMENT = "\ufffd"  # what a decoder shows for bytes that are not (yet) a character
-_CONTEXT_TOKENS = 6  # prompt tokens kept in front, so that the first token keeps its leading space
-_MAX_PENDING_TOKENS = 8  # tokens to wait for the rest of a character: a character has at most 4 bytes
+REPLACEMENT = "\ufffd"  # decoders emit it for bytes that are not (yet) a character
+_CONTEXT_TOKENS = 6  # prompt tokens kept as context, so that the first token keeps its leading space
+_MAX_PENDING_TOKENS = 8  # to wait for the rest of a character, which has at most 4 bytes
 
 
 class TokenDecoder(Protocol):
-    """The one method needed of a `tokenizers.Tokenizer`."""
+    """The part of `tokenizers.Tokenizer` used here."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
 
 class IncrementalDetokenizer:
-    """Turns tokens into text one by one; the pieces joined are the text of the whole, without broken characters."""
+    """Decodes tokens one by one. The joined pieces are the whole text, without broken characters."""
 
     def __init__(self, tokenizer: TokenDecoder, prompt: Sequence[int] = (), skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._window = list(prompt[-_CONTEXT_TOKENS:])
-        self._emitted_tokens = len(self._window)  # tokens of the window whose text has been given out
+        self._emitted_tokens = len(self._window)  # tokens of the window whose text has been emitted
         self._emitted_chars = len(self._decode().rstrip(REPLACEMENT))
 
     def feed(self, token: int) -> str:
-        """The text this token completes; empty while a character is incomplete."""
+        """Return the text that this token completes; empty while a character is incomplete."""
         self._window.append(token)
         text = self._decode()
         pending = len(self._window) - self._emitted_tokens
@@ -36,12 +36,12 @@ class IncrementalDetokenizer:
         return self._emit(text)
 
     def finish(self) -> str:
-        """What is still held at the end, without the broken character it may end with."""
+        """Return the remaining text, without a broken character at its end."""
         return self._emit(self._decode().rstrip(REPLACEMENT))
 
     def _emit(self, text: str) -> str:
         piece = text[self._emitted_chars :]
-        # The tokens just given out stay in front of the next ones: how a token reads can depend on its neighbour.
+        # Keep the emitted tokens as context: how a token decodes can depend on the one before.
         self._window = self._window[self._emitted_tokens :]
         self._emitted_tokens = len(self._window)
         self._emitted_chars = len(self._decode())
@@ -54,9 +54,9 @@ class IncrementalDetokenizer:
 
 
 class StopScanner:
-    """Finds the first stop string in a stream of text, and holds back what could still become one.
+    """Finds the first stop string in a text stream, and holds back text that could still become one.
 
-    The result does not depend on how the text is cut: the stop string that is complete first wins.
+    The result does not depend on how the text is split: the stop string that completes first wins.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -65,23 +65,23 @@ class StopScanner:
         self.matched: str | None = None
 
     def feed(self, text: str) -> str:
-        """The text that is safe to show. After a match nothing more comes."""
+        """Return the text that is safe to emit; nothing after a match."""
         if self.matched is not None:
             return ""
         if not self._stops:
             return text
         text = self._held + text
         self._held = ""
-        found = self._find_first(text)
-        if found is not None:
-            start, self.matched = found
+        match = self._find_first(text)
+        if match is not None:
+            start, self.matched = match
             return text[:start]
         keep = self._count_unsafe(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """The text held back, when nothing more comes."""
+        """Return the text held back, at the end of the stream."""
         held, self._held = self._held, ""
         return held
 
@@ -94,7 +94,7 @@ class StopScanner:
         return None if best is None else (best[1], best[2])
 
     def _count_unsafe(self, text: str) -> int:
-        """Length of the longest end of the text that a stop string could begin with."""
+        """Return the length of the longest suffix that a stop string starts with."""
         longest = max(len(stop) for stop in self._stops) - 1
         for size in range(min(longest, len(text)), 0, -1):
             if any(stop.startswith(text[-size:]) for stop in self._stops if len(stop) > size):

@@ -1,7 +1,7 @@
-"""Make a `tokenizers.Tokenizer` of the vocabulary inside a GGUF file.
+"""Converts the vocabulary of a GGUF file to a `tokenizers.Tokenizer`.
 
-Covers the byte-level BPE models (`gpt2`) whose pre-tokenizer is known, and SentencePiece BPE (`llama`). Others raise
-`Unsupported`: their engine's own tokenizer has to be asked.
+Supports byte-level BPE (`gpt2`) with a known pre-tokenizer, and SentencePiece BPE (`llama`). Others raise
+`Unsupported` and need the engine's own tokenizer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SENTENCEPIECE_SPACE = "\u2581"  # SentencePiece's visible space
 
 
 def convert_gguf_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, Any]]:
-    """The tokenizer, and the tokenizer_config.json that belongs to it."""
+    """Return the tokenizer and the content of its tokenizer_config.json."""
     model = file.get("tokenizer.ggml.model", str, "none")
     tokens = _read_strings(file, "tokenizer.ggml.tokens")
     if model == "gpt2":
@@ -29,7 +29,7 @@ def convert_gguf_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, Any]]:
     elif model == "llama":
         built, add_bos = _build_sentencepiece_bpe(file, tokens), True
     else:
-        raise _unsupported_error(file, f"its tokenizer model {model!r}")
+        raise _unsupported_error(file, f"the tokenizer model {model!r}")
     _add_special_tokens(built, tokens, _read_token_types(file, tokens))
     named = read_special_tokens(file)
     config = {
@@ -44,14 +44,14 @@ def convert_gguf_tokenizer(file: GgufFile) -> tuple[Tokenizer, dict[str, Any]]:
     return built, config
 
 
-def _unsupported_error(file: GgufFile, what: str) -> Unsupported:
-    return Unsupported(f"{what} of {file.path.name} is not known here", "the engine's own tokenizer is needed for it")
+def _unsupported_error(file: GgufFile, feature: str) -> Unsupported:
+    return Unsupported(f"{feature} of {file.path.name} is not supported", "use the engine's own tokenizer")
 
 
 def _read_strings(file: GgufFile, key: str) -> list[str]:
     values = file.metadata.get(key)
     if not isinstance(values, Sequence) or isinstance(values, str) or (len(values) and not isinstance(values[0], str)):
-        raise ModelInvalid(f"{file.path} has no {key}, so it takes no text", "fetch another conversion of it")
+        raise ModelInvalid(f"{file.path} has no {key}", "use another GGUF conversion of the model")
     return list(values)
 
 
@@ -73,15 +73,15 @@ def _build_byte_level_bpe(file: GgufFile, tokens: list[str]) -> tuple[Tokenizer,
     name = file.get("tokenizer.ggml.pre", str, "default")
     if name not in PRETOKENIZERS:
         raise _unsupported_error(file, f"the pre-tokenizer {name!r}")
-    how = PRETOKENIZERS[name]
+    pretokenizer = PRETOKENIZERS[name]
     vocabulary = _build_vocabulary(file, tokens)
     merges = [_split_merge(merge) for merge in _read_strings(file, "tokenizer.ggml.merges")]
-    # A merge of what is not in the vocabulary can never apply, and the library refuses it.
+    # A merge of tokens outside the vocabulary can never apply, and the library rejects it.
     known = [pair for pair in merges if pair[0] in vocabulary and pair[1] in vocabulary and "".join(pair) in vocabulary]
-    built = Tokenizer(models.BPE(vocab=vocabulary, merges=known, ignore_merges=how.ignore_merges))
-    built.pre_tokenizer = _build_pre_tokenizer(how)
+    built = Tokenizer(models.BPE(vocab=vocabulary, merges=known, ignore_merges=pretokenizer.ignore_merges))
+    built.pre_tokenizer = _build_pre_tokenizer(pretokenizer)
     built.decoder = decoders.ByteLevel()
-    return built, how.add_bos
+    return built, pretokenizer.add_bos
 
 
 def _split_merge(merge: str) -> tuple[str, str]:
@@ -89,11 +89,11 @@ def _split_merge(merge: str) -> tuple[str, str]:
     return merge[:1] + left, right
 
 
-def _build_pre_tokenizer(how: PreTokenizerSpec) -> Any:
-    if how.patterns[-1] == GPT2:  # the library has this pattern built in, which is faster
-        splits, last = how.patterns[:-1], pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+def _build_pre_tokenizer(pretokenizer: PreTokenizerSpec) -> Any:
+    if pretokenizer.patterns[-1] == GPT2:  # the library has this pattern built in, which is faster
+        splits, last = pretokenizer.patterns[:-1], pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     else:
-        splits, last = how.patterns, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        splits, last = pretokenizer.patterns, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     steps = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in splits]
     return pre_tokenizers.Sequence([*steps, last]) if steps else last
 
@@ -101,7 +101,7 @@ def _build_pre_tokenizer(how: PreTokenizerSpec) -> Any:
 def _build_sentencepiece_bpe(file: GgufFile, tokens: list[str]) -> Tokenizer:
     scores = file.metadata.get("tokenizer.ggml.scores")
     if not scores or len(scores) != len(tokens):
-        raise ModelInvalid(f"{file.path} has no score for each of its tokens", "fetch another conversion of it")
+        raise ModelInvalid(f"{file.path} does not have one score per token", "use another GGUF conversion of the model")
     types = _read_token_types(file, tokens)
     vocabulary = _build_vocabulary(file, tokens)
     unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
@@ -125,21 +125,21 @@ def _build_sentencepiece_bpe(file: GgufFile, tokens: list[str]) -> Tokenizer:
 def _derive_merges(
     tokens: list[str], scores: Sequence[float], types: Sequence[int], vocabulary: dict[str, int]
 ) -> list[tuple[str, str]]:
-    """SentencePiece joins the neighbours whose union scores best: the same as merges in the order of that score."""
-    found: list[tuple[float, int, int, str, str]] = []
+    """Return merges in order of score. SentencePiece joins the pair whose union scores best, which is the same."""
+    scored: list[tuple[float, int, int, str, str]] = []
     for token, score, kind in zip(tokens, scores, types, strict=True):
         if kind not in (NORMAL, UNUSED) or len(token) < 2:
             continue
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in vocabulary and right in vocabulary:
-                found.append((-score, -len(left), -len(right), left, right))
-    found.sort()
-    return [(left, right) for *_, left, right in found]
+                scored.append((-score, -len(left), -len(right), left, right))
+    scored.sort()
+    return [(left, right) for *_, left, right in scored]
 
 
 def _add_special_tokens(built: Tokenizer, tokens: list[str], types: Sequence[int]) -> None:
-    """Control tokens are cut out of the text before anything else; user-defined ones too, but they stay visible."""
+    """Add control and user-defined tokens, which are split off before anything else; the latter stay visible."""
     added = [
         AddedToken(token, special=kind != USER_DEFINED, normalized=False)
         for token, kind in zip(tokens, types, strict=True)
@@ -149,7 +149,7 @@ def _add_special_tokens(built: Tokenizer, tokens: list[str], types: Sequence[int
 
 
 def _build_post_processor(built: Tokenizer, config: dict[str, Any]) -> Any:
-    """What `add_special` puts around a text: nothing, the first token, the last token, or both."""
+    """Return the post-processor that adds the bos and eos tokens as configured."""
     first = [config["bos_token"]] if config["add_bos_token"] else []
     last = [config["eos_token"]] if config["add_eos_token"] else []
     special = [(token, built.token_to_id(token)) for token in {*first, *last}]

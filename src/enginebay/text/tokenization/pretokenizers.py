@@ -1,9 +1,8 @@
-"""How the byte-level BPE models named in GGUF files (`tokenizer.ggml.pre`) cut text into words before merging.
+"""Pre-tokenizers of byte-level BPE models, by their name in GGUF files (`tokenizer.ggml.pre`).
 
-Each entry is what the model's own tokenizer.json does: regular expressions that isolate their matches, one after the
-other, then the byte alphabet. A name that is not here is unknown to us: better to ask the engine than to guess.
-llama.cpp cuts the same way in all of them but `tekken` and `gpt-4o`, where it takes combining marks that follow no
-letter for punctuation.
+Each entry does what the model's own tokenizer.json does: regular expressions that isolate their matches, applied in
+order, then the byte alphabet. An unknown name is not guessed: the engine's own tokenizer is used then. llama.cpp splits
+the same way except for `tekken` and `gpt-4o`, where it treats combining marks without a letter as punctuation.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ DIGIT = r"\p{N}"
 
 
 def _build_words_pattern(numbers: str) -> str:
-    """The pattern of GPT-4's cl100k and its many children, which differ in how many digits stay together."""
+    """Return the pattern of GPT-4's cl100k and its derivatives, which differ in how they group digits."""
     return rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 
 
 def _build_cased_words_pattern(contractions: str, numbers: str) -> str:
-    """The pattern of GPT-4o's o200k: words break where lower case turns into upper case."""
+    """Return the pattern of GPT-4o's o200k, which splits words where lower case turns into upper case."""
     start = r"[^\r\n\p{L}\p{N}]?"
     return (
         f"{start}{_UPPER}*{_LOWER}+{contractions}|{start}{_UPPER}+{_LOWER}*{contractions}"
@@ -36,8 +35,8 @@ def _build_cased_words_pattern(contractions: str, numbers: str) -> str:
 @dataclass(frozen=True, slots=True)
 class PreTokenizerSpec:
     patterns: tuple[str, ...]
-    ignore_merges: bool = False  # a word that is a token stays whole, whatever the merges say
-    add_bos: bool = False  # where the file does not say
+    ignore_merges: bool = False  # a word that is a token stays whole
+    add_bos: bool = False  # default if the file does not say
 
 
 LLAMA3 = PreTokenizerSpec((_build_words_pattern(r"\p{N}{1,3}"),), ignore_merges=True, add_bos=True)
@@ -53,7 +52,7 @@ DEEPSEEK3 = PreTokenizerSpec(
     )
 )
 BLOOM = PreTokenizerSpec((" ?[^(\\s|.,!?…。，、।۔،)]+",))
-# What llama.cpp does for files that name no pre-tokenizer, most of them older than the name.
+# What llama.cpp does for files without a pre-tokenizer name, mostly older ones.
 DEFAULT_PRETOKENIZER = PreTokenizerSpec((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
 
 PRETOKENIZERS: dict[str, PreTokenizerSpec] = {

@@ -1,18 +1,17 @@
-"""Tool calls: what a request may ask for, how models write calls, and parsers that read them while they stream.
+"""Tool calls: request validation, call formats of models, and streaming parsers.
 
-    plan = check_tools(request.tools, request.tool_choice)          # raises InvalidRequest
-    parser = FORMATS[detect_format(template)].parser(tools)         # mode "auto"
-    parser = guided_parser(tools, plan.name)                        # "required" and "named", guided by calls_schema(…)
-    parser = CallOrAnswer(tools)                                    # "auto", guided by call_or_answer_schema(…)
+    choice = parse_tool_choice(request.tools, request.tool_choice)                 # raises InvalidRequest
+    parser = TOOL_CALL_FORMATS[detect_format(template)].create_parser(tools)       # mode "auto"
+    parser = create_guided_parser(tools, choice.name)     # "required" and "named", guided by build_calls_schema(…)
+    parser = CallOrAnswerParser(tools)                    # "auto", guided by build_call_or_answer_schema(…)
     for piece in stream:
-        for event in parser.feed(piece): ...                        # Text | CallStart | CallArguments
+        for event in parser.feed(piece): ...              # AnswerText | ToolCallStart | ToolCallArguments
     parser.end()
 
-What a parser gives out, joined, does not depend on how the text was cut. Nothing is lost: what looked like a call and is
-none comes out as text, exactly. Only these disappear: the markers and JSON around calls, white space directly before a
-call, white space directly after it (kept if there is text before the call and after it, so that the two stay apart), and
-keys of a call's object other than its name and arguments. The joined arguments of a call are valid JSON
-if the model wrote valid JSON; a call that is cut off or breaks after its name keeps what it had, so its arguments do not
+The joined events do not depend on how the text was split. Text that looked like a call but is none is emitted
+unchanged. Only these are dropped: markers and JSON around calls, whitespace directly before or after a call (kept
+between two pieces of text), and keys of a call other than its name and arguments. The arguments of a call are valid
+JSON if the model wrote valid JSON. A call that breaks off after its name keeps its partial arguments, which do not
 parse. A call without arguments has {}.
 """
 

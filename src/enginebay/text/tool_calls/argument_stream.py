@@ -1,4 +1,4 @@
-"""The value of "arguments" as it arrives, turned into the JSON text that a client gets."""
+"""Converts the streamed "arguments" value of a call to the JSON text that clients get."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _NULL_LITERALS = ("null", "None")
 
 
 class ArgumentStream:
-    """Reads one value and gives it out in fragments.
+    """Reads one value and emits it in fragments.
 
-    An object goes out as it is written. An object inside a string is unwrapped. `null` and the empty string become {}.
-    Anything else (an array, a number, a string of another kind) is no object and goes out as it is.
+    An object is emitted as written. An object inside a string is unwrapped. `null` and the empty string become {}.
+    Anything else (an array, a number, another string) is not an object and is emitted unchanged.
     """
 
     def __init__(self) -> None:
-        self.is_object: bool | None = None  # None while it cannot be known
+        self.is_object: bool | None = None  # None while undecided
         self._scanner = JsonValueScanner()
         self._mode: Literal["new", "raw", "string", "unwrapped", "scalar"] = "new"
-        self._seen = ""  # of a string or scalar that is not yet understood
+        self._seen = ""  # an undecided string or scalar
         self._decoded = ""
         self._decoder = JsonStringDecoder()
 
@@ -33,7 +33,7 @@ class ArgumentStream:
         return self._scanner.broken
 
     def advance(self, text: str, at: int) -> tuple[int, str]:
-        """Read on from `at`; where the value or the text ends, and the fragment for the client."""
+        """Continue at `at`. Return the end of the value or text, and the fragment for the client."""
         end = self._scanner.advance(text, at)
         piece = text[at:end]
         if self._mode == "new" and piece:
@@ -60,14 +60,14 @@ class ArgumentStream:
         inside = piece if self._seen else piece[1:]
         self._seen += piece
         self._decoded += self._decoder.feed(inside[:-1] if last else inside, last)
-        begins = self._decoded.lstrip(WHITESPACE)[:1]
-        if begins == "{":
+        first = self._decoded.lstrip(WHITESPACE)[:1]
+        if first == "{":
             self._mode, self.is_object = "unwrapped", True
             return self._decoded
-        if begins:
+        if first:
             self._mode = "raw"
-        return self._resolve(not begins) if begins or last else ""
+        return self._resolve(not first) if first or last else ""
 
-    def _resolve(self, nothing: bool) -> str:
-        self.is_object = nothing
-        return "{}" if nothing else self._seen
+    def _resolve(self, empty: bool) -> str:
+        self.is_object = empty
+        return "{}" if empty else self._seen

@@ -1,4 +1,4 @@
-"""One call written as a JSON object: {"name": …, "arguments": {…}}, read while it arrives."""
+"""Streaming reader of one call written as a JSON object: {"name": …, "arguments": {…}}."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from enginebay.text.tool_calls.json_scanner import JsonValueScanner, is_json, pa
 from enginebay.text.tool_calls.tool_call_events import ToolCallArguments, ToolCallEvent, ToolCallStart
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
-# What models write beside the name and the arguments. Where nothing marks an object as a call, any other key says it is none.
+# Keys that models write in a call. Any other key means that an unmarked object is not a call.
 _CALL_KEYS = frozenset(("name", "type", "id", *_ARGUMENT_KEYS))
 
 _EXACT_KEYS = ("name", "arguments")
 
-_ScanStep = tuple[int, bool]  # where to go on, and whether there was enough text to do so
+_ScanStep = tuple[int, bool]  # where to continue, and whether to continue now or wait for more text
 
 
 class CallObjectReader:
-    """Reads a call from its opening brace on. Keys may come in any order; other keys than name and arguments are dropped.
+    """Reads a call from its opening brace. Keys may come in any order; those other than name and arguments are dropped.
 
-    Without `names`, something in front has marked the object as a call, and the call starts with its name, whatever it is.
-    With `names` the object stands alone: it is a call only if its name is one of them, its arguments are an object and
-    it has no foreign keys, and it starts when that is known; if `exact`, it has a name and arguments, and no other key.
+    Without `names`, a marker has announced the call: it starts with its name, whatever that is. With `names`, the
+    object is unmarked: it is a call only if its name is one of them, its arguments are an object, and it has no foreign
+    keys; it starts once that is known. If `exact`, it must have a name and arguments, and no other key.
 
-    Until `started` nothing was given out, and a `broken` object is the caller's to give out as text. When it breaks
-    later, what was given out stays, and the text from the returned position on is not part of the call.
+    Nothing is emitted before `started`; the caller emits an object that is `broken` before that as text. If it breaks
+    later, emitted events stay, and the text from the returned position is not part of the call.
     """
 
     def __init__(self, index: int, names: Collection[str] | None, exact: bool = False) -> None:
@@ -39,12 +39,12 @@ class CallObjectReader:
         self._key = ""
         self._value_at = 0
         self._arguments: ArgumentStream | None = None
-        self._early_arguments: list[str] = []  # arguments that came before the call could start
+        self._early_arguments: list[str] = []  # read before the call could start
         self._skip_scanner = JsonValueScanner()
         self._state: Callable[[str, int, list[ToolCallEvent]], _ScanStep] = self._read_opening_brace
 
     def advance(self, text: str, at: int, out: list[ToolCallEvent]) -> int:
-        """Read on from `at`. Until the call has started, the caller keeps the text, and `at` counts in the same text."""
+        """Continue at `at`. Until the call starts, the caller keeps the text, so that `at` stays valid."""
         more = True
         while more and not self.done and not self.broken:
             if self._state not in (self._read_arguments, self._skip_other_value):

@@ -1,4 +1,4 @@
-"""What the streaming parsers of all formats share: text until a call may begin, and back to text if it was none."""
+"""Base of the streaming parsers: emits text until a call may start, and falls back to text if it is none."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from enginebay.text.tool_calls.tool_call_events import AnswerText, ToolCallEvent
 class StreamingCallParser:
     """A state machine over a buffer. A state is a method that returns False when it needs more text.
 
-    White space (space, tab, line ends) directly before what opens a call is not given out, nor is that directly after
-    what closes it, unless it parts the text before the call from text after it. All other white space is text. What
-    looked like a call and is none comes out as it was written. Once the name of a call is out, its punctuation is not
-    text any more, even if the answer ends early.
+    Whitespace (space, tab, line ends) directly before or after a call is dropped, unless it separates text before the
+    call from text after it. All other whitespace is text. Text that looked like a call but is none is emitted
+    unchanged. Once the name of a call is emitted, its punctuation is never text, even if the answer ends early.
     """
 
     def __init__(self, finder: CallOpeningFinder) -> None:
@@ -24,15 +23,15 @@ class StreamingCallParser:
         self._state: Callable[[list[ToolCallEvent]], bool] = self._read_text
         self._index = 0  # of the next call
         self._opening = ""
-        self._opening_length = 0  # length of the white space and the opening in front of a possible call
-        self._position = 0  # how far the possible call has been read
-        self._after_call = False  # nothing but white space since the last call
-        self._gap = ""  # that white space
-        self._text_emitted = False  # some text has been given out
+        self._opening_length = 0  # length of the whitespace and opening before a possible call
+        self._position = 0  # how far the possible call is read
+        self._after_call = False  # only whitespace since the last call
+        self._gap = ""  # that whitespace
+        self._text_emitted = False
         self._line_start = True
-        self._pieces: list[str] = []  # not in the buffer yet: white space changes nothing until more comes
-        self._blank = True  # in text, with nothing but white space held back
-        self._is_mid_line = False  # in the middle of a line of text, with nothing held back
+        self._pieces: list[str] = []  # not in the buffer yet: whitespace waits for what follows
+        self._blank = True  # in text, with only whitespace held back
+        self._is_mid_line = False  # within a line of text, with nothing held back
 
     def feed(self, text: str) -> list[ToolCallEvent]:
         if self._is_mid_line and self._finder.is_plain_text(text):
@@ -69,13 +68,13 @@ class StreamingCallParser:
         if self._after_call:
             self._skip_gap()
         text = self._buffer
-        found = self._finder.find(text, self._line_start)
-        if found is None:
+        opening = self._finder.find(text, self._line_start)
+        if opening is None:
             certain = self._finder.count_certain_text(text, self._line_start)
             self._buffer = text[certain:]
             self._emit_text(text[:certain], out)
             return False
-        at, self._opening = found
+        at, self._opening = opening
         before = text[:at].rstrip(WHITESPACE)
         self._emit_text(before, out)
         self._buffer = text[len(before) :]
@@ -84,39 +83,39 @@ class StreamingCallParser:
         return True
 
     def _read_opening(self, out: list[ToolCallEvent]) -> bool:
-        """Behind an opening: find out which form the call has."""
+        """After an opening: determine the form of the call."""
         raise NotImplementedError
 
     def _finish_incomplete(self, out: list[ToolCallEvent]) -> None:
-        """The text ended in another state than text: go back to text. In doubt what was held is text."""
+        """Return to the text state at the end of the answer. By default, held text is emitted."""
         self._reject(out)
 
     def _reject(self, out: list[ToolCallEvent]) -> bool:
-        """This was no call: its opening is text, and what follows is read again as text."""
+        """Emit the opening as text and read what follows again: this is not a call."""
         self._emit_text(self._buffer[: self._opening_length], out)
         self._buffer = self._buffer[self._opening_length :]
         self._state = self._read_text
         return True
 
     def _commit_call(self) -> None:
-        """The call has begun: what was read of it cannot become text any more."""
+        """Drop what was read from the buffer: the call has started and cannot become text."""
         self._buffer = self._buffer[self._position :]
         self._position = self._opening_length = 0
         self._gap = ""
 
     def _skip_gap(self) -> None:
-        """Take the white space behind a call out of the buffer."""
+        """Remove the whitespace after a call from the buffer."""
         rest = self._buffer.lstrip(WHITESPACE)
         self._gap += self._buffer[: len(self._buffer) - len(rest)]
         self._buffer = rest
 
     def _skip_closer(self, closer: str) -> None:
-        """Take what closes a call out of the buffer."""
+        """Remove the closer of a call from the buffer."""
         self._buffer = self._buffer[len(closer) :]
         self._gap = ""
 
     def _finish_call(self) -> bool:
-        """The call and what closes it have been read."""
+        """Return to the text state after a call and its closer."""
         self._after_call = self._line_start = True
         self._state = self._read_text
         return True

@@ -1,4 +1,4 @@
-"""The table of formats in which models write tool calls, and which of them a model uses."""
+"""The registry of tool call formats, and the detection of a model's format."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from enginebay.text.tool_calls.tool_call_events import ToolCallParser
 
 @dataclass(frozen=True)
 class ToolCallFormat:
-    """One way to write calls. `markers` are token texts that must stay in the text even if they are special tokens."""
+    """One call format. `markers` are tokens that must stay in the text even if they are special tokens."""
 
     name: str
     markers: tuple[str, ...]
     make_parser: Callable[[Sequence[Mapping[str, Any]]], ToolCallParser]
 
     def create_parser(self, tools: Sequence[Mapping[str, Any]]) -> ToolCallParser:
-        """A parser for one answer to a request with these (checked) tools."""
+        """Return a parser for one answer to a request with these validated tools."""
         return self.make_parser(tools)
 
 
@@ -34,10 +34,10 @@ TOOL_CALL_FORMATS: Mapping[str, ToolCallFormat] = MappingProxyType(
     }
 )
 
-# The first row whose texts are all in the template, and whose last text is not, decides.
+# (format, texts that must be in the template, text that must not be). The first match wins.
 _DETECTION_RULES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("qwen", ("<tool_call>", "<function=", "<parameter="), ""),
-    ("hermes", ("<tool_call>",), "<arg_key>"),  # GLM has the same marker around another format
+    ("hermes", ("<tool_call>",), "<arg_key>"),  # GLM uses the same marker for another format
     ("mistral", ("[TOOL_CALLS]",), ""),
     ("llama3", ("<|python_tag|>",), ""),
     ("llama3", ("function name", "dictionary of argument name and its value"), ""),
@@ -45,7 +45,7 @@ _DETECTION_RULES: tuple[tuple[str, tuple[str, ...], str], ...] = (
 
 
 def detect_format(template: str | None) -> str:
-    """The format a model writes, by what its chat template contains; "json" if it is none of the known ones."""
+    """Return the call format of a model by its chat template; "json" if unknown."""
     for name, signs, excluded in _DETECTION_RULES:
         if template and all(sign in template for sign in signs) and not (excluded and excluded in template):
             return name

@@ -1,4 +1,4 @@
-"""Tool calls under a schema: what the engine is held to, be it forced to call or free to, and the parser of what comes out."""
+"""Schema-guided tool calls: the schemas that constrain the engine, and the parsers of its output."""
 
 from __future__ import annotations
 
@@ -20,57 +20,23 @@ from enginebay.text.tool_calls.tool_call_events import (
 )
 from enginebay.util.json_schema_keywords import SCHEMA_MAP_KEYWORDS, VALUE_KEYWORDS
 
-
-class CallOrAnswerParser:
-    """The whole answer is one call, or else all of it is text, whatever stands inside."""
-
-    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._call = CallObjectReader(0, get_tool_names(tools), exact=True)
-        self._held = ""
-        self._at = 0
-        self._is_text = False
-
-    def feed(self, text: str) -> list[ToolCallEvent]:
-        self._held += text
-        if self._is_text:
-            return self._flush_text()
-        out: list[ToolCallEvent] = []
-        self._at = self._call.advance(self._held, self._at, out)
-        if self._call.started:
-            self._held, self._at = self._held[self._at :], 0
-        ended = self._call.broken or self._call.done
-        if ended and self._call.started:
-            self._held = self._held.lstrip(WHITESPACE)  # behind a call there is nothing else
-        if ended and (self._held or not self._call.started):
-            self._is_text = True
-            out += self._flush_text()
-        return merge_events(out)
-
-    def end(self) -> list[ToolCallEvent]:
-        return [] if self._call.started and not self._is_text else self._flush_text()
-
-    def _flush_text(self) -> list[ToolCallEvent]:
-        held, self._held = self._held, ""
-        return [AnswerText(held)] if held else []
-
-
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-# Keywords that may speak of arguments beside the named ones.
+# Keywords that may allow or describe arguments other than the named ones.
 _OPEN_OBJECT_KEYWORDS = frozenset(
     {
         "additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "minProperties", "$ref", "allOf",
         "anyOf", "oneOf", "if", "dependencies", "dependentSchemas",
     }
 )  # fmt: skip
-_ROOT_KEYWORDS = ("$id", "$schema")  # keywords for the root of a document
-_ANSWER_DEFINITION = "the.answer"  # among definitions: no tool can have this name
+_ROOT_KEYWORDS = ("$id", "$schema")
+_ANSWER_DEFINITION = "the.answer"  # no tool can have this name
 
 
 def build_calls_schema(tools: Sequence[Mapping[str, Any]], name: str | None, parallel: bool) -> dict[str, Any]:
-    """The JSON schema that guides the answer.
+    """Return the JSON schema of an answer that must call tools.
 
-    With a name: the schema of that tool's arguments alone. Without: an array of {"name", "arguments"} objects, each one
-    of the tools; at least one call, and exactly one unless `parallel`.
+    With a name: the schema of that tool's arguments. Without: an array of {"name", "arguments"} objects with at least
+    one call, and exactly one unless `parallel`.
     """
     functions = {tool["function"]["name"]: tool["function"] for tool in tools}
     if name is not None:
@@ -87,7 +53,7 @@ def build_calls_schema(tools: Sequence[Mapping[str, Any]], name: str | None, par
 
 
 def build_call_or_answer_schema(tools: Sequence[Mapping[str, Any]], answer: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON schema that guides an answer of which the model may make a call instead: {"name", "arguments"} of one tool."""
+    """Return the JSON schema of either the answer or one call: {"name", "arguments"}."""
     definitions: dict[str, Any] = {}
     calls = [_build_call_schema(tool["function"], definitions) for tool in tools]
     schema: dict[str, Any] = {"anyOf": [_hoist_to_definitions(_ANSWER_DEFINITION, answer, definitions), *calls]}
@@ -97,22 +63,23 @@ def build_call_or_answer_schema(tools: Sequence[Mapping[str, Any]], answer: Mapp
 
 
 def create_guided_parser(tools: Sequence[Mapping[str, Any]], name: str | None) -> ToolCallParser:
-    """Parses an answer that was guided by `calls_schema` of the same tools and name."""
+    """Return the parser for an answer guided by `build_calls_schema` with the same tools and name."""
     return plain_json.create_parser(tools) if name is None else NamedCallParser(name)
 
 
 def _build_parameters_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """A model that must fill in something invents arguments, and functions take those they know: no others, unless said."""
-    given = function.get("parameters")
-    if given is None:
+    """Return the schema of the arguments. Forbids unnamed ones by default: guided models invent some."""
+    parameters = function.get("parameters")
+    if parameters is None:
         return dict(_NO_ARGUMENTS)
-    named = given.get("properties") or {}
-    all_named = named and not _OPEN_OBJECT_KEYWORDS & given.keys() and set(given.get("required", ())) <= named.keys()
-    return {"type": "object", **given, **({"additionalProperties": False} if all_named else {})}
+    named = parameters.get("properties") or {}
+    required = set(parameters.get("required", ()))
+    all_named = named and not _OPEN_OBJECT_KEYWORDS & parameters.keys() and required <= named.keys()
+    return {"type": "object", **parameters, **({"additionalProperties": False} if all_named else {})}
 
 
 def _hoist_to_definitions(name: str, schema: Mapping[str, Any], definitions: dict[str, Any]) -> Mapping[str, Any]:
-    """References count from the root of a document: a schema that has some keeps them only if it moves as a whole."""
+    """Move a schema with references into the definitions and rebase them: they are relative to the document root."""
     base = f"#/$defs/{name}"
     moved = _rebase_references(schema, base)
     if moved == schema:
@@ -133,7 +100,7 @@ def _build_call_schema(function: Mapping[str, Any], definitions: dict[str, Any])
 
 
 def _rebase_references(schema: Any, base: str) -> Any:
-    """The schema with its references made to count from `base`. Recursive: the depth of schemas is limited before this."""
+    """Return the schema with its references rebased to `base`. Recursive: schema depth is limited earlier."""
     if isinstance(schema, Mapping):
         return {
             key: value if key in VALUE_KEYWORDS else _rebase_value(key, value, base) for key, value in schema.items()
@@ -147,17 +114,50 @@ def _rebase_value(key: str, value: Any, base: str) -> Any:
     if key == "$ref" and isinstance(value, str) and value.startswith("#"):
         return base + value[1:]
     if key in SCHEMA_MAP_KEYWORDS and isinstance(value, Mapping):
-        return {name: _rebase_references(one, base) for name, one in value.items()}
+        return {name: _rebase_references(schema, base) for name, schema in value.items()}
     return _rebase_references(value, base)
 
 
+class CallOrAnswerParser:
+    """Parses an answer that is either one call or entirely text."""
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._call = CallObjectReader(0, get_tool_names(tools), exact=True)
+        self._held = ""
+        self._at = 0
+        self._is_text = False
+
+    def feed(self, text: str) -> list[ToolCallEvent]:
+        self._held += text
+        if self._is_text:
+            return self._flush_text()
+        out: list[ToolCallEvent] = []
+        self._at = self._call.advance(self._held, self._at, out)
+        if self._call.started:
+            self._held, self._at = self._held[self._at :], 0
+        ended = self._call.broken or self._call.done
+        if ended and self._call.started:
+            self._held = self._held.lstrip(WHITESPACE)  # nothing may follow a call
+        if ended and (self._held or not self._call.started):
+            self._is_text = True
+            out += self._flush_text()
+        return merge_events(out)
+
+    def end(self) -> list[ToolCallEvent]:
+        return [] if self._call.started and not self._is_text else self._flush_text()
+
+    def _flush_text(self) -> list[ToolCallEvent]:
+        held, self._held = self._held, ""
+        return [AnswerText(held)] if held else []
+
+
 class NamedCallParser:
-    """The whole answer is the arguments of one call. An answer that is no object comes out as text."""
+    """Parses an answer that is the arguments of one call. An answer that is not an object is text."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._stream = ArgumentStream()
-        self._held = ""  # white space in front
+        self._held = ""  # leading whitespace
         self._started = self._is_text = False
 
     def feed(self, text: str) -> list[ToolCallEvent]:
@@ -182,7 +182,7 @@ class NamedCallParser:
         return [AnswerText(self._held)] if self._held and not self._started and not self._is_text else []
 
     def _emit_arguments(self, text: str, out: list[ToolCallEvent]) -> str:
-        """Give out the arguments; what is left behind them."""
+        """Emit the arguments. Return the text after them."""
         end = 0
         if not self._stream.done:
             end, fragment = self._stream.advance(text, 0)

@@ -1,4 +1,4 @@
-"""Calls written as JSON objects, alone or in arrays, with or without markers around them."""
+"""Parser of calls written as JSON objects, alone or in arrays, with or without markers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _FENCE_WORDS = ("", "json", "JSON", "tool_call", "tool_code")
 
 @dataclass(frozen=True)
 class JsonCallSyntax:
-    """How a format dresses its JSON."""
+    """How a format marks its JSON calls."""
 
-    marker: str = ""  # stands in front of calls
-    closer: str = ""  # may stand behind them
-    separators: str = ""  # characters that may stand between objects outside an array
-    bare: bool = False  # calls may also stand at the start of a line with no marker, but then only those of known tools
+    marker: str = ""  # before calls
+    closer: str = ""  # after calls, optional
+    separators: str = ""  # characters between objects outside an array
+    bare: bool = False  # also accepts unmarked calls of known tools at the start of a line
     fence: bool = False  # ... or inside ``` fences
 
     @cached_property
@@ -32,18 +32,18 @@ class JsonCallSyntax:
 
 
 def get_tool_names(tools: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    """The names of the tools of a request."""
+    """Return the names of a request's tools."""
     return frozenset(tool["function"]["name"] for tool in tools)
 
 
 class JsonCallParser(StreamingCallParser):
-    """Parser of every format whose calls are JSON objects with a name and arguments."""
+    """Parses every format whose calls are JSON objects with a name and arguments."""
 
     def __init__(self, syntax: JsonCallSyntax, tools: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(syntax.finder)
         self._syntax = syntax
         self._known_names = get_tool_names(tools)
-        self._names: Collection[str] | None = None  # those that count in the present run of calls; None: all
+        self._names: Collection[str] | None = None  # accepted in the current run of calls; None: all
         self._closer = ""
         self._in_array = False
         self._object = CallObjectReader(0, None)
@@ -53,7 +53,7 @@ class JsonCallParser(StreamingCallParser):
         self._names = None if marked else self._known_names
         self._closer = self._syntax.closer if marked else ""
         self._in_array = False
-        at = self._lead
+        at = self._opening_length
         if self._opening == CODE_FENCE:
             inside = self._find_fence_body() if self._syntax.fence else -1
             if inside < 0:
@@ -66,15 +66,15 @@ class JsonCallParser(StreamingCallParser):
         return self._open_value(skip_whitespace(self._buffer, at), out)
 
     def _find_fence_body(self) -> int:
-        """Where the line behind an opening fence begins; 0 if it is not there yet, -1 if this is no fence for calls."""
-        word, newline, _ = self._buffer[self._lead :].partition("\n")
+        """Return where the line after an opening fence starts; 0 if incomplete, -1 if the fence holds no calls."""
+        word, newline, _ = self._buffer[self._opening_length :].partition("\n")
         known = word.rstrip(WHITESPACE)
         if newline:
-            return self._lead + len(word) + 1 if known in _FENCE_WORDS else -1
+            return self._opening_length + len(word) + 1 if known in _FENCE_WORDS else -1
         return 0 if any(full.startswith(known) for full in _FENCE_WORDS) else -1
 
     def _open_value(self, at: int, out: list[ToolCallEvent]) -> bool:
-        """At the first character of an object, or of an array whose first element is one."""
+        """Read the start of an object, or of an array whose first element is one."""
         text = self._buffer
         if text[at : at + 1] == "[":
             self._in_array = True
@@ -87,13 +87,13 @@ class JsonCallParser(StreamingCallParser):
         return True
 
     def _open_object(self, at: int) -> None:
-        self._at = at
+        self._position = at
         self._object = CallObjectReader(self._index, self._names)
         self._state = self._read_object
 
     def _read_object(self, out: list[ToolCallEvent]) -> bool:
         call = self._object
-        self._at = call.advance(self._buffer, self._at, out)
+        self._position = call.advance(self._buffer, self._position, out)
         if call.started:
             self._commit_call()
         if not call.done and not call.broken:
@@ -114,7 +114,7 @@ class JsonCallParser(StreamingCallParser):
             self._skip_closer("]")
             return True
         if text[0] == "{":
-            self._lead = 1
+            self._opening_length = 1
             self._open_object(0)
             return True
         if text[0] in ("," if self._in_array else self._syntax.separators):
@@ -132,7 +132,7 @@ class JsonCallParser(StreamingCallParser):
             return False
         if self._buffer[at] != "{":
             return self._finish_call()
-        self._lead = 1
+        self._opening_length = 1
         self._open_object(at)
         return True
 

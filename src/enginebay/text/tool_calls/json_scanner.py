@@ -1,4 +1,4 @@
-"""JSON in pieces: where a value ends, what an escaped string says, whether a text is JSON at all."""
+"""Incremental JSON scanning: finds the end of values, decodes strings, validates text."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import re
 from typing import NoReturn
 
 WHITESPACE = " \t\r\n"
-MAX_NAME_LENGTH = (
-    256  # characters of a key or a name; what is longer is no call, and would be scanned again at each piece
-)
+MAX_NAME_LENGTH = 256  # of a key or name. Bounds the text that is scanned again with each piece
 
 _SPACES = re.compile(r"[ \t\r\n]*")
 _STRUCTURE = re.compile(r'[^"{}\[\]<]*')
@@ -21,22 +19,22 @@ _SIMPLE_ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\
 
 
 def skip_whitespace(text: str, at: int) -> int:
-    """Where the first character that is not white space stands, from `at` on."""
+    """Return the position of the first non-whitespace character from `at`."""
     match = _SPACES.match(text, at)
     return match.end() if match else at
 
 
 def begins_with(text: str, at: int, literal: str) -> bool | None:
-    """Whether `literal` stands at `at`; None while the text is too short to tell."""
+    """Return whether `literal` is at `at`; None while the text is too short to tell."""
     if text.startswith(literal, at):
         return True
     return None if literal.startswith(text[at : at + len(literal)]) else False
 
 
 def is_json(text: str) -> bool:
-    """Whether the text is one JSON value, by the letter of the standard."""
+    """Return whether the text is one strictly valid JSON value."""
     try:
-        # float: Python refuses to read integers of thousands of digits, and the value is not used anyway.
+        # float: Python rejects integers of thousands of digits, and the value is not used.
         json.loads(text, parse_int=float, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         return False
@@ -48,24 +46,24 @@ def _reject_constant(constant: str) -> NoReturn:
 
 
 def parse_short_string(text: str, at: int) -> tuple[int, str | None]:
-    """The key or name that begins with the quote at `at`, and where it ends.
+    """Parse the key or name whose quote is at `at`. Return its end and value.
 
-    The end is `at` while the string is incomplete, and -1 when it can no longer become a short, valid JSON string.
+    The end is `at` while the string is incomplete, and -1 if it cannot become a short, valid JSON string.
     """
     match = _STRING.match(text, at, at + MAX_NAME_LENGTH)
     if match is None:
         possible = len(text) - at < MAX_NAME_LENGTH and _STRING_SO_FAR.match(text, at)
         return (at if possible else -1), None
     value: str = json.loads(match.group())
-    if any("\ud800" <= char <= "\udfff" for char in value):  # half a character: nobody can be sent that
+    if any("\ud800" <= char <= "\udfff" for char in value):  # a lone surrogate cannot be sent
         return -1, None
     return match.end(), value
 
 
 class JsonValueScanner:
-    """Finds the end of one JSON value that arrives in pieces; it follows strings and brackets and checks no more.
+    """Finds the end of one JSON value that arrives in pieces. Tracks only strings and brackets.
 
-    `broken` when no value begins here, or at a `<` outside strings: no JSON has one, but the marker that closes a call does.
+    `broken` if no value starts here, or at a `<` outside strings, which only the closing marker of a call has.
     """
 
     def __init__(self) -> None:
@@ -77,7 +75,7 @@ class JsonValueScanner:
         self._scalar = False
 
     def advance(self, text: str, at: int) -> int:
-        """Go on from `at`; the first position that is not part of the value, or the end of the text."""
+        """Continue at `at`. Return the first position after the value, or the end of the text."""
         while at < len(text) and not self.done and not self.broken:
             if self._quoted:
                 at = self._scan_string(text, at)
@@ -141,22 +139,22 @@ def _match_end(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 
 class JsonStringDecoder:
-    """What the inside of a JSON string says, piece by piece; half an escape waits for its other half."""
+    """Decodes the inside of a JSON string piece by piece. An incomplete escape waits for its rest."""
 
     def __init__(self) -> None:
         self._rest = ""
 
     def feed(self, raw: str, last: bool = False) -> str:
-        """The text that is certain now; `last` gives out an incomplete escape as it stands."""
+        """Return the text decoded so far. `last` emits an incomplete escape unchanged."""
         text = self._rest + raw
         out: list[str] = []
         at = 0
         while at < len(text):
-            taken, value = _decode_next(text, at, last)
-            if not taken:
+            length, value = _decode_next(text, at, last)
+            if not length:
                 break
             out.append(value)
-            at += taken
+            at += length
         self._rest = text[at:]
         if last:
             out.append(self._rest)
@@ -164,11 +162,11 @@ class JsonStringDecoder:
 
 
 def _decode_next(text: str, at: int, last: bool) -> tuple[int, str]:
-    """How many characters the next plain stretch or escape takes, and what it says; 0 if it is not complete."""
+    """Return the length and value of the next plain run or escape; length 0 if incomplete."""
     if text[at] != "\\":
         stop = text.find("\\", at)
-        stretch = text[at:] if stop < 0 else text[at:stop]
-        return len(stretch), stretch
+        plain = text[at:] if stop < 0 else text[at:stop]
+        return len(plain), plain
     letter = text[at + 1 : at + 2]
     if letter != "u":
         return (2, _SIMPLE_ESCAPES.get(letter, "\\" + letter)) if letter else (0, "")
@@ -184,7 +182,7 @@ def _decode_next(text: str, at: int, last: bool) -> tuple[int, str]:
 
 
 def _decode_surrogate_pair(text: str, at: int, high: int, last: bool) -> tuple[int, str]:
-    """A character written as two escapes. A lonely half stays an escape, which the JSON inside can still hold."""
+    """Decode a character written as two escapes. A lone surrogate stays an escape, which is still valid JSON."""
     second = text[at + 6 : at + 12]
     if len(second) < 6 and "\\u".startswith(second[:2]) and not last:
         return 0, ""

@@ -1,4 +1,4 @@
-"""Values written without quotes, read by the types their JSON schema allows."""
+"""Types unquoted values by their JSON schema."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 from enginebay.text.tool_calls.json_scanner import is_json
 
-NULL_LITERALS = ("null", "None")  # the chat templates of these models show null as Python does
+NULL_LITERALS = ("null", "None")  # these models' chat templates write null as Python does
 
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _ALTERNATIVES = ("anyOf", "oneOf", "allOf")
-_MAX_DEPTH = 16  # references and alternatives inside each other; more is a circle or nonsense
+_MAX_DEPTH = 16  # of nested references and alternatives; more is likely a cycle
 
 
 def find_property_schema(parameters: Mapping[str, Any], name: str) -> Any:
-    """The schema of one argument, None if the tool does not describe it."""
+    """Return the schema of one argument, or None if the tool does not describe it."""
     properties = parameters.get("properties")
     if isinstance(properties, Mapping) and name in properties:
         return properties[name]
@@ -26,26 +26,26 @@ def find_property_schema(parameters: Mapping[str, Any], name: str) -> Any:
 
 
 def collect_allowed_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """The JSON types a schema names, through references and alternatives; empty if it names none."""
+    """Return the JSON types that a schema names, through references and alternatives; empty if none."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return frozenset()
     kind = schema.get("type")
     kinds = kind if isinstance(kind, (list, tuple)) else (kind,)
-    found = {one for one in kinds if isinstance(one, str)}
-    if not found:
+    types = {kind for kind in kinds if isinstance(kind, str)}
+    if not types:
         values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-        found = {_get_json_type(value) for value in values} if _is_list(values) else set()
+        types = {_get_json_type(value) for value in values} if _is_list(values) else set()
     for choice in _ALTERNATIVES:
         if _is_list(schema.get(choice)):
             for option in schema[choice]:
-                found |= collect_allowed_types(option, root, depth + 1)
+                types |= collect_allowed_types(option, root, depth + 1)
     if isinstance(schema.get("$ref"), str):
-        found |= collect_allowed_types(_resolve_reference(schema["$ref"], root), root, depth + 1)
-    return frozenset(found)
+        types |= collect_allowed_types(_resolve_reference(schema["$ref"], root), root, depth + 1)
+    return frozenset(types)
 
 
 def to_json(value: str, types: frozenset[str]) -> str:
-    """The JSON text of a written value: the most specific of the types that fits, else what it is by itself."""
+    """Return a value as JSON text, by the most specific of the types that fits."""
     bare = value.strip()
     if "null" in types and bare in NULL_LITERALS:
         return "null"
@@ -65,13 +65,13 @@ def to_json(value: str, types: frozenset[str]) -> str:
 
 
 def _resolve_reference(reference: str, root: Mapping[str, Any]) -> Any:
-    """What a reference inside the same schema points to."""
+    """Return what a reference within the schema points to, or None."""
     if not reference.startswith("#"):
         return None
-    found: Any = root
+    target: Any = root
     for part in reference[1:].split("/")[1:]:
-        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-    return found
+        target = target.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
+    return target
 
 
 def _is_list(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What a tool parser gives out, and what a tool parser is."""
+"""Tool call events and the parser interface."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class AnswerText:
-    """A piece of the answer that is not a call."""
+    """A piece of the answer outside of calls."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """Call number `index` (from 0) begins, and this is its name."""
+    """The start of call number `index` (from 0)."""
 
     index: int
     name: str
@@ -23,7 +23,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """A piece of the JSON text of the arguments of call number `index`."""
+    """A piece of the JSON arguments of call number `index`."""
 
     index: int
     fragment: str
@@ -33,17 +33,17 @@ ToolCallEvent = AnswerText | ToolCallStart | ToolCallArguments
 
 
 class ToolCallParser(Protocol):
-    """Parses one answer; the events, joined, do not depend on how the answer was cut into pieces."""
+    """Parses one answer. The joined events do not depend on how the answer was split."""
 
     def feed(self, text: str) -> list[ToolCallEvent]: ...
 
     def end(self) -> list[ToolCallEvent]:
-        """The answer is complete: what was held back comes out. Call it once."""
+        """Return the events held back, at the end of the answer. Call it once."""
         ...
 
 
 def merge_events(events: list[ToolCallEvent]) -> list[ToolCallEvent]:
-    """The same events with neighbouring pieces of one kind put together, so that they cost one message."""
+    """Merge adjacent events of the same kind, to save messages."""
     if len(events) < 2:
         return events
     out = [events[0]]

@@ -1,7 +1,7 @@
-"""A program that an event loop can wait for, started without a line of Python between fork and exec.
+"""A child process that an event loop can wait for, started without running Python between fork and exec.
 
-uvloop's own way runs Python and every hook around fork() in the child. In a process with threads that can hang on a lock
-that another thread held, and the event loop, which waits for the child to become its program, hangs with it.
+uvloop's subprocess runs Python and all fork hooks in the child. In a process with threads that can deadlock on a lock
+another thread held, and the event loop, which waits for the exec, hangs with it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 
 class ChildProcess:
-    """In a session of its own, with its output in a log. To be started on an event loop."""
+    """Runs in its own session with its output in a log. Create it on a running event loop."""
 
     def __init__(self, arguments: Sequence[str], log: BinaryIO, environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -26,7 +26,7 @@ class ChildProcess:
         self._watcher = threading.Thread(target=self._wait_in_thread, name=f"child-{self.pid}", daemon=True)
         try:
             self._watcher.start()
-        except RuntimeError:  # the system allows no more threads
+        except RuntimeError:  # thread limit reached
             self._process.kill()
             self._process.wait()
             raise
@@ -46,5 +46,5 @@ class ChildProcess:
 
     def _wait_in_thread(self) -> None:
         self._process.wait()
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._ended.set)

@@ -1,4 +1,4 @@
-"""How often the system has killed for want of memory: what tells such a death from any other SIGKILL."""
+"""The cgroup's OOM kill count, which distinguishes an OOM kill from any other SIGKILL."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 
 def read_oom_kills(root: Path = Path("/")) -> int | None:
-    """How many processes of this one's control group were killed for want of memory; None where that is not told."""
+    """Return the number of OOM kills in this process's cgroup; None if the kernel does not report it."""
     for folder, name in _list_counter_files(root):
         try:
             lines = (folder / name).read_text(encoding="ascii", errors="replace").splitlines()
@@ -21,9 +21,9 @@ def read_oom_kills(root: Path = Path("/")) -> int | None:
 
 
 def _list_counter_files(root: Path) -> Iterator[tuple[Path, str]]:
-    """Files that may hold the count: of the process's own group, then of the top, which in a container is its own."""
+    """Yield files that may hold the count: of the process's own cgroup, then of the root (a container's own)."""
     mounted = root / "sys/fs/cgroup"
-    places = ((mounted / "memory", "memory.oom_control"), (mounted, "memory.events"))
+    roots = ((mounted / "memory", "memory.oom_control"), (mounted, "memory.events"))
     try:
         groups = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -33,7 +33,7 @@ def _list_counter_files(root: Path) -> Iterator[tuple[Path, str]]:
         controllers, _, group = rest.partition(":")
         inner = PurePosixPath("/", group).relative_to("/")
         if "memory" in controllers.split(","):
-            yield places[0][0] / inner, places[0][1]
+            yield roots[0][0] / inner, roots[0][1]
         elif number == "0" and not controllers:
-            yield places[1][0] / inner, places[1][1]
-    yield from reversed(places)
+            yield roots[1][0] / inner, roots[1][1]
+    yield from reversed(roots)

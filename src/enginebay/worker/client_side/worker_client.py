@@ -1,4 +1,4 @@
-"""The server's end of a worker: one session, demultiplexed to the listeners of its requests."""
+"""The server's client of a worker: one token stream, demultiplexed to the listeners of its requests."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from enginebay.worker.proto import worker_pb2 as pb
 
 _CHANNEL_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
-_REPLY_TIMEOUT_S = 10.0  # for what a worker can say at once
-_WORK_TIMEOUT_S = 120.0  # to move the weights of a large model, or to read a long text
-_ADAPTER_TIMEOUT_S = 600.0  # some engines come to it only when what they compute is done
+_REPLY_TIMEOUT_S = 10.0  # for calls that return at once
+_WORK_TIMEOUT_S = 120.0  # to move the weights of a large model, or to tokenize a long text
+_ADAPTER_TIMEOUT_S = 600.0  # some engines first finish what they compute
 
 
 class GenerationListener(Protocol):
-    """Gets what one request produces, on the event loop. `done` or `failed` is the last call, once."""
+    """Receives the output of one request, on the event loop. The last call is one `on_done` or `on_error`."""
 
     def on_token(self, text: str, token_id: int) -> None:
-        """One token of choice 0 without logprobs: the hot path, so it builds no object."""
+        """Handle one token of choice 0 without logprobs: the hot path, which creates no object."""
 
     def on_delta(self, delta: Delta) -> None:
-        """Anything else: several tokens at once, another choice, logprobs, the end of a choice."""
+        """Handle anything else: several tokens, another choice, logprobs, the end of a choice."""
 
     def on_flush(self) -> None:
-        """All that has arrived for this request so far has been given: time to pass it on."""
+        """Pass on what has arrived: the current batch is complete."""
 
     def on_done(self, done: Done) -> None: ...
 
@@ -41,9 +41,9 @@ class GenerationListener(Protocol):
 
 
 def import_grpc() -> Any:
-    """Takes a third of a second: whoever must not stop for it calls this in a thread beforehand."""
-    # Both before the import. A worker that ends is not news for the terminal. And gRPC's own handlers around fork()
-    # crash now and then in a process that has channels and forks.
+    """Import gRPC, which takes a third of a second. Call it in a thread first if the event loop must not block."""
+    # Set before the import. A worker's exit must not print to the terminal, and gRPC's fork handlers occasionally
+    # crash a process that has channels and forks.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     import grpc.aio
@@ -52,7 +52,7 @@ def import_grpc() -> Any:
 
 
 class WorkerClient(asyncio.Protocol):
-    """One session with one worker: tokens over a socket, questions over gRPC."""
+    """One connection to one worker: tokens over a socket, everything else over gRPC."""
 
     def __init__(self, address: str, build_death_error: Callable[[], WorkerDied] | None = None) -> None:
         self._address = address
@@ -60,14 +60,14 @@ class WorkerClient(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._listeners: dict[int, GenerationListener] = {}
         self._last_number = 0
-        self._open_calls = 0  # questions that are not answered yet
+        self._open_calls = 0  # RPCs in flight
         self._pending_ask = pb.Ask()
         self._send_scheduled = False
         self._closing = False
         self._broken_error: EnginebayError | None = None
         self._frame_decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
-        self._channel: Any = None  # opened for the first question
+        self._channel: Any = None  # opened by the first RPC
         self._tasks = {self._loop.create_task(self._connect())}
 
     @property
@@ -76,18 +76,18 @@ class WorkerClient(asyncio.Protocol):
 
     @property
     def idle(self) -> bool:
-        """No request of ours runs, and no question is open: an embedding is one."""
+        """Whether no request and no RPC of this client is in flight."""
         return not self._listeners and not self._open_calls
 
     @property
     def broken(self) -> bool:
-        """The worker has gone, or speaks nonsense: nothing more will come of this session."""
+        """Whether the connection is lost: the worker has exited or sent invalid data."""
         return self._broken_error is not None
 
     # Requests
 
     def submit(self, request: GenerateRequest, listener: GenerationListener) -> int:
-        """Send a request; what it produces goes to the listener. Gives back the number to cancel it by."""
+        """Send a request whose output goes to the listener. Return its number, for `cancel`."""
         if self._broken_error is not None:
             raise self._broken_error
         self._last_number = self._last_number % 0xFFFFFFFF + 1
@@ -99,18 +99,18 @@ class WorkerClient(asyncio.Protocol):
         return number
 
     def cancel(self, number: int) -> None:
-        """The engine frees the request's place within a step; the listener hears no more."""
+        """Cancel a request. The listener gets no more calls; the engine frees its slot within a step."""
         if self._listeners.pop(number, None) is not None:
             self._pending_ask.cancel.append(number)
             self._schedule_send()
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Delta | Done]:
-        """Deltas as they come, then `Done`. Leaving the loop early cancels the request."""
-        pipe = _EventQueue()
-        number = self.submit(request, pipe)
+        """Yield deltas, then `Done`. Leaving the loop early cancels the request."""
+        events = _EventQueue()
+        number = self.submit(request, events)
         try:
             while True:
-                for event in await pipe.take():
+                for event in await events.take():
                     if isinstance(event, EnginebayError):
                         raise event
                     yield event
@@ -120,11 +120,11 @@ class WorkerClient(asyncio.Protocol):
             self.cancel(number)
 
     async def check_listening(self) -> None:
-        """Whether the worker still takes sessions. Raises `OSError` when it does not."""
+        """Raise `OSError` if the worker does not accept connections."""
         _, writer = await asyncio.open_unix_connection(self._stream_path)
         writer.close()
 
-    # Questions
+    # RPCs
 
     async def facts(self) -> Facts:
         reply: pb.FactsReply = await self._call_rpc("Facts", pb.FactsRequest(), pb.FactsReply, _REPLY_TIMEOUT_S)
@@ -145,16 +145,16 @@ class WorkerClient(asyncio.Protocol):
         return list(reply.token_ids)
 
     async def drain(self, timeout_s: float) -> int:
-        """Close the worker's door and wait so long for what runs; gives back how many are left."""
-        request, most_s = pb.DrainRequest(patience_s=timeout_s), timeout_s + _REPLY_TIMEOUT_S
-        reply: pb.DrainReply = await self._call_rpc("Drain", request, pb.DrainReply, most_s)
+        """Make the worker reject new requests and wait for the running ones. Return how many still run."""
+        request, rpc_timeout_s = pb.DrainRequest(patience_s=timeout_s), timeout_s + _REPLY_TIMEOUT_S
+        reply: pb.DrainReply = await self._call_rpc("Drain", request, pb.DrainReply, rpc_timeout_s)
         return int(reply.running)
 
     async def open(self) -> None:
         await self._call_rpc("Open", pb.OpenRequest(), pb.OpenReply, _REPLY_TIMEOUT_S)
 
     async def sleep(self, level: int) -> int:
-        """Of a drained worker. Gives back the bytes it still takes."""
+        """Put a drained worker to sleep. Return the bytes it still holds."""
         reply: pb.SleepReply = await self._call_rpc(
             "Sleep", pb.SleepRequest(level=level), pb.SleepReply, _WORK_TIMEOUT_S
         )
@@ -185,7 +185,7 @@ class WorkerClient(asyncio.Protocol):
         except grpc.aio.AioRpcError as error:
             raise self._to_error(error, timeout_s) from None
         except asyncio.CancelledError:
-            if self._closing and not _is_task_cancelling():  # gRPC tells so that the channel was closed
+            if self._closing and not _is_task_cancelling():  # gRPC's sign for a closed channel
                 raise _build_closed_error() from None
             raise
         finally:
@@ -199,7 +199,7 @@ class WorkerClient(asyncio.Protocol):
             return self._build_death_error()
         if error.code().name == "DEADLINE_EXCEEDED" and timeout_s is not None:
             return WorkerDied(
-                f"the worker did not answer within {timeout_s:g} s", "it may still come to do what it was asked"
+                f"the worker did not respond within {timeout_s:g} s", "it may still complete the operation"
             )
         return EngineFailed(error.details() or "the engine failed on this request")
 
@@ -215,7 +215,7 @@ class WorkerClient(asyncio.Protocol):
         if self._channel is not None:
             await self._channel.close()
 
-    # The session
+    # Stream
 
     async def _connect(self) -> None:
         try:
@@ -232,12 +232,12 @@ class WorkerClient(asyncio.Protocol):
             self._tasks.add(self._loop.create_task(self._handle_disconnect()))
 
     async def _handle_disconnect(self) -> None:
-        await asyncio.sleep(0.05)  # the process' own end is known a moment after its connection's
+        await asyncio.sleep(0.05)  # the process exit is seen a moment after the disconnect
         self._broken_error = self._broken_error or self._build_death_error()
         self._fail_all(self._broken_error)
 
     def _schedule_send(self) -> None:
-        """All that is asked in one round of the event loop goes as one message."""
+        """Send all requests of one event loop iteration as one message."""
         if not self._send_scheduled and self._transport is not None:
             self._send_scheduled = True
             self._loop.call_soon(self._send)
@@ -246,7 +246,7 @@ class WorkerClient(asyncio.Protocol):
         self._send_scheduled = False
         asks, self._pending_ask = self._pending_ask, pb.Ask()
         if self._transport is None or self._transport.is_closing():
-            return  # whoever waits for an answer is told in a moment
+            return  # `connection_lost` fails the waiting requests
         if asks.submit or asks.cancel:
             self._transport.write(encode_frame(asks))
 
@@ -255,8 +255,8 @@ class WorkerClient(asyncio.Protocol):
         try:
             for message in self._frame_decoder.feed(data):
                 self._deliver(pb.Flush.FromString(message), touched)
-        except Exception as error:  # whatever it is, nobody may be left waiting for it
-            self._broken_error = EngineFailed(f"the worker's answer could not be read: {type(error).__name__}: {error}")
+        except Exception as error:  # no request may be left waiting
+            self._broken_error = EngineFailed(f"the worker's output cannot be read: {type(error).__name__}: {error}")
             assert self._transport is not None
             self._transport.abort()
         for number, listener in touched.items():
@@ -272,12 +272,14 @@ class WorkerClient(asyncio.Protocol):
             self._fail_request(number, error)
 
     def _fail_request(self, number: int, error: Exception) -> None:
-        """A listener failed on what it was given: that is the end of its request, and of no other."""
-        self._loop.call_exception_handler({"message": "a listener of tokens failed", "exception": error})
+        """Fail the request of a listener that raised. Other requests continue."""
+        self._loop.call_exception_handler({"message": "a generation listener failed", "exception": error})
         listener = self._listeners.get(number)
         if listener is not None:
             self.cancel(number)
-            _notify_error(listener, EngineFailed(f"the answer could not be passed on: {type(error).__name__}: {error}"))
+            _notify_error(
+                listener, EngineFailed(f"the response could not be delivered: {type(error).__name__}: {error}")
+            )
 
     def _fail_all(self, error: EnginebayError) -> None:
         listeners, self._listeners = self._listeners, {}
@@ -304,7 +306,7 @@ class WorkerClient(asyncio.Protocol):
         rows = len(flush.request)
         counts = flush.count or [1] * rows
         choices = flush.choice or [0] * rows
-        logprobs = {one.row: codec.decode_logprobs(one) for one in flush.logprobs}
+        logprobs = {entry.row: codec.decode_logprobs(entry) for entry in flush.logprobs}
         ids = list(flush.token_id)
         start = 0
         for row in range(rows):
@@ -338,22 +340,22 @@ class WorkerClient(asyncio.Protocol):
 
 
 def _build_closed_error() -> Draining:
-    return Draining("this session has ended", "send the request again")
+    return Draining("the connection to this worker is closed", "retry the request")
 
 
 def _is_task_cancelling() -> bool:
-    """Whether somebody wants the task that runs to end."""
+    """Return whether the current task is being cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def _notify_error(listener: GenerationListener, error: EnginebayError) -> None:
-    with contextlib.suppress(Exception):  # one that fails at failing must not keep the others waiting
+    with contextlib.suppress(Exception):  # a failing listener must not affect the others
         listener.on_error(error)
 
 
 class _EventQueue:
-    """A listener that an `async for` can read from."""
+    """A listener whose events an `async for` can read."""
 
     __slots__ = ("_events", "_waiter")
 

@@ -1,4 +1,4 @@
-"""Starting a worker process, waiting until it is ready, and ending it."""
+"""Starts a worker process, waits until it is ready, and stops it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from enginebay.worker.client_side.child_process import ChildProcess
 from enginebay.worker.client_side.oom_kills import read_oom_kills
 
 _LOG_TAIL_LINES = 5
-_LOG_TAIL_BYTES = 8192  # in which they are looked for
+_LOG_TAIL_BYTES = 8192
 _PYTHON_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
-# Of a launcher that we may run under ourselves: a worker must not take itself for one of its ranks.
+# Set if Enginebay itself runs under a launcher: a worker must not mistake itself for one of its ranks.
 _LAUNCHER_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
@@ -38,9 +38,9 @@ _LAUNCHER_VARIABLES = (
     "MASTER_PORT",
 )
 _HIDDEN_VARIABLES = frozenset((*_PYTHON_VARIABLES, *_LAUNCHER_VARIABLES))
-_GUARD_TIMEOUT_S = 1.0  # for the guards' connections, which were made before the worker spoke
-_KILL_TIMEOUT_S = 10.0  # for the system to end one that was killed
-_CLOSE_GRACE_S = 5.0  # by then its requests are cancelled and only tidying up is left
+_GUARD_TIMEOUT_S = 1.0  # for the guards' connections, made before the worker's first reply
+_KILL_TIMEOUT_S = 10.0  # for the kernel to end a killed process
+_CLOSE_GRACE_S = 5.0  # requests are cancelled by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,39 +57,39 @@ class WorkerLaunch:
 
 
 def build_argv(launch: WorkerLaunch, directory: Path) -> list[str]:
-    """The command line of a worker, under the launcher that its engine wants."""
+    """Build the command line of a worker, with its engine's launcher."""
     python = str(launch.python)
     serve = [str(Path(bootstrap.__file__)), "serve", str(directory)]
     count = str(launch.processes)
     if launch.mode is LaunchMode.TORCHRUN:
         return [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", count, *serve]
     if launch.mode is LaunchMode.ACCELERATE:
-        spread = ["--multi_gpu"] if launch.processes > 1 else []
+        multi_gpu = ["--multi_gpu"] if launch.processes > 1 else []
         return [python, "-m", "accelerate.commands.launch", "--num_processes", count, "--num_machines", "1",
-                "--mixed_precision", "no", "--dynamo_backend", "no", *spread, *serve]  # fmt: skip
+                "--mixed_precision", "no", "--dynamo_backend", "no", *multi_gpu, *serve]  # fmt: skip
     return [python, *serve]
 
 
 class WorkerProcess:
-    """One worker and its private directory. Ends with its owner, by any death of either."""
+    """One worker and its private directory. It ends when its owner does, however that dies."""
 
     def __init__(self, launch: WorkerLaunch, directory: Path) -> None:
         self.launch = launch
         self.directory = directory
         self.address = f"unix:{directory / 's'}"
         self.facts: Facts | None = None
-        self.import_s = 0.0  # of a standby, spent before it was needed
+        self.import_s = 0.0  # of a standby
         self._process: ChildProcess | None = None
         self._connections: list[socket.socket] = []
-        self._control: socket.socket | None = None  # the one on which the worker itself speaks
+        self._control: socket.socket | None = None  # the worker's own connection
         self._oom_kills_before = read_oom_kills()
-        self._log_start = 0  # earlier workers wrote to the same log: their words are not ours
+        self._log_start = 0  # earlier workers wrote to the same log
 
     @classmethod
     async def start(cls, launch: WorkerLaunch, timeout_s: float = 600.0) -> WorkerProcess:
         """Start a worker and wait until its engine is loaded.
 
-        Raises LoadFailed, OutOfMemory or whatever error the engine gave; then nothing is left behind.
+        Raises `LoadFailed`, `OutOfMemory` or the engine's error, and leaves nothing behind.
         """
         worker = cls._create(launch)
         async with worker._close_on_error():
@@ -100,35 +100,35 @@ class WorkerProcess:
 
     @classmethod
     async def start_standby(cls, launch: WorkerLaunch, timeout_s: float = 600.0) -> WorkerProcess:
-        """Start a worker that has imported its engine's library and has no model yet; `launch` says which engine."""
+        """Start a worker that imports its engine's library and waits for a model. `launch` names the engine."""
         worker = cls._create(launch)
         serve = [str(Path(bootstrap.__file__)), "standby", str(worker.directory), launch.load.engine]
         async with worker._close_on_error():
             worker.directory.mkdir(mode=0o700)
-            said = await worker._spawn([str(launch.python), *serve], timeout_s)
-            if "import_s" not in said:
-                raise _to_error(said, launch)
-        worker.import_s = float(said["import_s"])
+            reply = await worker._spawn([str(launch.python), *serve], timeout_s)
+            if "import_s" not in reply:
+                raise _to_error(reply, launch)
+        worker.import_s = float(reply["import_s"])
         return worker
 
     async def assign(self, launch: WorkerLaunch, timeout_s: float = 600.0) -> None:
-        """Have a standby load a model. Raises as `start` does, and nothing is left behind then either."""
+        """Make a standby load a model. Raises like `start`, and leaves nothing behind."""
         assert self._control is not None
         self.launch = launch
         async with self._close_on_error():
             (self.directory / "load.json").write_text(codec.encode_load(launch.load))
             self._open_log().close()
-            answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-            hearing = asyncio.create_task(self._read_reply(self._control, answer))
+            reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+            reading = asyncio.create_task(self._read_reply(self._control, reply))
             try:
                 await asyncio.get_running_loop().sock_sendall(self._control, f"{launch.log}\n".encode())
-                self._store_facts(await self._wait_for_reply(answer, timeout_s))
+                self._store_facts(await self._wait_for_reply(reply, timeout_s))
             finally:
-                hearing.cancel()
+                reading.cancel()
 
     @asynccontextmanager
     async def _close_on_error(self) -> AsyncIterator[None]:
-        """Whatever goes wrong within, nothing is left behind; want of room on the disk is a failure to load."""
+        """Close the worker on any error. An `OSError`, such as a full disk, becomes `LoadFailed`."""
         try:
             yield
         except BaseException as error:
@@ -157,50 +157,50 @@ class WorkerProcess:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             log: BinaryIO = path.open("ab", buffering=0)
-        except OSError:  # a disk without room for logs is no reason not to answer
+        except OSError:  # serve even if the disk has no space for logs
             log = Path(os.devnull).open("ab", buffering=0)  # noqa: SIM115 - the caller closes it
         self._log_start = log.seek(0, os.SEEK_END)
         self._write_log_line(f"{load.kind} {load.model}")
         return log
 
     def _write_log_line(self, text: str) -> None:
-        """To the worker's log, for whoever reads it."""
+        """Append a line to the worker's log."""
         with contextlib.suppress(OSError), self.launch.log.open("a", encoding="utf-8") as log:
             log.write(f"--- {time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
 
     async def _spawn(self, arguments: Sequence[str], timeout_s: float) -> dict[str, Any]:
-        """Start the process; gives back the first thing it says."""
+        """Start the process. Return its first reply."""
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(self.directory / "c"))
         listener.listen(2 * self.launch.processes)
         listener.setblocking(False)
         with listener, self._open_log() as log:
             self._process = ChildProcess(arguments, log, {**_build_environment(), **(self.launch.environment or {})})
-            answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-            listening = asyncio.create_task(self._accept_connections(listener, answer))
+            reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+            listening = asyncio.create_task(self._accept_connections(listener, reply))
             try:
-                said = await self._wait_for_reply(answer, timeout_s)
+                result = await self._wait_for_reply(reply, timeout_s)
                 await asyncio.wait({listening}, timeout=_GUARD_TIMEOUT_S)
-                return said
+                return result
             finally:
                 listening.cancel()
                 await asyncio.gather(listening, return_exceptions=True)
 
     async def _wait_for_reply(self, reply: asyncio.Future[dict[str, Any]], timeout_s: float) -> dict[str, Any]:
-        """The worker's word that it is ready or why not; an error when it dies without one, or takes too long."""
+        """Wait until the worker is ready or reports an error. Raises if it exits or times out first."""
         assert self._process is not None
-        ending = asyncio.create_task(self._process.wait())
-        waited: set[asyncio.Future[Any]] = {reply, ending}
+        exited = asyncio.create_task(self._process.wait())
+        waited: set[asyncio.Future[Any]] = {reply, exited}
         try:
             await asyncio.wait(waited, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if reply.done():
                 return reply.result()
-            if ending.done():
+            if exited.done():
                 raise self.build_load_error()
             load = self.launch.load
             raise LoadFailed(f"{load.kind} did not load {load.model} within {timeout_s:.0f} s", self.read_log_tail())
         finally:
-            ending.cancel()
+            exited.cancel()
 
     def _store_facts(self, reply: Mapping[str, Any]) -> None:
         if "facts" not in reply:
@@ -208,7 +208,7 @@ class WorkerProcess:
         self.facts = codec.decode_facts(reply["facts"])
 
     async def _accept_connections(self, listener: socket.socket, reply: asyncio.Future[dict[str, Any]]) -> None:
-        """Accept the worker's own connection, its guard's, and the guards' of its other ranks: the first is the one that speaks."""
+        """Accept the connections of the worker, its guard and the guards of its other ranks. Only the worker replies."""
         loop = asyncio.get_running_loop()
         tasks: set[asyncio.Task[None]] = set()
         try:
@@ -218,7 +218,7 @@ class WorkerProcess:
                 self._connections.append(connection)
                 tasks.add(asyncio.create_task(self._read_reply(connection, reply)))
             await reply
-        except OSError as error:  # too many open files, say
+        except OSError as error:  # such as too many open files
             if not reply.done():
                 reply.set_exception(error)
         finally:
@@ -226,17 +226,17 @@ class WorkerProcess:
                 task.cancel()
 
     async def _read_reply(self, connection: socket.socket, reply: asyncio.Future[dict[str, Any]]) -> None:
-        """Wait for a line on one connection. Guards never speak; a speaker that goes away says nothing."""
+        """Wait for a line on one connection. Guards never send one."""
         loop = asyncio.get_running_loop()
-        heard = b""
-        while not heard.endswith(b"\n"):
-            piece = await loop.sock_recv(connection, 1 << 20)
-            if not piece:
+        line = b""
+        while not line.endswith(b"\n"):
+            chunk = await loop.sock_recv(connection, 1 << 20)
+            if not chunk:
                 return
-            heard += piece
+            line += chunk
         self._control = connection
         if not reply.done():
-            reply.set_result(json.loads(heard))
+            reply.set_result(json.loads(line))
 
     def build_load_error(self) -> EnginebayError:
         load = self.launch.load
@@ -245,15 +245,15 @@ class WorkerProcess:
             if now is not None and now == self._oom_kills_before:
                 return WorkerDied(f"the {load.kind} worker was killed while loading {load.model}", self.read_log_tail())
             return OutOfMemory(
-                f"the {load.kind} worker was killed while loading {load.model}, most likely for want of memory",
+                f"the {load.kind} worker was killed while loading {load.model}, most likely out of memory",
                 self.read_log_tail(),
             )
         return LoadFailed(
-            f"the {load.kind} worker ended while loading {load.model} ({self._describe_exit()})", self.read_log_tail()
+            f"the {load.kind} worker exited while loading {load.model} ({self._describe_exit()})", self.read_log_tail()
         )
 
     def build_death_error(self) -> WorkerDied:
-        """The error for requests that were running when the worker died."""
+        """Build the error for requests that were running when the worker died."""
         load = self.launch.load
         return WorkerDied(
             f"the {load.kind} worker of {load.model} died ({self._describe_exit()})", self.read_log_tail()
@@ -268,22 +268,22 @@ class WorkerProcess:
         return f"exit code {code}"
 
     def read_log_tail(self) -> str:
-        """The last lines of the worker's log, for the error a user sees."""
+        """Return the last lines of the worker's log, for error hints."""
         try:
             with self.launch.log.open("rb") as log:
                 log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
                 lines = log.read(_LOG_TAIL_BYTES).decode(errors="replace").splitlines()
         except OSError:
             lines = []
-        said = [line.strip() for line in lines if line.strip()][-_LOG_TAIL_LINES:]
-        return f"its log, {self.launch.log}, ends with: " + " | ".join(said)
+        last = [line.strip() for line in lines if line.strip()][-_LOG_TAIL_LINES:]
+        return f"its log, {self.launch.log}, ends with: " + " | ".join(last)
 
     async def wait(self) -> int:
         assert self._process is not None
         return await self._process.wait()
 
     async def close(self, grace_s: float = _CLOSE_GRACE_S) -> None:
-        """End the worker: ask, wait, then force. Its whole process group and its directory go with it."""
+        """Stop the worker: SIGTERM, wait, then kill its process group. Removes its directory."""
         for connection in self._connections:
             connection.close()
         process = self._process
@@ -297,8 +297,8 @@ class WorkerProcess:
             _kill_group(process.pid)
             try:
                 await asyncio.wait_for(process.wait(), _KILL_TIMEOUT_S)
-            except TimeoutError:  # inside the kernel, on a device or a disk
-                self._write_log_line(f"process {process.pid} was killed and does not end")
+            except TimeoutError:  # stuck in the kernel, on a device or a disk
+                self._write_log_line(f"process {process.pid} was killed but does not exit")
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
@@ -309,7 +309,7 @@ def _to_error(reply: Mapping[str, Any], launch: WorkerLaunch) -> EnginebayError:
 
 
 def _remove_stale_directories(runtime_dir: Path) -> None:
-    """Remove the directories of owners that are gone: their guards do it too, unless those were killed as well."""
+    """Remove directories whose owner has exited. Guards do that too, unless they were killed as well."""
     for directory in runtime_dir.glob("w*-*"):
         try:
             os.kill(int(directory.name[1:].partition("-")[0], 16), 0)
@@ -334,9 +334,9 @@ def _kill_group(group: int) -> None:
 
 
 def _build_environment() -> dict[str, str]:
-    """Ours, less what would make another interpreter import from our environment."""
-    kept = {name: value for name, value in os.environ.items() if name not in _HIDDEN_VARIABLES}
-    kept["PYTHONUNBUFFERED"] = "1"
+    """Return our environment without variables that make another interpreter import from it."""
+    environment = {name: value for name, value in os.environ.items() if name not in _HIDDEN_VARIABLES}
+    environment["PYTHONUNBUFFERED"] = "1"
     if sys.flags.safe_path:
-        kept["PYTHONSAFEPATH"] = "1"
-    return kept
+        environment["PYTHONSAFEPATH"] = "1"
+    return environment

@@ -1,4 +1,4 @@
-"""`best_of` for every engine: generate that many, keep the n whose tokens were the most probable on average."""
+"""`best_of` for every engine: generates `best_of` choices and keeps the n with the highest mean logprob."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from enginebay.worker.engine_side.output_queue import OutputQueue, OutputRow
 
 
 class BestOf:
-    """Holds every choice back until all have ended, since only then it is known which are the best.
+    """Holds all choices back until they have finished, then emits the best.
 
-    Meanwhile each token goes out as a row without text and ids: whoever pays for them may leave before the end.
+    Meanwhile each token is sent as a row without text and ids, so that the server can count them if the client leaves.
     """
 
     def __init__(self, keep: int, show_logprobs: bool) -> None:
@@ -36,17 +36,17 @@ class BestOf:
         self._finish[choice] = (reason, stop_reason)
 
     def rank_choices(self) -> list[int]:
-        """Choices, the most probable first; ties go to the earlier one."""
+        """Return the choices, most probable first; ties go to the earlier one."""
         return sorted(self._finish, key=lambda choice: (-self._compute_mean_logprob(choice), choice))
 
     def emit(self, request: int, queue: OutputQueue) -> None:
-        """Send the best, renumbered from 0, as if they were all that was generated."""
-        for place, choice in enumerate(self.rank_choices()[: self._keep]):
+        """Send the best choices, renumbered from 0."""
+        for rank, choice in enumerate(self.rank_choices()[: self._keep]):
             for _, text, token_ids, _, logprobs in self._rows[choice]:
-                queue.put_row((request, text, token_ids, place, logprobs if self._show_logprobs else ()))
+                queue.put_row((request, text, token_ids, rank, logprobs if self._show_logprobs else ()))
             reason, stop_reason = self._finish[choice]
-            queue.put_finish(request, place, reason, stop_reason)
+            queue.put_finish(request, rank, reason, stop_reason)
 
     def _compute_mean_logprob(self, choice: int) -> float:
-        values = [one.logprob for row in self._rows[choice] for one in row[4]]
+        values = [entry.logprob for row in self._rows[choice] for entry in row[4]]
         return sum(values) / len(values) if values else float("-inf")

@@ -1,4 +1,4 @@
-"""Who is in: requests that a worker has taken and not finished. Closed, it lets nobody in, and tells when it is empty."""
+"""The drain gate: counts running requests, rejects new ones while closed, and waits until none is left."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from enginebay.errors import Draining
 
 
 class DrainGate:
-    """Any thread may use it."""
+    """Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._open = True
-        self._since = time.monotonic()  # of the last one to come into an empty house, or to leave one
+        self._since = time.monotonic()  # the last change between idle and busy
         self.running = 0
         self.total_entered = 0
 
@@ -23,10 +23,10 @@ class DrainGate:
         return self._open
 
     def enter(self) -> None:
-        """Raises `Draining` when it is closed."""
+        """Count a new request. Raises `Draining` if the gate is closed."""
         with self._changed:
             if not self._open:
-                raise Draining("this worker takes no more requests", "send the request again")
+                raise Draining("this worker is draining", "retry the request")
             if not self.running:
                 self._since = time.monotonic()
             self.running += 1
@@ -40,7 +40,7 @@ class DrainGate:
                 self._changed.notify_all()
 
     def close(self, timeout_s: float = 0.0) -> int:
-        """Let nobody in, and wait so long for those who are. Gives back how many are left."""
+        """Reject new requests and wait for the running ones. Return how many still run."""
         with self._changed:
             self._open = False
             self._changed.wait_for(lambda: not self.running, timeout_s)
@@ -55,6 +55,6 @@ class DrainGate:
             return 0.0 if self.running else time.monotonic() - self._since
 
     def measure_busy_s(self) -> float:
-        """Since it was last empty."""
+        """Return the seconds since it was last empty."""
         with self._changed:
             return time.monotonic() - self._since if self.running else 0.0

@@ -1,14 +1,15 @@
-"""Each request's share of the joules above idle. Pure: it hears of steps and of a meter's readings, and adds up.
+"""Attributes the energy above idle to requests, from engine steps and meter readings. Pure.
 
-- A step lasts from the end of the one before it, or from the moment work began, to the flush that ends it. Flushes that follow closely
-  are one step: some engines flush after each token.
-- A step's joules are divided by the tokens each request had in it: those it was given, and with its first one those of its prompt that
-  were not cached. A prompt that is longer than one step takes is counted, as much as a step takes, in each step that began after it
-  came, one such prompt at a time; the rest with its first token.
-- Between two readings power is constant while requests run, and idle while none does.
-- What no reading covers when a request ends is taken at the latest known power. What that is off by goes to those who were in the same
-  steps and are still here: in the sum nothing is lost. A request of which less than half is covered waits for the next reading.
-- What is drawn while no request runs belongs to nobody. It teaches the idle power.
+- A step lasts from the end of the previous one, or the start of work, to the flush that ends it. Flushes in close
+  succession are one step, because some engines flush after each token.
+- A step's joules are divided by the tokens of each request in it: generated tokens, and with the first one the prompt
+  tokens that were not cached. A prompt longer than one step counts in each step that began after it arrived, up to the
+  maximum tokens per step, one such prompt at a time; the rest counts with its first token.
+- Between two readings, power is constant while requests run and idle otherwise.
+- A step that no reading covers when a request ends is charged at the latest known power. The error goes to the
+  requests of the same steps that still run, so the sum is exact. A request less than half covered waits for the next
+  reading.
+- Energy drawn while no request runs is attributed to none. It determines the idle power.
 """
 
 from __future__ import annotations
@@ -17,33 +18,31 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-SETTLE_S = 0.5  # for so long after work a device draws more than idle
-IDLE_LEARN_S = 1.0  # of idle readings make the idle power known
-_IDLE_HISTORY_S = 10.0  # of idle readings count; older ones fade
-_MERGE_SHARE = 0.25  # of the last step's length: a flush so soon after it belongs to it
-_MERGE_LIMIT_S = 0.005  # but never later than this
+SETTLE_S = 0.5  # a device draws more than idle for this long after work
+IDLE_LEARN_S = 1.0  # idle time needed to know the idle power
+_IDLE_HISTORY_S = 10.0  # of idle readings; older ones decay
+_MERGE_SHARE = 0.25  # a flush within this share of the last step's length belongs to that step
+_MERGE_LIMIT_S = 0.005  # upper bound of it
 _MIN_COVERAGE = 0.5
 
 
 @dataclass(slots=True)
 class _RequestEnergy:
-    """One request."""
-
     entered_s: float
     joules: float = 0.0  # of steps that readings cover
     ended_s: float = 0.0
-    prefilled_tokens: int = 0  # tokens of a long prompt that were counted before its first token
+    prefilled_tokens: int = 0  # of a long prompt, counted before its first token
 
 
 @dataclass(slots=True)
 class _EngineStep:
-    """One that readings do not yet cover to its end."""
+    """A step that readings do not fully cover yet."""
 
     start_s: float
     end_s: float
-    tokens: dict[int, int]  # of those that have not been told their joules
+    tokens: dict[int, int]  # by request, of those without a result yet
     tokens_left: int  # their sum
-    joules: float  # by readings so far
+    joules: float  # from readings so far
     reported_j: float = 0.0
 
     def add(self, request: int, tokens: int) -> None:
@@ -52,22 +51,20 @@ class _EngineStep:
 
 
 class EnergyAttribution:
-    """Times are of one clock, joules those of a counter that only rises."""
+    """All times are from one clock; joules are from a monotonic counter."""
 
     def __init__(self, max_step_tokens: int | None = None, idle_w: float | None = None) -> None:
-        self.idle_w = idle_w  # with the engine loaded and nothing running; None: not known yet
-        self.max_step_tokens = max_step_tokens  # what one step takes at most; None: any prompt
+        self.idle_w = idle_w  # engine loaded, no requests; None: unknown
+        self.max_step_tokens = max_step_tokens  # None: a step takes any prompt
         self._requests: dict[int, _RequestEnergy] = {}
-        self._awaiting_reading: dict[int, _RequestEnergy] = {}  # they have ended, and wait for a reading
-        self._long_prompts: dict[int, int] = {}  # prompts of several steps that have no token yet, and their length
+        self._awaiting_reading: dict[int, _RequestEnergy] = {}  # finished
+        self._long_prompts: dict[int, int] = {}  # tokens of multi-step prompts without a first token
         self._steps: deque[_EngineStep] = deque()
-        self._step_start_s: float | None = None  # when the step that is being computed began; None: nothing runs
-        self._step_joules = 0.0  # its joules by readings so far
+        self._step_start_s: float | None = None  # start of the current step; None: idle
+        self._step_joules = 0.0  # of the current step, from readings so far
         self._last_reading: tuple[float, float] | None = None
-        self._busy_w: float | None = None  # above idle, at the latest reading of work
-        self._unassigned_j = (
-            0.0  # measured when all who were there had been told theirs: the next step has it, or idleness
-        )
+        self._busy_w: float | None = None  # above idle, from the latest busy reading
+        self._unassigned_j = 0.0  # left over when all requests of a step had results: goes to the next step
         self._idle_j = self._idle_s = 0.0
 
     @property
@@ -75,8 +72,8 @@ class EnergyAttribution:
         return not self._requests and not self._awaiting_reading
 
     def get_entered_s(self, request: int) -> float | None:
-        account = self._requests.get(request)
-        return None if account is None else account.entered_s
+        energy = self._requests.get(request)
+        return None if energy is None else energy.entered_s
 
     # Requests
 
@@ -88,7 +85,7 @@ class EnergyAttribution:
             self._long_prompts[request] = prompt_tokens
 
     def record_step(self, end_s: float, tokens: dict[int, int]) -> None:
-        """A step has ended; without tokens it goes on. `tokens` of a first token have its prompt in them."""
+        """Record the end of a step; without tokens it continues. A first token's count includes its prompt."""
         known = {
             request: self._subtract_prefilled(request, n) for request, n in tokens.items() if request in self._requests
         }
@@ -105,16 +102,16 @@ class EnergyAttribution:
             last.add(request, count)
         self._step_start_s, self._step_joules = end_s, 0.0
         if self.idle_w is None:
-            self._steps.clear()  # nobody will be told
+            self._steps.clear()  # no results without the idle power
 
     def skip_step(self, end_s: float) -> None:
-        """A step has ended of which nobody will be told, nor of those before it."""
+        """End a step and drop all steps so far: they get no results."""
         self._steps.clear()
         if self._step_start_s is not None:
             self._step_start_s, self._step_joules = end_s, 0.0
 
     def drop_uncovered_steps(self, before_s: float) -> bool:
-        """Drop the steps that ended before then. If there are any, the next reading starts anew: what it adds was theirs, too."""
+        """Drop steps that ended before `before_s`. Return whether there were any; then the next reading starts afresh."""
         if not self._steps or self._steps[0].end_s >= before_s:
             return False
         self._drop_steps(before_s)
@@ -122,28 +119,28 @@ class EnergyAttribution:
         return True
 
     def finish_request(self, request: int, time_s: float) -> float | None:
-        """What a request used, when its last step has ended. None: it must wait until `read` says it."""
-        account = self._remove_request(request)
-        if account is None:
+        """Return the joules of a request after its last step. None: `record_reading` returns them later."""
+        energy = self._remove_request(request)
+        if energy is None:
             return 0.0
         read_s = self._last_reading[0] if self._last_reading else 0.0
-        if self._busy_w is None or read_s - account.entered_s < _MIN_COVERAGE * (time_s - account.entered_s):
-            account.ended_s = time_s
-            self._awaiting_reading[request] = account
+        if self._busy_w is None or read_s - energy.entered_s < _MIN_COVERAGE * (time_s - energy.entered_s):
+            energy.ended_s = time_s
+            self._awaiting_reading[request] = energy
             return None
-        return account.joules + sum(self._estimate_share(step, request, read_s, self._busy_w) for step in self._steps)
+        return energy.joules + sum(self._estimate_share(step, request, read_s, self._busy_w) for step in self._steps)
 
     def drop_request(self, request: int) -> None:
-        """It was cancelled, or is told nothing: what it used stays its own."""
+        """Remove a request without a result. Its energy is not given to others."""
         self._remove_request(request)
         self._awaiting_reading.pop(request, None)
 
     def _remove_request(self, request: int) -> _RequestEnergy | None:
         self._long_prompts.pop(request, None)
-        account = self._requests.pop(request, None)
+        energy = self._requests.pop(request, None)
         if not self._requests:
             self._step_start_s = None
-        return account
+        return energy
 
     def _drop_steps(self, before_s: float) -> None:
         while self._steps and self._steps[0].end_s < before_s:
@@ -155,32 +152,32 @@ class EnergyAttribution:
         return max(tokens - self._requests[request].prefilled_tokens, 1)
 
     def _count_prefill(self, step: _EngineStep) -> None:
-        """Prompts are computed in the order they came: of the first long one as much as a step takes."""
+        """Count one chunk of the first long prompt: engines compute prompts in order of arrival."""
         for request, prompt_tokens in self._long_prompts.items():
-            account, most = self._requests[request], self.max_step_tokens or 0
-            if account.entered_s <= step.start_s and account.prefilled_tokens + most < prompt_tokens:
-                account.prefilled_tokens += most
-                step.add(request, most)
+            energy, chunk = self._requests[request], self.max_step_tokens or 0
+            if energy.entered_s <= step.start_s and energy.prefilled_tokens + chunk < prompt_tokens:
+                energy.prefilled_tokens += chunk
+                step.add(request, chunk)
                 return
 
     def _estimate_share(self, step: _EngineStep, request: int, read_s: float, busy_w: float) -> float:
-        """A share of a step that is not covered yet."""
+        """Estimate a request's share of a step that is not fully covered."""
         tokens = step.tokens.pop(request, 0)
         if not tokens:
             return 0.0
-        likely_j = step.joules + busy_w * max(step.end_s - max(step.start_s, read_s), 0.0)
-        share_j = (likely_j - step.reported_j) * tokens / step.tokens_left
+        estimated_j = step.joules + busy_w * max(step.end_s - max(step.start_s, read_s), 0.0)
+        share_j = (estimated_j - step.reported_j) * tokens / step.tokens_left
         step.tokens_left -= tokens
         step.reported_j += share_j
         return share_j
 
-    # The meter
+    # Meter
 
     def record_reading(self, time_s: float, joules: float, idle_s: float) -> dict[int, float]:
-        """A reading; nothing had run for `idle_s` by then. Gives back what those used who waited for it."""
+        """Record a reading, taken after `idle_s` without requests. Return the joules of requests that waited for it."""
         before, self._last_reading = self._last_reading, (time_s, joules)
         if before is None:
-            self._drop_steps(time_s)  # nobody knows what was drawn until now
+            self._drop_steps(time_s)  # no reading covers them
             return {}
         if time_s <= before[0]:
             return {}
@@ -191,17 +188,19 @@ class EnergyAttribution:
                 self._attribute_step(self._steps.popleft())
         if idle_s >= span_s + SETTLE_S:
             self._learn_idle_power(span_s, drawn_j)
-        known = {request: one.joules for request, one in self._awaiting_reading.items() if one.ended_s <= time_s}
+        known = {
+            request: energy.joules for request, energy in self._awaiting_reading.items() if energy.ended_s <= time_s
+        }
         for request in known:
             del self._awaiting_reading[request]
         return known
 
     def list_overdue(self, before_s: float) -> list[int]:
-        """Who ended before then and still waits."""
-        return [request for request, one in self._awaiting_reading.items() if one.ended_s < before_s]
+        """Return the requests that finished before `before_s` and still wait for a reading."""
+        return [request for request, energy in self._awaiting_reading.items() if energy.ended_s < before_s]
 
     def _distribute(self, start_s: float, end_s: float, above_j: float) -> None:
-        """Joules above idle go to the time at which something ran."""
+        """Distribute joules above idle over the busy time."""
         busy_s = sum(self._list_overlaps(start_s, end_s))
         if busy_s <= 0:
             self._unassigned_j = 0.0
@@ -227,9 +226,9 @@ class EnergyAttribution:
             return
         self._unassigned_j = 0.0
         for request, tokens in step.tokens.items():
-            account = self._requests.get(request) or self._awaiting_reading.get(request)
-            if account is not None:
-                account.joules += left_j * tokens / step.tokens_left
+            energy = self._requests.get(request) or self._awaiting_reading.get(request)
+            if energy is not None:
+                energy.joules += left_j * tokens / step.tokens_left
 
     def _learn_idle_power(self, span_s: float, drawn_j: float) -> None:
         self._idle_j += drawn_j

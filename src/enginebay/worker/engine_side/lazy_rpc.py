@@ -1,4 +1,4 @@
-"""gRPC's own services, imported when somebody first asks for them: a model that is being loaded need not wait for it."""
+"""gRPC's health and reflection services, imported on first use so that they do not delay loading."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HEALTH, _REFLECTION = "/grpc.health.v1.Health/", "/grpc.reflection.v1alpha.Serv
 
 
 class LazyRpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Health and reflection of one service."""
+    """Serves health and reflection for one service."""
 
     def __init__(self, service: str) -> None:
         self._service = service
@@ -21,18 +21,18 @@ class LazyRpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._shutting_down = False
 
     def service(self, details: Any) -> Any:
-        """What answers this call; None: it is not one of these."""
+        """Return the handler of this call, or None if it is for another service."""
         for prefix, make in ((_HEALTH, self._make_health), (_REFLECTION, self._make_reflection)):
             if details.method.startswith(prefix):
                 with self._lock:
                     if prefix not in self._handlers:
                         self._handlers[prefix] = make()
-                found = (handler.service(details) for handler in self._handlers[prefix])
-                return next((one for one in found if one is not None), None)
+                handlers = (handler.service(details) for handler in self._handlers[prefix])
+                return next((handler for handler in handlers if handler is not None), None)
         return None
 
     def shut_down(self) -> None:
-        """Whoever asks now is told that no request would be answered."""
+        """Report NOT_SERVING from now on."""
         with self._lock:
             self._shutting_down = True
             if self._health is not None:
@@ -45,21 +45,21 @@ class LazyRpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._health.set(self._service, health_pb2.HealthCheckResponse.SERVING)
         if self._shutting_down:
             self._health.enter_graceful_shutdown()
-        caught = _HandlerCollector()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, caught)
-        return caught.handlers
+        collector = _HandlerCollector()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, collector)
+        return collector.handlers
 
     def _make_reflection(self) -> list[Any]:
         from grpc_health.v1 import health
         from grpc_reflection.v1alpha import reflection
 
-        caught = _HandlerCollector()
-        reflection.enable_server_reflection((self._service, health.SERVICE_NAME, reflection.SERVICE_NAME), caught)
-        return caught.handlers
+        collector = _HandlerCollector()
+        reflection.enable_server_reflection((self._service, health.SERVICE_NAME, reflection.SERVICE_NAME), collector)
+        return collector.handlers
 
 
 class _HandlerCollector:
-    """In the place of a server: keeps what would be added to it."""
+    """Stands in for a server and collects the handlers added to it."""
 
     def __init__(self) -> None:
         self.handlers: list[Any] = []
@@ -68,4 +68,4 @@ class _HandlerCollector:
         self.handlers.extend(handlers)
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
-        """The same once more, for servers that look methods up by name."""
+        """Ignore them: these are the same handlers by method name."""

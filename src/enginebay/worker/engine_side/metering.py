@@ -1,4 +1,4 @@
-"""Joules for the requests that ask for them: what the engine's thread counts, and a thread that reads the meter."""
+"""Energy metering of requests: the engine's thread counts tokens, and a second thread reads the meter."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from enginebay.worker.engine_side.energy_attribution import IDLE_LEARN_S, SETTLE
 from enginebay.worker.engine_side.output_queue import OutputQueue
 
 POLL_INTERVAL_S = 0.05
-UNUSED_TIMEOUT_S = 600.0  # nobody has asked for so long: no more is counted or read
-_READING_TIMEOUT_S = 1.0  # for a reading, when a request has ended
-_SHARING_CHECK_INTERVAL_S = 2.0  # between two looks at who else is on the device
+UNUSED_TIMEOUT_S = 600.0  # metering stops if no request asks for energy for this long
+_READING_TIMEOUT_S = 1.0  # a finished request waits this long for a reading
+_SHARING_CHECK_INTERVAL_S = 2.0
 
-METER_STARTING = "the meter has just been asked for the first time"
+METER_STARTING = "the meter is starting"
 IDLE_POWER_UNKNOWN = (
-    f"the idle power is not known yet: it is learned in {SETTLE_S + IDLE_LEARN_S:g} s without requests after the first one "
-    "that asks for energy"
+    f"the idle power is not known yet: measuring it takes {SETTLE_S + IDLE_LEARN_S:g} s without requests after the first "
+    "one that asks for energy"
 )
-COUNTER_STALLED = "the meter's counter stands still"
+COUNTER_STALLED = "the meter's counter has stalled"
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingDone:
-    """The last word on a request, which waits for its joules."""
+    """The `Done` of a request that waits for its energy."""
 
     queue: OutputQueue
-    request: int  # as its session knows it
+    request: int  # the client's number
     done: Done
-    on_sent: Callable[[], None]  # it is in the house until it is told
+    on_sent: Callable[[], None]  # the request counts as running until then
 
     def send(self, energy: Energy) -> None:
         self.queue.put_done(self.request, replace(self.done, energy=energy))
@@ -45,7 +45,10 @@ class PendingDone:
 
 
 class Metering:
-    """Exists from the first request that asks on. `count`, `end` and `flush` are for the engine's threads, the rest for any."""
+    """Created by the first request that asks for energy.
+
+    `count_tokens`, `finish_request` and `end_step` are for the engine's threads, the rest for any thread.
+    """
 
     def __init__(
         self,
@@ -61,15 +64,15 @@ class Metering:
         self._step_tokens = step_tokens
         self._unused_timeout_s = unused_timeout_s
         self._attribution = EnergyAttribution(idle_w=idle_w)
-        self._lock = threading.Lock()  # over the book and the four below; a token does not take it
-        self._unanswered: set[int] = set()  # they want to know, and have not been told
+        self._lock = threading.Lock()  # guards the attribution and the next four; not taken per token
+        self._unanswered: set[int] = set()  # asked for energy, and not answered yet
         self._pending: dict[int, PendingDone] = {}
-        self._shared = ("", float("-inf"))  # why the joules were not ours alone, and until when
+        self._shared = ("", float("-inf"))  # why the device was shared, and until when
         self._last_asked_s = time.monotonic()
-        self.absent = METER_STARTING  # why nothing can be told at all
-        self._token_counts: deque[tuple[int, int]] = deque()  # request, tokens: since the last flush
+        self.absent = METER_STARTING  # why there are no readings at all
+        self._token_counts: deque[tuple[int, int]] = deque()  # (request, tokens) since the last step
         self._finished: deque[tuple[int, PendingDone | None]] = deque()
-        self.stopped = False  # it counts no more
+        self.stopped = False
         threading.Thread(target=self._run, name="joules", daemon=True).start()
 
     @property
@@ -77,7 +80,7 @@ class Metering:
         return self._attribution.idle_w
 
     def add_request(self, number: int, prompt_tokens: int, *, wants_energy: bool) -> bool:
-        """A request came. False: nothing is counted any more."""
+        """Add a request. Return False if metering has stopped."""
         with self._lock:
             if not self.stopped:
                 now = time.monotonic()
@@ -88,23 +91,23 @@ class Metering:
             return not self.stopped
 
     def drop_request(self, number: int) -> None:
-        """It was cancelled or has failed."""
+        """Remove a request that was cancelled or failed."""
         with self._lock:
             self._attribution.drop_request(number)
             self._unanswered.discard(number)
 
     def count_tokens(self, number: int, tokens: int) -> None:
-        """Tokens that a request had in this step."""
+        """Count the tokens of a request in this step."""
         if not self.stopped:
             self._token_counts.append((number, tokens))
 
     def finish_request(self, number: int, pending: PendingDone | None = None) -> None:
-        """It is over. Whoever asked is told at the next flush, when the step has ended, too."""
+        """Finish a request. `pending` is sent at the end of the step or after the next reading."""
         if pending is not None or not self.stopped:
             self._finished.append((number, pending))
 
     def end_step(self) -> None:
-        """A step has ended."""
+        """Attribute the energy of the step that ends now."""
         if self.stopped and not self._finished:
             return
         now = time.monotonic()
@@ -148,7 +151,7 @@ class Metering:
         shared, until_s = self._shared
         return shared if entered_s is None or until_s >= entered_s else ""
 
-    # The meter's thread
+    # Meter thread
 
     def _run(self) -> None:
         try:
@@ -159,26 +162,26 @@ class Metering:
                 with self._lock:
                     self._attribution.max_step_tokens = self._step_tokens()
                 self._poll_meter(meter)
-        except Exception as error:  # a meter must not keep answers waiting
+        except Exception as error:  # a broken meter must not delay responses
             _log.exception("the meter failed")
             self.absent = f"the meter failed: {type(error).__name__}: {error}"
         self._release_overdue(float("inf"), self.absent)
-        while not self._stop_if_unused(_READING_TIMEOUT_S):  # whoever asked first has yet to enter
+        while not self._stop_if_unused(_READING_TIMEOUT_S):  # the first request may not be added yet
             time.sleep(POLL_INTERVAL_S)
 
     def _poll_meter(self, meter: Meter) -> None:
-        joules, last_j, look_s = JouleCounter(meter), -1.0, 0.0
-        shared: Callable[[], str | None] | None = getattr(meter, "shared", None)
+        counter, last_j, check_s = JouleCounter(meter), -1.0, 0.0
+        explain_sharing: Callable[[], str | None] | None = getattr(meter, "explain_sharing", None)
         self.absent = ""
         while not self._stop_if_unused(self._unused_timeout_s):
-            reading = joules.read()
-            if reading is not None and reading[1] != last_j:  # a counter is only worth reading where it has moved
+            reading = counter.read()
+            if reading is not None and reading[1] != last_j:  # only changes carry information
                 last_j = reading[1]
                 self._apply_reading(*reading)
             now = time.monotonic()
-            if shared is not None and now >= look_s:
-                look_s = now + _SHARING_CHECK_INTERVAL_S
-                self._update_sharing(shared(), now)
+            if explain_sharing is not None and now >= check_s:
+                check_s = now + _SHARING_CHECK_INTERVAL_S
+                self._update_sharing(explain_sharing(), now)
             self._release_overdue(
                 float("inf") if self._drop_stale_steps(now) else now - _READING_TIMEOUT_S, COUNTER_STALLED
             )
@@ -192,7 +195,7 @@ class Metering:
             self._shared = (self._shared[0], now)
 
     def _drop_stale_steps(self, now: float) -> bool:
-        """No reading came for too long: whoever is here cannot be told all that was used."""
+        """Drop steps that waited too long for a reading: the energy of running requests is then incomplete."""
         with self._lock:
             lost = self._attribution.drop_uncovered_steps(now - _READING_TIMEOUT_S)
             if lost and self._shared[1] < now:
@@ -202,26 +205,26 @@ class Metering:
     def _apply_reading(self, time_s: float, joules: float) -> None:
         with self._lock:
             known = self._attribution.record_reading(time_s, joules, self._idle_s())
-            told = {number: self._pending.pop(number) for number in known if number in self._pending}
-            for number, answer in told.items():
-                self._send_energy(number, answer, self._build_energy(known[number]))
-        for answer in told.values():
-            answer.queue.flush()
+            ready = {number: self._pending.pop(number) for number in known if number in self._pending}
+            for number, pending in ready.items():
+                self._send_energy(number, pending, self._build_energy(known[number]))
+        for pending in ready.values():
+            pending.queue.flush()
 
     def _release_overdue(self, before_s: float, absent: str) -> None:
-        """Who has waited for a reading since then is told that there is none."""
+        """Answer requests that have waited for a reading since before `before_s` without their energy."""
         with self._lock:
-            told = []
+            released = []
             for number in self._attribution.list_overdue(before_s):
                 self._attribution.drop_request(number)
                 if number in self._pending:
-                    told.append(self._pending.pop(number))
-                    self._send_energy(number, told[-1], Energy(None, self._attribution.idle_w, absent))
-        for answer in told:
-            answer.queue.flush()
+                    released.append(self._pending.pop(number))
+                    self._send_energy(number, released[-1], Energy(None, self._attribution.idle_w, absent))
+        for pending in released:
+            pending.queue.flush()
 
     def _stop_if_unused(self, unused_timeout_s: float) -> bool:
-        """Count no more, once all who asked were told and nobody has asked for so long."""
+        """Stop metering once every request is answered and none has asked for energy for the timeout."""
         with self._lock:
             self.stopped = self.stopped or (
                 not self._unanswered and time.monotonic() - self._last_asked_s > unused_timeout_s

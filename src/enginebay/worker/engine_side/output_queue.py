@@ -1,4 +1,4 @@
-"""What the engine made and the session has not sent yet: events in, one message of columns per flush out."""
+"""Queue of engine output that a stream has not sent yet: events in, one columnar message per flush out."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _MAX_ROWS = 4096  # keeps messages small when a reader was slow
 
 
 class OutputQueue:
-    """One session's events. Any thread puts, one at a time takes; a deque needs no lock for that."""
+    """The events of one stream. Any thread puts, one thread at a time takes; a deque needs no lock for that."""
 
     def __init__(self, send: Callable[[], None] = lambda: None) -> None:
         self._rows: deque[OutputRow] = deque()
         self._ends: deque[pb.Finish | pb.Done | pb.Failure] = deque()
         self._send = send
-        self.engine_numbers: dict[int, int] = {}  # this session's numbers of its live requests -> the engine's
+        self.engine_numbers: dict[int, int] = {}  # the client's request numbers -> the engine's
 
     def put_row(self, row: OutputRow) -> None:
         self._rows.append(row)
@@ -42,17 +42,17 @@ class OutputQueue:
         return bool(self._rows or self._ends)
 
     def flush(self) -> None:
-        """What was put may go."""
+        """Send what is queued."""
         if self._rows or self._ends:
             self._send()
 
     def close(self) -> None:
-        """The session is over: nobody is told any more. What is still here goes with us; another thread may be taking it."""
+        """Stop sending. The queue is not cleared, because another thread may be taking from it."""
         self._send = lambda: None
 
     def take(self) -> pb.Flush | None:
-        """All that there is, up to a bound; None when there is nothing."""
-        # Ends are counted before rows are taken: an end put after its last row can then never overtake it.
+        """Return one message with all that is queued, up to a limit, or None."""
+        # Count ends before taking rows: an end put after its last row can then never overtake it.
         ends = len(self._ends)
         return self._build_message(ends) if self._rows or ends else None
 
@@ -64,7 +64,7 @@ class OutputQueue:
         taken = [rows.popleft() for _ in range(count)]
         try:
             message = to_columns(taken)
-        except Exception as error:  # an engine put what no message can hold: its requests end here, the engine goes on
+        except Exception as error:  # unencodable output fails its requests, not the engine
             failed = EngineFailed(f"the engine's output cannot be sent: {type(error).__name__}: {error}")
             message = pb.Flush(failure=[codec.encode_failure(number, failed) for number in {row[0] for row in taken}])
         for _ in range(ends):
@@ -79,16 +79,16 @@ class OutputQueue:
 
 
 def to_columns(rows: Sequence[OutputRow]) -> pb.Flush:
-    """Rows as columns, leaving out the columns that would only hold the usual value."""
+    """Convert rows to columns; columns that hold only default values are left out."""
     if not rows:
         return pb.Flush()
     requests, texts, ids, choices, logprobs = zip(*rows, strict=True)
-    message = pb.Flush(request=requests, text=texts, token_id=[token for one in ids for token in one])
+    message = pb.Flush(request=requests, text=texts, token_id=[token for row_ids in ids for token in row_ids])
     counts = list(map(len, ids))
     if counts.count(1) != len(counts):
         message.count.extend(counts)
     if any(choices):
         message.choice.extend(choices)
     if any(logprobs):
-        message.logprobs.extend(codec.encode_logprobs(row, one) for row, one in enumerate(logprobs) if one)
+        message.logprobs.extend(codec.encode_logprobs(row, entries) for row, entries in enumerate(logprobs) if entries)
     return message

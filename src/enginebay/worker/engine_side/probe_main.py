@@ -1,8 +1,7 @@
-"""Finds out, inside an engine's own environment, what the installed library takes.
+"""Probes, inside an engine's own environment, what the installed library supports.
 
-Asked with `{"engine": "package.module:Class"}` it answers with that engine's probe; with `{"discover": true}` it looks
-for other people's engines here and answers with their specs too. The answer is one marked line, since libraries print
-to stdout while they are imported.
+The request `{"engine": "package.module:Class"}` returns that engine's probe; `{"discover": true}` finds third-party
+engines and returns their specs and probes. The reply is one marked line, because libraries print to stdout on import.
 """
 
 from __future__ import annotations
@@ -22,22 +21,19 @@ ENTRY_POINT_GROUP = "enginebay.engines"
 
 def main(arguments: list[str]) -> int:
     try:
-        answer = _handle_request(json.loads(arguments[0]))
-    except Exception as error:  # everything a library can raise while it is imported
+        reply = _handle_request(json.loads(arguments[0]))
+    except Exception as error:  # anything a library can raise on import
         traceback.print_exc()
-        answer = {"error": f"{type(error).__name__}: {error}"}
-    sys.stdout.write(f"\n{RESULT_PREFIX}{json.dumps(answer)}\n")
+        reply = {"error": f"{type(error).__name__}: {error}"}
+    sys.stdout.write(f"\n{RESULT_PREFIX}{json.dumps(reply)}\n")
     sys.stdout.flush()
-    return 1 if "error" in answer else 0
+    return 1 if "error" in reply else 0
 
 
 def _handle_request(request: dict[str, Any]) -> dict[str, Any]:
     if request.get("discover"):
-        return {
-            "found": [
-                _describe_engine(point) for point in entry_points(group=ENTRY_POINT_GROUP) if _is_third_party(point)
-            ]
-        }
+        points = entry_points(group=ENTRY_POINT_GROUP)
+        return {"found": [_describe_engine(point) for point in points if _is_third_party(point)]}
     return {"probe": _probe_engine(request["engine"]).to_json()}
 
 
@@ -61,5 +57,5 @@ def _probe_engine(engine: str) -> Probe:
     module, _, name = engine.partition(":")
     probe = getattr(import_module(module), name).probe()
     if not isinstance(probe, Probe):
-        raise TypeError(f"{engine}.probe() gave a {type(probe).__name__}, not a Probe")
+        raise TypeError(f"{engine}.probe() returned a {type(probe).__name__}, not a Probe")
     return probe

@@ -1,9 +1,9 @@
-"""A tiny process that outlives the worker by a moment, so that nothing is left behind whoever dies first.
+"""A small process that outlives the worker and cleans up, whichever of worker and parent dies first.
 
-The guard is a shell of about a megabyte in a session of its own. It waits for two ends of file:
+The guard is a shell of about a megabyte in its own session. It waits for two ends of file:
 
-- the worker's: the worker is gone, by whatever death. End its process group, remove its directory.
-- the parent's: whoever started the worker is gone. Ask the worker to end, give it a moment, then do as above.
+- the worker's: the worker has exited. Kill its process group, remove its directory.
+- the parent's: the parent has exited. Send SIGTERM to the worker, wait up to 5 s, then do the same.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ exit 0
 
 
 def start_guard(parent: socket.socket, directory: str) -> None:
-    """Start the guard of this process. `parent` reaches end of file when the parent dies; the guard takes it over."""
+    """Start the guard of this process. `parent` reaches end of file when the parent dies; the guard owns it."""
     reading, writing = os.pipe()
-    # The worker's end must be the only one: a forked engine process that held it would hide the worker's death.
+    # No other process may hold the worker's end: a forked engine process would hide the worker's exit.
     held = [writing]
     os.register_at_fork(after_in_child=lambda: os.closerange(held[0], held.pop() + 1) if held else None)
     subprocess.Popen(
         ["/bin/sh", "-c", _SCRIPT, "enginebay-guard", str(os.getpgrp()), directory, str(os.getpid())],
-        stdin=reading,  # ends with the worker
-        stdout=parent.fileno(),  # ends with the parent; a socket, so the guard can read from it
+        stdin=reading,  # end of file when the worker exits
+        stdout=parent.fileno(),  # end of file when the parent exits; a socket, so the guard can read from it
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )

@@ -1,4 +1,4 @@
-"""The sink engines write to: it knows which session each request belongs to, and counts and times for all engines alike."""
+"""Table of active requests. It is the sink engines write to: it routes output to streams, and counts and times it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class _ActiveRequest:
-    """One request that has not ended."""
+    """One request that has not finished."""
 
     __slots__ = (
         "best_of",
@@ -50,86 +50,86 @@ class _ActiveRequest:
 
 
 class RequestTable:
-    """Requests by the engine's number. Implements `contract.Sink`; numbers are unique across sessions."""
+    """Requests by the engine's number, which is unique across streams. Implements `contract.Sink`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._requests: dict[int, _ActiveRequest] = {}
-        self._queues: tuple[
-            OutputQueue, ...
-        ] = ()  # replaced, never changed: the engine's thread walks it without a lock
+        # Replaced, never mutated: the engine's thread iterates over it without a lock.
+        self._queues: tuple[OutputQueue, ...] = ()
         self._last_number = 0
-        self._lock = threading.Lock()  # guards numbering and the sessions, never the token path
-        self._engine_lock = threading.Lock()  # engines are told of requests and cancels by one thread at a time
+        self._lock = threading.Lock()  # guards numbers and queues, never the token path
+        self._engine_lock = threading.Lock()  # one thread at a time submits to or cancels in the engine
         self.gate = DrainGate()
-        self.first_token_s: float | None = None  # of the first request that got one, since this was last unset
-        self.last_output_at = 0.0  # when the engine last put something, on the monotonic clock
+        self.first_token_s: float | None = None  # of the first request since the last reset
+        self.last_output_at = 0.0  # monotonic
         self.flushes = 0
         self.tokens = 0
-        self._metering: Metering | None = None  # while somebody asks for joules
-        self._meter_absent = ""  # why there are none to tell
-        self._idle_w: float | None = None  # as far as was learned
+        self._metering: Metering | None = None  # while requests ask for energy
+        self._meter_absent = ""  # why there is no meter
+        self._idle_w: float | None = None  # last known
 
-    # What sessions call
+    # Called by streams
 
     def open_queue(self, send: Callable[[], None] = lambda: None) -> OutputQueue:
-        """A new session; `send` is called, by any thread, when there is something in its outbox."""
-        outbox = OutputQueue(send)
+        """Open the queue of a new stream. Any thread may call `send` when it has output."""
+        queue = OutputQueue(send)
         with self._lock:
-            self._queues = (*self._queues, outbox)
-        return outbox
+            self._queues = (*self._queues, queue)
+        return queue
 
     def close_queue(self, queue: OutputQueue) -> None:
-        """The session is over: what it still had running is cancelled."""
+        """Close a stream's queue and cancel its requests."""
         with self._lock:
-            self._queues = tuple(one for one in self._queues if one is not queue)
-        for live in list(self._requests.values()):
-            if live.queue is queue:
-                self.cancel(queue, live.number)
+            self._queues = tuple(other for other in self._queues if other is not queue)
+        for active in list(self._requests.values()):
+            if active.queue is queue:
+                self.cancel(queue, active.number)
         queue.close()
 
     def submit(self, number: int, queue: OutputQueue, request: GenerateRequest) -> int:
-        """Hand a request to the engine; gives back the engine's number for it. Every failure goes to the outbox."""
+        """Submit a request to the engine. Return the engine's number for it. Failures go to the queue."""
         with self._lock:
             self._last_number += 1
-            own = self._last_number
+            engine_number = self._last_number
         try:
             self.gate.enter()
         except EnginebayError as error:
             queue.put_failure(number, error)
             queue.flush()
-            return own
-        live = _ActiveRequest(number, queue, request)
-        self._requests[own] = live
-        queue.engine_numbers[number] = own
+            return engine_number
+        active = _ActiveRequest(number, queue, request)
+        self._requests[engine_number] = active
+        queue.engine_numbers[number] = engine_number
         if request.energy or self._metering is not None:
-            self._add_to_metering(own, live)
+            self._add_to_metering(engine_number, active)
         sampling = request.sampling
         if sampling.best_of is not None:
-            ranked = sampling.logprobs or 0 if live.best_of else sampling.logprobs
-            widened = replace(sampling, n=sampling.best_of, best_of=None, logprobs=ranked)
+            logprobs = sampling.logprobs or 0 if active.best_of else sampling.logprobs
+            widened = replace(sampling, n=sampling.best_of, best_of=None, logprobs=logprobs)
             request = replace(request, sampling=widened)
         try:
             with self._engine_lock:
-                self._engine.submit(own, request)
+                self._engine.submit(engine_number, request)
         except EnginebayError as error:
-            self.error(own, error)
-        except Exception as error:  # an engine's surprise must not end the session of everybody else
+            self.error(engine_number, error)
+        except Exception as error:  # a bug in an engine must not end the stream of other requests
             _log.exception("the engine failed on a request")
-            self.error(own, EngineFailed(f"the engine failed on this request: {type(error).__name__}: {error}"))
-        return own
+            failure = EngineFailed(f"the engine failed on this request: {type(error).__name__}: {error}")
+            self.error(engine_number, failure)
+        return engine_number
 
     def cancel(self, queue: OutputQueue, number: int) -> None:
-        """Forget a session's request; the engine frees its place within a step."""
-        own = queue.engine_numbers.pop(number, None)
-        if own is not None and self._requests.pop(own, None) is not None:
-            self._cancel_in_engine(own)
+        """Cancel a request of a stream. The engine frees its slot within a step."""
+        engine_number = queue.engine_numbers.pop(number, None)
+        if engine_number is not None and self._requests.pop(engine_number, None) is not None:
+            self._cancel_in_engine(engine_number)
             if (metering := self._metering) is not None:
-                metering.drop_request(own)
+                metering.drop_request(engine_number)
             self.gate.leave()
 
     def _add_to_metering(self, engine_number: int, active: _ActiveRequest) -> None:
-        """Count the request's tokens, if anybody wants to know joules. The first who does starts it, for all who run."""
+        """Meter a request. The first one that asks for energy starts metering for all running requests."""
         with self._lock:
             before = self._metering
             if before is not None:
@@ -152,11 +152,11 @@ class RequestTable:
                         wants_energy=number == engine_number,
                     )
                 for number in running:
-                    if number not in self._requests:  # it has ended meanwhile, and would never leave
+                    if number not in self._requests:  # finished meanwhile
                         metering.drop_request(number)
 
     def _measure_idle_s(self) -> float:
-        """For how long nothing has run on an engine that is awake."""
+        """Return how long the awake engine has been idle."""
         return self.gate.measure_idle_s() if self.gate.is_open else 0.0
 
     def _cancel_in_engine(self, engine_number: int) -> None:
@@ -166,13 +166,13 @@ class RequestTable:
         except Exception:
             _log.exception("the engine failed to cancel a request")
 
-    # What the engine calls
+    # Called by the engine
 
     def accepted(self, number: int, prompt_tokens: int, cached_tokens: int = 0) -> None:
-        live = self._requests.get(number)
-        if live is not None:
-            live.prompt_tokens = prompt_tokens
-            live.cached_tokens = cached_tokens
+        active = self._requests.get(number)
+        if active is not None:
+            active.prompt_tokens = prompt_tokens
+            active.cached_tokens = cached_tokens
 
     def token(
         self,
@@ -182,62 +182,59 @@ class RequestTable:
         choice: int = 0,
         logprobs: Sequence[TokenLogprobs] = (),
     ) -> None:
-        live = self._requests.get(number)
-        if live is None:
+        active = self._requests.get(number)
+        if active is None:
             return
-        if not live.first_token_at:
-            live.first_token_at = time.perf_counter()
+        if not active.first_token_at:
+            active.first_token_at = time.perf_counter()
             if self.first_token_s is None:
-                self.first_token_s = live.first_token_at - live.started_at
+                self.first_token_s = active.first_token_at - active.started_at
             if (metering := self._metering) is not None:
-                metering.count_tokens(number, live.prompt_tokens - live.cached_tokens)
-        live.completion_tokens += len(token_ids)
+                metering.count_tokens(number, active.prompt_tokens - active.cached_tokens)
+        active.completion_tokens += len(token_ids)
         if (metering := self._metering) is not None:
             metering.count_tokens(number, len(token_ids))
-        row = (live.number, text, token_ids, choice, logprobs)
-        if live.best_of is None:
-            live.queue.put_row(row)
+        row = (active.number, text, token_ids, choice, logprobs)
+        if active.best_of is None:
+            active.queue.put_row(row)
         else:
-            live.best_of.add_row(row, live.queue)
+            active.best_of.add_row(row, active.queue)
 
     def finish(self, number: int, reason: FinishReason, choice: int = 0, stop_reason: str | int | None = None) -> None:
-        live = self._requests.get(number)
-        if live is None:
+        active = self._requests.get(number)
+        if active is None:
             return
-        if live.best_of is None:
-            live.queue.put_finish(live.number, choice, reason, stop_reason)
+        if active.best_of is None:
+            active.queue.put_finish(active.number, choice, reason, stop_reason)
         else:
-            live.best_of.finish_choice(choice, reason, stop_reason)
-        live.choices_left -= 1
-        if live.choices_left == 0:
-            self._finish_request(number, live)
+            active.best_of.finish_choice(choice, reason, stop_reason)
+        active.choices_left -= 1
+        if active.choices_left == 0:
+            self._finish_request(number, active)
 
     def error(self, number: int, error: EnginebayError) -> None:
-        live = self._requests.pop(number, None)
-        if live is not None:
-            live.queue.engine_numbers.pop(live.number, None)
-            live.queue.put_failure(live.number, error)
-            live.queue.flush()
+        active = self._requests.pop(number, None)
+        if active is not None:
+            active.queue.engine_numbers.pop(active.number, None)
+            active.queue.put_failure(active.number, error)
+            active.queue.flush()
             if (metering := self._metering) is not None:
                 metering.drop_request(number)
             self.gate.leave()
 
     def usage(self, number: int, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> None:
-        live = self._requests.get(number)
-        if live is not None:
-            live.prompt_tokens, live.completion_tokens, live.cached_tokens = (
-                prompt_tokens,
-                completion_tokens,
-                cached_tokens,
-            )
+        active = self._requests.get(number)
+        if active is not None:
+            active.prompt_tokens, active.cached_tokens = prompt_tokens, cached_tokens
+            active.completion_tokens = completion_tokens
 
     def flush(self, ends_step: bool = True) -> None:
         self.flushes += 1
         self.last_output_at = time.monotonic()
         if ends_step and (metering := self._metering) is not None:
             metering.end_step()
-        for outbox in self._queues:
-            outbox.flush()
+        for queue in self._queues:
+            queue.flush()
 
     def _finish_request(self, number: int, active: _ActiveRequest) -> None:
         if self._requests.pop(number, None) is None:
@@ -251,9 +248,7 @@ class RequestTable:
         timing = Timing((active.first_token_at or now) - active.started_at, now - active.started_at)
         done = Done(usage, timing)
         metering = self._metering
-        if (
-            metering is not None and not active.first_token_at
-        ):  # it ended at once, and had its prompt computed all the same
+        if metering is not None and not active.first_token_at:  # no token, but its prompt was computed
             metering.count_tokens(number, active.prompt_tokens - active.cached_tokens)
         if metering is not None and active.wants_energy:
             metering.finish_request(number, PendingDone(active.queue, active.number, done, self.gate.leave))

@@ -1,4 +1,4 @@
-"""How much memory this worker really holds."""
+"""Resident memory of a process tree."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from pathlib import Path
 
 
 def read_resident_bytes(pid: int | None = None) -> int:
-    """Resident memory of a process and all its descendants; 0 where the system does not tell."""
+    """Return the resident memory of a process and its descendants; 0 if the system does not report it."""
     root = os.getpid() if pid is None else pid
-    return sum(_read_process_bytes(one) for one in list_process_tree(root))
+    return sum(map(_read_process_bytes, list_process_tree(root)))
 
 
 def list_process_tree(root: int) -> list[int]:
-    """The process and its descendants, parents first."""
-    found = [root]
-    for one in found:
+    """Return the process and its descendants, parents first."""
+    pids = [root]
+    for pid in pids:
         try:
-            tasks = list(Path(f"/proc/{one}/task").iterdir())
+            tasks = list(Path(f"/proc/{pid}/task").iterdir())
         except OSError:
             continue
         for task in tasks:
             try:
-                found.extend(int(child) for child in (task / "children").read_text().split())
+                pids.extend(int(child) for child in (task / "children").read_text().split())
             except OSError:
                 continue
-    return found
+    return pids
 
 
 def _read_process_bytes(pid: int) -> int:

@@ -1,4 +1,4 @@
-"""The one gRPC servicer that answers questions about any engine."""
+"""The gRPC service of a worker, the same for all engines."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from enginebay.worker.proto import SERVICE
 from enginebay.worker.proto import worker_pb2 as pb
 
 _log = logging.getLogger(__name__)
-_EMBEDDING_THREADS = 64  # at once; each holds a thread for as long as it takes
-_CANCEL_TIMEOUT_S = 10.0  # by then an engine has let go of requests that were cancelled
+_EMBEDDING_THREADS = 64  # each embedding holds one until it ends
+_CANCEL_TIMEOUT_S = 10.0  # for an engine to drop cancelled requests
 
 
 class WorkerServicer:
-    """Questions of server processes, answered from one engine."""
+    """Answers RPCs of server processes for one engine."""
 
     def __init__(self, engine: Engine, requests: RequestTable) -> None:
         self._engine = engine
         self._requests = requests
         self._state_lock = threading.Lock()  # sleep, wake and adapters: one at a time
         self._asleep = False
-        self._last_steps: tuple[int | None, float] = (None, 0.0)  # last seen, and when it had changed
+        self._last_steps: tuple[int | None, float] = (None, 0.0)  # step count, and when it last changed
 
     def facts(self, _: pb.FactsRequest, context: grpc.ServicerContext) -> pb.FactsReply:
         return pb.FactsReply(json=codec.encode_facts(self._engine.facts()))
 
     def state(self, _: pb.StateRequest, context: grpc.ServicerContext) -> pb.StateReply:
         stats = self._read_stats()
-        door = self._requests.gate
+        gate = self._requests.gate
         return pb.StateReply(
             running=self._engine.running(),
-            requests=door.total_entered,
-            idle_s=door.measure_idle_s(),
-            open=door.is_open,
+            requests=gate.total_entered,
+            idle_s=gate.measure_idle_s(),
+            open=gate.is_open,
             quiet_s=self._measure_quiet_s(stats.steps),
             first_token_s=self._requests.first_token_s,
             flushes=self._requests.flushes,
@@ -55,7 +55,7 @@ class WorkerServicer:
         )
 
     def _measure_quiet_s(self, steps: int | None) -> float:
-        """Since the engine last showed a sign of life, while it has something to do."""
+        """Return the seconds since the engine last made progress while requests run."""
         now = time.monotonic()
         if steps != self._last_steps[0]:
             self._last_steps = (steps, now)
@@ -63,16 +63,16 @@ class WorkerServicer:
         return max(0.0, now - max(busy_since, self._requests.last_output_at, self._last_steps[1]))
 
     def _read_stats(self) -> Stats:
-        """What the engine tells of itself, if it does; a failure here must not make a healthy worker look dead."""
+        """Return the engine's stats, if it has any. A failure here must not make a healthy worker look dead."""
         if not isinstance(self._engine, SupportsStats):
             return Stats()
         try:
             return self._engine.stats()
         except Exception as error:
-            _log.debug("the engine could not tell its numbers: %s", error)
+            _log.debug("the engine failed to report its stats: %s", error)
             return Stats()
 
-    # The door and what is behind it
+    # Drain, sleep, adapters
 
     def drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainReply:
         return pb.DrainReply(running=self._requests.gate.close(request.patience_s))
@@ -92,11 +92,11 @@ class WorkerServicer:
 
     def _sleep_engine(self, level: int) -> None:
         with self._state_lock:
-            door = self._requests.gate
-            if door.is_open or door.running or not self._wait_until_idle():
+            gate = self._requests.gate
+            if gate.is_open or gate.running or not self._wait_until_idle():
                 raise EngineFailed("requests are still running", "drain the worker first")
             if level and not self._asleep and isinstance(self._engine, SupportsSleep):
-                self._asleep = True  # even when it fails half-way: nobody may be let in then
+                self._asleep = True  # even if it fails half-way: it must accept no requests then
                 self._engine.sleep(level)
 
     def _wait_until_idle(self) -> bool:
@@ -129,15 +129,16 @@ class WorkerServicer:
 
     def _require_adapters(self) -> SupportsLora:
         if not isinstance(self._engine, SupportsLora):
-            raise Unsupported("this engine takes adapters only when it is loaded", "load the model again with them")
+            raise Unsupported("this engine loads adapters only with the model", "configure them and reload the model")
         return self._engine
 
-    # What is computed here rather than in a session
+    # Unary computations
 
     def embed(self, request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedReply:
-        found = self._call_or_abort(context, lambda: self._embed_inputs([list(one.ids) for one in request.inputs]))
+        inputs = [list(tokens.ids) for tokens in request.inputs]
+        embedding = self._call_or_abort(context, lambda: self._embed_inputs(inputs))
         return pb.EmbedReply(
-            vectors=[pb.Vector(values=vector) for vector in found.vectors], prompt_tokens=found.prompt_tokens
+            vectors=[pb.Vector(values=vector) for vector in embedding.vectors], prompt_tokens=embedding.prompt_tokens
         )
 
     def _embed_inputs(self, inputs: list[list[int]]) -> Any:
@@ -149,11 +150,11 @@ class WorkerServicer:
             self._requests.gate.leave()
 
     def tokenize(self, request: pb.TokenizeRequest, context: grpc.ServicerContext) -> pb.TokenizeReply:
-        found = self._call_or_abort(context, lambda: self._engine.tokenize(request.text, request.add_special))
-        return pb.TokenizeReply(token_ids=found)
+        ids = self._call_or_abort(context, lambda: self._engine.tokenize(request.text, request.add_special))
+        return pb.TokenizeReply(token_ids=ids)
 
     def _call_or_abort(self, context: grpc.ServicerContext, function: Any) -> Any:
-        """A unary answer; our errors travel whole in a trailer, the engine's own as a plain failure."""
+        """Call the function; on failure abort the RPC. An `EnginebayError` travels complete in the trailing metadata."""
         try:
             return function()
         except EnginebayError as error:
@@ -166,7 +167,7 @@ class WorkerServicer:
 
 
 class _DedicatedThreads:
-    """A method with threads of its own: however many wait for it, the other questions are answered."""
+    """A method with its own threads, so that slow calls do not block the other RPCs."""
 
     def __init__(self, method: Any, threads: int) -> None:
         self._method = method

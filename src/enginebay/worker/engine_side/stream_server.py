@@ -1,8 +1,8 @@
-"""Sessions with server processes: requests and cancels come in, what the engine makes goes out.
+"""Token streams to server processes: requests and cancels come in, engine output goes out.
 
-A session is a unix socket with framed protobuf messages on it, not an RPC: a token would otherwise pay for two thread
-switches and half a millisecond of bookkeeping. The engine's own thread writes to the socket. Only when the other side
-reads too slowly for that, a thread of the session takes over until it has caught up.
+A stream is a unix socket with framed protobuf messages, not an RPC, which would cost two thread switches and half a
+millisecond per token. The engine's own thread writes to the socket. If the client reads too slowly, a sender thread
+takes over until it has caught up.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class StreamServer:
-    """Accepts sessions on a socket of the worker's private directory."""
+    """Accepts stream connections on a socket in the worker's private directory."""
 
     def __init__(self, path: Path, requests: RequestTable) -> None:
         self._requests = requests
@@ -34,15 +34,15 @@ class StreamServer:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen(64)
-        threading.Thread(target=self._accept_connections, name="sessions", daemon=True).start()
+        threading.Thread(target=self._accept_connections, name="streams", daemon=True).start()
 
     def _accept_connections(self) -> None:
         while not self._closed:
             try:
                 connection, _ = self._listener.accept()
             except OSError as error:
-                _log.debug("a session could not be accepted: %s", error)
-                time.sleep(0.1)  # out of file descriptors, perhaps; or closed
+                _log.debug("failed to accept a stream: %s", error)
+                time.sleep(0.1)  # closed, or out of file descriptors
             else:
                 _StreamConnection(connection, self._requests)
 
@@ -57,21 +57,21 @@ class _StreamConnection:
     def __init__(self, connection: socket.socket, requests: RequestTable) -> None:
         self._connection = connection
         self._requests = requests
-        self._send_lock = threading.Lock()  # held by whoever writes to the socket, across threads when one takes over
-        self._backlog: SimpleQueue[bytes | None] = SimpleQueue()  # what the kernel did not take at once; None: no more
+        self._send_lock = threading.Lock()  # held while writing; passes to the sender thread with the backlog
+        self._backlog: SimpleQueue[bytes | None] = SimpleQueue()  # what the kernel did not accept at once; None: closed
         self._sender_thread: threading.Thread | None = None
         self._queue = requests.open_queue(self._send)
-        threading.Thread(target=self._read_requests, name="session", daemon=True).start()
+        threading.Thread(target=self._read_requests, name="stream", daemon=True).start()
 
-    # In
+    # Input
 
     def _read_requests(self) -> None:
         try:
             with self._connection.makefile("rb", buffering=1 << 16) as stream:
                 for data in read_frames(cast("BinaryIO", stream)):
                     self._handle_ask(pb.Ask.FromString(data))
-        except Exception as error:  # the stream broke, as it does whenever a client goes away
-            _log.debug("a session ended: %s", error)
+        except Exception as error:  # usually the client disconnected
+            _log.debug("a stream ended: %s", error)
         finally:
             self._requests.close_queue(self._queue)
             self._connection.close()
@@ -89,10 +89,10 @@ class _StreamConnection:
         for number in ask.cancel:
             self._requests.cancel(self._queue, number)
 
-    # Out
+    # Output
 
     def _send(self) -> None:
-        """Give the kernel what there is; never wait for it."""
+        """Send what is queued without blocking."""
         while self._queue.has_pending and self._send_lock.acquire(blocking=False):
             left = b""
             try:
@@ -100,16 +100,16 @@ class _StreamConnection:
                     left = self._try_send(encode_frame(flush))
             finally:
                 if not left:
-                    self._send_lock.release()  # whoever put something meanwhile found us sending: look once more
+                    self._send_lock.release()  # then check again: another thread may have queued output meanwhile
             if left:
                 self._hand_to_sender(left)
                 return
 
     def _hand_to_sender(self, data: bytes) -> None:
-        """To a thread that may wait. It stays: each new one would leave a heap of its own behind."""
+        """Pass data to the sender thread, which may block. It is kept: each new thread would leave a heap behind."""
         self._backlog.put(data)
         if self._sender_thread is None:
-            self._sender_thread = threading.Thread(target=self._run_sender, name="slow session", daemon=True)
+            self._sender_thread = threading.Thread(target=self._run_sender, name="stream-sender", daemon=True)
             self._sender_thread.start()
 
     def _run_sender(self) -> None:
@@ -117,21 +117,21 @@ class _StreamConnection:
             self._send_blocking(data)
 
     def _try_send(self, data: bytes) -> bytes:
-        """Gives back what the kernel did not take."""
+        """Send without blocking. Return what the kernel did not accept."""
         try:
             return data[self._connection.send(data, socket.MSG_DONTWAIT) :]
         except BlockingIOError:
             return data
-        except OSError:  # the other side has gone, and the listening thread knows
+        except OSError:  # disconnected: the reading thread cleans up
             return b""
 
     def _send_blocking(self, data: bytes) -> None:
-        """Wait for a slow reader, and send what has come together meanwhile."""
+        """Send to a slow reader, together with what is queued meanwhile."""
         try:
             self._connection.sendall(data)
             while (flush := self._queue.take()) is not None:
                 self._connection.sendall(encode_frame(flush))
         except OSError:
-            return  # nothing more can be sent: the lock stays taken
+            return  # nothing more can be sent: keep the lock
         self._send_lock.release()
         self._send()

@@ -1,10 +1,10 @@
-"""The worker process: load one engine, then serve it until the parent lets go.
+"""Entry point of the worker process: loads one engine and serves it until the parent disconnects.
 
-    started ──import──▶ (standby ──assigned──▶) load ──▶ ready ──SIGTERM or parent gone──▶ closing ──▶ exit 0
-       └──────────────── load failed ─────────────────────────────▶ exit 1, the reason sent to the parent
+    started ──import──▶ (standby ──assign──▶) load ──▶ ready ──parent disconnects──▶ closing ──▶ exit 0
+       └──────────────── load failed ─────────────────────────▶ reports the error to the parent, exit 1
 
-The engine is made in the main thread before any other thread exists, since some engines fork. A standby has imported
-its engine's library and waits for a model: it has one thread and has touched no device.
+The engine is created in the main thread before any other thread exists, because some engines fork. A standby has
+imported its engine's library and waits for a model: it has one thread and has not touched a device.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from enginebay.errors import EnginebayError, LoadFailed, OutOfMemory
 from enginebay.worker import codec
 from enginebay.worker.engine_side import process_guard
 
-_RPC_THREADS = 64  # for questions; a drain holds one for as long as it takes
+_RPC_THREADS = 64  # a drain holds one until it ends
 
 
 class _Terminated(BaseException):
@@ -38,21 +38,18 @@ class _Terminated(BaseException):
 
 def main(arguments: list[str]) -> int:
     directory = Path(arguments[0])
-    if int(os.environ.get("RANK", "0")) > 0:  # only a launcher sets it: see process.py
+    if int(os.environ.get("RANK", "0")) > 0:  # set by a launcher only: see worker_process.py
         return _run_follower_rank(_read_load(directory), directory)
-    os.environ["ENGINEBAY_WORKER_DIR"] = str(directory)  # private, and removed after any death
+    os.environ["ENGINEBAY_WORKER_DIR"] = str(directory)  # private; always removed after exit
     try:
         control = _connect_to_parent(directory)
         process_guard.start_guard(_connect_to_parent(directory), str(directory))
-    except OSError:  # the parent died before we were there, and no guard is there yet to tidy up
+    except OSError:  # the parent died first, and no guard cleans up yet
         shutil.rmtree(directory, ignore_errors=True)
         return 0
     signal.signal(signal.SIGTERM, _raise_terminated)
-    for one in (
-        signal.SIGINT,
-        signal.SIGHUP,
-    ):  # for the parent, which ends the worker in order, or reads its files again
-        signal.signal(one, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):  # meant for the parent
+        signal.signal(number, signal.SIG_IGN)
     try:
         if len(arguments) > 1 and not _wait_as_standby(arguments[1], control):
             return 0
@@ -66,26 +63,26 @@ def _read_load(directory: Path) -> Load:
 
 
 def _wait_as_standby(engine: str, control: socket.socket) -> bool:
-    """Import the engine's library and wait for a model. False: there will be none."""
+    """Import the engine's library and wait for a model. Return False if the parent disconnects."""
     import_s = _import_engine(engine)
     control.sendall(json.dumps({"import_s": import_s}).encode() + b"\n")
     log = b""
     while not log.endswith(b"\n"):
-        piece = control.recv(4096)
-        if not piece:
+        chunk = control.recv(4096)
+        if not chunk:
             return False
-        log += piece
+        log += chunk
     _redirect_output(log.decode().strip())
     return True
 
 
 def _redirect_output(path: str) -> None:
-    """From now on this process writes to the model's log."""
+    """Send stdout and stderr to the model's log."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:
         log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    except OSError:  # a disk without room for logs is no reason not to answer
+    except OSError:  # serve even if the disk has no space for logs
         log = os.open(os.devnull, os.O_WRONLY)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -93,15 +90,15 @@ def _redirect_output(path: str) -> None:
 
 
 def _import_engine(engine: str) -> float:
-    """Everything heavy that loading needs; gives back how long it took."""
+    """Import the engine's library. Return the seconds it took."""
     started = time.perf_counter()
-    gc.disable()  # modules are not garbage: looking for it takes a seventh of torch's import
+    gc.disable()  # collection takes a seventh of torch's import time and frees nothing
     try:
         warm = getattr(_resolve_engine_class(engine), "warm", None)
         if warm is not None:
             warm()
     finally:
-        gc.freeze()  # nor are they looked at again, here or in a process forked from this one
+        gc.freeze()  # skip modules in later collections, also in forked processes
         gc.enable()
     return time.perf_counter() - started
 
@@ -117,9 +114,9 @@ def _serve(load: Load, directory: Path, control: socket.socket) -> int:
     load_s = time.perf_counter() - started
     server: Any = None
     try:
-        server, questions, sessions = _start_servers(engine, directory)
-        # From here on the parent's closing is the sign to end. A signal to all processes of a service is not:
-        # the server then still has answers to finish.
+        server, lazy_rpc, streams = _start_servers(engine, directory)
+        # From here on only the parent's disconnect ends the worker. SIGTERM to all processes of a service must not:
+        # the server still has requests to finish.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         facts = engine.facts()
         phases = {"load": load_s - import_s, **facts.phases, "import": import_s}
@@ -130,8 +127,8 @@ def _serve(load: Load, directory: Path, control: socket.socket) -> int:
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if server is not None:
-            sessions.close()
-            questions.end()
+            streams.close()
+            lazy_rpc.shut_down()
             server.stop(grace=None)
         engine.close()
     return 0
@@ -147,24 +144,23 @@ def _start_servers(engine: Engine, directory: Path) -> tuple[Any, Any, Any]:
     from enginebay.worker.proto import SERVICE
 
     sys.setswitchinterval(0.0005)  # a request must not wait 5 ms for a busy engine thread
-    ledger = RequestTable(engine)
-    engine.start(ledger)
+    requests = RequestTable(engine)
+    engine.start(requests)
     server = grpc.server(
         ThreadPoolExecutor(_RPC_THREADS),
         options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)],
     )
-    questions = LazyRpcHandler(SERVICE)
-    server.add_generic_rpc_handlers((build_handlers(WorkerServicer(engine, ledger)), questions))
+    lazy_rpc = LazyRpcHandler(SERVICE)
+    server.add_generic_rpc_handlers((build_handlers(WorkerServicer(engine, requests)), lazy_rpc))
     server.add_insecure_port(f"unix:{directory / 's'}")
     server.start()
-    return server, questions, StreamServer(directory / "t", ledger)
+    return server, lazy_rpc, StreamServer(directory / "t", requests)
 
 
 def _run_follower_rank(load: Load, directory: Path) -> int:
-    """Another rank of a distributed launch: computes what rank 0 says, until it says nothing more."""
-    process_guard.start_guard(
-        _connect_to_parent(directory), ""
-    )  # a launcher gives each rank a session of its own, so each has its own guard
+    """Run another rank of a distributed launch until rank 0 ends."""
+    # The launcher starts each rank in its own session, so each rank needs its own guard.
+    process_guard.start_guard(_connect_to_parent(directory), "")
     engine: Any = _resolve_engine_class(load.engine)(load)
     engine.follow()
     return 0
@@ -180,12 +176,12 @@ def _to_load_error(load: Load, error: Exception) -> EnginebayError:
         return error
     import traceback
 
-    traceback.print_exc()  # to the log; the user gets one line
+    traceback.print_exc()  # goes to the log; the user gets one line
     if isinstance(error, MemoryError):
         return OutOfMemory(f"not enough memory to load {load.model} on {load.kind}")
     if isinstance(error, ImportError):
         return LoadFailed(
-            f"{load.kind} cannot be imported: {error}", f"repair it with: bay engines install {load.kind}"
+            f"{load.kind} cannot be imported: {error}", f"reinstall it with: bay engines install {load.kind}"
         )
     line = next(iter(str(error).strip().splitlines()), "")
     return LoadFailed(f"{load.kind} could not load {load.model}: {type(error).__name__}: {line}")
@@ -205,7 +201,7 @@ def _report(control: socket.socket, facts: str | None = None, failure: Enginebay
 
 
 def _wait_for_parent(control: socket.socket) -> None:
-    """Until the parent closes its end, or dies."""
+    """Block until the parent disconnects or dies."""
     while True:
         select.select([control], [], [])
         if not control.recv(1024):

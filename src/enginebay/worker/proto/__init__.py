@@ -1,3 +1,3 @@
-"""The wire format. `worker_pb2.py` is generated from `worker.proto` (see CONTRIBUTING.md) with a compiler old enough for every runtime."""
+"""The wire format. `worker_pb2.py` is generated from `worker.proto` with a compiler old enough for all runtimes (see CONTRIBUTING.md)."""
 
 SERVICE = "enginebay.worker.v1.Worker"

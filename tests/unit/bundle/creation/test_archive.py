@@ -51,23 +51,23 @@ def test_each_file_comes_out_of_the_parts_as_it_went_in(tmp_path: Path, split: i
         assert to.read_bytes() == (tmp_path / "out" / f"source-{number}").read_bytes()
 
 
-def test_a_damaged_file_is_not_left_behind_and_its_part_is_named(tmp_path: Path) -> None:
+def test_a_corrupt_file_is_not_left_behind_and_its_part_is_named(tmp_path: Path) -> None:
     manifest, stored = packed(tmp_path / "out", 1000)
     one = stored[2]
     number = one.offset // 1000 + 2  # the file's second part
     flip_byte(tmp_path / "out" / f"bundle.tar.{number:03d}")
-    with pytest.raises(BundleError, match=rf"bundle\.tar\.{number:03d} is damaged") as caught:
+    with pytest.raises(BundleError, match=rf"bundle\.tar\.{number:03d} is corrupt") as caught:
         unpack(
             SplitArchive(tmp_path / "out", manifest),
             {"path": one.path, "size": one.size, "sha256": one.sha256, "offset": one.offset},
             tmp_path / "weights",
             ignore_progress,
         )
-    assert caught.value.message.count("is damaged") == 1
+    assert caught.value.message.count("is corrupt") == 1
     assert not (tmp_path / "weights").exists()
 
 
-def test_a_file_that_is_there_already_stays(tmp_path: Path) -> None:
+def test_an_existing_file_stays(tmp_path: Path) -> None:
     manifest, stored = packed(tmp_path / "out", 1000)
     one = stored[0]
     (tmp_path / "theirs").write_text("theirs")
@@ -105,6 +105,6 @@ def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "60XB", "-1MB", "1kB", "MB"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_invalid_sizes_are_rejected(text: str) -> None:
     with pytest.raises(UsageError):
         parse_part_size(text)

@@ -1,4 +1,4 @@
-"""What the manifest says of an engine, and what is known before an older bundle is touched. No index."""
+"""Engines in the manifest, and checks before an older bundle is removed. No index."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from enginebay.errors import UsageError
 from tests.unit.bundle.small_bundle import ignore_progress
 
 
-def described(order: BundleSpec, one: EngineRequirements, *edges: DependencyEdge) -> BundledEngine:
+def describe(spec: BundleSpec, requirements: EngineRequirements, *edges: DependencyEdge) -> BundledEngine:
     """The engine's wheel is its only one."""
-    kind = one.spec.kind
-    made = creating._WheelSet((Path(f"{kind}.whl"),), edges, {})
+    kind = requirements.spec.kind
+    wheels = creating._WheelSet((Path(f"{kind}.whl"),), edges, {})
     return creating._describe_engine(
-        order, one, made, (BundledPackage(kind, "1.0", ArchivedFile(f"wheels/{kind}.whl", 1, "", 0)),)
+        spec, requirements, wheels, (BundledPackage(kind, "1.0", ArchivedFile(f"wheels/{kind}.whl", 1, "", 0)),)
     )
 
 
@@ -30,12 +30,12 @@ def engine(kind: str, *requirements: str) -> EngineRequirements:
     return EngineRequirements(registry.get_spec(kind), "1.0", "cuda", (f"{kind}==1.0", *requirements))
 
 
-def test_each_engine_counts_on_what_it_needs_itself(tmp_path: Path) -> None:
-    order = BundleSpec(tmp_path, parse_target(None, "linux", None, None), provided=("numba", "torch==2.11.0", "triton"))
-    vllm = described(order, engine("vllm", "numba>=0.6"), DependencyEdge("vllm", "1.0", "torch>=2", followed=False))
+def test_each_engine_expects_only_what_it_needs(tmp_path: Path) -> None:
+    spec = BundleSpec(tmp_path, parse_target(None, "linux", None, None), provided=("numba", "torch==2.11.0", "triton"))
+    vllm = describe(spec, engine("vllm", "numba>=0.6"), DependencyEdge("vllm", "1.0", "torch>=2", followed=False))
     assert vllm.provided == ("numba", "torch") and vllm.sees_host
     assert vllm.expects == {"numba>=0.6": ("vllm",), "torch==2.11.0": ("as asked",), "torch>=2": ("vllm",)}
-    other = described(order, engine("llamacpp"), DependencyEdge("llamacpp", "1.0", "numpy", followed=True))
+    other = describe(spec, engine("llamacpp"), DependencyEdge("llamacpp", "1.0", "numpy", followed=True))
     assert (other.provided, other.expects, other.sees_host) == ((), {}, False)
 
 

@@ -1,4 +1,4 @@
-"""Real pip, told of another host, on an index that is a folder."""
+"""Real pip for another target, with a folder as its index."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def commands(tmp_path: Path) -> CommandRunner:
-    found = CommandRunner(tmp_path / "log", (tmp_path / "lock").open("w"), ignore_progress)
-    found.open()
-    return found
+    runner = CommandRunner(tmp_path / "log", (tmp_path / "lock").open("w"), ignore_progress)
+    runner.open()
+    return runner
 
 
 def names(found: DownloadedWheels) -> list[str]:
@@ -58,7 +58,9 @@ def test_wheels_and_markers_are_the_targets(index: Path, commands: CommandRunner
     }
 
 
-def test_one_distribution_can_be_denied_what_others_get(index: Path, commands: CommandRunner, tmp_path: Path) -> None:
+def test_one_distribution_can_drop_a_dependency_that_others_get(
+    index: Path, commands: CommandRunner, tmp_path: Path
+) -> None:
     make_tiny_wheel(index, "other", requires=["media"])
     make_tiny_wheel(index, "only_media_needs_it")
     drop = {"engine": ["*"]}
@@ -66,9 +68,9 @@ def test_one_distribution_can_be_denied_what_others_get(index: Path, commands: C
     assert [name.partition("-")[0] for name in names(found)] == ["engine", "media", "only_media_needs_it", "other"]
 
 
-def test_what_the_target_cannot_have_is_said_in_one_line(index: Path, commands: CommandRunner, tmp_path: Path) -> None:
+def test_a_missing_wheel_for_the_target_is_one_line(index: Path, commands: CommandRunner, tmp_path: Path) -> None:
     make_tiny_wheel(index, "local", tag=HERE_ONLY)
-    with pytest.raises(FetchFailed, match=r"local cannot be had for Python 3\.13 on linux x86_64") as caught:
+    with pytest.raises(FetchFailed, match=r"failed to fetch local for Python 3\.13 on linux x86_64") as caught:
         download_wheels("local", ["local"], tmp_path / "to", ELSEWHERE, commands)
     assert "\n" not in caught.value.message
     assert str(commands.path) in caught.value.hint

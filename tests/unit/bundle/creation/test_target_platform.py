@@ -25,7 +25,7 @@ def test_tags_reach_up_to_the_hosts_glibc_and_the_oldest_comes_first() -> None:
     assert "manylinux2014_x86_64" not in list_platform_tags(TargetPlatform("3.12", "x86_64", "2.12"))
 
 
-def test_pip_is_told_of_the_target() -> None:
+def test_pip_options_describe_the_target() -> None:
     options = build_pip_options(H200)
     assert options[options.index("--python-version") + 1] == "3.12"
     assert options.count("--platform") == len(list_platform_tags(H200))
@@ -36,24 +36,24 @@ def test_pip_is_told_of_the_target() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("2.7", "linux", None, None), "Python"),
-        (("3.10", "linux", None, None), "Python"),
+        (("2.7", "linux", None, None), "--python 2.7"),
+        (("3.10", "linux", None, None), "--python 3.10"),
         (("3.12", "windows", None, None), "windows"),
         (("3.12", "linux", "riscv", None), "riscv"),
         (("3.12", "linux", "x86_64", "new"), "glibc"),
     ],
 )
-def test_what_cannot_be_a_target_is_refused(given: tuple, said: str) -> None:
+def test_invalid_targets_are_rejected(given: tuple, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         parse_target(*given)
 
 
-def test_other_names_of_a_processor_are_known() -> None:
+def test_architecture_aliases_are_known() -> None:
     assert parse_target("3.13", "linux", "AMD64", None).arch == "x86_64"
     assert parse_target("3.13", "linux", "arm64", "2.28") == TargetPlatform("3.13", "aarch64", "2.28")
 
 
-def test_the_glibc_that_is_needed_is_the_newest_of_what_each_wheel_needs_at_least() -> None:
+def test_the_required_glibc_is_the_newest_minimum_of_the_wheels() -> None:
     wheels = [
         "a-1-py3-none-any.whl",
         "b-1-cp312-cp312-manylinux2014_x86_64.manylinux_2_17_x86_64.whl",
@@ -66,14 +66,14 @@ def test_the_glibc_that_is_needed_is_the_newest_of_what_each_wheel_needs_at_leas
 @pytest.mark.parametrize(
     ("change", "said", "hint"),
     [
-        ({"python": "3.11"}, "another Python: 3.12, not 3.11", "python3.12 install.py"),
-        ({"arch": "aarch64"}, "another processor: x86_64, not aarch64", "--arch aarch64"),
-        ({"platform": "macos"}, "another system: linux, not macos", "bay bundle create"),
-        ({"glibc": "2.9"}, "glibc 2.28, and this host has 2.9", "--glibc 2.9"),
+        ({"python": "3.11"}, "for Python 3.12, not 3.11", "python3.12 install.py"),
+        ({"arch": "aarch64"}, "for architecture x86_64, not aarch64", "--arch aarch64"),
+        ({"platform": "macos"}, "for platform linux, not macos", "bay bundle create"),
+        ({"glibc": "2.9"}, "glibc 2.28, but this host has 2.9", "--glibc 2.9"),
         ({"glibc": ""}, "another C library", "--glibc"),
     ],
 )
-def test_another_host_is_told_why_in_one_line(change: dict, said: str, hint: str) -> None:
+def test_a_mismatch_is_one_line(change: dict, said: str, hint: str) -> None:
     error = find_mismatch({**HOST, "glibc": "2.28"}, {**HOST, **change})
     assert error is not None
     assert said in error.message and "\n" not in error.message

@@ -49,7 +49,7 @@ def test_a_trimmed_wheel_is_a_wheel_that_pip_installs(tmp_path: Path) -> None:
     assert not (tmp_path / "site" / "tiny" / "gone").exists()
 
 
-def test_programs_in_a_trimmed_wheel_stay_programs(tmp_path: Path) -> None:
+def test_a_trimmed_wheel_keeps_executable_bits(tmp_path: Path) -> None:
     wheel = make_tiny_wheel(tmp_path, "engine")
     with zipfile.ZipFile(wheel, "a") as archive:
         entry = zipfile.ZipInfo("engine_bin/run")
@@ -72,12 +72,16 @@ def test_our_own_wheel_holds_the_running_package_and_its_command(tmp_path: Path)
             "bay = enginebay.cli.main:run"
             in archive.read(f"enginebay-{__version__}.dist-info/entry_points.txt").decode()
         )
-    assert {"enginebay/cli/main.py", "enginebay/bundle/standalone.py", "enginebay/server/api/openapi/docs_page.html"} <= set(names)
+    assert {
+        "enginebay/cli/main.py",
+        "enginebay/bundle/standalone.py",
+        "enginebay/server/api/openapi/docs_page.html",
+    } <= set(names)
     assert not [name for name in names if "__pycache__" in name]
     assert build_own_wheel(tmp_path / "again").read_bytes() == made.read_bytes()
 
 
-def test_what_is_no_wheel_is_said_so(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_wheel_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "x-1-py3-none-any.whl").write_bytes(b"no zip")
     with pytest.raises(FetchFailed, match="is not a wheel"):
         wheels.read_name_and_version(tmp_path / "x-1-py3-none-any.whl")

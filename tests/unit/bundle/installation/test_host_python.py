@@ -11,7 +11,7 @@ from enginebay.errors import EnginebayError
 from tests.unit.bundle.small_bundle import make_small_bundle
 
 
-def test_a_python_tells_what_it_is_and_has() -> None:
+def test_a_python_reports_its_facts_and_packages() -> None:
     python = inspect_python(sys.executable)
     assert python.facts["python"] == f"{sys.version_info.major}.{sys.version_info.minor}"
     assert "pytest" in python.packages and python.lzma

@@ -25,7 +25,7 @@ def test_an_environment_of_its_own_gets_everything() -> None:
     assert plan_engine_install(ENGINE, PACKAGES, {}).install == tuple(PACKAGES)
 
 
-def test_the_hosts_own_packages_come_first_where_they_fit() -> None:
+def test_suitable_host_packages_are_preferred() -> None:
     found = plan_engine_install(ENGINE, PACKAGES, {"numpy": "2.1", "regex": "2025.9", "vllm": "0.26.0"})
     assert found.kept == {"numpy": "2.1"}
     assert [one.name for one in found.install] == [
@@ -34,12 +34,12 @@ def test_the_hosts_own_packages_come_first_where_they_fit() -> None:
     ]  # the engine always; regex since the host's is too old
 
 
-def test_what_the_host_was_said_to_have_is_looked_for() -> None:
+def test_provided_packages_are_checked() -> None:
     assert find_unmet(ENGINE, {"torch": "2.11.0+cu130", "triton": "3.6"}) == ([], [])
     assert find_unmet(ENGINE, {}) == (["torch", "triton"], [])
     gone, other = find_unmet(ENGINE, {"torch": "2.10.0", "triton": "3.6"})
     assert gone == []
-    assert other == ["vllm wants torch==2.11.0, and the host has 2.10.0"]
+    assert other == ["vllm needs torch==2.11.0, but the host has 2.10.0"]
 
 
 def test_versions_are_compared_as_pip_does() -> None:
@@ -49,7 +49,7 @@ def test_versions_are_compared_as_pip_does() -> None:
     assert accepts("x>=1", "not a version")
 
 
-def test_replacing_what_others_need_is_a_clash() -> None:
+def test_breaking_an_installed_package_is_a_conflict() -> None:
     chosen = plan_engine_install(ENGINE, PACKAGES, {})
     assert find_conflicts(chosen, [("pandas", "numpy>=2"), ("vllm", "numpy<1")]) == []
-    assert find_conflicts(chosen, [("pandas", "numpy<2")]) == ["pandas needs numpy<2, and the bundle brings 2.4"]
+    assert find_conflicts(chosen, [("pandas", "numpy<2")]) == ["pandas needs numpy<2, but the bundle has 2.4"]

@@ -1,4 +1,4 @@
-"""Commands that ask a running server: what they send, and what they say when it refuses or is not there."""
+"""Admin commands: what they send, and what they print if the server denies access or is unreachable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOWHERE = "http://127.0.0.1:1"
 
 
 class Stub:
-    """A server that gives one answer and keeps what it was asked."""
+    """A server with one fixed response that records requests."""
 
     def __init__(self) -> None:
         self.status, self.answer, self.wait_s = 200, b"{}", 0.0
@@ -80,7 +80,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
         ("adapters remove m n", "POST", "/admin/adapters/remove", {"model": "m", "name": "n"}),
     ],
 )
-def test_what_moves_models_is_sent_and_told(
+def test_commands_that_load_models_send_and_print(
     stub: Stub, capsys: pytest.CaptureFixture[str], command: str, method: str, path: str, body: Any
 ) -> None:
     stub.says(model())
@@ -122,11 +122,11 @@ def test_switches(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
 def test_reload(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     stub.says({"added": ["a", "b"], "removed": [], "changed": ["c"], "keys": 2})
     assert main(["reload"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["added: a, b", "changed: c", "2 API keys known"]
+    assert capsys.readouterr().out.splitlines() == ["added: a, b", "changed: c", "2 API keys loaded"]
     stub.says({"added": [], "removed": [], "changed": [], "keys": 0})
     assert main(["reload"]) == 0
     said = capsys.readouterr().out
-    assert "no model has changed" in said and "there is no API key: whoever reaches the server may use it" in said
+    assert "no model changed" in said and "no API keys: anyone who can reach the server can use it" in said
 
 
 # Logs
@@ -151,7 +151,7 @@ def test_logs_without_a_server(
     command = ["logs", "m", "-n", "1", "--url", NOWHERE]
     assert main(command) == 0
     told = capsys.readouterr()
-    assert told.out == "of fake-m.log\n" and "no server answers at http://127.0.0.1:1: Conn" in told.err
+    assert told.out == "of fake-m.log\n" and "no server responds at http://127.0.0.1:1: Conn" in told.err
     assert main(["logs", "m@vllm", *command[2:]]) == 0
     assert capsys.readouterr().out == "of vllm-m.log\n"
     assert main(["logs", "nothing", *command[2:]]) == 2
@@ -173,12 +173,12 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def test_an_upgrade_is_installed_then_asked_for(
+def test_an_upgrade_is_installed_then_sent_to_the_server(
     stub: Stub, installed: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     stub.says({"engine": "vllm", "version": "1.2.0", "models": ["a", "b"]})
     assert main(["engines", "upgrade", "vllm==1.2"]) == 0
-    assert installed == ["vllm==1.2"] and "moved over: a, b" in capsys.readouterr().err
+    assert installed == ["vllm==1.2"] and "moved: a, b" in capsys.readouterr().err
     assert stub.asked[0][1:3] == ("/admin/engines/upgrade", {"engine": "vllm==1.2.0"})
     stub.says({"engine": "vllm", "version": "1.2.0", "models": []})
     assert main(["engines", "upgrade", "vllm==1.2"]) == 0
@@ -194,18 +194,18 @@ def test_an_upgrade_that_the_server_cannot_do_fails(stub: Stub, installed: list[
 def test_an_upgrade_without_a_server_is_an_install(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["engines", "upgrade", "vllm==1.2", "--url", NOWHERE, "--json"]) == 0
     told = capsys.readouterr()
-    assert "no server answers" in told.err and "nothing is to be moved over" in told.err
+    assert "no server responds" in told.err and "no models to move" in told.err
     assert json.loads(told.out) == {"engine": "vllm", "version": "1.2.0", "models": []}
 
 
 # When it does not work
 
 
-def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ps", "--url", NOWHERE]) == 1
     assert capsys.readouterr().err.splitlines() == [
-        "bay: no server answers at http://127.0.0.1:1: Connection refused",
-        "     start one with `bay serve`, or name another with --url",
+        "bay: no server responds at http://127.0.0.1:1: Connection refused",
+        "     start one with `bay serve`, or pass --url",
     ]
 
 
@@ -217,15 +217,15 @@ def test_which_key_is_needed(stub: Stub, capsys: pytest.CaptureFixture[str], sta
     assert "lacks the scope admin" in told and "ENGINEBAY_ADMIN_KEY" in told and "--admin" in told
 
 
-def test_where_no_key_helps_none_is_asked_for(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_key_hint_where_no_key_helps(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     said = "no API key is left. Make one with `bay keys create NAME`, and have the server read it with SIGHUP."
     stub.says({"error": {"message": said}}, 401)
     assert main(["ps"]) == 1
-    assert capsys.readouterr().err == f"bay: the server refuses (401): {said}\n"
+    assert capsys.readouterr().err == f"bay: access denied (401): {said}\n"
 
 
 @pytest.mark.parametrize(("status", "code"), [(400, 2), (404, 2), (503, 1), (500, 1)])
-def test_the_servers_own_words(stub: Stub, capsys: pytest.CaptureFixture[str], status: int, code: int) -> None:
+def test_the_servers_message_is_shown(stub: Stub, capsys: pytest.CaptureFixture[str], status: int, code: int) -> None:
     stub.says({"error": {"message": "there is no model 'm'\x1b[2J"}}, status)
     assert main(["load", "m"]) == code
     assert capsys.readouterr().err == "bay: there is no model 'm'\\x1b[2J\n"
@@ -242,21 +242,21 @@ def test_a_server_of_another_kind_is_no_traceback(
     assert "is this an Enginebay server?" in capsys.readouterr().err
 
 
-def test_refusals_tell_nothing_they_do_not_know() -> None:
-    assert to_response_error("http://s", 418, b"").message == "http://s answers 418"
+def test_error_responses_without_a_message() -> None:
+    assert to_response_error("http://s", 418, b"").message == "http://s returned 418"
 
 
 # While it takes long
 
 
 def test_something_short_is_not_announced(capsys: pytest.CaptureFixture[str]) -> None:
-    with show_elapsed("loading m", after_s=60):
+    with show_elapsed("loading m", delay_s=60):
         pass
     assert capsys.readouterr().err == ""
 
 
 def test_something_long_is_announced_once_where_no_person_looks(capsys: pytest.CaptureFixture[str]) -> None:
-    with show_elapsed("loading m", after_s=0.01):
+    with show_elapsed("loading m", delay_s=0.01):
         said = _until(lambda: capsys.readouterr().err)
         time.sleep(0.05)
     assert said + capsys.readouterr().err == "loading m ...\n"
@@ -271,7 +271,7 @@ def test_something_long_has_a_clock_on_a_terminal(
         "enginebay.cli.admin.admin_client.sys",
         SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: True, write=screen, flush=lambda: None)),
     )
-    with show_elapsed("loading m", after_s=0.01):
+    with show_elapsed("loading m", delay_s=0.01):
         _until(lambda: seen)
     assert re.fullmatch(r"\r\x1b\[Kloading m \.\.\. \d+ s", seen[0]) and seen[-1] == "\r\x1b[K"
 

@@ -1,4 +1,4 @@
-"""Which server is asked: the one of --url, of the environment, of the configuration, or of the default port."""
+"""Server resolution: --url, environment, configuration, default port."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from enginebay.errors import UsageError
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No configuration but the test's own."""
+    """Isolate the test from other configurations."""
     for name in ("ENGINEBAY_CONFIG", "ENGINEBAY_URL", "ENGINEBAY_SERVER_HOST", "ENGINEBAY_SERVER_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ENGINEBAY_HOME", str(tmp_path / "home"))
@@ -42,7 +42,7 @@ def test_the_address_is_found(given: str, address: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["file:///etc/passwd", "http://", "ftp://host", ""])
-def test_what_is_no_address_is_refused(given: str) -> None:
+def test_an_invalid_url_is_rejected(given: str) -> None:
     with pytest.raises(UsageError):
         resolve_server(given)
 
@@ -56,7 +56,7 @@ def test_what_is_no_address_is_refused(given: str) -> None:
         ("fd00::1", "http://[fd00::1]:7"),
     ],
 )
-def test_where_a_server_that_listens_there_is_asked(host: str, address: str) -> None:
+def test_url_of_a_listening_address(host: str, address: str) -> None:
     assert build_url(ip_address(host), 7) == address
 
 
@@ -64,7 +64,7 @@ def test_without_a_configuration_it_is_the_default() -> None:
     assert resolve_server(None).url == DEFAULT_URL and resolve_server(None).hint == START_HINT
 
 
-def test_the_configuration_says_where(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_comes_from_the_configuration(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configure(alone, "server: {host: 0.0.0.0, port: 8123}\n")
     assert resolve_server(None).url == "http://127.0.0.1:8123"
     monkeypatch.setenv("ENGINEBAY_SERVER_PORT", "8124")
@@ -72,25 +72,25 @@ def test_the_configuration_says_where(alone: Path, monkeypatch: pytest.MonkeyPat
     assert resolve_server("http://127.0.0.1:9").url == "http://127.0.0.1:9"
 
 
-def test_any_free_port_is_none_to_ask(alone: Path) -> None:
+def test_port_zero_falls_back_to_the_default(alone: Path) -> None:
     configure(alone, "server: {port: 0}\n")
     assert resolve_server(None).url == DEFAULT_URL
 
 
 @pytest.mark.parametrize("text", ["server: {port: 8123", "server: {port: many}\n", "- a list\n"])
-def test_a_configuration_that_cannot_be_read_is_told_in_the_hint(alone: Path, text: str) -> None:
+def test_an_unreadable_configuration_is_in_the_hint(alone: Path, text: str) -> None:
     configure(alone, text)
     found = resolve_server(None)
     assert found.url == DEFAULT_URL
     assert found.hint.startswith(START_HINT) and "bay config validate" in found.hint
 
 
-def test_what_is_wrong_elsewhere_leaves_the_port(alone: Path) -> None:
+def test_unrelated_problems_keep_the_port(alone: Path) -> None:
     configure(alone, "server: {port: 8123}\nnonsense: 1\n")
     assert resolve_server(None).url == "http://127.0.0.1:8123"
 
 
-def test_a_configuration_that_is_not_there_is_no_failure(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_configuration_is_no_failure(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGINEBAY_CONFIG", str(alone / "gone.yaml"))
     found = resolve_server(None)
     assert found.url == DEFAULT_URL and "gone.yaml" in found.hint
@@ -107,8 +107,8 @@ def _resolved(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
     monkeypatch.setattr("enginebay.cli.admin.server_address.socket.getaddrinfo", lambda *_, **__: found)
 
 
-def test_a_name_is_asked_at_the_address_that_was_looked_at(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have another one as well, of another host."""
+def test_a_name_uses_the_address_that_was_checked(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name may also resolve to another host's address."""
     configure(alone, "server: {host: name.example, port: 8123}\n")
     _resolved(monkeypatch, "127.0.0.2", "192.0.2.1")
     assert resolve_server(None).url == "http://127.0.0.2:8123"
@@ -120,7 +120,7 @@ def test_a_name_is_asked_at_the_address_that_was_looked_at(alone: Path, monkeypa
 def test_a_second_address_of_an_interface_is_of_this_host(
     alone: Path, monkeypatch: pytest.MonkeyPatch, lax: bool, asked: str
 ) -> None:
-    """What is sent from it has the first one as its source; and where everything can be bound, that proves nothing."""
+    """A secondary address is not the source address; with nonlocal bind, binding proves nothing."""
 
     class Probe(socket.socket):
         def connect(self, address: Any) -> None: ...
@@ -136,7 +136,7 @@ def test_a_second_address_of_an_interface_is_of_this_host(
     assert resolve_server(None).url == asked
 
 
-def test_no_proxy_is_asked_for_what_the_configuration_says(alone: Path) -> None:
+def test_no_proxy_for_the_configured_server(alone: Path) -> None:
     configure(alone, "server: {host: 127.0.0.2, port: 8123}\n")
     assert resolve_server(None).is_local
     assert resolve_server("http://localhost:8123").is_local and resolve_server("127.0.0.3:8123").is_local
@@ -150,18 +150,18 @@ def test_no_proxy_is_asked_for_what_the_configuration_says(alone: Path) -> None:
         "adapters remove m n",
     ],
 )  # fmt: skip
-def test_every_command_asks_there(
+def test_every_command_uses_the_configured_address(
     alone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     configure(alone, "server: {port: 1}\n")
     main(command.split())
-    assert "no server answers at http://127.0.0.1:1:" in capsys.readouterr().err
+    assert "no server responds at http://127.0.0.1:1:" in capsys.readouterr().err
     monkeypatch.setenv("ENGINEBAY_URL", "http://127.0.0.1:2")
     main(command.split())
-    assert "no server answers at http://127.0.0.1:2:" in capsys.readouterr().err
+    assert "no server responds at http://127.0.0.1:2:" in capsys.readouterr().err
 
 
-def test_the_help_says_where_the_default_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_names_the_source_of_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ps", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "default: server.host and server.port of the configuration" in said

@@ -146,7 +146,7 @@ def test_json_has_no_infinity() -> None:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., str]]:
-    """A server that answers every question in one way, and counts in between."""
+    """A server with fixed metrics that grow between scrapes."""
     servers: list[ThreadingHTTPServer] = []
 
     def start(answer: Callable[[str, str | None], tuple[int, bytes]]) -> str:
@@ -219,12 +219,12 @@ def test_the_key_comes_from_the_option_or_the_environment(
     assert main(command) == 0
 
 
-def test_a_server_that_is_not_there_is_said_in_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server_is_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "--url", "http://127.0.0.1:1", "--once"]) == 1
     told = capsys.readouterr()
     assert told.err.splitlines() == [
-        "bay: no server answers at http://127.0.0.1:1: Connection refused",
-        "     start one with `bay serve`, or name another with --url",
+        "bay: no server responds at http://127.0.0.1:1: Connection refused",
+        "     start one with `bay serve`, or pass --url",
     ]
     assert not told.out
 
@@ -291,7 +291,7 @@ def is_readable(descriptor: int, within_s: float) -> bool:
 
 
 def drawn(url: str, terminal: int) -> subprocess.Popen[bytes]:
-    """`bay top` on this terminal, which is its own: Ctrl-C there is for it."""
+    """Run `bay top` with this as its controlling terminal, so that Ctrl-C reaches it."""
     command = [sys.executable, "-m", "enginebay.cli.main", "top", "--url", url, "--interval", "0.1"]
     environ = {**os.environ, "TERM": "xterm", "COLUMNS": "200", "LINES": "20"}
     code = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"

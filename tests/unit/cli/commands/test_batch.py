@@ -1,4 +1,4 @@
-"""How `bay batch` says how far it is."""
+"""Progress of `bay batch`."""
 
 from __future__ import annotations
 

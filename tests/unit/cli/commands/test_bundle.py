@@ -1,4 +1,4 @@
-"""`bay bundle` as a person meets it: answers, exit codes, one clear line when something is wrong."""
+"""`bay bundle`: output, exit codes, one clear line per error."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def bay(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 def test_verify_says_what_is_wrong_and_fails(capsys: pytest.CaptureFixture[str], bundle: Path) -> None:
     code, _, err = bay(capsys, "verify", "bundle")
-    assert code == 0 and "are as they should be" in err
+    assert code == 0 and "verified" in err
     flip_byte(bundle / "bundle.tar.002")
     code, out, err = bay(capsys, "verify", "bundle", "--json")
     assert code == 1
-    assert json.loads(out)["problems"] == ["bundle.tar.002 is damaged: its sha256 is another one"]
-    assert err.startswith("bay: the bundle is not whole: bundle.tar.002")
+    assert json.loads(out)["problems"] == ["bundle.tar.002 is corrupt: its sha256 does not match"]
+    assert err.startswith("bay: the bundle is incomplete: bundle.tar.002")
 
 
 def test_one_part_is_not_spoken_of_as_many(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     make_small_bundle(tmp_path / "b", store=make_stored_model(tmp_path), split=None)
-    assert bay(capsys, "verify", "b")[2].splitlines()[-1].startswith("the one part is as it should be; fingerprint")
+    assert bay(capsys, "verify", "b")[2].splitlines()[-1].startswith("1 part verified; fingerprint")
 
 
 def test_create_with_force_writes_over_a_bundle(
@@ -66,7 +66,7 @@ def test_create_with_force_writes_over_a_bundle(
     assert f"{len(made.parts)} parts, 1 package, 1 model\n" in err
 
 
-def test_show_tells_what_is_in_it_and_what_is_not(capsys: pytest.CaptureFixture[str], bundle: Path) -> None:
+def test_show_lists_contents_and_exclusions(capsys: pytest.CaptureFixture[str], bundle: Path) -> None:
     code, out, _ = bay(capsys, "show", "bundle")
     assert code == 0
     for said in ("fake 9.9", "tiny", "library", "torch==2.11.0", "left out: not needed"):
@@ -80,26 +80,29 @@ def test_show_tells_what_is_in_it_and_what_is_not(capsys: pytest.CaptureFixture[
 def test_install_puts_models_into_the_store(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     make_small_bundle(tmp_path / "b", store=make_stored_model(tmp_path))
     code, _, err = bay(capsys, "install", "b")
-    assert code == 0 and "the model tiny is here" in err
-    assert "tiny is here already" in bay(capsys, "install", "b")[2]
+    assert code == 0 and "added model tiny" in err
+    assert "tiny is already installed" in bay(capsys, "install", "b")[2]
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("verify", "nowhere"), "holds no bundle"),
-        (("install", "bundle", "--into", "there"), "--into there is not known"),
-        (("install", "bundle", "--into", "current", "--python", "python3"), "--into current is for the Python"),
-        (("create", "-o", "bundle", "-m", "m"), "bundle holds a bundle already"),
+        (("verify", "nowhere"), "no bundle in"),
+        (("install", "bundle", "--into", "there"), "unknown target: --into there"),
+        (("install", "bundle", "--into", "current", "--python", "python3"), "--into current installs into the Python"),
+        (("create", "-o", "bundle", "-m", "m"), "bundle already holds a bundle"),
         (("create", "-o", "x"), "nothing to pack"),
-        (("create", "-o", "x", "-m", "m", "--trim", "sm90"), "--trim is for an engine"),
-        (("create", "-o", "x", "-e", "vllm", "--trim", "sm42"), "no trim sm42"),
-        (("create", "-o", "x", "-e", "llamacpp", "-e", "vllm", "--trim", "sm42"), "no trim sm42 for llamacpp or vllm"),
-        (("create", "-o", "x", "-e", "vllm"), "CPU and for CUDA"),
+        (("create", "-o", "x", "-m", "m", "--trim", "sm90"), "--trim needs an engine"),
+        (("create", "-o", "x", "-e", "vllm", "--trim", "sm42"), "no trim profile sm42"),
+        (
+            ("create", "-o", "x", "-e", "llamacpp", "-e", "vllm", "--trim", "sm42"),
+            "no trim profile sm42 for llamacpp or vllm",
+        ),
+        (("create", "-o", "x", "-e", "vllm"), "for CPU and CUDA"),
         (("create", "-o", "x", "-e", "vlm"), "did you mean vllm"),
         (("create", "-o", "x", "-e", "vllm", "--accelerator", "tpu"), "--accelerator tpu"),
-        (("create", "-o", "x", "-e", "llamacpp", "--split", "1"), "not a size"),
-        (("create", "-o", "x", "-e", "llamacpp", "--python", "3"), "not a Python"),
+        (("create", "-o", "x", "-e", "llamacpp", "--split", "1"), "not a valid part size"),
+        (("create", "-o", "x", "-e", "llamacpp", "--python", "3"), "--python 3 is not supported"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_a_hint(

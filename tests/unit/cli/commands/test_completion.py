@@ -1,4 +1,4 @@
-"""Completion scripts: what the shells get, and what bash really does with it."""
+"""Completion scripts: their content, and completion in a real bash."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TREE = CompletionCommand(
 
 
 def complete(script: str, *words: str) -> list[str]:
-    """What bash offers for the last word."""
+    """Return bash's completions of the last word."""
     typed = " ".join(f"'{word}'" for word in words)
     program = f"{script}\nCOMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _bay; echo ${{COMPREPLY[*]}}"
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
@@ -54,7 +54,7 @@ def complete(script: str, *words: str) -> list[str]:
         (("bay", "run", "engines", ""), []),
     ],
 )
-def test_bash_offers_what_fits_the_place(words: tuple[str, ...], offered: list[str]) -> None:
+def test_bash_completes_by_position(words: tuple[str, ...], offered: list[str]) -> None:
     assert complete(render_bash(TREE), *words) == offered
 
 

@@ -1,4 +1,4 @@
-"""`bay config validate` on a host that lacks what the configuration names."""
+"""`bay config validate` on a host without the configured engines and models."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_engine_that_is_not_installed(capsys: pytest.CaptureFixture[str]) -> 
     assert "bay engines install transformers" in found["models.m.fallback"]
 
 
-def test_an_engine_for_all_models_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_engine_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     models = {"a": {"source": "smollm2"}, "b": {"source": "smollm2"}}
     assert set(warnings(capsys, engine="vllm", models=models)) == {"engine"}
 
@@ -48,12 +48,12 @@ def test_an_engine_for_all_models_is_told_once(capsys: pytest.CaptureFixture[str
 def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     found = warnings(capsys, models={"gone": {"source": "file:gone.gguf"}, "nameless": {}})
     assert set(found) == {"models.gone.source", "models.nameless"}
-    assert "there is no model at" in found["models.gone.source"] and "gone.gguf" in found["models.gone.source"]
+    assert "model not found:" in found["models.gone.source"] and "gone.gguf" in found["models.gone.source"]
     assert "bay models pull" in found["models.nameless"]
     assert set(warnings(capsys, model="nameless")) == {"model"}
 
 
-def test_what_a_server_would_fetch_is_missing_only_offline(capsys: pytest.CaptureFixture[str]) -> None:
+def test_downloadable_models_are_missing_only_offline(capsys: pytest.CaptureFixture[str]) -> None:
     models = {"small": {"source": "smollm2"}, "hub": {"source": "hf:org/name"}}
     assert warnings(capsys, models=models) == {}
     found = warnings(capsys, models=models, offline=True)
@@ -77,6 +77,6 @@ def test_a_person_reads_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> N
     Path("bay.yaml").write_text("models:\n  m:\n    source: smollm2\n    engine: vllm\n")
     assert main(["config", "validate", "bay.yaml", "--strict"]) == 0
     told = capsys.readouterr()
-    assert told.out == "bay.yaml: fine, 1 warning\n"
+    assert told.out == "bay.yaml: ok, 1 warning\n"
     (line,) = told.err.splitlines()
     assert line.startswith("warning: bay.yaml:4: models.m.engine: ") and "bay engines install vllm" in line

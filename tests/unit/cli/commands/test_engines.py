@@ -1,4 +1,4 @@
-"""`bay engines install` when the package index does not have what was asked for."""
+"""`bay engines install` when the package index lacks the requested version."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_a_version_that_is_not_there_names_the_one_that_is(
     failing(NO_MATCH)
     assert main(["engines", "install", asked]) == 1
     hint = capsys.readouterr().err.splitlines()[-1]
-    assert "llamacpp 9.9.9 cannot be had" in hint
-    assert f"`bay engines install llamacpp` takes {PINNED}" in hint and "install.log" in hint
+    assert "llamacpp 9.9.9 is not available" in hint
+    assert f"`bay engines install llamacpp` installs {PINNED}" in hint and "install.log" in hint
 
 
 @pytest.mark.parametrize(

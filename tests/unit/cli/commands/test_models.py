@@ -42,7 +42,7 @@ def test_a_models_life(capsys, tmp_path):
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     code, out, error = bay(capsys, "verify", "mine", "--json")
     assert code == 1 and json.loads(out)["ok"] is False
-    assert error.splitlines()[0] == "bay: mine: mine.gguf has changed: its sha256 is another one"
+    assert error.splitlines()[0] == "bay: mine: mine.gguf has changed: its sha256 does not match"
     assert bay(capsys, "remove", "mine")[0] == 0
     assert path.exists()
 
@@ -57,7 +57,7 @@ def test_show_takes_a_path(capsys, tmp_path):
 def test_unknown_models(capsys, command):
     code, out, error = bay(capsys, command, "smolm2")
     assert (code, out) == (2, "")
-    assert error.splitlines()[0] == "bay: there is no model 'smolm2'"
+    assert error.splitlines()[0] == "bay: unknown model 'smolm2'"
     assert "did you mean smollm2?" in error
 
 
@@ -65,10 +65,10 @@ def test_pull_offline(capsys, monkeypatch):
     assert bay(capsys, "pull", "smollm2", "--offline")[0] == 1
     monkeypatch.setenv("ENGINEBAY_OFFLINE", "1")
     code, _, error = bay(capsys, "pull", "smollm2")
-    assert code == 1 and "offline is set" in error and "Traceback" not in error
+    assert code == 1 and "offline mode is on" in error and "Traceback" not in error
 
 
-def test_pull_what_is_no_source(capsys):
+def test_pull_an_unknown_source(capsys):
     code, _, error = bay(capsys, "pull", "nonsense")
     assert code == 2 and "is not a model source" in error
 
@@ -78,5 +78,5 @@ def test_why_an_engine_goes_by_the_configuration(capsys, tmp_path):
     (tmp_path / "other.yaml").write_text("models: {toy: {source: file:mine.gguf, engine: llamacpp}}")
     assert main(["engines", "why", "toy", "--config", "other.yaml", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["engine"], told["reasons"]) == ("llamacpp", ["asked for by name"])
+    assert (told["engine"], told["reasons"]) == ("llamacpp", ["requested by name"])
     assert main(["engines", "why", "toy"]) == 2  # of which no other configuration knows

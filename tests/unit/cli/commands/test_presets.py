@@ -44,5 +44,5 @@ def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_unknown_one_is_an_error_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match="there is no preset called 'vllm-fast'"):
+    with pytest.raises(ConfigError, match="unknown preset 'vllm-fast'"):
         presets(capsys, "vllm-fast")

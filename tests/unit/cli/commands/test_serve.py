@@ -1,4 +1,4 @@
-"""What `bay serve` makes of its command line, up to the point where it would serve."""
+"""`bay serve`: command line to configuration, up to listening."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from enginebay.config.resolved_config import Config
 
 
 class Reached(Exception):
-    """All is read; now it would listen."""
+    """Raised in place of listening."""
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def test_a_preset_lies_below_the_file_the_environment_and_flags(served: Any, mon
 def test_a_preset_that_does_not_exist_is_named_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--preset", "llamacp-throughput"]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("bay: there is no preset called 'llamacp-throughput'\n") and "llamacpp-throughput?" in err
+    assert err.startswith("bay: unknown preset 'llamacp-throughput'\n") and "llamacpp-throughput?" in err
     assert "Traceback" not in err
 
 
@@ -78,10 +78,10 @@ def asked(preset: str | None, engine: str | None = None, strict: bool = False) -
         (None, ["fake"], None),
         ("vllm-throughput", ["vllm"], None),
         ("vllm-throughput", ["fake", "vllm"], None),
-        ("vllm-throughput", ["fake", "llamacpp"], "counts on vllm alone, and models run on fake, llamacpp"),
+        ("vllm-throughput", ["fake", "llamacpp"], "applies to vllm only, and models run on fake, llamacpp"),
     ],
 )
-def test_a_preset_that_no_model_runs_with_is_said(preset: str | None, kinds: list[str], said: str | None) -> None:
+def test_an_unused_preset_is_reported(preset: str | None, kinds: list[str], said: str | None) -> None:
     class Variant:
         def __init__(self, kind: str) -> None:
             self.kind = kind
@@ -102,4 +102,4 @@ def test_a_preset_without_effect_is_an_error_when_strict(
     monkeypatch.delenv("ENGINEBAY_CONFIG", raising=False)
     given = ["serve", "toy", "--engine", "fake", "--preset", "vllm-throughput", "--port", "0", "--strict"]
     assert main(given) == 2
-    assert "preset vllm-throughput counts on vllm alone, and models run on fake" in capsys.readouterr().err
+    assert "preset vllm-throughput applies to vllm only, and models run on fake" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What `bay choose` takes, and what it writes."""
+"""Options and output of `bay choose`."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def test_the_configuration_speaks_where_flags_do_not() -> None:
 
 @pytest.mark.parametrize(
     ("texts", "said"),
-    [([], "an objective is needed"), (["ttft_s=1"], "limit of one request"), (["ttft_p95=1,e2e_s=3"], "e2e_s")],
+    [([], "no objective"), (["ttft_s=1"], "limits a single request"), (["ttft_p95=1,e2e_s=3"], "e2e_s")],
 )
-def test_an_objective_that_decides_nothing_is_refused(texts: list[str], said: str) -> None:
+def test_an_objective_without_a_percentile_is_rejected(texts: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         parse_objective(texts, None)
 
@@ -68,14 +68,14 @@ def test_an_objective_that_decides_nothing_is_refused(texts: list[str], said: st
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("offline", "no rate to look for"),
-        ("poisson:rate=4", "is what is looked for"),
+        ("offline", "no rate to search for"),
+        ("poisson:rate=4", "searches for the rate"),
         ("gamma", "bur"),
         ("poisson:until_stable=true", "until_stable"),
         ("poisson:max_requests=10000", "max_requests"),
     ],
 )
-def test_a_profile_without_a_rate_to_look_for_is_refused(text: str, said: str) -> None:
+def test_a_profile_without_a_rate_to_search_for_is_rejected(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_profile_option(text, None)
 
@@ -128,21 +128,21 @@ def test_what_is_written_has_all_that_was_configured_for_the_runs(tmp_path: Path
     assert (loaded.experiment.warmup, loaded.experiment.parity) == ({"requests": 4}, False)
 
 
-def test_what_the_lab_asks_of_itself_is_not_written_for_a_server() -> None:
+def test_sampling_of_the_lab_is_not_written_for_a_server() -> None:
     config = build_config(replace(POINT, body={"temperature": 0}, seed=0), BEST, wish())
     assert not {"sampling", "random_seed"} & set(config)
 
 
-def test_a_file_that_is_there_is_not_written_over_unasked(tmp_path: Path) -> None:
+def test_an_existing_file_is_not_overwritten_without_force(tmp_path: Path) -> None:
     there = tmp_path / "bay.yaml"
     check_output_path(there, force=False)
     there.write_text("")
-    with pytest.raises(UsageError, match="there already"):
+    with pytest.raises(UsageError, match="already exists"):
         check_output_path(there, force=False)
     check_output_path(there, force=True)
     check_output_path(None, force=False)
     for wrong in (tmp_path, tmp_path / "no" / "bay.yaml"):
-        with pytest.raises(UsageError, match="cannot be written"):
+        with pytest.raises(UsageError, match="cannot write"):
             check_output_path(wrong, force=True)
 
 

@@ -1,4 +1,4 @@
-"""`bay experiment --resume`: what it goes on with, what it refuses, and what a dry run says. Nothing is measured."""
+"""`bay experiment --resume`: what it resumes, what it rejects, and dry runs. Nothing is measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POINT = StudyPoint("a offline", "a", "m", {"kind": "synthetic", "input_tokens": 
 
 @pytest.fixture()
 def carried_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The studies that would be carried out."""
+    """The planned studies."""
     found: list[str] = []
 
     def carry_out(bench: Any, study: Any, *_: Any) -> run_study.StudyOutcome:
@@ -48,7 +48,7 @@ def begun(runs: Path) -> str:
     return study.id
 
 
-def test_an_engine_that_is_missing_is_told_before_anything_is_made_for_another(
+def test_a_missing_engine_fails_before_others_are_prepared(
     carried_out: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made: list[str] = []
@@ -72,14 +72,12 @@ def test_the_settings_that_a_study_varies(key: str, name: list[str]) -> None:
     assert _match_setting(key, registry.get_spec("fake").settings) == name
 
 
-def test_a_dry_run_says_what_is_left_and_runs_nothing(
-    carried_out: list[str], runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_lists_remaining_runs(carried_out: list[str], runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = begun(runs)
     assert main(["experiment", "--resume", "--dry-run"]) == 0
     out, err = capsys.readouterr()
     assert [line.split() for line in out.splitlines()[1:]] == [["1", "2", "a", "offline"], ["1", "3", "a", "offline"]]
-    assert f"2 of 3 runs of {study} are left; nothing was run" in err and "going on" not in err
+    assert f"2 of 3 runs of {study} remain; nothing was run" in err and "resuming" not in err
     assert main(["experiment", "--resume", "--dry-run", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["study"], told["runs"], [step["cycle"] for step in told["remaining"]]) == (study, 3, [2, 3])
@@ -103,26 +101,24 @@ def test_a_dry_run_says_what_is_left_and_runs_nothing(
         (["--ignore-engine-warnings"], "--ignore-engine-warnings"),
     ],
 )
-def test_what_would_change_the_plan_is_refused(
+def test_options_that_would_change_the_plan_are_rejected(
     carried_out: list[str], runs: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], named: str
 ) -> None:
     begun(runs)
     assert main(["experiment", "--resume", *arguments]) == 2
-    assert f"as it was planned: {named} cannot change it" in capsys.readouterr().err
+    assert f"keeps the plan of the study: {named} cannot change it" in capsys.readouterr().err
     assert not carried_out
 
 
-def test_what_is_said_of_the_result_may_change(carried_out: list[str], runs: Path) -> None:
+def test_output_options_may_change(carried_out: list[str], runs: Path) -> None:
     study = begun(runs)
     assert main(["experiment", "--resume", "--study", study, "--allow-mixed-engines", "--json"]) == 0
     assert carried_out == [study]
 
 
-def test_a_study_to_resume_without_resume_is_said(
-    carried_out: list[str], runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_study_needs_resume(carried_out: list[str], runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment", "--study", begun(runs)]) == 2
-    assert "give --resume too" in capsys.readouterr().err
+    assert "add --resume" in capsys.readouterr().err
     assert not carried_out
 
 
@@ -132,14 +128,14 @@ def test_a_study_that_runs_is_not_carried_out_twice(
     study = begun(runs)
     with lock_study(runs, study):
         assert main(["experiment", "--resume"]) == 2
-        assert f"{study} is being carried out by another process" in capsys.readouterr().err
+        assert f"another process is running {study}" in capsys.readouterr().err
         assert main(["experiment", "--resume", "--dry-run"]) == 0
     assert not carried_out
     assert main(["experiment", "--resume"]) == 0
     assert carried_out == [study]
 
 
-def test_what_is_corrupt_is_named_and_made_again(
+def test_corrupt_runs_are_named_and_repeated(
     carried_out: list[str], runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = begun(runs)
@@ -147,14 +143,14 @@ def test_what_is_corrupt_is_named_and_made_again(
     (runs / "studies" / "study-99990101-000000.json").write_bytes(b"{")
     assert main(["experiment", "--resume", "--dry-run"]) == 0
     said = capsys.readouterr().err
-    assert f"3 of 3 runs of {study} are left" in said
-    assert "left out: the run in" in said and "study-99990101-000000.json cannot be read" in said
+    assert f"3 of 3 runs of {study} remain" in said
+    assert "skipped: the run in" in said and "study-99990101-000000.json cannot be read" in said
     assert main(["experiment", "--resume"]) == 0
     assert carried_out == [study]
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_what_is_certain_is_said_before_anything_starts(
+def test_predicted_verdicts_are_printed_before_the_start(
     carried_out: list[str], capsys: pytest.CaptureFixture[str], dry_run: bool
 ) -> None:
     load = ["--profile", "closed:concurrency=1,requests=10", "--set", "slo.ttft_p95=0.8", "--tokenizer", "bytes"]
@@ -175,7 +171,7 @@ def test_a_load_that_sends_nothing_is_refused_before_anything_is_written_down(
     url = ["--url", "http://127.0.0.1:1", "-m", "m", "--set", "random_seed=1"]
     assert main(["experiment", *url, "--profile", f"poisson:{load}", "--cycles", cycles, *more]) == 2
     said = capsys.readouterr().err
-    assert "sends no request at all" in said and "duration" in said and "Traceback" not in said
+    assert "sends no request" in said and "duration" in said and "Traceback" not in said
     assert not carried_out and not runs.exists()
     assert main(["experiment", "--resume"]) != 0
     assert "there is no study to resume" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What a point sends: which of the keys that say the same thing counts."""
+"""The workload of a point: precedence among alias keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SYNTHETIC = {"kind": "synthetic", "input_tokens": 512, "output_tokens": 64}
 
 
 def point(folder: Path, *sets: str, flag: str | None = None, **config: Any) -> StudyPoint:
-    """Of a file with this content, under these flags; `flag` is that of --profile."""
+    """Plan the workload of a config with these flags; `flag` is --profile."""
     file = folder / "bay.yaml"
     file.write_text(json.dumps(config))
     flags = {"profile": flag, **parse_assignments(list(sets))}
@@ -73,7 +73,7 @@ def test_the_older_names_of_a_file_of_prompts(tmp_path: Path) -> None:
         ({"kind": "offline"}, {}, 40),
     ],
 )
-def test_no_more_prompts_are_sent_than_asked_for(
+def test_no_more_prompts_are_sent_than_configured(
     tmp_path: Path, profile: dict[str, Any], limits: dict[str, Any], count: int
 ) -> None:
     for asked in ({"num_input_prompts": 40}, {"workload": {**SYNTHETIC, "requests": 40}}):

@@ -1,4 +1,4 @@
-"""What a run keeps of its model: the same hash for the same files, so that runs of others are not taken for its like."""
+"""The model hash of a run: equal for equal files, so that runs of other models are not grouped with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which keys go to which server."""
+"""Which keys are sent to which server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FAR, NEAR = "http://gpu-host:8000", "http://127.0.0.1:8000"
         ("", False),
     ],
 )
-def test_what_is_this_host(url: str, here: bool) -> None:
+def test_loopback_urls(url: str, here: bool) -> None:
     assert is_loopback_url(url) is here
 
 
@@ -83,7 +83,7 @@ def test_the_key_for_text_is_the_first_that_is_set() -> None:
         (["http://https.example.org"], False),
     ],
 )
-def test_a_key_for_other_programs_is_read_by_nobody_on_the_way(urls: list[str], sent: bool) -> None:
+def test_openai_key_is_only_sent_over_loopback_or_tls(urls: list[str], sent: bool) -> None:
     assert build_inference_headers(urls, {"OPENAI_API_KEY": "o"}) == ({"Authorization": "Bearer o"} if sent else {})
     assert build_inference_headers(urls, {"ENGINEBAY_API_KEY": "e"}) == {"Authorization": "Bearer e"}
 
@@ -94,7 +94,7 @@ def test_a_refusal_says_what_to_pass() -> None:
 
 @pytest.fixture()
 def benches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[StudyContext]:
-    """What a study would be carried out with; nothing is measured."""
+    """Record the context of a study without measuring."""
     found: list[StudyContext] = []
 
     def carry_out(bench: StudyContext, study: Any, *_: Any) -> run_study.StudyOutcome:
@@ -148,12 +148,12 @@ def test_the_command_does_not_send_another_programs_key_in_the_clear(
 
 
 @pytest.mark.parametrize("url", ["http://me:secret@gpu-host:8000", "https://secret@gpu-host", "http://@gpu-host"])
-def test_an_address_with_a_password_is_refused_and_kept_nowhere(
+def test_a_url_with_a_password_is_rejected_and_not_stored(
     benches: list[StudyContext], tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str
 ) -> None:
     assert of_url(url) == 2
     said = capsys.readouterr().err
-    assert "cannot hold a name or a password" in said and "secret" not in said
+    assert "must not contain a user name or password" in said and "secret" not in said
     assert not benches and not (tmp_path / "home" / "runs" / "studies").exists()
 
 
@@ -164,11 +164,11 @@ def test_a_study_that_goes_on_keeps_to_it(benches: list[StudyContext]) -> None:
     assert [bench.admin_headers for bench in benches] == [{}, {}, {"Authorization": "Bearer named"}]
 
 
-def test_a_variable_that_is_not_set_or_not_needed_is_said(
+def test_an_unset_or_unneeded_variable_is_reported(
     benches: list[StudyContext], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert of_url(FAR, "--admin-key-env", "NOWHERE") == 2
     assert "the variable NOWHERE is not set" in capsys.readouterr().err
     assert experiment("--engine", "fake", "--admin-key-env", "GPU_HOST_KEY") == 2
-    assert "--admin-key-env is for a server that runs" in capsys.readouterr().err
+    assert "--admin-key-env needs a running server" in capsys.readouterr().err
     assert not benches

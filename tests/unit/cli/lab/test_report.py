@@ -49,8 +49,8 @@ def test_the_terminal_says_that_runs_are_invalid(
     ("arguments", "wrong"),
     [
         (["nothing"], "there are no runs"),
-        (["x", "--runs", "not/there"], "there is no folder not/there"),
-        (["x", "-o", "."], "is a folder"),
+        (["x", "--runs", "not/there"], "no such directory: not/there"),
+        (["x", "-o", "."], "is a directory"),
     ],
 )
 def test_user_errors_say_what_to_do(arguments: list[str], wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +69,7 @@ def test_a_corrupt_run_of_the_study_is_named(runs: Path, tmp_path: Path, capsys:
     assert "run-2 is corrupt: tokens.parquet is missing" in said and "1 run: 1 valid" in said
 
 
-def test_a_report_is_written_over_and_another_file_only_if_told_so(
+def test_a_report_is_overwritten_and_another_file_only_with_force(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(runs)
@@ -81,7 +81,7 @@ def test_a_report_is_written_over_and_another_file_only_if_told_so(
     capsys.readouterr()
     assert main(["report", "latest", "-o", str(notes)]) == 2
     said = capsys.readouterr().err
-    assert "notes.html is there already, and is no report" in said and "--force" in said
+    assert "notes.html exists and is not a report" in said and "--force" in said
     assert notes.read_text() == "<title>mine</title>"
     assert main(["report", "latest", "-o", str(notes), "--force"]) == 0
     assert "<h1>" in notes.read_text(encoding="utf-8")

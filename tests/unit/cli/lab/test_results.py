@@ -1,4 +1,4 @@
-"""`bay results`: what it prints, and that an invalid run's numbers never go without their mark."""
+"""`bay results`: output, and the mark on every number of an invalid run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_list_names_what_is_corrupt_and_what_is_not_finished(bay: Any, runs: Pat
     out, err = bay("list")
     assert "10.00" in row(out, "good") and "10.00 !" not in row(out, "good")
     assert "invalid" in row(out, "wrong") and "10.00 !" in row(out, "wrong")
-    assert "do not publish" in err and "tokens.parquet is missing" in err and "1 not finished" in err
+    assert "do not publish" in err and "tokens.parquet is missing" in err and "1 unfinished" in err
     found = json.loads(bay("list", "--json")[0])
     assert [(one["id"], one["verdict"], one["reasons"]) for one in found["runs"]] == [
         ("good", "valid", ""),
@@ -61,7 +61,7 @@ def test_list_names_what_is_corrupt_and_what_is_not_finished(bay: Any, runs: Pat
     assert found["unfinished"] == [str(runs / "killed.partial")]
 
 
-def test_list_tells_points_of_a_sweep_apart(bay: Any, runs: Path) -> None:
+def test_list_distinguishes_points_of_a_sweep(bay: Any, runs: Path) -> None:
     for point, batch in enumerate((2, 8)):
         study = {"id": "s1", "point": point, "cycle": 1, "label": f"fake max_batch={batch} c4"}
         write_run(runs, f"r{batch}", study=study)
@@ -77,11 +77,11 @@ def test_two_cycles_are_not_called_settled(bay: Any, runs: Path) -> None:
     write_cycles(runs, "a", SLOW[:2])
     write_cycles(runs, "b", FAST[:2])
     out, _ = bay("compare", "s1")
-    assert "settled: they differ" not in out
+    assert "significant difference" not in out
     assert "2 pairs are too few" in row(out, "output_tokens_per_s")
 
 
-def test_show_says_the_verdict_the_numbers_and_what_is_absent(bay: Any, runs: Path) -> None:
+def test_show_prints_verdict_figures_and_absent_ones(bay: Any, runs: Path) -> None:
     write_run(
         runs,
         "r1",
@@ -111,13 +111,13 @@ def test_compare_shows_intervals_and_what_would_settle_it(bay: Any, runs: Path) 
     write_cycles(runs, "b", FAST, effective={"batch": 8}, parity=parity)
     out, err = bay("compare", "s1")
     line = row(out, "output_tokens_per_s")
-    assert "[" in line and "settled: they differ" in line and "!" not in line
+    assert "[" in line and "significant difference" in line and "!" not in line
     assert "A: a tiny c1 (3 runs, valid)" in out and row(out, "batch").split() == ["batch", "-", "8"]
     assert row(out, "greedy_agreement").split() == ["greedy_agreement", "1.0"]
-    assert "a server does not tell logprobs" in row(out, "logprob_distance") and "false alarm" in err
+    assert "a server does not report logprobs" in row(out, "logprob_distance") and "false positive" in err
     write_cycles(runs, "c", [10.0, 12.0, 9.0])
     unsettled = bay("compare", *(run.id for run in list_runs(runs)[0] if run.engine in "ac"))[0]
-    assert "more runs of each would settle" in row(unsettled, "output_tokens_per_s")
+    assert "more runs of each would resolve" in row(unsettled, "output_tokens_per_s")
 
 
 def test_what_has_no_pair_shows_no_empty_table_and_draws_no_conclusion(bay: Any, runs: Path) -> None:
@@ -126,21 +126,21 @@ def test_what_has_no_pair_shows_no_empty_table_and_draws_no_conclusion(bay: Any,
         runs, "later", "b", {"output_tokens_per_s": 1.0}, study={"id": "s1", "point": 1, "cycle": 2, "label": "c1"}
     )
     out, err = bay("compare", "s1")
-    assert "no cycle was run on both" in out and "FIGURE" not in out
-    assert "believed" not in err and "false alarm" not in err
+    assert "no cycle ran on both" in out and "FIGURE" not in out
+    assert "not reliable" not in err and "false positive" not in err
 
 
-def test_a_comparison_that_cannot_be_believed_is_marked(bay: Any, runs: Path) -> None:
+def test_an_unreliable_comparison_is_marked(bay: Any, runs: Path) -> None:
     write_cycles(runs, "a", SLOW)
     write_cycles(runs, "b", FAST, verdict=INVALID)
     out, err = bay("compare", "s1")
     assert "!  all runs of b tiny c1 are invalid" in out
     line = row(out, "output_tokens_per_s")
-    assert line.count(" !") == 4 and "settled" not in line and "is not to be believed" in err
+    assert line.count(" !") == 4 and "settled" not in line and "is not reliable" in err
     assert json.loads(bay("compare", "s1", "--json")[0])[0]["valid"] is False
 
 
-def test_aggregate_refuses_mixed_engines_unless_asked(bay: Any, runs: Path) -> None:
+def test_aggregate_rejects_mixed_engines_by_default(bay: Any, runs: Path) -> None:
     write_cycles(runs, "a", SLOW)
     assert "a tiny c1 (3 runs, valid)" in bay("aggregate", "s1")[0]
     write_cycles(runs, "b", FAST)
@@ -152,7 +152,7 @@ def test_aggregate_refuses_mixed_engines_unless_asked(bay: Any, runs: Path) -> N
         assert " !" in row(out, "output_tokens_per_s")
 
 
-def test_aggregate_says_which_runs_it_left_out(bay: Any, runs: Path) -> None:
+def test_aggregate_counts_excluded_runs(bay: Any, runs: Path) -> None:
     write_cycles(runs, "a", SLOW)
     write_run(runs, "bad", "a", verdict=INVALID, study={"id": "s1", "point": 0, "cycle": 4, "label": "c1"})
     assert "(3 runs, 1 invalid left out, valid)" in bay("aggregate", "s1")[0]
@@ -163,7 +163,7 @@ def test_export_to_the_terminal_and_to_a_file(bay: Any, runs: Path, tmp_path: Pa
     write_run(runs, "r1")
     write_run(runs, "r2", verdict=INVALID)
     out, err = bay("export", "r1", "r2")
-    assert out.startswith("id,verdict,reasons,") and "invalid, and marked so: r2" in err
+    assert out.startswith("id,verdict,reasons,") and "marked invalid: r2" in err
     assert json.loads(bay("export", "r1", "--json")[0]) == json.loads(bay("export", "r1", "--format", "json")[0])
     target = tmp_path / "out.md"
     out, err = bay("export", "r1", "--format", "markdown", "-o", str(target))
@@ -176,7 +176,7 @@ def test_another_folder_of_runs(bay: Any, tmp_path: Path) -> None:
     write_run(tmp_path / "there", "r1")
     assert "r1" in bay("list", "--runs", str(tmp_path / "there"))[0]
     assert bay("show", "r1", "--runs", str(tmp_path / "there"), "--json")[0]
-    with pytest.raises(UsageError, match="there is no folder"):
+    with pytest.raises(UsageError, match="no such directory"):
         bay("list", "--runs", str(tmp_path / "nowhere"))
 
 
@@ -187,7 +187,7 @@ def test_a_corrupt_run_is_not_shown(bay: Any, runs: Path) -> None:
             bay(command, "r1")
 
 
-def test_a_corrupt_run_of_a_study_is_named_and_left_out(bay: Any, runs: Path) -> None:
+def test_a_corrupt_run_of_a_study_is_named_and_skipped(bay: Any, runs: Path) -> None:
     made = write_cycles(runs, "a", SLOW)
     (made[1].path / "manifest.json").unlink()
     for command in ("show", "export", "aggregate"):

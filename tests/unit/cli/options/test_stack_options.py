@@ -1,4 +1,4 @@
-"""`--set` of commands that run one engine: its own settings by their bare names, and the configuration's keys by their full ones."""
+"""`--set`: engine settings by bare name, configuration keys by full name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_they_reach_the_stack() -> None:
     found = build_stack_options(None, ["fake.max_batch=3", "step_s=0.1"], True, False, "fake")
     assert found["config"].settings_for("fake", "toy") == {"max_batch": 3} and found["config"].offline
     assert found["settings"] == {"step_s": 0.1}
-    with pytest.raises(ConfigError, match="model: a key of the configuration, and no setting of this engine"):
+    with pytest.raises(ConfigError, match="model: is a configuration key, not a setting of this engine"):
         check_settings(registry.get_spec("fake"), {"model": "m"})
     with pytest.raises(ConfigError, match=r"did you mean fake\.max_batch"):
         build_stack_options(None, ["fake.max_bacth=3"], None, False, "fake")
@@ -35,4 +35,4 @@ def test_they_reach_the_stack() -> None:
 
 def test_a_key_of_another_engine_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     warn_unused_keys(["vllm.max_num_seqs=3", "fake.max_batch=3", "sampling.seed=1", "step_s=0.1"], "fake")
-    assert capsys.readouterr().err == "warning: vllm.max_num_seqs counts on vllm alone, and this runs on fake\n"
+    assert capsys.readouterr().err == "warning: vllm.max_num_seqs applies to vllm only, and this runs on fake\n"

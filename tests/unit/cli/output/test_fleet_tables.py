@@ -47,19 +47,19 @@ def test_a_row_has_everything() -> None:
 
 
 def test_memory_of_each_pool() -> None:
-    """Main memory as measured; of a GPU what those that are awake are counted with."""
+    """RAM as measured; GPU memory as accounted for awake models."""
     asleep = model("large", state="asleep", awake_s=None)
     (line,) = build_ps_notes(fleet(model(), asleep))
     assert line == "memory: ram 2.0 GiB of 8.0 GiB, gpu0 20.0 GiB of 76.0 GiB"
 
 
-def test_spare_processes_and_troubles_are_told() -> None:
+def test_standby_processes_and_failures_are_listed() -> None:
     found = fleet(
         model(smaller_settings=True), model("large", **COLD, last_failure="crash: signal 9"), standby={"vllm": 5}
     )
     assert build_ps_notes(found)[1:] == [
         "standby: vllm (pid 5)",
-        "small runs with smaller settings than asked for: memory was short",
+        "small runs with reduced settings: out of memory with the configured ones",
         "large: last failure: crash: signal 9",
     ]
 

@@ -1,4 +1,4 @@
-"""What the fake engine does for the fleet's tests."""
+"""Sleep, memory limits and adapters of the fake engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def engine(**settings: Any) -> FakeEngine:
     return FakeEngine(Load("fake", "", "toy", "", settings))
 
 
-def test_it_sleeps_and_wakes_in_the_time_it_was_told() -> None:
+def test_sleep_and_wake_take_their_configured_time() -> None:
     fake = engine(sleep_s=0.02, wake_s=0.03)
     assert isinstance(fake, SupportsSleep)
     assert fake.facts().sleep_levels == (1, 2)

@@ -5,7 +5,7 @@ from collections import Counter
 
 from enginebay.contract import Sampling
 from enginebay.engines.fake.engine import split_script
-from enginebay.engines.fake.toy_model import EOS, ToySampler, find_ngram_completions
+from enginebay.engines.fake.toy_model import EOS, ToySampler
 
 
 def _output(count: int = 40, salt: str = "", choice: int = 0, **sampling: object) -> list[int]:
@@ -22,8 +22,8 @@ def test_seeds_choices_and_adapters_make_a_difference() -> None:
     assert (
         len(
             {
-                tuple(one)
-                for one in (_output(seed=1), _output(seed=2), _output(seed=1, choice=1), _output(seed=1, salt="x"))
+                tuple(output)
+                for output in (_output(seed=1), _output(seed=2), _output(seed=1, choice=1), _output(seed=1, salt="x"))
             }
         )
         == 4
@@ -31,7 +31,6 @@ def test_seeds_choices_and_adapters_make_a_difference() -> None:
 
 
 def test_ngrams_are_not_repeated() -> None:
-    assert find_ngram_completions([1, 2, 3, 1, 2], 3) == {3}
     output = _output(temperature=0, no_repeat_ngram_size=2, ignore_eos=True)
     assert max(Counter(itertools.pairwise(output)).values()) == 1
 

@@ -1,4 +1,4 @@
-"""What engines tell of their own work, as far as it can be seen without their libraries."""
+"""Engine statistics, as far as they can be tested without the libraries."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from enginebay.engines.llamacpp.choice_output import ChoiceOutput
 from enginebay.engines.llamacpp.request_body import LlamaBodyBuilder
 from enginebay.engines.transformers.continuous.scheduler import BatchLimits, StepScheduler
 from enginebay.engines.vllm.patches.scheduler_stats import SchedulerStatsReader
-from tests.unit.engines.transformers.fake_rows import make_row
+from tests.unit.engines.transformers.fake_sequences import make_sequence
 
 
-class Deaf:
+class CountingSink:
     """A sink that counts flushes."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Deaf:
 
 def test_the_fake_engine_counts_its_steps_and_who_waits() -> None:
     engine = FakeEngine(Load("fake", "", "toy", "", {"max_batch": 2, "step_s": 0.005}))
-    sink = Deaf()
+    sink = CountingSink()
     assert isinstance(engine, SupportsStats) and engine.stats() == Stats(0, 0.0, 0)
     for number in range(5):
         engine.submit(number, GenerateRequest(token_ids=(1,), sampling=Sampling(ignore_eos=True, max_tokens=500)))
@@ -62,8 +62,8 @@ def _until(condition: Any) -> None:
 
 def _call(number: int, prompt: int, choices: int = 1) -> LibraryCall:
     outputs = [ChoiceOutput(choice, Sampling(), 50, lambda *_: []) for choice in range(choices)]
-    held = ActiveRequest(number, LlamaBodyBuilder(GenerateRequest(token_ids=(1,) * prompt), 512, {}))
-    return LibraryCall(held, outputs, choices * (prompt + 50), prompt)
+    request = ActiveRequest(number, LlamaBodyBuilder(GenerateRequest(token_ids=(1,) * prompt), 512, {}))
+    return LibraryCall(request, outputs, choices * (prompt + 50), prompt)
 
 
 def test_a_prompt_counts_as_far_as_it_is_computed_and_outputs_as_they_grow() -> None:
@@ -103,20 +103,20 @@ def test_a_request_waits_until_anything_of_it_runs() -> None:
 # transformers
 
 
-def test_the_share_of_the_cache_is_that_of_the_shelves_in_use() -> None:
+def test_kv_cache_usage_counts_allocated_blocks() -> None:
     plan = StepScheduler(BatchLimits(8, 64, 1024, 4096))
     assert plan.compute_kv_cache_usage() == 0
     for key in (1, 2):
-        plan.add(make_row(key, prompt=5))
+        plan.add(make_sequence(key, prompt=5))
     plan.plan()
-    assert plan.compute_kv_cache_usage() == 0.5  # two shelves of 256
+    assert plan.compute_kv_cache_usage() == 0.5  # two blocks of 256
     plan.cancel(1)
     assert plan.compute_kv_cache_usage() == 0.25
 
 
-def test_one_row_that_is_larger_than_the_cache_fills_it() -> None:
+def test_one_sequence_larger_than_the_cache_fills_it() -> None:
     plan = StepScheduler(BatchLimits(8, 4096, 100, 4096))
-    plan.add(make_row(1, prompt=300))
+    plan.add(make_sequence(1, prompt=300))
     plan.plan()
     assert plan.compute_kv_cache_usage() == 1.0
 
@@ -130,7 +130,7 @@ def _llm(**processor: Any) -> Any:
     )
 
 
-def test_vllm_tells_after_each_step_and_counts_no_tokens_in_this_process() -> None:
+def test_vllm_reports_after_each_step_and_counts_no_tokens_in_this_process() -> None:
     seen: list[Any] = []
     llm = _llm(update_scheduler_stats=seen.append, lora_states=SimpleNamespace(log_stats=True))
     stats = SchedulerStatsReader()
@@ -138,25 +138,25 @@ def test_vllm_tells_after_each_step_and_counts_no_tokens_in_this_process() -> No
     processor = llm.output_processor
     assert (llm.log_stats, processor.log_stats, processor.lora_states.log_stats) == (False, False, False)
     assert llm.logger_manager is None and stats.read() == Stats()
-    told = SimpleNamespace(kv_cache_usage=0.5, num_waiting_reqs=2, num_skipped_waiting_reqs=1)
-    processor.update_scheduler_stats(told)
+    reported = SimpleNamespace(kv_cache_usage=0.5, num_waiting_reqs=2, num_skipped_waiting_reqs=1)
+    processor.update_scheduler_stats(reported)
     assert stats.read() == Stats(1, 0.5, 3)
     processor.update_scheduler_stats(None)  # outputs that came without
     processor.update_scheduler_stats(SimpleNamespace(kv_cache_usage=0.0, num_waiting_reqs=0))
     assert stats.read() == Stats(2, 0.0, 0)
-    assert seen[:2] == [told, None]  # vLLM's own still hears all
+    assert seen[:2] == [reported, None]  # vLLM's own method still gets all
 
 
-@pytest.mark.parametrize("told", [SimpleNamespace(), SimpleNamespace(renamed=0.5)])
-def test_a_vllm_that_names_them_otherwise_tells_only_steps(told: Any) -> None:
+@pytest.mark.parametrize("scheduler_stats", [SimpleNamespace(), SimpleNamespace(renamed=0.5)])
+def test_a_vllm_with_other_names_reports_only_steps(scheduler_stats: Any) -> None:
     llm = _llm(update_scheduler_stats=lambda _: None)
     stats = SchedulerStatsReader()
     stats.attach(llm)
-    llm.output_processor.update_scheduler_stats(told)
+    llm.output_processor.update_scheduler_stats(scheduler_stats)
     assert stats.read() == Stats(1, None, None)
 
 
-def test_a_vllm_without_the_place_to_listen_tells_nothing() -> None:
+def test_a_vllm_without_the_hook_reports_nothing() -> None:
     stats = SchedulerStatsReader()
     stats.attach(_llm())
     assert stats.read() == Stats()

@@ -18,10 +18,12 @@ def test_the_context_may_be_filled_to_the_end() -> None:
     check_request(request(99), 100, set())
 
 
-@pytest.mark.parametrize(("one", "numbers"), [(request(130, max_tokens=10), "130.*100"), (request(100), "100.*100")])
-def test_overflow_names_the_numbers(one: GenerateRequest, numbers: str) -> None:
+@pytest.mark.parametrize(
+    ("invalid", "numbers"), [(request(130, max_tokens=10), "130.*100"), (request(100), "100.*100")]
+)
+def test_overflow_names_the_numbers(invalid: GenerateRequest, numbers: str) -> None:
     with pytest.raises(ContextOverflow, match=numbers):
-        check_request(one, 100, set())
+        check_request(invalid, 100, set())
 
 
 def test_unknown_adapter() -> None:
@@ -32,5 +34,5 @@ def test_unknown_adapter() -> None:
 
 def test_more_answers_than_beams() -> None:
     check_request(request(1, num_beams=3, n=3), 100, set())
-    with pytest.raises(InvalidRequest, match="n is 4, above num_beams = 3"):
+    with pytest.raises(InvalidRequest, match="n = 4 exceeds num_beams = 3"):
         check_request(request(1, num_beams=3, n=4), 100, set())

@@ -22,7 +22,7 @@ def test_every_request_parameter_is_declared() -> None:
 
 
 def test_nothing_is_refused() -> None:
-    assert not [name for name, one in SPEC.request.items() if one.support is Support.REFUSES]
+    assert not [name for name, capability in SPEC.request.items() if capability.support is Support.REFUSES]
 
 
 def test_every_key_of_the_guide_is_known() -> None:

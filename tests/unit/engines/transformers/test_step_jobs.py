@@ -19,7 +19,7 @@ def test_a_job_waits_for_the_adapter_that_is_in_use() -> None:
     assert done == ["load", "delete"]
 
 
-def test_what_goes_wrong_reaches_who_asked_and_stops_nobody() -> None:
+def test_an_error_reaches_its_caller_only() -> None:
     def fail() -> None:
         raise ValueError("no")
 
@@ -34,7 +34,7 @@ def test_what_goes_wrong_reaches_who_asked_and_stops_nobody() -> None:
     assert done == [1]
 
 
-def test_who_waits_when_the_engine_stops_is_told() -> None:
+def test_waiting_jobs_fail_when_the_engine_stops() -> None:
     jobs = StepJobQueue()
     job = StepJob(lambda: None, after_adapter="a")
     jobs.add(job)

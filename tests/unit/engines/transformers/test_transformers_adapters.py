@@ -1,4 +1,4 @@
-"""Adapters by name, on a model that only remembers what peft was told."""
+"""PEFT adapters, on a fake model that records the calls."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from enginebay.engines.transformers.adapters import PeftAdapters
 from enginebay.errors import InvalidRequest, LoadFailed
 
 
-class Model:
-    """The library's model with peft, as far as adapters go: what is loaded, and what is on."""
+class FakeModel:
+    """Records which adapters are loaded and which one is active."""
 
     def __init__(self, broken: str = "") -> None:
         self.loaded: list[str] = []
@@ -46,8 +46,8 @@ def folder(path: Path) -> str:
     return str(path)
 
 
-def test_what_comes_at_run_time_is_off_until_it_is_used(tmp_path: Path) -> None:
-    model, path = Model(), folder(tmp_path / "a")
+def test_an_adapter_added_at_run_time_is_inactive_at_first(tmp_path: Path) -> None:
+    model, path = FakeModel(), folder(tmp_path / "a")
     adapters = PeftAdapters(model, {"a": path})
     adapters.activate("a")
     adapters.add("b", folder(tmp_path / "b"))
@@ -61,7 +61,7 @@ def test_what_comes_at_run_time_is_off_until_it_is_used(tmp_path: Path) -> None:
 
 
 def test_a_withdrawn_adapter_stays_until_it_is_deleted(tmp_path: Path) -> None:
-    model, path = Model(), folder(tmp_path / "a")
+    model, path = FakeModel(), folder(tmp_path / "a")
     adapters = PeftAdapters(model, {"a": path})
     adapters.activate("a")
     adapters.withdraw("a")
@@ -77,17 +77,17 @@ def test_a_withdrawn_adapter_stays_until_it_is_deleted(tmp_path: Path) -> None:
     assert adapters.names == {"a"}
 
 
-def test_the_same_again_is_nothing_and_another_path_is_refused(tmp_path: Path) -> None:
-    model, path = Model(), folder(tmp_path / "a")
+def test_adding_again_is_a_no_op_and_another_path_is_refused(tmp_path: Path) -> None:
+    model, path = FakeModel(), folder(tmp_path / "a")
     adapters = PeftAdapters(model, {"a": path})
     adapters.add("a", path)
     assert len(model.loaded) == 1
-    with pytest.raises(InvalidRequest, match="is loaded from"):
+    with pytest.raises(InvalidRequest, match="is already loaded from"):
         adapters.add("a", folder(tmp_path / "b"))
 
 
-def test_one_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
-    model = Model(broken="b")
+def test_a_failed_load_leaves_nothing_behind(tmp_path: Path) -> None:
+    model = FakeModel(broken="b")
     adapters = PeftAdapters(model, {"a": folder(tmp_path / "a")})
     with pytest.raises(InvalidRequest, match=r"b cannot be loaded: size mismatch\n"):
         adapters.add("b", folder(tmp_path / "b"))
@@ -95,11 +95,11 @@ def test_one_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"has no adapter_config\.json"):
         adapters.add("c", str(tmp_path))
     with pytest.raises(LoadFailed, match="cannot be loaded"):
-        PeftAdapters(Model(broken="b"), {"b": str(tmp_path / "b")})
+        PeftAdapters(FakeModel(broken="b"), {"b": str(tmp_path / "b")})
 
 
 def test_pickled_adapters_are_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").touch()
     (tmp_path / "adapter_model.bin").touch()
     with pytest.raises(LoadFailed, match=r"no adapter_model\.safetensors"):
-        PeftAdapters(Model(), {"a": str(tmp_path)})
+        PeftAdapters(FakeModel(), {"a": str(tmp_path)})

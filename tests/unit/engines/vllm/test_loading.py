@@ -19,6 +19,7 @@ from enginebay.engines.vllm import engine_process, library, model_checks
 from enginebay.engines.vllm.errors import extract_reason, to_load_error, to_request_error
 from enginebay.engines.vllm.load_plan import VllmLoadPlan
 from enginebay.engines.vllm.patches import step_outputs
+from enginebay.engines.vllm.patches.load_log import LoadLog
 from enginebay.engines.vllm.request_stream import RequestStream
 from enginebay.errors import EngineFailed, InvalidRequest, LoadFailed, ModelInvalid, OutOfMemory, WorkerDied
 
@@ -143,10 +144,10 @@ def test_what_may_pass_is_tried_again(text: str, again: bool, monkeypatch: pytes
     monkeypatch.setattr(engine_process, "_start_once", start)
     monkeypatch.setattr(engine_process, "choose_start_method", lambda _: "fork")
     if again:
-        assert engine_process.start_engine(None, VllmLoadPlan(), "auto", engine_process.LoadLog()) == "up"
+        assert engine_process.start_engine(None, VllmLoadPlan(), "auto", LoadLog()) == "up"
     else:
         with pytest.raises(engine_process.EngineStartFailed):
-            engine_process.start_engine(None, VllmLoadPlan(), "auto", engine_process.LoadLog())
+            engine_process.start_engine(None, VllmLoadPlan(), "auto", LoadLog())
     assert tried == (["fork", "spawn"] if again else ["fork"])
 
 
@@ -201,7 +202,7 @@ def test_a_second_thread_forbids_forking() -> None:
 
 
 def test_an_error_in_a_forked_process_is_noted() -> None:
-    notes = engine_process.LoadLog()
+    notes = LoadLog()
     assert notes.find_first_error() is None
     with notes.capture():
         child = os.fork()
@@ -266,7 +267,7 @@ class FakeVllm:
 def test_stepwise_registers_sends_flushes_once_a_step_and_aborts_by_vllms_name() -> None:
     llm = FakeVllm()
     runner = step_outputs.StepDriver(llm, ("generate",), lambda ends_step: llm.calls.append(("flush", ends_step)))
-    stream: Any = SimpleNamespace(number=5, ticket=None)
+    stream: Any = SimpleNamespace(number=5, vllm_request_id=None)
 
     async def all_of_it() -> None:
         await runner.abort(stream)  # not prepared yet: nothing to abort

@@ -1,4 +1,4 @@
-"""The choice of an engine: every line of the rule, without a host or a library."""
+"""Engine selection: every line of the rules, without a host or a library."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def host(*gpus: Gpu) -> HostFacts:
         (GGUF, (GPU,), {"llamacpp": LLAMACPP, "vllm": VLLM_CPU}, "llamacpp"),
     ],
 )
-def test_the_rule(model: ModelFacts, gpus: tuple[Gpu, ...], installed: dict[str, Probe], expected: str) -> None:
+def test_the_rules(model: ModelFacts, gpus: tuple[Gpu, ...], installed: dict[str, Probe], expected: str) -> None:
     decision = select_engine(model, host(*gpus), installed)
     assert decision.kind == expected
     assert decision.installed
 
 
-def test_auto_is_the_rule() -> None:
+def test_auto_applies_the_rules() -> None:
     assert select_engine(GGUF, host(), {"llamacpp": LLAMACPP}, "auto") == select_engine(
         GGUF, host(), {"llamacpp": LLAMACPP}
     )
@@ -55,14 +55,14 @@ def test_an_architecture_vllm_does_not_know_goes_to_transformers() -> None:
     assert any("does not know the architecture OddForCausalLM" in reason for reason in decision.reasons)
 
 
-def test_a_gguf_too_big_when_dequantised_stays_with_llamacpp() -> None:
+def test_a_gguf_too_big_when_dequantized_runs_on_llamacpp() -> None:
     big = ModelFacts("gguf", "LlamaForCausalLM", "big", dense_bytes=200 * 1024**3)
     decision = select_engine(big, host(GPU), {"vllm": VLLM_GPU, "llamacpp": LLAMACPP})
     assert decision.kind == "llamacpp"
-    assert any("would not fit" in reason for reason in decision.reasons)
+    assert any("do not fit on the GPU" in reason for reason in decision.reasons)
 
 
-def test_dequantised_weights_are_asked_for_where_needed() -> None:
+def test_dequantized_weights_are_requested_where_needed() -> None:
     assert select_engine(GGUF, host(GPU), {"vllm": VLLM_GPU}).dense
     assert not select_engine(GGUF, host(), {"llamacpp": LLAMACPP}).dense
     assert not select_engine(TENSORS, host(), {"transformers": TRANSFORMERS}).dense
@@ -71,7 +71,7 @@ def test_dequantised_weights_are_asked_for_where_needed() -> None:
 @pytest.mark.parametrize(
     ("model", "gpus", "kind"), [(GGUF, (), "llamacpp"), (TENSORS, (), "transformers"), (TENSORS, (GPU,), "vllm")]
 )
-def test_with_nothing_installed_the_best_is_named_with_its_command(
+def test_with_nothing_installed_the_best_engine_is_suggested(
     model: ModelFacts, gpus: tuple[Gpu, ...], kind: str
 ) -> None:
     decision = select_engine(model, host(*gpus), {})
@@ -79,19 +79,19 @@ def test_with_nothing_installed_the_best_is_named_with_its_command(
     assert decision.reasons[-1] == f"install it with: bay engines install {kind}"
 
 
-def test_asked_by_name_and_missing_is_an_error_with_the_command() -> None:
+def test_a_requested_engine_that_is_missing_raises_with_the_install_command() -> None:
     with pytest.raises(EngineMissing) as caught:
         select_engine(TENSORS, host(), {"vllm": None}, "vllm")
     assert caught.value.hint == "install it with: bay engines install vllm"
 
 
-def test_asked_by_name_wins_over_the_rule() -> None:
+def test_a_requested_engine_overrides_the_rules() -> None:
     decision = select_engine(GGUF, host(), {"llamacpp": LLAMACPP, "transformers": TRANSFORMERS}, "transformers")
     assert (decision.kind, decision.dense) == ("transformers", True)
 
 
-def test_an_engine_asked_for_that_cannot_read_the_model_is_an_error() -> None:
-    with pytest.raises(UsageError, match="llamacpp runs gguf models, and small is safetensors"):
+def test_a_requested_engine_that_cannot_read_the_model_raises() -> None:
+    with pytest.raises(UsageError, match="llamacpp runs gguf models, but small is safetensors"):
         select_engine(TENSORS, host(), {"llamacpp": LLAMACPP}, "llamacpp")
 
 

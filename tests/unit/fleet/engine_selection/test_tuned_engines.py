@@ -1,4 +1,4 @@
-"""What was chosen for a model on a host: kept, found again, and left out with a reason when it does not count."""
+"""Results of `bay choose`: saved, found again, and ignored with a reason if they do not apply."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def choice(stored: StoredModel) -> TunedEngine:
     )  # fmt: skip
 
 
-def test_what_is_kept_is_found_again(choice: TunedEngine, stored: StoredModel, tmp_path: Path) -> None:
+def test_a_saved_result_is_found(choice: TunedEngine, stored: StoredModel, tmp_path: Path) -> None:
     path = save(choice, tmp_path / "choices")
     assert path.name.startswith("small-")
     assert find(stored, HOST, tmp_path / "choices").tuned == choice
-    assert [one.name for one in path.parent.iterdir()] == [path.name]  # nothing half-written is left
+    assert [file.name for file in path.parent.iterdir()] == [path.name]  # nothing half-written is left
 
 
-def test_the_newest_measurement_takes_the_place_of_the_one_before(
+def test_the_newest_measurement_replaces_the_previous_one(
     choice: TunedEngine, stored: StoredModel, tmp_path: Path
 ) -> None:
     folder = tmp_path / "choices"
@@ -79,13 +79,13 @@ def test_it_is_found_under_another_name_of_the_same_files(
     assert find(replace(stored, name="mine"), HOST, tmp_path / "choices").tuned == choice
 
 
-def test_nothing_kept_is_nothing_to_say(stored: StoredModel, tmp_path: Path) -> None:
-    looked = find(stored, HOST, tmp_path / "nowhere")
-    assert looked.tuned is None and not looked.ignored
+def test_without_results_nothing_is_ignored(stored: StoredModel, tmp_path: Path) -> None:
+    lookup = find(stored, HOST, tmp_path / "nowhere")
+    assert lookup.tuned is None and not lookup.ignored
 
 
 @pytest.mark.parametrize(
-    ("host", "said"),
+    ("host", "difference"),
     [
         (replace(HOST, gpus=()), "gpus H200 140 GiB, here none"),
         (replace(HOST, cpu="EPYC"), "cpu Xeon, here EPYC"),
@@ -93,13 +93,13 @@ def test_nothing_kept_is_nothing_to_say(stored: StoredModel, tmp_path: Path) -> 
         (replace(HOST, usable_cores=4), "cores 8, here 4"),
     ],
 )
-def test_one_of_another_host_is_left_out(
-    choice: TunedEngine, stored: StoredModel, tmp_path: Path, host: HostFacts, said: str
+def test_a_result_of_another_host_is_ignored(
+    choice: TunedEngine, stored: StoredModel, tmp_path: Path, host: HostFacts, difference: str
 ) -> None:
     save(choice, tmp_path / "choices")
-    looked = find(stored, host, tmp_path / "choices")
-    assert looked.tuned is None
-    assert looked.ignored == (f"the measurement of 2026-11-15 is not used: it was made on another host ({said})",)
+    lookup = find(stored, host, tmp_path / "choices")
+    assert lookup.tuned is None
+    assert lookup.ignored == (f"ignored the measurement of 2026-11-15: it is from another host ({difference})",)
 
 
 def test_memory_that_differs_by_a_kernel_is_the_same_host(
@@ -110,12 +110,12 @@ def test_memory_that_differs_by_a_kernel_is_the_same_host(
     assert find(stored, host, tmp_path / "choices").tuned is not None
 
 
-def test_one_of_changed_files_is_left_out(choice: TunedEngine, stored: StoredModel, tmp_path: Path) -> None:
+def test_a_result_for_changed_files_is_ignored(choice: TunedEngine, stored: StoredModel, tmp_path: Path) -> None:
     save(choice, tmp_path / "choices")
     stored.path.write_bytes(b"other weights")
-    looked = find(replace(stored, size_bytes=13), HOST, tmp_path / "choices")
-    assert looked.tuned is None
-    assert looked.ignored == ("the measurement of 2026-11-15 is not used: the model's files are others now",)
+    lookup = find(replace(stored, size_bytes=13), HOST, tmp_path / "choices")
+    assert lookup.tuned is None
+    assert lookup.ignored == ("ignored the measurement of 2026-11-15: the model's files have changed",)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"model": 1}', "\xff", '{"schema_version": 1}'])
@@ -124,29 +124,27 @@ def test_a_damaged_file_is_named_and_stops_nothing(
 ) -> None:
     path = save(choice, tmp_path / "choices")
     path.write_text(content, encoding="latin-1")
-    looked = find(stored, HOST, tmp_path / "choices")
-    assert looked.tuned is None and str(path) in looked.ignored[0]
+    lookup = find(stored, HOST, tmp_path / "choices")
+    assert lookup.tuned is None and str(path) in lookup.ignored[0]
 
 
 @pytest.mark.parametrize("changes", [{"schema_version": 2}, {"measured": []}, {"engine": "transformers"}])
-def test_content_that_cannot_be_gone_by_is_left_out(
+def test_invalid_content_is_ignored(
     choice: TunedEngine, stored: StoredModel, tmp_path: Path, changes: dict[str, object]
 ) -> None:
     path = save(choice, tmp_path / "choices")
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-    looked = find(stored, HOST, tmp_path / "choices")
-    assert looked.tuned is None and len(looked.ignored) == 1
+    lookup = find(stored, HOST, tmp_path / "choices")
+    assert lookup.tuned is None and len(lookup.ignored) == 1
 
 
-def test_another_models_choice_is_no_business_of_this_one(
-    choice: TunedEngine, stored: StoredModel, tmp_path: Path
-) -> None:
+def test_results_of_other_models_are_skipped(choice: TunedEngine, stored: StoredModel, tmp_path: Path) -> None:
     save(replace(choice, model="big", model_files="0" * 64), tmp_path / "choices")
-    looked = find(stored, HOST, tmp_path / "choices")
-    assert looked.tuned is None and not looked.ignored
+    lookup = find(stored, HOST, tmp_path / "choices")
+    assert lookup.tuned is None and not lookup.ignored
 
 
-def test_a_choice_can_be_taken_back(choice: TunedEngine, stored: StoredModel, tmp_path: Path) -> None:
+def test_a_result_can_be_deleted(choice: TunedEngine, stored: StoredModel, tmp_path: Path) -> None:
     folder = tmp_path / "choices"
     save(choice, folder)
     assert not forget(stored, replace(HOST, cpu="EPYC"), folder)
@@ -154,7 +152,7 @@ def test_a_choice_can_be_taken_back(choice: TunedEngine, stored: StoredModel, tm
     assert not forget(stored, HOST, folder)
 
 
-def test_what_is_told_of_it(choice: TunedEngine) -> None:
+def test_summary(choice: TunedEngine) -> None:
     assert format_summary(choice) == "measured on 2026-11-15: 3.1 requests/s within ttft_p95=0.8, next vllm 1.2"
     alone = replace(choice, measured=choice.measured[:1])
     assert format_summary(alone) == "measured on 2026-11-15: 3.1 requests/s within ttft_p95=0.8"
@@ -168,32 +166,32 @@ def test_what_is_told_of_it(choice: TunedEngine) -> None:
 MEASURED = MeasuredPreference("llamacpp", "1.0", "measured on 2026-11-15: 3.1 requests/s", "2026-11-15")
 
 
-def test_what_was_measured_goes_before_the_rule() -> None:
+def test_a_measurement_overrides_the_rules() -> None:
     assert select_engine(GGUF, HOST, INSTALLED).kind == "vllm"
     decision = select_engine(GGUF, HOST, INSTALLED, measured=MEASURED)
     assert decision.kind == "llamacpp" and decision.installed and not decision.dense
     assert decision.reasons[-1] == "llamacpp: measured on 2026-11-15: 3.1 requests/s"
 
 
-def test_a_name_goes_before_what_was_measured() -> None:
+def test_a_requested_engine_overrides_a_measurement() -> None:
     assert select_engine(GGUF, HOST, INSTALLED, "vllm", measured=MEASURED).kind == "vllm"
     assert select_engine(GGUF, HOST, INSTALLED, "auto", measured=MEASURED).kind == "llamacpp"
 
 
 @pytest.mark.parametrize(
-    ("installed", "measured", "said"),
+    ("installed", "measured", "reason"),
     [
         ({"vllm": VLLM}, MEASURED, "llamacpp: not installed"),
-        ({**INSTALLED, "llamacpp": Probe("1.1")}, MEASURED, "it was made with llamacpp 1.0, and 1.1 is installed"),
+        ({**INSTALLED, "llamacpp": Probe("1.1")}, MEASURED, "it measured llamacpp 1.0, but 1.1 is installed"),
         ({**INSTALLED, "fake": Probe("1")}, replace(MEASURED, kind="fake", version="1"), "fake does not read gguf"),
     ],
 )
-def test_what_no_longer_holds_is_left_to_the_rule_with_its_reason(
-    installed: dict[str, Probe], measured: MeasuredPreference, said: str
+def test_an_outdated_measurement_is_ignored_with_its_reason(
+    installed: dict[str, Probe], measured: MeasuredPreference, reason: str
 ) -> None:
     decision = select_engine(GGUF, HOST, installed, measured=measured)
     assert decision.kind == "vllm"
-    assert f"the measurement of 2026-11-15 is not used: {said}" in decision.reasons
+    assert f"ignored the measurement of 2026-11-15: {reason}" in decision.reasons
 
 
 def test_a_measured_engine_gets_dense_weights_where_it_needs_them() -> None:
@@ -201,14 +199,14 @@ def test_a_measured_engine_gets_dense_weights_where_it_needs_them() -> None:
     assert select_engine(GGUF, HOST, INSTALLED, measured=measured).dense
 
 
-def test_notes_are_among_the_reasons_of_the_rule() -> None:
+def test_notes_are_among_the_reasons() -> None:
     assert "not used" in select_engine(GGUF, HOST, INSTALLED, notes=("not used",)).reasons
 
 
 def test_the_engines_to_compare_are_those_that_can_run_it_here() -> None:
-    kinds, against = list_candidates(GGUF, HOST, INSTALLED)
+    kinds, objections = list_candidates(GGUF, HOST, INSTALLED)
     assert kinds == ["vllm", "llamacpp"]
-    assert against == {"transformers": "not installed"}
+    assert objections == {"transformers": "not installed"}
     formats = {"llamacpp": ("gguf",), "vllm": ("safetensors",), "third": ("gguf",), "fake": ("fake",)}
     kinds, _ = list_candidates(GGUF, HOST, {**INSTALLED, "third": Probe("1"), "fake": Probe("1")}, formats)
     assert kinds == ["vllm", "llamacpp", "third"]

@@ -27,33 +27,33 @@ RULES = RestartPolicy(restarts=3, restart_window_s=600, backoff_s=1, backoff_max
 
 
 @pytest.mark.parametrize(
-    ("returncode", "given_facts", "cause", "words"),
+    ("returncode", "facts", "cause", "detail"),
     [
-        (KILLED, {"killed_because": HANG}, "hang", "no step"),
-        (KILLED, {"killed_because": "the model is no longer wanted"}, "stopped", "no longer wanted"),
+        (KILLED, {"killed_because": HANG}, "hang", "no progress"),
+        (KILLED, {"killed_because": "the model was removed"}, "stopped", "removed"),
         (KILLED, {"killed_because": "unloaded", "oom_before": 0, "oom_after": 1}, "stopped", "unloaded"),
-        (KILLED, {"oom_before": 2, "oom_after": 3}, "out_of_memory", "want of memory"),
+        (KILLED, {"oom_before": 2, "oom_after": 3}, "out_of_memory", "OOM killer"),
         (KILLED, {"oom_before": 2, "oom_after": 2}, "crash", "killed by SIGKILL"),
         (KILLED, {}, "crash", "killed by SIGKILL"),
         (KILLED, {"loading": True}, "out_of_memory", "most likely"),
         (KILLED, {"loading": True, "oom_before": 2, "oom_after": 2}, "crash", "killed by SIGKILL while loading"),
-        (KILLED, {"loading": True, "oom_before": 2, "oom_after": 3}, "out_of_memory", "want of memory"),
+        (KILLED, {"loading": True, "oom_before": 2, "oom_after": 3}, "out_of_memory", "OOM killer"),
         (-signal.SIGSEGV, {}, "crash", "SIGSEGV"),
         (-signal.SIGSEGV, {"oom_before": 0, "oom_after": 1}, "crash", "SIGSEGV"),
         (-99, {}, "crash", "signal 99"),
-        (1, {}, "crash", "exit code 1"),
-        (0, {}, "crash", "exit code 0"),
+        (1, {}, "crash", "code 1"),
+        (0, {}, "crash", "code 0"),
         (None, {}, "crash", "connection"),
-        (1, {"oom_before": 0, "oom_after": 1}, "out_of_memory", "exit code 1"),
+        (1, {"oom_before": 0, "oom_after": 1}, "out_of_memory", "code 1"),
         (1, {"loading": True, "error": LoadFailed("no such layer")}, "failed_load", "no such layer"),
         (None, {"loading": True, "error": OutOfMemory("CUDA out of memory")}, "out_of_memory", "CUDA"),
         (1, {"loading": True, "error": LoadFailed("core died"), "oom_before": 0, "oom_after": 1}, "out_of_memory", ""),
         (1, {"loading": True, "error": ModelInvalid("cut"), "oom_before": 0, "oom_after": 1}, "failed_load", "cut"),
     ],
 )
-def test_each_death_has_its_cause(returncode: int | None, given_facts: dict[str, Any], cause: str, words: str) -> None:
-    death = diagnose_crash(returncode, **given_facts)
-    assert death.cause == cause and words in death.detail and death.detail
+def test_cause_of_a_crash(returncode: int | None, facts: dict[str, Any], cause: str, detail: str) -> None:
+    diagnosis = diagnose_crash(returncode, **facts)
+    assert diagnosis.cause == cause and detail in diagnosis.detail and diagnosis.detail
 
 
 def write(root: Path, path: str, text: str) -> None:
@@ -96,18 +96,18 @@ def short(*times: float) -> list[CrashRecord]:
     return [CrashRecord(at) for at in times]
 
 
-def test_the_first_start_waits_for_nothing() -> None:
+def test_the_first_start_has_no_backoff() -> None:
     assert schedule_restart(5.0, [], RULES) == RestartAt(5.0)
 
 
-def test_each_death_in_a_row_doubles_the_wait() -> None:
+def test_each_crash_in_a_row_doubles_the_backoff() -> None:
     assert schedule_restart(10.0, short(10), RULES) == RestartAt(11.0)
     assert schedule_restart(20.0, short(10, 20), RULES) == RestartAt(22.0)
     assert schedule_restart(30.0, short(10, 20, 30), RULES) == RestartAt(34.0)
     assert schedule_restart(90.0, short(10, 20, 30), RULES) == RestartAt(90.0), "never in the past"
 
 
-def test_the_wait_has_a_limit() -> None:
+def test_the_backoff_has_a_limit() -> None:
     patient = RestartPolicy(restarts=1000, restart_window_s=1e9)
     assert compute_backoff(short(*range(500)), patient) == 60.0
 

@@ -19,13 +19,13 @@ def test_tensor_parallel_on_transformers_goes_through_torchrun() -> None:
     assert choose_launch_mode(get_spec("vllm"), settings) == (LaunchMode.DIRECT, 1), "vLLM starts its own processes"
 
 
-def test_a_launcher_can_be_asked_for_where_the_engine_knows_it() -> None:
+def test_a_launcher_can_be_configured_if_the_engine_supports_it() -> None:
     assert choose_launch_mode(get_spec("transformers"), {"launch": "accelerate"}) == (LaunchMode.ACCELERATE, 1)
     with pytest.raises(ConfigError, match="cannot be launched by accelerate"):
         choose_launch_mode(get_spec("vllm"), {"launch": "accelerate"})
 
 
-def test_a_plan_to_look_at_makes_no_dense_weights() -> None:
+def test_a_plan_for_display_converts_no_weights() -> None:
     stored: Any = SimpleNamespace(format="gguf", path=Path("model.gguf"), name="m")
     said: list[str] = []
     assert (

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from enginebay.fleet.lifecycle.switch_history import PHASES, Switch, SwitchHistory
 
 
-def switch(model: str = "b", kind_of: str = "cold", **phases: float) -> Switch:
+def switch(model: str = "b", loaded_from: str = "cold", **phases: float) -> Switch:
     named = {name.rstrip("_"): taken for name, taken in phases.items()}
-    return Switch(1000.0, model, "vllm", kind_of, ("a",), named, slo_s=60.0)
+    return Switch(1000.0, model, "vllm", loaded_from, ("a",), named, slo_s=60.0)
 
 
-def test_the_total_is_of_all_phases_and_the_slowest_is_named() -> None:
+def test_total_and_slowest_phase() -> None:
     one = switch(drain=1, load=50, capture=8.5)
     assert (
         one.total_s == 59.5
@@ -25,10 +25,10 @@ def test_the_total_is_of_all_phases_and_the_slowest_is_named() -> None:
     assert switch(load=60).met_slo, "the objective itself is met"
 
 
-def test_a_missed_objective_names_the_slow_phase_and_what_helps() -> None:
+def test_a_missed_slo_names_the_slowest_phase_and_gives_advice() -> None:
     warning = switch(drain=1, import_=45, load=20).format_slo_warning()
     assert warning is not None
-    for word in ("b on vllm", "cold", "in place of a", "66.0 s", "switch_slo_s 60", "import took 45.0 s", "standby"):
+    for word in ("b on vllm", "cold", "replacing a", "66.0 s", "switch_slo_s 60", "import took 45.0 s", "standby"):
         assert word in warning
     assert "\n" not in warning
     unknown = Switch(0, "b", "x", "cold", (), {"bake": 70}).format_slo_warning()
@@ -41,7 +41,7 @@ def test_every_phase_has_advice(phase: str) -> None:
     assert warning is not None and "; " in warning
 
 
-def test_nothing_known_is_no_trouble() -> None:
+def test_a_switch_without_phases() -> None:
     empty = Switch(0.0, "b", "fake", "asleep")
     assert (
         empty.total_s == 0
@@ -60,7 +60,7 @@ def test_json_and_back(phases: dict[str, float], slo: int) -> None:
     assert [name for name in data["phases"] if name in PHASES] == [name for name in PHASES if name in phases]
 
 
-def test_only_the_last_are_kept() -> None:
+def test_only_the_latest_are_kept() -> None:
     switches = SwitchHistory(kept=3)
     assert switches.last is None and switches.compute_means() == {}
     for number in range(5):
@@ -74,17 +74,17 @@ def test_the_first_token_is_added_when_it_comes() -> None:
     first, second = switch(load=59), switch(model="c", load=2)
     switches.add(first)
     switches.add(second)
-    grown = switches.add_phase(first, "first_token", 2.0)
-    assert grown.total_s == 61 and not grown.met_slo and list(grown.phases) == ["load", "first_token"]
-    assert list(switches) == [grown, second] and switches.count_missed() == 1
+    updated = switches.add_phase(first, "first_token", 2.0)
+    assert updated.total_s == 61 and not updated.met_slo and list(updated.phases) == ["load", "first_token"]
+    assert list(switches) == [updated, second] and switches.count_missed() == 1
     switches.add_phase(first, "drain", 1.0)
-    assert list(switches) == [grown, second], "a record that is no longer kept changes nothing"
+    assert list(switches) == [updated, second], "a record that is no longer kept changes nothing"
 
 
-def test_means_are_told_for_each_kind() -> None:
+def test_means_by_origin() -> None:
     switches = SwitchHistory()
-    for one in (switch(load=10), switch(load=20), switch(kind_of="asleep", load=0.5), switch(load=90)):
+    for one in (switch(load=10), switch(load=20), switch(loaded_from="asleep", load=0.5), switch(load=90)):
         switches.add(one)
     assert switches.compute_means() == {"cold": 40.0, "asleep": 0.5}
-    told = switches.to_json()
-    assert told["mean_s"] == {"cold": 40.0, "asleep": 0.5} and told["missed"] == 1 and len(told["switches"]) == 4
+    data = switches.to_json()
+    assert data["mean_s"] == {"cold": 40.0, "asleep": 0.5} and data["missed"] == 1 and len(data["switches"]) == 4

@@ -1,4 +1,4 @@
-"""Where prompts are tokenized: long ones, and many that are long together, beside the event loop."""
+"""Prompts that are long, alone or together, are tokenized in a thread."""
 
 from __future__ import annotations
 
@@ -24,34 +24,32 @@ class Letters:
 
 @pytest.fixture
 def prompts() -> Any:
-    found: Any = PromptEncoder(None, None)  # type: ignore[arg-type]
-    found.tokenizer = Letters()
-    return found
+    encoder: Any = PromptEncoder(None, None)  # type: ignore[arg-type]
+    encoder.tokenizer = Letters()
+    return encoder
 
 
-def beside(prompts: Any) -> bool:
+def ran_in_thread(prompts: Any) -> bool:
     [used] = prompts.tokenizer.threads
     return bool(used != threading.get_ident())
 
 
 @pytest.mark.parametrize(
-    ("texts", "away"),
+    ("texts", "in_thread"),
     [(["ab"], False), (["ab"] * 100, False), (["a" * 8001], True), (["a" * 7900] * 2, True), (["ab"] * 5000, True)],
 )
-async def test_what_is_long_together_is_tokenized_beside_the_event_loop(
-    prompts: Any, texts: list[str], away: bool
-) -> None:
+async def test_long_texts_are_tokenized_in_a_thread(prompts: Any, texts: list[str], in_thread: bool) -> None:
     found = await prompts.encode_all(texts)
-    assert found == [(0, *map(ord, text)) for text in texts] and beside(prompts) is away
+    assert found == [(0, *map(ord, text)) for text in texts] and ran_in_thread(prompts) is in_thread
 
 
 @pytest.mark.parametrize("large", [True, False])
-async def test_a_prompt_of_a_large_body_is_one_of_many(prompts: Any, large: bool) -> None:
-    ids = await prompts.token_ids(GenerateRequest(text="ab"), large=large)
-    assert ids == (0, 97, 98) and beside(prompts) is large
+async def test_a_prompt_of_a_large_body_is_tokenized_in_a_thread(prompts: Any, large: bool) -> None:
+    ids = await prompts.encode_request(GenerateRequest(text="ab"), large=large)
+    assert ids == (0, 97, 98) and ran_in_thread(prompts) is large
 
 
-async def test_where_the_engine_alone_can_tokenize_it_is_asked_for_each() -> None:
+async def test_without_a_tokenizer_the_engine_tokenizes_each_text() -> None:
     class Engine:
         async def tokenize(self, text: str, add_special: bool = True) -> list[int]:
             return [len(text), add_special]

@@ -1,4 +1,4 @@
-"""What could be loaded, and what is said of a model that cannot be."""
+"""Variants of configured models, and the errors of those that cannot be planned."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGINEBAY_HOME", str(tmp_path / "home"))
 
 
-def _refused(tmp_path: Path, text: str, name: str) -> str:
+def _plan_error(tmp_path: Path, text: str, name: str) -> str:
     file = tmp_path / "models.yaml"
     file.write_text(text)
-    with pytest.raises(ModelInvalid) as refused:
+    with pytest.raises(ModelInvalid) as caught:
         build_variants(load_config(file), [name])
-    return refused.value.message
+    return caught.value.message
 
 
 @pytest.mark.parametrize("others", ["", "  other: {source: smollm2}\n"], ids=["alone", "among others"])
-def test_a_missing_source_is_told_with_the_name_of_its_entry(tmp_path: Path, others: str) -> None:
+def test_the_error_for_a_missing_source_names_its_entry(tmp_path: Path, others: str) -> None:
     gone = tmp_path / "gone"
     text = f"models:\n  small: {{source: {gone}}}\n{others}"
-    assert _refused(tmp_path, text, "small") == f"small: there is no file {gone}"
+    assert _plan_error(tmp_path, text, "small") == f"small: file not found: {gone}"
 
 
-def test_a_model_without_an_entry_is_told_by_what_it_was_asked_for(tmp_path: Path) -> None:
+def test_the_error_for_a_model_without_an_entry_names_the_request(tmp_path: Path) -> None:
     gone = str(tmp_path / "gone")
-    assert _refused(tmp_path, "{}\n", gone) == f"there is no file {gone}"
+    assert _plan_error(tmp_path, "{}\n", gone) == f"file not found: {gone}"
 
 
 @pytest.mark.parametrize(
-    ("entry", "kind", "told"),
+    ("entry", "kind", "message"),
     [
-        ("source: nosuchmodel, engine: llamacpp", FetchFailed, "there is no model 'nosuchmodel'"),
+        ("source: nosuchmodel, engine: llamacpp", FetchFailed, "unknown model 'nosuchmodel'"),
         ("source: 'fake:', engine: vllm", EngineMissing, "the engine vllm is not installed"),
     ],
 )
-def test_what_a_chain_cannot_begin_with_is_not_blamed_on_those_who_ask(
-    tmp_path: Path, entry: str, kind: type[Exception], told: str
+def test_a_primary_that_cannot_load_is_not_a_client_error(
+    tmp_path: Path, entry: str, kind: type[Exception], message: str
 ) -> None:
     file = tmp_path / "models.yaml"
     file.write_text(f"models:\n  small: {{{entry}, fallback: [fake]}}\n")
     first, second = build_variants(load_config(file), ["small"])
-    assert type(first.error) is kind and told in str(first.error)
+    assert type(first.error) is kind and message in str(first.error)
     assert second.error is None and second.kind == "fake"
 
 
-def test_a_format_that_the_engine_does_not_read_is_for_the_next_one(tmp_path: Path) -> None:
+def test_an_unreadable_format_falls_back_to_the_next_engine(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')

@@ -1,4 +1,4 @@
-"""The built-in server: never early, whoever asks, and known to other load clients."""
+"""The calibration server is never early, and works with other load generators."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def url() -> Iterator[str]:
 def test_no_token_comes_before_its_time(url: str) -> None:
     requests = [Request((1, 2, 3), 3, tokens) for tokens in (1, 2, 5, 9, 30, 3, 7, 12)]
     times = [0.003 * number for number in range(len(requests))]
-    fired = run_loadgen(split_into_tasks(TargetServer(url, "known"), requests, times, 4, 1), requests)
-    assert [record.output_tokens for record in fired.records] == [request.output_tokens for request in requests]
-    for record in fired.records:
-        arrivals = fired.tokens[record.index]
+    result = run_loadgen(split_into_tasks(TargetServer(url, "known"), requests, times, 4, 1), requests)
+    assert [record.output_tokens for record in result.records] == [request.output_tokens for request in requests]
+    for record in result.records:
+        arrivals = result.tokens[record.index]
         assert len(arrivals) == record.output_tokens
-        for place, arrival in enumerate(arrivals):
-            assert arrival - record.sent_s >= TTFT_S + place * ITL_S
+        for index, arrival in enumerate(arrivals):
+            assert arrival - record.sent_s >= TTFT_S + index * ITL_S
 
 
-def test_it_says_which_model_it_has(url: str) -> None:
+def test_it_lists_its_model(url: str) -> None:
     with urllib.request.urlopen(f"{url}/v1/models", timeout=30) as answer:
         assert [one["id"] for one in json.load(answer)["data"]] == ["known"]
     with urllib.request.urlopen(f"{url}/health", timeout=30) as answer:
@@ -47,7 +47,7 @@ def test_it_says_which_model_it_has(url: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/v1/completions", "/"])
-def test_what_it_does_not_know_it_says_so(url: str, path: str) -> None:
+def test_unknown_paths_return_404(url: str, path: str) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(f"{url}{path}", timeout=30)
     assert refused.value.code == 404
@@ -60,10 +60,10 @@ def test_only_a_posted_completion_streams() -> None:
     assert answer_plain_request(b"POST /tokenize HTTP/1.1\r\n\r\n") is not None
 
 
-def test_an_interrupt_ends_it_without_a_word() -> None:
+def test_an_interrupt_stops_it_silently() -> None:
     command = [sys.executable, "-m", "enginebay.lab.loadgen.calibration_server"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=10)
-    assert (process.returncode, said) == (-signal.SIGINT, b"")
+        _, output = process.communicate(timeout=10)
+    assert (process.returncode, output) == (-signal.SIGINT, b"")

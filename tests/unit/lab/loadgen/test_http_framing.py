@@ -1,4 +1,4 @@
-"""Heads, chunks and stamps, wherever the network cuts them."""
+"""Heads, chunks and timestamps, however the network splits them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-def test_a_head_is_read_once_it_is_whole() -> None:
+def test_a_head_is_parsed_once_it_is_complete() -> None:
     assert parse_head(HEAD[:-1]) is None
     head = parse_head(HEAD + b"5\r\n")
     assert head is not None
@@ -40,7 +40,7 @@ def test_http_1_0_closes_unless_it_says_otherwise() -> None:
     assert kept is not None and not kept.closes
 
 
-def test_a_place_of_the_body_has_the_stamp_of_the_part_that_completed_it() -> None:
+def test_a_byte_of_the_body_has_the_timestamp_of_the_part_that_completed_it() -> None:
     raw = HEAD + chunk(b"first") + chunk(b"second") + b"0\r\n\r\n"
     for cut in range(1, len(raw)):
         parts, stamps = [raw[:cut], raw[cut:]], [1.0, 2.0]
@@ -64,7 +64,7 @@ def test_a_body_with_a_length() -> None:
 
 
 @pytest.mark.parametrize("rest", [b"", b"5\r", b"5\r\nab", b"5\r\nabcde\r\n"])
-def test_chunks_that_were_cut_off_are_not_whole(rest: bytes) -> None:
+def test_truncated_chunks_are_incomplete(rest: bytes) -> None:
     head = parse_head(HEAD)
     assert head is not None
     assert not parse_body(HEAD + rest, head, [HEAD + rest], [1.0]).complete

@@ -1,4 +1,4 @@
-"""A streamed answer is taken apart; what is not right is an error and never tokens."""
+"""Parsing of streamed responses: a malformed one is an error and never counts tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def delta(text: str | None, finish: str | None = None) -> dict[str, Any]:
 
 
 def answer(*events: bytes, end: bool = True, head: bytes = HEAD) -> ParsedResponse:
-    """Each event in a chunk and a part of its own, one second apart."""
+    """Parse a response with each event in its own chunk and part, one second apart."""
     chunks = [b"%x\r\n%s\r\n" % (len(one), one) for one in events]
     parts = [head, *chunks, *([b"0\r\n\r\n"] if end else [])]
     return parse_response(parse_head(head), parts, [float(number) for number in range(len(parts))])
@@ -65,7 +65,7 @@ def test_comments_names_and_crlf_are_allowed() -> None:
     assert found.error is None and found.text == "x"
 
 
-def test_what_our_server_says_of_its_queue_and_cache() -> None:
+def test_queue_time_and_cached_tokens_of_a_bay_server() -> None:
     usage = {**USAGE["usage"], "prompt_tokens_details": {"cached_tokens": 2}, "enginebay": {"queue_s": 0.25}}  # type: ignore[dict-item]
     found = answer(event(delta("x", "stop")), event({"choices": [], "usage": usage}))
     assert (found.cached_tokens, found.queue_s) == (2, 0.25)
@@ -76,17 +76,17 @@ def test_what_our_server_says_of_its_queue_and_cache() -> None:
     [
         ("no_usage", (event(delta("x", "stop")), event(b"[DONE]")), True),
         ("closed", (event(delta("x")),), False),
-        ("closed", (event(delta("x")), event(USAGE)), True),  # framed to its end, and no word that it has ended
+        ("closed", (event(delta("x")), event(USAGE)), True),  # complete framing, but no finish reason
         ("closed", (event(delta("x", "stop")), event(USAGE)), False),
         ("garbage", (event(b"{not json"),), True),
         ("garbage", (event({"choices": "none"}),), True),
         ("garbage", (b"hello\n\n",), True),
         ("garbage", (event({"choices": [], "usage": {"prompt_tokens": -1, "completion_tokens": 2}}),), True),
-        ("garbage", (event(USAGE), event(b"[DONE]")), True),  # tokens by its usage, and none came
+        ("garbage", (event(USAGE), event(b"[DONE]")), True),  # usage reports tokens, but no output arrived
         ("in_stream", (event(delta("x")), event({"error": {"message": "out of luck"}})), True),
     ],
 )
-def test_what_is_not_right_has_no_tokens(error: str, events: tuple[bytes, ...], end: bool) -> None:
+def test_a_malformed_response_has_no_tokens(error: str, events: tuple[bytes, ...], end: bool) -> None:
     found = answer(*events, end=end)
     assert found.error == error, found.detail
     assert found.output_tokens is None and not found.arrivals and not found.text
@@ -99,12 +99,12 @@ def test_a_model_that_ends_at_once_has_one_token_when_it_says_so() -> None:
     assert answer(event(delta("", "stop")), event(USAGE)).error == "garbage"  # two tokens cannot both be the end
 
 
-def test_output_that_usage_denies_is_garbage() -> None:
+def test_output_without_tokens_in_usage_is_garbage() -> None:
     nothing = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 0}}
     assert answer(event(delta("x", "stop")), event(nothing)).error == "garbage"
 
 
-def test_a_refusal_says_what_the_server_said() -> None:
+def test_a_rejection_has_the_servers_message() -> None:
     body = b'{"error":{"message":"too many requests"}}'
     raw = b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     found = parse_response(parse_head(raw), [raw], [1.0])
@@ -117,5 +117,5 @@ def test_an_answer_that_does_not_stream_is_garbage() -> None:
     assert found.error == "garbage" and "application/json" in found.detail
 
 
-def test_no_answer_at_all_is_a_closed_connection() -> None:
+def test_no_response_is_a_closed_connection() -> None:
     assert parse_response(None, [], []).error == "closed"

@@ -1,4 +1,4 @@
-"""A process of the load client, as its parent and the terminal see it."""
+"""A sender process, as its parent and the terminal see it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from enginebay.lab.workload.request_records import Request
 
 _RAISED = """
 import resource
-from enginebay.util.file_limits import allow_most_open_files
-allow_most_open_files()
+from enginebay.util.file_limits import raise_open_file_limit
+raise_open_file_limit()
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 
-def test_the_limit_of_open_files_is_raised_to_the_highest() -> None:
+def test_the_open_file_limit_is_raised_to_the_maximum() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowered = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, {most}))"
     done = subprocess.run([sys.executable, "-c", lowered + _RAISED], capture_output=True, text=True, check=True)
@@ -32,13 +32,13 @@ def test_the_limit_of_open_files_is_raised_to_the_highest() -> None:
     assert soft == (1 << 20 if most == resource.RLIM_INFINITY else min(most, 1 << 20)) > 64
 
 
-def test_ctrl_c_does_not_end_it(tmp_path: Path) -> None:
-    """The terminal sends it to the whole group; the one that started the others ends them."""
-    order, outcomes = tmp_path / "order", tmp_path / "outcomes"
+def test_ctrl_c_does_not_stop_it(tmp_path: Path) -> None:
+    """The terminal sends it to the whole group; the parent stops its children."""
+    task_file, outcomes = tmp_path / "task", tmp_path / "outcomes"
     with run_calibration_server() as url:
-        (own,) = split_into_tasks(TargetServer(url, "known"), [Request((1, 2, 3), 3, 1)], None, 1, 1)
-        order.write_bytes(msgspec.msgpack.encode(own))
-        command = [sys.executable, "-m", "enginebay.lab.loadgen.sender_process", str(order), str(outcomes)]
+        (task,) = split_into_tasks(TargetServer(url, "known"), [Request((1, 2, 3), 3, 1)], None, 1, 1)
+        task_file.write_bytes(msgspec.msgpack.encode(task))
+        command = [sys.executable, "-m", "enginebay.lab.loadgen.sender_process", str(task_file), str(outcomes)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None and process.stdout.readline() == b"ready\n"
             process.send_signal(signal.SIGINT)
@@ -48,12 +48,12 @@ def test_ctrl_c_does_not_end_it(tmp_path: Path) -> None:
     assert outcome.error is None
 
 
-def test_it_ends_without_a_word_when_nobody_listens_any_more(tmp_path: Path) -> None:
-    order, outcomes = tmp_path / "order", tmp_path / "outcomes"
+def test_it_exits_silently_when_its_parent_stops_listening(tmp_path: Path) -> None:
+    task_file, outcomes = tmp_path / "task", tmp_path / "outcomes"
     with run_calibration_server(itl_s=0.05) as url:
-        (own,) = split_into_tasks(TargetServer(url, "known"), [Request((1, 2, 3), 3, 200)], None, 1, 1)
-        order.write_bytes(msgspec.msgpack.encode(own))
-        command = [sys.executable, "-m", "enginebay.lab.loadgen.sender_process", str(order), str(outcomes)]
+        (task,) = split_into_tasks(TargetServer(url, "known"), [Request((1, 2, 3), 3, 200)], None, 1, 1)
+        task_file.write_bytes(msgspec.msgpack.encode(task))
+        command = [sys.executable, "-m", "enginebay.lab.loadgen.sender_process", str(task_file), str(outcomes)]
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process:

@@ -1,4 +1,4 @@
-"""The load client over TLS: a server that is trusted is measured, one that is not is an error that says why."""
+"""The load generator over TLS: a trusted server is measured, an untrusted one is an error with the reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from enginebay.lab.loadgen.sender_pool import LoadgenFailed, run_loadgen
 from enginebay.lab.loadgen.sender_task import RequestOutcome, TargetServer, split_into_tasks
 from enginebay.lab.study.server_api import ServerUnusable, request_json
 from enginebay.lab.workload.request_records import Request
-from tests.unit.lab.loadgen.test_sender import _one_request
+from tests.unit.lab.loadgen.test_sender import read_request
 
 pytestmark = pytest.mark.skipif(
     shutil.which("openssl") is None, reason="openssl makes the certificates, and is not here"
@@ -55,7 +55,7 @@ def make_certificate(folder: Path, names: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_certificate(tmp_path_factory.mktemp("ours"), "IP:127.0.0.1")
 
 
@@ -69,7 +69,7 @@ def tls_server(certificate: Path) -> Iterator[str]:
     def talk(plain: socket.socket) -> None:
         try:
             with context.wrap_socket(plain, server_side=True) as sock:
-                while _one_request(sock):
+                while read_request(sock):
                     for piece in build_stream_writes(TOKENS):
                         sock.sendall(piece)
                         sleep(GAP_S)
@@ -94,40 +94,42 @@ def tls_server(certificate: Path) -> Iterator[str]:
         thread.join(5)
 
 
-def shoot(url: str, count: int = 3) -> list[RequestOutcome]:
-    """Without connecting beforehand, as after a server was restarted in the middle of a run."""
-    orders = split_into_tasks(
+def send(url: str, count: int = 3) -> list[RequestOutcome]:
+    """Send without connecting first, as after a server restart in the middle of a run."""
+    tasks = split_into_tasks(
         TargetServer(url, "m", timeout_s=30.0), [Request("hello", None, TOKENS)] * count, None, 1, 1
     )
-    return RequestSender(orders[0]).run(monotonic())
+    return RequestSender(tasks[0]).run(monotonic())
 
 
 @pytest.mark.parametrize("times", [None, [0.01 * number for number in range(6)]], ids=["closed loop", "open loop"])
-def test_a_trusted_server_is_measured(ours: Path, monkeypatch: pytest.MonkeyPatch, times: list[float] | None) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(ours))
+def test_a_trusted_server_is_measured(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch, times: list[float] | None
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     requests = [Request("hello", None, TOKENS)] * 6
-    with tls_server(ours) as url:
-        fired = run_loadgen(split_into_tasks(TargetServer(url, "m", timeout_s=20.0), requests, times, 2, 1), requests)
-    assert [(record.error, record.detail) for record in fired.records] == [(None, "")] * 6
-    assert [record.output_tokens for record in fired.records] == [TOKENS] * 6
-    for record in fired.records:
-        arrivals = fired.tokens[record.index]
+    with tls_server(certificate) as url:
+        result = run_loadgen(split_into_tasks(TargetServer(url, "m", timeout_s=20.0), requests, times, 2, 1), requests)
+    assert [(record.error, record.detail) for record in result.records] == [(None, "")] * 6
+    assert [record.output_tokens for record in result.records] == [TOKENS] * 6
+    for record in result.records:
+        arrivals = result.tokens[record.index]
         assert len(arrivals) == TOKENS
         assert arrivals[-1] - record.sent_s >= (TOKENS - 1) * GAP_S
         assert arrivals[0] < arrivals[-1]  # each stamped when it came, not with the last
 
 
-def test_a_large_prompt_is_sent_whole(ours: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(ours))
+def test_a_large_prompt_is_sent_whole(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     requests = [Request("x" * (4 << 20), None, TOKENS)]
-    with tls_server(ours) as url:
-        fired = run_loadgen(split_into_tasks(TargetServer(url, "m", timeout_s=60.0), requests, None, 1, 1), requests)
-    assert [(record.error, record.detail) for record in fired.records] == [(None, "")]
+    with tls_server(certificate) as url:
+        result = run_loadgen(split_into_tasks(TargetServer(url, "m", timeout_s=60.0), requests, None, 1, 1), requests)
+    assert [(record.error, record.detail) for record in result.records] == [(None, "")]
 
 
-def test_a_server_that_is_not_trusted_is_an_error_that_says_so(ours: Path) -> None:
-    with tls_server(ours) as url:
-        outcomes = shoot(url)
+def test_an_untrusted_server_is_reported(certificate: Path) -> None:
+    with tls_server(certificate) as url:
+        outcomes = send(url)
         with pytest.raises(ServerUnusable, match=r"certificate of .* is not trusted: self.signed") as refused:
             request_json(TargetServer(url, "m"), "/v1/models")
     assert [outcome.error for outcome in outcomes] == ["connect"] * 3
@@ -138,9 +140,9 @@ def test_a_server_that_is_not_trusted_is_an_error_that_says_so(ours: Path) -> No
     assert "SSL_CERT_FILE" in refused.value.hint
 
 
-def test_the_run_says_it_before_it_begins(ours: Path) -> None:
+def test_an_untrusted_server_fails_before_the_run_starts(certificate: Path) -> None:
     requests = [Request("hello", None, TOKENS)]
-    with tls_server(ours) as url, pytest.raises(LoadgenFailed, match="certificate is not trusted"):
+    with tls_server(certificate) as url, pytest.raises(LoadgenFailed, match="certificate is not trusted"):
         run_loadgen(split_into_tasks(TargetServer(url, "m", timeout_s=20.0), requests, None, 1, 1), requests)
 
 
@@ -163,7 +165,7 @@ def test_a_server_without_tls_is_no_connection() -> None:
 
     thread = threading.Thread(target=refuse, daemon=True)
     thread.start()
-    (outcome,) = shoot(f"https://127.0.0.1:{listener.getsockname()[1]}", count=1)
+    (outcome,) = send(f"https://127.0.0.1:{listener.getsockname()[1]}", count=1)
     thread.join(5)
     listener.close()
     assert outcome.error == "connect" and "SSL" in outcome.detail

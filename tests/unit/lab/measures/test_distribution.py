@@ -34,7 +34,7 @@ def test_one_value_is_all_its_percentiles() -> None:
 
 
 @pytest.mark.parametrize("values", [[], [math.nan], [1.0, math.inf]])
-def test_nothing_has_no_distribution(values: list[float]) -> None:
+def test_no_values_have_no_distribution(values: list[float]) -> None:
     with pytest.raises(ValueError, match="distribution"):
         summarize(values)
 

@@ -1,4 +1,4 @@
-"""Energy told apart by what requests were waiting for."""
+"""Energy by phase, from what requests were waiting for."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_without_joules_there_are_no_phases() -> None:
     assert found["absent"]["prefill_energy_j"] == "no energy was read"
 
 
-def test_joules_of_a_prefill_that_had_company_are_not_of_its_tokens_alone() -> None:
+def test_prefill_that_overlaps_decoding_has_no_joules_per_token() -> None:
     both = [*ALONE, Record(2, 4.0, 4.0, 8.0, 60.0, 60.0, 100, 100, events=100)]  # writes while the first is read
     samples = play_trace(TRACE, make_sample_times(END_S))
     used = energies(samples, GPU)
@@ -129,4 +129,4 @@ def test_joules_of_a_prefill_that_had_company_are_not_of_its_tokens_alone() -> N
     found = compute_measures(both, {}, WINDOW_S, energy={"gpu": used[GPU]}, phases=phases)
     assert found["prefill_energy_j"] == pytest.approx(JOULES["prefill"], rel=0.001)
     assert "prefill_j_per_input_token" not in found
-    assert found["absent"]["decode_j_per_output_token"].endswith("in 40% of the prefill's time")
+    assert found["absent"]["decode_j_per_output_token"].endswith("during 40% of the prefill time")

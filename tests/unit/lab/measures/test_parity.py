@@ -27,7 +27,7 @@ def test_equal_answers_agree_in_everything() -> None:
     assert "first_divergence" not in found.absent
 
 
-def test_agreement_ends_where_answers_part_even_if_they_meet_again() -> None:
+def test_agreement_ends_at_the_first_divergence() -> None:
     found = compare_answers([answer(1, 2, 3, 4), answer(5, 6)], [answer(1, 9, 3, 4), answer(5, 6)])
     assert found.identical_answers == 0.5
     assert found.greedy_agreement == pytest.approx((1 + 2) / 6)
@@ -52,15 +52,15 @@ def test_logprobs_are_compared_until_answers_part() -> None:
     assert found.logprob_distance_max == pytest.approx(0.3)
 
 
-def test_a_logprob_that_is_no_number_is_left_out() -> None:
+def test_a_nan_logprob_is_skipped() -> None:
     a, b = answer(1, 2, logprobs=(-math.inf, -1.0)), answer(1, 2, logprobs=(-math.inf, -1.5))
     assert compare_answers([a], [b]).logprob_distance == pytest.approx(0.5)
 
 
-def test_answers_that_part_at_once_have_no_logprobs_to_compare() -> None:
+def test_answers_that_diverge_at_the_first_token_have_no_logprob_distance() -> None:
     found = compare_answers([answer(1, logprobs=(-1.0,))], [answer(2, logprobs=(-1.0,))])
     assert found.logprob_distance is None
-    assert found.absent["logprob_distance"] == "no answers begin with the same token"
+    assert found.absent["logprob_distance"] == "no two answers start with the same token"
     assert found.greedy_agreement == 0.0
 
 
@@ -68,12 +68,12 @@ def test_another_prompt_breaks_parity() -> None:
     assert compare_answers([answer(1)], [answer(1, prompt=(1, 3))]).same_prompt_ids is False
 
 
-def test_one_prompt_that_is_known_to_differ_is_enough() -> None:
+def test_one_differing_prompt_is_enough() -> None:
     b = [answer(1, prompt=(9,)), answer(1, prompt=None)]
     assert compare_answers([answer(1), answer(1)], b).same_prompt_ids is False
 
 
-def test_what_a_server_does_not_tell_is_absent_with_its_reason() -> None:
+def test_unreported_values_are_absent_with_a_reason() -> None:
     found = compare_answers(
         [ParityAnswer(None, None, None, "yes")] * 2, [answer(1), ParityAnswer(None, None, None, "yes")]
     )
@@ -102,7 +102,7 @@ def test_answers_need_a_partner() -> None:
         compare_answers([], [])
 
 
-def test_settings_say_what_ran_against_what_was_asked() -> None:
+def test_settings_compare_requested_with_effective() -> None:
     asked = {"batching": {"batch_size": 8}, "fp_precision": "bfloat16", "threads": "auto", "seed": 1, "gpus": [0, 1]}
     effective = {
         "batching.batch_size": 8,

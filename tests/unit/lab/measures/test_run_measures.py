@@ -144,16 +144,16 @@ def test_a_million_tokens_cost_what_the_machine_costs_meanwhile() -> None:
     assert found["cost_per_million_total_tokens"] == pytest.approx(0.01 / 202 * 1e6)
 
 
-def test_what_is_not_known_is_absent_with_its_reason() -> None:
+def test_unknown_figures_are_absent_with_a_reason() -> None:
     found = compute_measures(
         [SECOND], {}, 10.0, energy={"gpu": Use(None)}, absent={"gpu_energy_j": "no GPU here", "ttft_s": "stale"}
     )
     absent = found["absent"]
-    assert absent["queue_s"] == "the server does not say how long a request waited"
-    assert absent["itl_s"] == "no answer arrived in more than one piece"
+    assert absent["queue_s"] == "the server does not report queue times"
+    assert absent["itl_s"] == "no response arrived in more than one piece"
     assert absent["j_per_output_token"] == "no energy was read"
-    assert absent["cost_per_million_output_tokens"] == "no price was given"
-    assert absent["goodput_requests_per_s"] == "no slo was given"
+    assert absent["cost_per_million_output_tokens"] == "no price is set"
+    assert absent["goodput_requests_per_s"] == "no SLO is set"
     assert absent["gpu_energy_j"] == "no GPU here"
     assert not set(absent) & set(found)
 
@@ -174,8 +174,8 @@ def test_a_run_without_answers_has_no_latencies(records: list[Record]) -> None:
 
 
 @pytest.mark.parametrize("window_s", [0.0, -1.0, float("nan")])
-def test_no_window_measures_nothing(window_s: float) -> None:
-    with pytest.raises(ValueError, match="measures nothing"):
+def test_a_window_must_be_positive(window_s: float) -> None:
+    with pytest.raises(ValueError, match="window_s must be above 0"):
         compute_measures(RECORDS, TOKENS, window_s)
 
 

@@ -22,7 +22,7 @@ def test_limits_and_objectives_are_read_apart() -> None:
     assert [one.percent for one in slo.objectives] == [95.0, 50.0, 99.9]
 
 
-def test_a_flag_says_the_same() -> None:
+def test_a_flag_parses_to_the_same_slo() -> None:
     assert parse_slo("ttft_p95=0.8, tpot_s=0.05") == slo_from_dict({"ttft_p95": 0.8, "tpot_s": 0.05})
 
 
@@ -51,7 +51,7 @@ def test_a_request_is_good_when_it_keeps_every_limit() -> None:
 
 
 def test_the_wait_for_a_late_client_counts() -> None:
-    """It left 0.1 s late: from then on it took 0.4 s, but who waited did so for 0.5 s."""
+    """Sent 0.1 s late: it took 0.4 s from the actual and 0.5 s from the intended send time."""
     assert not is_good(record(), slo_from_dict({"ttft_s": 0.45}))
 
 

@@ -54,7 +54,7 @@ def test_a_ramp_has_the_rates_it_should_on_the_way(low, high):
         assert count == pytest.approx(middle * 25, abs=5 * (middle * 25) ** 0.5)
 
 
-def test_replay_starts_at_once_and_may_be_faster():
+def test_replay_starts_at_zero_and_may_be_faster():
     assert replay([5.0, 6.0, 9.0], 2.0) == [0, 0.5, 2.0]
     assert replay([], 1.0) == []
 

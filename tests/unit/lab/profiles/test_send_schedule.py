@@ -34,7 +34,7 @@ def test_without_limits_all_are_sent():
 
 
 @pytest.mark.parametrize("profile", [ConstantProfile(50), PoissonProfile(50), GammaProfile(50, 0.5)])
-def test_the_rate_offered_is_the_rate_asked_for(profile):
+def test_the_offered_rate_is_the_requested_rate(profile):
     times = draw_send_times(profile, RunLimits(duration_s=10), 3, requests(1000))
     assert len(times) == 500
     assert times[-1] < 10
@@ -79,9 +79,9 @@ def test_a_trace_is_replayed_up_to_its_limit():
 @pytest.mark.parametrize(
     ("profile", "limits", "sent", "said"),
     [
-        (TraceProfile(), RunLimits(), requests(2), "needs a workload with times"),
-        (TraceProfile(), RunLimits(), requests(2, [3.0, 1.0]), "go backwards"),
-        (PoissonProfile(0.01), RunLimits(duration_s=2), requests(2), "sends no request at all"),
+        (TraceProfile(), RunLimits(), requests(2), "needs a workload with arrival times"),
+        (TraceProfile(), RunLimits(), requests(2, [3.0, 1.0]), "are not in order"),
+        (PoissonProfile(0.01), RunLimits(duration_s=2), requests(2), "sends no request"),
         (PoissonProfile(1e9), RunLimits(duration_s=100), requests(2), "too many"),
     ],
 )
@@ -93,7 +93,7 @@ def test_what_cannot_be_sent_is_refused(profile, limits, sent, said):
 
 @pytest.mark.parametrize("profile", [PoissonProfile(5), GammaProfile(5, 0.5), ConstantProfile(5)])
 def test_a_workload_that_has_fewer_ends_it(profile):
-    """That a file has too few lines is said where it is read."""
+    """A file with too few lines fails when it is read."""
     times = draw_send_times(profile, RunLimits(requests=9, duration_s=10), 0, requests(4))
     assert times == draw_send_times(profile, RunLimits(), 0, requests(4)) and len(times) == 4
 
@@ -104,7 +104,7 @@ def test_a_ramp_of_which_there_are_fewer_requests_is_its_beginning():
 
 
 def test_a_time_that_is_over_before_the_first_request_is_refused():
-    """One request is to be expected in 6 s, and where it falls depends on the seed."""
+    """One request is expected in 6 s; the seed decides when."""
     profile, limits = PoissonProfile(0.1), RunLimits(duration_s=6)
     refused = []
     for seed in range(20):
@@ -112,8 +112,8 @@ def test_a_time_that_is_over_before_the_first_request_is_refused():
             check_sends_any(profile, limits, 1, seed)
             assert draw_send_times(profile, limits, seed, requests(1))
         except ConfigError as error:
-            assert "sends no request at all" in error.message and "duration" in error.hint
-            with pytest.raises(ConfigError, match="sends no request at all"):
+            assert "sends no request" in error.message and "duration" in error.hint
+            with pytest.raises(ConfigError, match="sends no request"):
                 draw_send_times(profile, limits, seed, requests(1))
             refused.append(seed)
     assert 0 < len(refused) < 20

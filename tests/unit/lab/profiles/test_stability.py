@@ -26,7 +26,7 @@ def test_a_figure_that_goes_on_falling_is_still_warming_up():
     assert not is_warmup_over([10 - place / 50 for place in range(400)])
 
 
-def test_too_few_values_tell_nothing():
+def test_too_few_values_are_not_stable():
     assert find_warmup_end([1.0, 5.0]) == 0
     assert not is_warmup_over([1.0] * 19)
     assert is_warmup_over([1.0] * 20)
@@ -52,7 +52,7 @@ def test_a_load_that_builds_up_is_not_stable_though_the_interval_is_narrow():
     assert not found.stable
     assert found.half_width is None or found.half_width < 0.05
     wave = [value + 0.02 * (place // 250 % 2) for place, value in enumerate(noise(2000, spread=0.005))]
-    assert check_stability(wave, relative_width=0.05).reason == "successive batches hang together"
+    assert check_stability(wave, relative_width=0.05).reason == "successive batches are correlated"
 
 
 @pytest.mark.parametrize("values", [[], [1.0], noise(60)])

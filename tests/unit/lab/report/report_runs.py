@@ -1,4 +1,4 @@
-"""Runs made up for the report's tests: a small queueing world with a known shape, all in memory."""
+"""In-memory runs of a small queueing simulation, for the report's tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOST = {
 
 
 @dataclass(frozen=True)
-class DrawnEnergy:
+class FakeEnergy:
     """The joules of a window."""
 
     total_j: float | None
@@ -36,29 +36,29 @@ class DrawnEnergy:
 
 
 @dataclass(frozen=True)
-class MadeRun(Run):
+class InMemoryRun(Run):
     """A run whose files are in memory."""
 
-    made_records: list[Record] = field(default_factory=list)
-    made_tokens: dict[int, list[float]] = field(default_factory=dict)
-    made_samples: list[StoredSample] = field(default_factory=list)
-    made_parity: dict[str, Any] | None = None
+    fake_records: list[Record] = field(default_factory=list)
+    fake_tokens: dict[int, list[float]] = field(default_factory=dict)
+    fake_samples: list[StoredSample] = field(default_factory=list)
+    fake_parity: dict[str, Any] | None = None
 
-    def records(self) -> list[Record]:
-        return self.made_records
+    def read_records(self) -> list[Record]:
+        return self.fake_records
 
-    def tokens(self) -> dict[int, list[float]]:
-        return self.made_tokens
+    def read_token_times(self) -> dict[int, list[float]]:
+        return self.fake_tokens
 
-    def samples(self) -> list[StoredSample]:
-        return self.made_samples
+    def read_samples(self) -> list[StoredSample]:
+        return self.fake_samples
 
-    def parity(self) -> dict[str, Any] | None:
-        return self.made_parity
+    def read_parity(self) -> dict[str, Any] | None:
+        return self.fake_parity
 
 
 def make_records(seed: int, requests: int, rate: float, token_s: float) -> tuple[list[Record], dict[int, list[float]]]:
-    """Requests at a rate; the busier, the slower each token."""
+    """Simulate requests at a rate; tokens slow down with load."""
     dice = random.Random(seed)
     records, tokens, now = [], {}, 0.0
     for index in range(requests):
@@ -103,13 +103,13 @@ def make_run(
     answered: dict[str, Any] | None = None,
     errors: int = 0,
     **sections: Any,
-) -> MadeRun:
+) -> InMemoryRun:
     """One run of a study; keyword arguments replace sections of its manifest."""
     chosen = seed if seed is not None else round(rate * 100) + cycle
     records, tokens = make_records(chosen, requests, rate, token_s)
     records = [fail_record(record) if record.index < errors else record for record in records]
     window_s = max(record.end_s or 0.0 for record in records)
-    energy = None if watts is None else {"gpu": DrawnEnergy(watts * window_s)}
+    energy = None if watts is None else {"gpu": FakeEnergy(watts * window_s)}
     run_id = f"20261115-1430{cycle:02d}-{engine}-{point}"
     manifest = new_manifest(
         run_id,
@@ -133,10 +133,10 @@ def make_run(
         },
     )
     samples = [] if watts is None else make_power_samples(window_s, watts)
-    return MadeRun(Path("runs") / run_id, manifest, records, tokens, samples, answered)
+    return InMemoryRun(Path("runs") / run_id, manifest, records, tokens, samples, answered)
 
 
-def make_study(cycles: int = 3, rates: tuple[float, ...] = (2.0, 6.0), **changes: Any) -> list[MadeRun]:
+def make_study(cycles: int = 3, rates: tuple[float, ...] = (2.0, 6.0), **changes: Any) -> list[InMemoryRun]:
     """Three engines of different speed at several rates, in interleaved order."""
     engines = {"llamacpp": 0.022, "transformers": 0.03, "vllm": 0.009}
     runs = []

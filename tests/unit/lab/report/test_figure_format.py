@@ -58,7 +58,7 @@ def test_one_run_has_no_interval() -> None:
         ((1.0, 1.0, 1.0), ("1.00\u202f×", "[1.00, 1.00]")),
     ],
 )
-def test_a_ratio_has_the_digits_that_tell_it_from_one(
+def test_a_ratio_has_enough_digits_to_differ_from_one(
     ratio: tuple[float, float | None, float | None], text: tuple[str, str]
 ) -> None:
     assert format_ratio(*ratio) == text
@@ -68,7 +68,7 @@ def test_a_column_has_the_unit_of_its_middle() -> None:
     assert pick_column_unit([0.0009, 0.09, 1.2], "s") == (1e3, "ms")
 
 
-def test_a_title_says_its_unit_once() -> None:
+def test_a_title_has_its_unit_once() -> None:
     assert (add_unit_to_title("TTFT p95", "ms"), add_unit_to_title("Output tokens/s", "tokens/s")) == (
         "TTFT p95, ms",
         "Output tokens/s",

@@ -6,7 +6,7 @@ import pytest
 
 from enginebay.lab.report.confounders import find_confounders
 from enginebay.lab.report.report_points import arrange_runs, describe_workload
-from tests.unit.lab.report.report_runs import HOST, MadeRun, make_run, make_study
+from tests.unit.lab.report.report_runs import HOST, InMemoryRun, make_run, make_study
 
 INVALID = {"status": "invalid", "reasons": [{"code": "send_lag", "severity": "invalid", "message": "late"}]}
 
@@ -15,7 +15,7 @@ INVALID = {"status": "invalid", "reasons": [{"code": "send_lag", "severity": "in
     ("profile", "label", "asked"),
     [
         ({"kind": "poisson", "rate": 4}, "Poisson, 4/s", 4.0),
-        ({"kind": "closed", "concurrency": 32}, "closed loop, 32 at once", 32.0),
+        ({"kind": "closed", "concurrency": 32}, "closed loop, 32 concurrent", 32.0),
         ({"kind": "gamma", "rate": 2, "burstiness": 0.5}, "gamma, 2/s, burstiness 0.5", 2.0),
         ({"kind": "ramp", "from_rate": 0, "to_rate": 8, "duration_s": 60}, "ramp, 0 to 8/s", None),
         ({"kind": "offline"}, "offline", None),
@@ -35,20 +35,20 @@ def test_cycles_are_put_together_and_points_go_by_load() -> None:
     assert report.title == "smollm2 on llamacpp, transformers and vllm"
 
 
-def test_invalid_runs_are_left_out_of_the_means_and_said_so() -> None:
+def test_invalid_runs_are_excluded_from_the_means_and_reported() -> None:
     good, bad = make_run(cycle=1), make_run(cycle=2, token_s=0.5, verdict=INVALID)
     (point,) = arrange_runs([good, bad]).points
     assert point.status == "valid"
     assert point.figures["ttft_s.median"].estimate == good.measures["ttft_s"]["median"]
-    assert point.describe_runs() == "1 run, 1 invalid left out"
+    assert point.describe_runs() == "1 run, 1 invalid excluded"
 
 
-def test_a_point_with_nothing_but_invalid_runs_is_invalid() -> None:
+def test_a_point_with_only_invalid_runs_is_invalid() -> None:
     (point,) = arrange_runs([make_run(verdict=INVALID)]).points
     assert point.status == "invalid"
 
 
-def test_engines_of_one_kind_are_told_apart_by_what_differs() -> None:
+def test_engines_of_one_kind_are_labelled_by_their_differences() -> None:
     small = make_run(config={"vllm": {"max_num_seqs": 32}, "random_seed": 1})
     large = make_run(config={"vllm": {"max_num_seqs": 64}, "random_seed": 1})
     assert [one.label for one in arrange_runs([small, large]).series] == [
@@ -57,7 +57,7 @@ def test_engines_of_one_kind_are_told_apart_by_what_differs() -> None:
     ]
 
 
-def test_versions_tell_apart_too() -> None:
+def test_versions_distinguish_labels_too() -> None:
     old, new = make_run(), make_run()
     new.manifest["engine"]["version"] = "2.0"
     assert [one.label for one in arrange_runs([old, new]).series] == ["vllm · 1.0", "vllm · 2.0"]
@@ -76,8 +76,8 @@ def test_a_server_that_is_not_ours_goes_by_its_address() -> None:
     assert arrange_runs([run]).series[0].label == "http://elsewhere:8000"
 
 
-def running(url: str, **effective: int) -> MadeRun:
-    """Of a server of ours that was running already."""
+def running(url: str, **effective: int) -> InMemoryRun:
+    """Return a run against an external server."""
     run = make_run(server={"url": url, "ours": True}, effective=effective)
     del run.manifest["measures"]["server_start_s"]
     return run

@@ -45,7 +45,7 @@ def test_power_is_averaged_in_groups_so_that_its_energy_stays() -> None:
     assert found["each"] == 10
 
 
-def test_readings_without_watts_or_outside_the_window_are_not_drawn() -> None:
+def test_readings_without_watts_or_outside_the_window_are_skipped() -> None:
     samples = [StoredSample(1.0, "cpu", energy_j=5.0), StoredSample(99.0, "gpu 0", power_w=10.0)]
     assert thin_power(samples, 10.0) == []
 
@@ -60,7 +60,7 @@ def test_the_waterfall_keeps_failed_requests_and_the_order() -> None:
 
 
 def test_times_of_a_late_request_are_not_rounded_away() -> None:
-    """Its latencies are differences of these."""
+    """Readers compute latencies as differences of these."""
     (row,) = build_waterfall([Record(0, 3600.0, 3600.0003, 3600.0123, 3600.5, 3600.501, output_tokens=9)])
     assert row[2] - row[1] == pytest.approx(0.0003, abs=1e-5)
     assert row[3] - row[2] == pytest.approx(0.012, abs=1e-5)

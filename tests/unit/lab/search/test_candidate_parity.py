@@ -1,4 +1,4 @@
-"""Whether the engines of a choice did the same work."""
+"""The candidates of a search must do the same work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def answered(**changes: Any) -> list[dict[str, Any]]:
 
 @pytest.fixture()
 def candidate(tmp_path: Path) -> Any:
-    """An engine whose first run gave these answers; its second one, none."""
+    """Return a function that makes a candidate whose first run has these answers, and whose second run has none."""
 
     def make(name: str, answers: list[dict[str, Any]] | None = None, **sections: Any) -> Candidate:
         parity = None if answers is None else {"answers": answers, "tokens": 4}
@@ -31,7 +31,7 @@ def candidate(tmp_path: Path) -> Any:
     return make
 
 
-def test_engines_that_answer_alike_have_no_reason_more(candidate: Any, tmp_path: Path) -> None:
+def test_engines_with_the_same_answers_get_no_reason(candidate: Any, tmp_path: Path) -> None:
     found = [candidate("a", answered()), candidate("b", answered(logprobs=[-0.11, -0.2, -0.3, -0.4]))]
     assert flag_parity_breaks(found, tmp_path) == found
 
@@ -39,14 +39,14 @@ def test_engines_that_answer_alike_have_no_reason_more(candidate: Any, tmp_path:
 @pytest.mark.parametrize(
     ("changes", "severity", "said"),
     [
-        ({"prompt_ids": [1, 2, 4]}, "invalid", "did not get the same prompt tokens"),
+        ({"prompt_ids": [1, 2, 4]}, "invalid", "got different prompt tokens"),
         ({"logprobs": [-0.4, -0.5, -0.6, -0.7]}, "informative", "0.3 nats apart"),
         ({"logprobs": [-2.1, -2.2, -2.3, -2.4]}, "invalid", "2 nats apart"),
         ({"token_ids": [5, 5, 5, 5], "logprobs": None}, "invalid", "agree in 0% of their tokens"),
         ({"token_ids": [7, 8], "logprobs": [-0.1, -0.2]}, "informative", "0.50 times as long"),
     ],
 )
-def test_one_that_answers_otherwise_has_the_reason(
+def test_an_engine_with_different_answers_gets_the_reason(
     candidate: Any, tmp_path: Path, changes: dict[str, Any], severity: str, said: str
 ) -> None:
     first, other = flag_parity_breaks([candidate("a", answered()), candidate("b", answered(**changes))], tmp_path)
@@ -56,35 +56,35 @@ def test_one_that_answers_otherwise_has_the_reason(
     assert reason["message"].startswith("against a: ") and said in reason["message"]
 
 
-def test_all_are_held_against_the_first_that_was_run(candidate: Any, tmp_path: Path) -> None:
+def test_all_are_compared_with_the_first_that_ran(candidate: Any, tmp_path: Path) -> None:
     never = Candidate("never", "never", why_none="could not be run")
     found = [never, candidate("a", answered()), candidate("b", answered(prompt_ids=[9])), candidate("c", answered())]
-    told = flag_parity_breaks(found, tmp_path)
-    assert [one.label for one in told] == ["never", "a", "b", "c"]
-    assert [len(one.reasons) for one in told] == [0, 0, 1, 0]
-    assert told[0] is never
+    flagged = flag_parity_breaks(found, tmp_path)
+    assert [candidate_result.label for candidate_result in flagged] == ["never", "a", "b", "c"]
+    assert [len(candidate_result.reasons) for candidate_result in flagged] == [0, 0, 1, 0]
+    assert flagged[0] is never
 
 
-def test_a_reason_that_was_there_stays_and_the_worst_decides(candidate: Any, tmp_path: Path) -> None:
-    known = candidate("b", answered(logprobs=[-0.4, -0.5, -0.6, -0.7])).with_reason("coarse", "invalid", "few runs")
-    told = flag_parity_breaks([candidate("a", answered()), known], tmp_path)[1]
-    assert [one["code"] for one in told.reasons] == ["coarse", "parity_broken"] and told.status == "invalid"
+def test_an_earlier_reason_stays_and_the_worst_decides(candidate: Any, tmp_path: Path) -> None:
+    known = candidate("b", answered(logprobs=[-0.4, -0.5, -0.6, -0.7])).add_reason("coarse", "invalid", "few runs")
+    flagged = flag_parity_breaks([candidate("a", answered()), known], tmp_path)[1]
+    assert [reason["code"] for reason in flagged.reasons] == ["coarse", "parity_broken"] and flagged.status == "invalid"
 
 
 @pytest.mark.parametrize("theirs", [None, [], [SAME]])
-def test_without_answers_to_the_same_prompts_nothing_is_said(candidate: Any, tmp_path: Path, theirs: Any) -> None:
-    """No parity was asked for, or not as many prompts."""
+def test_without_answers_to_the_same_prompts_nothing_is_flagged(candidate: Any, tmp_path: Path, theirs: Any) -> None:
+    """Parity is off, or the number of prompts differs."""
     found = [candidate("a", answered()), candidate("b", theirs)]
     assert flag_parity_breaks(found, tmp_path) == found
 
 
-def test_what_servers_do_not_tell_is_not_held_against_them(candidate: Any, tmp_path: Path) -> None:
-    untold = answered(prompt_ids=None, token_ids=None, logprobs=None)
-    found = [candidate("a", answered()), candidate("b", untold)]
+def test_unknown_answers_are_not_flagged(candidate: Any, tmp_path: Path) -> None:
+    unknown = answered(prompt_ids=None, token_ids=None, logprobs=None)
+    found = [candidate("a", answered()), candidate("b", unknown)]
     assert flag_parity_breaks(found, tmp_path) == found
 
 
-def test_an_engine_that_is_alone_or_none_at_all(candidate: Any, tmp_path: Path) -> None:
+def test_a_single_engine_or_none(candidate: Any, tmp_path: Path) -> None:
     alone = [candidate("a", answered())]
     assert flag_parity_breaks(alone, tmp_path) == alone
     assert flag_parity_breaks([], tmp_path) == []

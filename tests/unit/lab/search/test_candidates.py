@@ -1,4 +1,4 @@
-"""What is believed of an engine, and which one is the best."""
+"""The verdict on each engine of a search, and the ranking."""
 
 from __future__ import annotations
 
@@ -99,11 +99,11 @@ def test_a_run_with_energy_that_cannot_be_believed_still_has_its_rate() -> None:
     }
 
 
-def test_what_the_search_left_open_is_a_reason() -> None:
+def test_what_the_search_leaves_open_is_a_reason() -> None:
     kept = [ObjectiveResult("ttft_p95", 95, 69, 72)]
     found = add_verdict(Candidate("a", "a", rate=3.0, kept=kept), SearchResult(3.0, 6.0), [], True)
     assert [one["code"] for one in found.reasons] == ["miss_doubtful", "not_confirmed", "coarse", "narrowly_kept"]
-    assert "95.8% of 72 requests kept ttft_p95, and 95% must" in found.reasons[-1]["message"]
+    assert "95.8% of 72 requests met ttft_p95, 95% must" in found.reasons[-1]["message"]
     none = add_verdict(Candidate("a", "a"), SearchResult(None, 0.5), [], True)
     assert none.status == "invalid"  # it might have been the best
     sure = add_verdict(Candidate("a", "a", rate=3.0, sure=True), SearchResult(3.0, 3.2, True, True), [], False)

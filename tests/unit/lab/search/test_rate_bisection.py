@@ -1,4 +1,4 @@
-"""The search for the highest rate, on engines whose answer is known."""
+"""The search for the highest rate, on engines with a known one."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_an_engine_that_misses_everything_ends_at_the_lowest_rate_in_few_runs() 
     assert tries[-1].rate == 0.1 and len(tries) <= 6
 
 
-def test_nothing_above_what_can_be_sustained_is_tried() -> None:
+def test_no_rate_above_the_highest_is_tried() -> None:
     end, tries = search(lambda rate: True, RateBounds(4.0, 0.1, 5.0, "it answers no more"))
     assert end == SearchResult(5.0, None, confirmed=True, narrow=True, limit="it answers no more")
     assert [one.rate for one in tries] == [4.0, 5.0, 5.0]
@@ -76,7 +76,7 @@ def test_where_the_only_rate_is_not_confirmed_one_just_below_it_is_tried() -> No
     assert step == NextTrial(1.82)
 
 
-def test_a_doubtful_miss_is_tried_again_once_and_then_believed() -> None:
+def test_a_doubtful_miss_is_repeated_once_and_then_counts() -> None:
     bounds, rules = RateBounds(2.0, 0.1), SearchRules()
     first = Trial(2.0, False, doubtful=True)
     assert plan_next_trial([first], bounds, rules) == NextTrial(2.0)
@@ -100,7 +100,7 @@ def test_the_last_run_confirms_although_the_resolution_is_not_reached() -> None:
     assert end.rate is not None and end.rate <= 1.0
 
 
-def test_what_the_runs_left_open_is_told() -> None:
+def test_an_exhausted_search_returns_its_bracket() -> None:
     rules = SearchRules(most_runs=2)
     assert plan_next_trial([Trial(4.0, False), Trial(2.67, True)], RateBounds(4.0, 0.1), rules) == SearchResult(
         2.67, 4.0
@@ -127,6 +127,6 @@ def test_noise_at_the_edge_does_not_carry_the_search_above_it() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"resolution": 0.0}, {"resolution": 3.0}, {"most_runs": 1}])
-def test_rules_that_cannot_be(wrong: dict[str, float]) -> None:
+def test_invalid_rules(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         SearchRules(**wrong)  # type: ignore[arg-type]

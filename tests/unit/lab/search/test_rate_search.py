@@ -1,4 +1,4 @@
-"""The whole search on a simulated server: so many places, each taken for so long by a request."""
+"""The whole search on a simulated server with a fixed number of slots and a fixed service time."""
 
 from __future__ import annotations
 
@@ -33,38 +33,38 @@ SLO = {"ttft_p95": 0.5}
 @dataclass(frozen=True)
 class FakeRun:
     id: str
-    found: Sequence[Record]
+    records: Sequence[Record]
     reasons: Sequence[Mapping[str, Any]]
     measures: Mapping[str, Any]
     manifest: Mapping[str, Any] = field(default_factory=lambda: {"engine": {"version": "1.0"}})
 
-    def records(self) -> Sequence[Record]:
-        return self.found
+    def read_records(self) -> Sequence[Record]:
+        return self.records
 
 
 @dataclass
 class FakeSession:
-    """`places` requests are worked on at once, `service_s` each; the first token comes when the work begins."""
+    """Serves `slots` requests at once, `service_s` each; the first token comes `first_s` after service begins."""
 
-    places: int
+    slots: int
     service_s: float
     first_s: float = 0.01
-    busy: Sequence[int] = ()  # numbers of the runs that something disturbs
-    fails: bool = False  # whatever is asked
+    busy: Sequence[int] = ()  # indexes of disturbed runs
+    fails: bool = False  # every request
     runs: list[FakeRun] = field(default_factory=list)
-    asked: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = field(default_factory=list)
+    measured: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = field(default_factory=list)
 
     def measure(self, label: str, profile: Mapping[str, Any], limits: Mapping[str, Any]) -> FakeRun:
-        self.asked.append((profile, limits))
-        (read,) = profiles_from_dict(profile)
+        self.measured.append((profile, limits))
+        (parsed_profile,) = profiles_from_dict(profile)
         requests = [Request((1,), 1, TOKENS)] * int(limits["requests"])
-        kept = limits_from_dict({"requests": limits["requests"]})
-        times = draw_send_times(read, kept, len(self.runs), requests)
+        parsed_limits = limits_from_dict({"requests": limits["requests"]})
+        times = draw_send_times(parsed_profile, parsed_limits, len(self.runs), requests)
         stop_s = limits.get("duration_s", math.inf)
         records = self._closed(profile["concurrency"], len(requests), stop_s) if times is None else self._open(times)
         disturbed = len(self.runs) in self.busy
-        records = [replace(one, first_s=(one.first_s or 0) + 1.0) for one in records] if disturbed else records
-        window_s = max(one.end_s or 0.0 for one in records)
+        records = [replace(record, first_s=(record.first_s or 0) + 1.0) for record in records] if disturbed else records
+        window_s = max(record.end_s or 0.0 for record in records)
         reasons = [{"code": "machine_busy", "severity": "invalid", "message": "busy"}] if disturbed else []
         self.runs.append(
             FakeRun(f"run-{len(self.runs)}", records, reasons, compute_measures(records, {}, window_s, SLO))
@@ -72,23 +72,23 @@ class FakeSession:
         return self.runs[-1]
 
     def _open(self, times: Sequence[float]) -> list[Record]:
-        free = [0.0] * self.places
-        found = []
+        free = [0.0] * self.slots
+        records = []
         for index, sent in enumerate(times):
-            found.append(self._record(index, sent, max(sent, heapq.heappop(free))))
-            heapq.heappush(free, found[-1].end_s or 0.0)
-        return found
+            records.append(self._record(index, sent, max(sent, heapq.heappop(free))))
+            heapq.heappush(free, records[-1].end_s or 0.0)
+        return records
 
     def _closed(self, concurrency: int, count: int, stop_s: float) -> list[Record]:
-        free, ends, found = [0.0] * self.places, [0.0] * concurrency, []
+        free, ends, records = [0.0] * self.slots, [0.0] * concurrency, []
         for index in range(count):
             sent = heapq.heappop(ends)
             if sent >= stop_s:
                 break
-            found.append(self._record(index, sent, max(sent, heapq.heappop(free))))
-            heapq.heappush(free, found[-1].end_s or 0.0)
-            heapq.heappush(ends, found[-1].end_s or 0.0)
-        return found
+            records.append(self._record(index, sent, max(sent, heapq.heappop(free))))
+            heapq.heappush(free, records[-1].end_s or 0.0)
+            heapq.heappush(ends, records[-1].end_s or 0.0)
+        return records
 
     def _record(self, index: int, sent: float, begin: float) -> Record:
         end = begin + self.service_s
@@ -97,20 +97,20 @@ class FakeSession:
         return Record(index, sent, sent, begin + self.first_s, end, end, 1, TOKENS)
 
 
-def wish(**changes: Any) -> SearchGoal:
+def make_goal(**changes: Any) -> SearchGoal:
     return replace(SearchGoal(SLO, {"kind": "poisson"}, 72, 15.0, SearchRules()), **changes)
 
 
 def find(session: FakeSession, **changes: Any) -> Candidate:
     return _search_rate(
-        cast(SearchSession, session), Candidate("sim", "sim"), wish(**changes), SearchCallbacks(), CEILING
+        cast(SearchSession, session), Candidate("sim", "sim"), make_goal(**changes), SearchCallbacks(), CEILING
     )
 
 
-@pytest.mark.parametrize(("places", "service_s"), [(1, 0.2), (4, 1.0), (16, 0.5)])
-def test_a_queue_is_found_near_and_below_its_capacity(places: int, service_s: float) -> None:
-    capacity = places / service_s
-    session = FakeSession(places, service_s)
+@pytest.mark.parametrize(("slots", "service_s"), [(1, 0.2), (4, 1.0), (16, 0.5)])
+def test_the_rate_is_near_and_below_the_capacity(slots: int, service_s: float) -> None:
+    capacity = slots / service_s
+    session = FakeSession(slots, service_s)
     found = find(session)
     assert found.rate is not None and 0.5 * capacity < found.rate <= 1.02 * capacity
     assert found.confirmed and found.status in ("valid", "informative")
@@ -120,16 +120,16 @@ def test_a_queue_is_found_near_and_below_its_capacity(places: int, service_s: fl
     assert "absent" in found.energy
 
 
-def test_the_run_that_confirms_is_the_longest_and_every_run_is_long_enough() -> None:
+def test_the_confirming_run_is_the_longest_and_every_run_is_long_enough() -> None:
     session = FakeSession(4, 2.0)
     found = find(session)
-    tries = [(profile["rate"], limits["requests"]) for profile, limits in session.asked if "rate" in profile]
+    tries = [(profile["rate"], limits["requests"]) for profile, limits in session.measured if "rate" in profile]
     assert all(count >= max(72, 20 * rate) for rate, count in tries)  # ten latencies of 2 s each
     assert tries[-1][1] == max(count for _, count in tries) and tries[-1][1] >= 144
     assert found.confirmed and found.requests == tries[-1][1]  # what a repetition needs
 
 
-def test_one_that_misses_it_alone_is_not_searched() -> None:
+def test_a_miss_with_single_requests_ends_the_search() -> None:
     session = FakeSession(4, 1.0, first_s=0.7)
     found = find(session)
     assert found.rate is None and len(session.runs) == 1
@@ -137,43 +137,43 @@ def test_one_that_misses_it_alone_is_not_searched() -> None:
     assert found.status == "valid"
 
 
-def test_a_miss_alone_on_a_busy_machine_proves_nothing() -> None:
+def test_a_miss_on_a_busy_machine_is_invalid() -> None:
     found = find(FakeSession(4, 0.2, busy=range(100)))
     assert found.rate is None and found.status == "invalid"
 
 
-def test_a_disturbed_run_is_made_again() -> None:
+def test_a_disturbed_run_is_repeated() -> None:
     calm = FakeSession(4, 0.2)
     undisturbed = find(calm)
-    first = next(place for place, (profile, _) in enumerate(calm.asked) if "rate" in profile)
+    first = next(place for place, (profile, _) in enumerate(calm.measured) if "rate" in profile)
     session = FakeSession(4, 0.2, busy=(first,))
     found = find(session)
-    rates = [profile["rate"] for profile, _ in session.asked if "rate" in profile]
+    rates = [profile["rate"] for profile, _ in session.measured if "rate" in profile]
     assert rates[0] == rates[1]
     assert found.rate is not None and undisturbed.rate is not None
     assert found.rate == pytest.approx(undisturbed.rate, rel=0.25)
 
 
-def test_an_engine_that_needs_longer_for_a_request_than_a_loop_sends_is_searched() -> None:
+def test_an_engine_slower_than_the_sweep_duration_is_searched() -> None:
     session = FakeSession(4, 80.0)
     found = find(session)
-    assert [len(run.found) for run in session.runs[:2]] == [1, 8]
+    assert [len(run.records) for run in session.runs[:2]] == [1, 8]
     assert found.rate is not None and found.confirmed and found.capacity == pytest.approx(4 / 80)
     assert 0.2 * 4 / 80 < found.rate <= 4 / 80  # hardly one may wait: it would wait for long
 
 
-def test_only_where_nobody_answers_it_is_said_that_nobody_does() -> None:
+def test_without_any_response_there_is_no_rate() -> None:
     session = FakeSession(4, 0.2, fails=True)
     found = find(session)
     assert found.rate is None and found.why_none == "no request was answered" and len(session.runs) == 1
 
 
-def test_few_requests_are_not_sure() -> None:
+def test_with_few_requests_the_result_is_not_sure() -> None:
     found = find(FakeSession(1, 0.2), requests=10, seconds=0.5)
     assert not found.sure and "narrowly_kept" in {one["code"] for one in found.reasons}
 
 
-def test_every_run_has_prompts_and_arrivals_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_run_has_its_own_prompts_and_arrivals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rate_search, "load_run", lambda folder, verify: folder)
     seeds = list[dict[str, int]]()
 
@@ -181,8 +181,8 @@ def test_every_run_has_prompts_and_arrivals_of_its_own(monkeypatch: pytest.Monke
         seeds.append(point.derive_seeds(step.cycle))
         return Path()
 
-    bench = StudyContext(runs_dir=Path(), study_id="s", ceiling=CEILING)
-    session = SearchSession(bench, StudyPoint("p", "a", "m", {}, {}, seed=7, arrivals_seed=40), run, 0)
+    context = StudyContext(runs_dir=Path(), study_id="s", ceiling=CEILING)
+    session = SearchSession(context, StudyPoint("p", "a", "m", {}, {}, seed=7, arrivals_seed=40), run, 0)
     for _ in range(2):
         session.measure("", {}, {})
     assert seeds == [{"requests": 8, "arrivals": 41}, {"requests": 9, "arrivals": 42}]

@@ -72,7 +72,7 @@ def test_units_do_not_matter_to_a_ratio(runs: list[tuple[float, float]], unit: f
         assert other.low == pytest.approx(one.low, rel=1e-3, abs=1e-3)
 
 
-def test_a_ratio_to_something_that_may_be_nothing_has_no_ends() -> None:
+def test_a_ratio_to_a_mean_near_zero_has_no_ends() -> None:
     assert ratio_interval([0.0, 0.0], [1.0, 2.0]) is None
     found = ratio_interval([-1.0, 1.0, 0.5], [1.0, 2.0, 1.5])
     assert found is not None
@@ -117,7 +117,7 @@ def test_the_order_of_values_does_not_matter_to_a_percentile() -> None:
 
 
 @pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf]])
-def test_nothing_and_numbers_that_are_none_have_no_interval(values: list[float]) -> None:
+def test_empty_and_non_finite_values_have_no_interval(values: list[float]) -> None:
     with pytest.raises(ValueError, match="value"):
         mean_interval(values)
     with pytest.raises(ValueError, match="value"):

@@ -1,4 +1,4 @@
-"""A small share of what `python -m bench.lab.interval_coverage` does; its bars are for 2,000 studies in every world."""
+"""A small part of `python -m bench.lab.interval_coverage`, whose limits are for 2,000 studies per scenario."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SLACK = 0.035  # four standard errors of a share of 600
 
 
 @pytest.mark.parametrize("world", NOISE_MODELS[:3], ids=lambda world: world.name)
-def test_intervals_hold_the_truth_as_often_as_they_say(world: NoiseModel) -> None:
+def test_intervals_have_their_nominal_coverage(world: NoiseModel) -> None:
     found = measure_coverage(world, _STUDIES)
     for share in (found.mean, found.difference, found.ratio):
         assert share == pytest.approx(0.95, abs=_SLACK)

@@ -36,7 +36,7 @@ def test_power_is_what_repeated_studies_show() -> None:
     assert compute_power(1.2, 6) == pytest.approx(found, abs=0.025)
 
 
-def test_nobody_is_asked_for_more_pairs_than_can_be_run() -> None:
+def test_the_number_of_pairs_is_bounded() -> None:
     assert count_pairs_needed(0.0) is None
     assert count_pairs_needed(1e-4) is None
     at_the_edge = count_pairs_needed(2.8025 / math.sqrt(MAX_PAIRS))
@@ -44,14 +44,14 @@ def test_nobody_is_asked_for_more_pairs_than_can_be_run() -> None:
     assert at_the_edge == pytest.approx(MAX_PAIRS, rel=0.01)
 
 
-def test_a_clear_difference_is_settled() -> None:
+def test_a_clear_difference_is_significant() -> None:
     found = compare_pairs([10.0, 10.1, 9.9, 10.05, 9.95], [10.5, 10.62, 10.4, 10.53, 10.47])
     assert found.differs
     assert found.more_runs is None
     assert found.difference.estimate == pytest.approx(0.504)
     assert found.ratio is not None
     assert found.ratio.estimate == pytest.approx(1.0504)
-    assert found.outlook == "settled: they differ"
+    assert found.outlook == "significant difference"
 
 
 def test_it_agrees_with_the_paired_test_of_scipy() -> None:
@@ -66,7 +66,7 @@ def test_it_agrees_with_the_paired_test_of_scipy() -> None:
 
 
 def test_what_both_cycles_share_does_not_hide_a_difference() -> None:
-    """A host that slows from cycle to cycle: apart the engines overlap, in pairs they do not."""
+    """A host slows down over cycles: unpaired the engines overlap, paired they do not."""
     host = [1.0, 1.1, 1.2, 1.3, 1.4]
     a = [10 * slow for slow in host]
     b = [10.5 * slow + wobble for slow, wobble in zip(host, [0.01, -0.02, 0.0, 0.02, -0.01], strict=True)]
@@ -74,7 +74,7 @@ def test_what_both_cycles_share_does_not_hide_a_difference() -> None:
     assert compare_pairs(a, b).differs
 
 
-def test_an_open_question_says_how_many_more_runs_would_settle_it() -> None:
+def test_an_inconclusive_difference_estimates_the_runs_needed() -> None:
     a, b = [10.0, 10.0, 10.0, 10.0], [10.4, 9.8, 10.5, 10.1]
     found = compare_pairs(a, b)
     gaps = np.array(b) - np.array(a)
@@ -84,7 +84,7 @@ def test_an_open_question_says_how_many_more_runs_would_settle_it() -> None:
     assert f"{found.more_runs} more runs of each" in found.outlook
 
 
-def test_one_pair_settles_nothing() -> None:
+def test_one_pair_is_inconclusive() -> None:
     found = compare_pairs([10.0], [20.0])
     assert not found.differs
     assert found.more_runs is None
@@ -92,22 +92,22 @@ def test_one_pair_settles_nothing() -> None:
 
 
 @pytest.mark.parametrize("b", [[20.0, 20.1], [20.0, 20.0]])
-def test_two_pairs_settle_nothing_though_their_interval_leaves_out_0(b: list[float]) -> None:
+def test_two_pairs_are_inconclusive_even_if_their_interval_excludes_0(b: list[float]) -> None:
     found = compare_pairs([10.0, 10.0], b)
     assert not found.difference.contains(0.0) and not found.differs
-    assert found.outlook == "not settled: 2 pairs are too few to settle it, at least 3 are needed"
+    assert found.outlook == "inconclusive: 2 pairs are too few, at least 3 are needed"
     assert compare_pairs([10.0] * 3, [*b, 20.05]).differs
 
 
-def test_two_pairs_that_leave_it_open_say_how_many_more_it_takes() -> None:
-    assert "more runs of each would settle" in compare_pairs([10.0, 10.0], [10.5, 11.5]).outlook
+def test_two_inconclusive_pairs_estimate_the_runs_needed() -> None:
+    assert "more runs of each would resolve" in compare_pairs([10.0, 10.0], [10.5, 11.5]).outlook
 
 
 def test_the_same_runs_do_not_differ() -> None:
     found = compare_pairs([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
     assert not found.differs
     assert found.more_runs is None
-    assert found.outlook == "no difference was seen"
+    assert found.outlook == "no difference"
 
 
 def test_figures_without_spread_differ_when_they_are_not_the_same() -> None:
@@ -116,14 +116,14 @@ def test_figures_without_spread_differ_when_they_are_not_the_same() -> None:
     assert found.difference.low == found.difference.high == -1.0
 
 
-def test_a_difference_too_small_to_settle_is_said_to_be_so() -> None:
+def test_a_difference_too_small_to_resolve_is_reported() -> None:
     found = compare_pairs([1.0, 1.0, 1.0, 1.0], [1.1, 0.9, 1.1, 0.90001])
     assert not found.differs
     assert found.more_runs is None
     assert str(MAX_PAIRS) in found.outlook
 
 
-def test_a_cycle_that_one_engine_lacks_pairs_with_nothing() -> None:
+def test_a_cycle_that_one_engine_lacks_has_no_pair() -> None:
     assert pair_by_cycle({1: "a1", 3: "a3", 2: "a2"}, {2: "b2", 3: "b3", 4: "b4"}) == (["a2", "a3"], ["b2", "b3"])
 
 

@@ -1,4 +1,4 @@
-"""Repetitions put together, engines kept apart, and comparisons that say what stands in their way."""
+"""Grouping of repeated runs, and comparisons with their problems."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_cycles_give_a_mean_with_its_interval(tmp_path: Path) -> None:
     assert (point["verdict"], point["name"], point["mixed_engines"]) == ("valid", "vllm tiny c1", False)
 
 
-def test_a_name_says_the_engine_once(tmp_path: Path) -> None:
+def test_a_name_contains_the_engine_once(tmp_path: Path) -> None:
     study = {"id": "s1", "point": 0, "cycle": 1, "label": "vllm max_num_seqs=8 c1"}
     (point,) = aggregate_runs([write_run(tmp_path, "r", "vllm", {SPEED: 1.0}, study=study)])
     assert point["name"] == "vllm tiny max_num_seqs=8 c1" and point["label"] == "vllm max_num_seqs=8 c1"
@@ -36,7 +36,7 @@ def test_one_run_has_no_interval(tmp_path: Path) -> None:
     assert point["figures"][SPEED] == {"estimate": 9.0, "low": None, "high": None, "count": 1}
 
 
-def test_invalid_runs_are_left_out_and_named(tmp_path: Path) -> None:
+def test_invalid_runs_are_excluded_and_listed(tmp_path: Path) -> None:
     good = write_cycles(tmp_path, "vllm", [10.0, 10.0])
     bad = write_run(
         tmp_path, "bad", "vllm", {SPEED: 99.0}, INVALID, study={"id": "s1", "point": 0, "cycle": 3, "label": "c1"}
@@ -61,7 +61,7 @@ def test_only_repetitions_are_put_together(tmp_path: Path, other: dict[str, obje
     assert len(aggregate_runs([write_run(tmp_path, "a"), write_run(tmp_path, "c", **other)])) == 2  # type: ignore[arg-type]
 
 
-def test_engines_are_not_averaged_unless_asked_for(tmp_path: Path) -> None:
+def test_engines_are_not_averaged_by_default(tmp_path: Path) -> None:
     runs = [*write_cycles(tmp_path, "vllm", FAST), *write_cycles(tmp_path, "pytorch", SLOW)]
     with pytest.raises(MixedEngines, match=r"pytorch, vllm.*statistically invalid") as refused:
         aggregate_runs(runs)
@@ -70,7 +70,7 @@ def test_engines_are_not_averaged_unless_asked_for(tmp_path: Path) -> None:
     assert (point["mixed_engines"], point["verdict"], point["figures"][SPEED]["count"]) == (True, "invalid", 6)
 
 
-def test_a_clear_difference_is_found_and_can_be_believed(tmp_path: Path) -> None:
+def test_a_clear_difference_is_found_and_reliable(tmp_path: Path) -> None:
     runs = [*write_cycles(tmp_path, "a", SLOW), *write_cycles(tmp_path, "b", FAST)]
     (found,) = compare_runs(runs)
     assert (found["a"]["name"], found["b"]["name"], found["pairs"]) == ("a tiny c1", "b tiny c1", 3)
@@ -90,13 +90,13 @@ def test_pairs_are_made_by_cycle(tmp_path: Path) -> None:
     assert found["figures"][SPEED]["a"] == 20.0  # only of the pairs: 10 and 30
 
 
-def test_what_is_not_settled_says_how_many_more_runs_would_settle_it(tmp_path: Path) -> None:
+def test_an_inconclusive_difference_estimates_the_runs_needed(tmp_path: Path) -> None:
     runs = [*write_cycles(tmp_path, "a", [10.0, 12.0, 9.0]), *write_cycles(tmp_path, "b", [10.5, 11.0, 10.5])]
     speed = compare_runs(runs)[0]["figures"][SPEED]
     assert not speed["differs"] and speed["more_runs"] > 0
 
 
-def test_each_load_is_compared_with_its_like(tmp_path: Path) -> None:
+def test_each_load_is_compared_with_the_same_load(tmp_path: Path) -> None:
     runs = [
         write_run(tmp_path, f"{engine}{load}", engine, profile={"kind": "closed", "concurrency": load})
         for engine in ("a", "b")
@@ -121,8 +121,8 @@ def test_the_same_profile_with_another_workload_is_another_load(
     found = compare_runs(runs)
     pairs = [(one["a"]["runs"], one["b"]["runs"]) for one in found]
     assert pairs == [(["a-short"], ["b-short"]), (["a-long"], ["b-long"])]
-    assert all("the loads differ" not in one["problems"] for one in found)
-    assert "the loads differ" in compare_runs([runs[0], runs[3]])[0]["problems"]
+    assert all("the workloads differ" not in one["problems"] for one in found)
+    assert "the workloads differ" in compare_runs([runs[0], runs[3]])[0]["problems"]
     assert len(aggregate_runs(runs, allow_mixed_engines=True)) == 2
 
 
@@ -131,14 +131,14 @@ def test_the_same_profile_with_another_workload_is_another_load(
     [
         ({"workload": {"sha256": "def"}}, "the requests differ"),
         ({"model": {"name": "other"}}, "the models differ"),
-        ({"profile": {"kind": "offline"}}, "the loads differ"),
+        ({"profile": {"kind": "offline"}}, "the workloads differ"),
         ({"environment": {"host": "there"}}, "they ran on different hosts"),
         ({"environment": {"host": "here", "gpu": ["H100 GPU-b"]}}, "they ran on different GPUs"),
-        ({"study": "s2"}, "they were not run in one study"),
+        ({"study": "s2"}, "they are from different studies"),
         ({"verdict": INVALID}, "all runs of b tiny c1 are invalid"),
     ],
 )
-def test_what_stands_in_the_way_is_said(tmp_path: Path, other: dict[str, object], problem: str) -> None:
+def test_problems_of_a_comparison_are_listed(tmp_path: Path, other: dict[str, object], problem: str) -> None:
     here = {"host": "here", "gpu": ["H200 GPU-a"]}
     runs = [*write_cycles(tmp_path, "a", SLOW, environment=here), *write_cycles(tmp_path, "b", FAST, **other)]  # type: ignore[arg-type]
     (found,) = compare_runs(runs)
@@ -177,12 +177,12 @@ def test_a_running_server_with_other_settings_is_another_point(tmp_path: Path) -
 def test_one_pair_and_no_pair(tmp_path: Path) -> None:
     a, b = write_cycles(tmp_path, "a", SLOW), write_cycles(tmp_path, "b", FAST)
     (one,) = compare_runs([a[0], b[0]])
-    assert one["problems"] == ["one pair has no interval: it takes at least 3 cycles to settle anything"]
+    assert one["problems"] == ["one pair has no interval: at least 3 cycles are needed"]
     (none,) = compare_runs([a[0], b[1]])
-    assert (none["problems"], none["figures"]) == (["no cycle was run on both"], {})
+    assert (none["problems"], none["figures"]) == (["no cycle ran on both"], {})
 
 
-def test_repetitions_are_nothing_to_compare(tmp_path: Path) -> None:
+def test_repetitions_cannot_be_compared(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nothing to compare"):
         compare_runs(write_cycles(tmp_path, "a", SLOW))
 

@@ -1,6 +1,6 @@
-"""Writers killed at every line and at random moments; a script, since it forks before Arrow has any threads.
+"""Kill writers at every line and at random moments. A script, since it forks before Arrow starts threads.
 
-Prints what went wrong, one line each, and then how many were killed and how many finished.
+Prints what went wrong, one line each, then how many were killed and how many finished.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ def main(root: Path) -> None:
     for number, line in enumerate(sorted(random.Random(1).sample(range(1, total + 1), min(total, LINES_TRIED)))):
         folder = root / f"line{number}"
         killed += is_killed_by(lambda folder=folder, line=line: kill_at_line(folder, line))
-        finished += check(folder, f"killed at line {line} of {total}", said=[])
+        finished += check(folder, f"killed at line {line} of {total}", reported=[])
     for number in range(RANDOM_MOMENTS):
         folder = root / f"moment{number}"
-        said = kill_at_random(folder)
+        reported = kill_at_random(folder)
         killed += 1
-        finished += check(folder, f"killed at random moment {number}", said)
+        finished += check(folder, f"killed at random moment {number}", reported)
     print("killed", killed, "finished", finished)
 
 
-def check(folder: Path, when: str, said: list[str]) -> int:
-    """After a kill: what was said to be finished is there, nothing is corrupt, and cleaning leaves only whole runs."""
+def check(folder: Path, moment: str, reported: list[str]) -> int:
+    """Check after a kill: reported runs exist, nothing is corrupt, and cleaning leaves only complete runs."""
     runs, problems = list_runs(folder)
     ids = {run.id for run in runs}
     for problem in problems:
-        print("WRONG", when, problem.message)
-    if lost := set(said) - ids:
-        print("WRONG", when, "lost", sorted(lost))
+        print("WRONG", moment, problem.message)
+    if lost := set(reported) - ids:
+        print("WRONG", moment, "lost", sorted(lost))
     if len(run_folders.list_partial_folders(folder)) > 1:
-        print("WRONG", when, "left several partial folders")
+        print("WRONG", moment, "left several partial folders")
     run_folders.remove_stale_partials(folder)
-    if folder.exists() and {one.name for one in folder.iterdir()} != ids:
-        print("WRONG", when, "left", sorted(one.name for one in folder.iterdir()))
+    if folder.exists() and {path.name for path in folder.iterdir()} != ids:
+        print("WRONG", moment, "left", sorted(path.name for path in folder.iterdir()))
     return len(runs)
 
 
@@ -68,13 +68,13 @@ def count_lines(folder: Path) -> int:
 
 
 def kill_at_line(folder: Path, last: int | None) -> int:
-    """Write one run and be killed before the given line of our own code runs; gives how many lines there were."""
-    ours = str(Path(run_folders.__file__).parent)
+    """Write one run and die before the given line of the store's code. Return the number of lines executed."""
+    store_folder = str(Path(run_folders.__file__).parent)
     count = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal count
-        if not frame.f_code.co_filename.startswith(ours):
+        if not frame.f_code.co_filename.startswith(store_folder):
             return None
         if event == "line":
             count += 1
@@ -89,7 +89,7 @@ def kill_at_line(folder: Path, last: int | None) -> int:
 
 
 def kill_at_random(folder: Path) -> list[str]:
-    """Runs are written one after another until the kill; gives those that the writer had said to be finished."""
+    """Write runs until the kill. Return those that the writer reported as finished."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -97,14 +97,14 @@ def kill_at_random(folder: Path) -> list[str]:
             run = write_run(folder, f"20261115-143015-fake-tiny-c1-{number}")
             os.write(writer, f"{run.id}\n".encode())
     os.close(writer)
-    said = os.read(reader, 1000)  # it has begun
+    reported = os.read(reader, 1000)  # it has started
     time.sleep(random.random() * 0.1)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     while more := os.read(reader, 65536):
-        said += more
+        reported += more
     os.close(reader)
-    return said.decode().split()
+    return reported.decode().split()
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def write_run(
     parity: dict[str, Any] | None = None,
     **sections: Any,
 ) -> Run:
-    """A finished run."""
+    """Write a finished run."""
     with RunWriter(folder, make_manifest(run_id, engine, **sections)) as writer:
         writer.add_records(RECORDS, TOKENS)
         writer.add_samples(SAMPLES, origin_s=99.0)
@@ -62,7 +62,7 @@ def write_run(
 
 
 def write_cycles(folder: Path, engine: str, speeds: list[float], study: str = "s1", **given: Any) -> list[Run]:
-    """The cycles of one point."""
+    """Write the cycles of one point."""
     return [
         write_run(
             folder,

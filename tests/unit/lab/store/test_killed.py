@@ -1,4 +1,4 @@
-"""A writer killed at any moment leaves a whole run or a partial folder that nobody reads."""
+"""A writer killed at any moment leaves a complete run, or a partial folder that readers ignore."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from enginebay import __version__
 from enginebay.lab.store.run_environment import describe_environment
 
 
-def test_the_host_is_told() -> None:
+def test_the_host_is_described() -> None:
     found = describe_environment(["H100"])
     assert (found["host"], found["python"], found["enginebay"]) == (
         socket.gethostname(),
@@ -20,7 +20,7 @@ def test_the_host_is_told() -> None:
     assert found["memory_bytes"] > 1 << 28
 
 
-def test_of_another_host_only_what_it_tells() -> None:
-    found = describe_environment(["H200"], elsewhere="gpu-1")
+def test_only_the_name_and_gpus_of_another_host_are_known() -> None:
+    found = describe_environment(["H200"], remote_host="gpu-1")
     assert (found["host"], found["gpu"]) == ("gpu-1", ["H200"]) and not {"cpu", "cores", "memory_bytes"} & set(found)
     assert found["client"]["host"] == socket.gethostname() and found["client"]["cpu"]

@@ -45,7 +45,7 @@ def test_markdown_blames_only_what_makes_a_run_invalid(tmp_path: Path) -> None:
     assert export_runs(runs, "markdown").splitlines()[-3:] == [
         "- `a` is informative: too_few_cycles: 1 cycle",
         "- `b` is invalid: errors: 2 failed",
-        "- `b` would be informative for this alone: too_few_cycles: 1 cycle",
+        "- `b` would be informative for this reason alone: too_few_cycles: 1 cycle",
     ]
 
 

@@ -27,6 +27,6 @@ def test_ids_sort_by_time_wherever_the_clock_stands() -> None:
     assert make_run_id(WHEN, "z", "z") < make_run_id(later, "a", "a")
 
 
-def test_runs_lie_under_home(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_stored_under_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGINEBAY_HOME", "/somewhere")
     assert str(runs_dir()) == "/somewhere/runs"

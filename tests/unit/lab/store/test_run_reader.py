@@ -1,4 +1,4 @@
-"""A folder that does not hold what its manifest says is named, and what is wrong with it."""
+"""A folder that does not match its manifest is reported, with what is wrong."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "wrong kind": (lambda run: rewrite(run, lambda m: m.update(measures=[])), "measures in manifest.json"),
     "cycle in words": (lambda run: rewrite(run, lambda m: m.update(study={"cycle": "one"})), "study.cycle"),
     "no verdict": (lambda run: rewrite(run, lambda m: m.update(verdict={})), "it has no verdict"),
-    "other id": (lambda run: rewrite(run, lambda m: m.update(id="x")), "says that it is x"),
-    "file outside": (lambda run: rewrite(run, lambda m: m["files"].update({"../x": {}})), "cannot be: ../x"),
+    "other id": (lambda run: rewrite(run, lambda m: m.update(id="x")), "the id in manifest.json is x"),
+    "file outside": (lambda run: rewrite(run, lambda m: m["files"].update({"../x": {}})), "invalid file: ../x"),
     "unnamed requests": (lambda run: rewrite(run, lambda m: m["files"].pop("requests.parquet")), "does not name"),
     "missing tokens": (lambda run: (run / "tokens.parquet").unlink(), "tokens.parquet is missing"),
     "a bit of the requests": (lambda run: flip(run / "requests.parquet"), "requests.parquet was changed"),
@@ -73,7 +73,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_named_and_the_run_skipped(tmp_path: Path, damage: str) -> None:
+def test_damage_is_reported_and_the_run_skipped(tmp_path: Path, damage: str) -> None:
     good = write_run(tmp_path, "20261115-000000-good")
     bad = write_run(tmp_path, "20261115-000001-bad")
     harm, wrong = DAMAGE[damage]
@@ -95,7 +95,7 @@ def test_a_copy_does_not_count_as_a_second_run(tmp_path: Path) -> None:
     assert [one.folder.name for one in problems] == ["copy"]
 
 
-def test_what_is_no_run_is_passed_over(tmp_path: Path) -> None:
+def test_other_files_and_folders_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "studies").mkdir()
     (tmp_path / ".trash").mkdir()
     (tmp_path / "report.html").write_text("x")

@@ -1,4 +1,4 @@
-"""Which runs a word means."""
+"""Which runs a name selects."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (["2026-a-1"], ["2026-a-1"]),  # whole, though another begins with it
+        (["2026-a-1"], ["2026-a-1"]),  # exact, though another starts with it
         (["2026-b"], ["2026-b-1"]),
         (["first"], ["2026-a-1", "2026-a-12"]),
         (["latest"], ["2026-b-1"]),
         (["latest", "second", "2026-b-1", "2026-a-12"], ["2026-b-1", "2026-a-12"]),  # each once
     ],
 )
-def test_words(folder: Path, names: list[str], expected: list[str]) -> None:
+def test_names_that_select_runs(folder: Path, names: list[str], expected: list[str]) -> None:
     found, problems = select_runs(folder, names)
     assert [run.id for run in found] == expected and not problems
 
@@ -43,9 +43,9 @@ def test_a_path(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("2026-a", "2 runs begin with"), ("x", "no run or study 'x'"), ("", "no run")]
+    ("name", "said"), [("2026-a", "2 runs start with"), ("x", "no run or study 'x'"), ("", "no run")]
 )
-def test_what_means_no_run_or_several(folder: Path, name: str, said: str) -> None:
+def test_names_that_select_no_run_or_several(folder: Path, name: str, said: str) -> None:
     with pytest.raises(UnknownRun, match=said):
         select_runs(folder, [name])
 
@@ -63,7 +63,7 @@ def test_no_runs_at_all(tmp_path: Path) -> None:
         select_runs(tmp_path / "none", ["latest"])
 
 
-def test_a_corrupt_run_that_is_named_is_not_given_out(folder: Path) -> None:
+def test_a_corrupt_run_that_is_named_raises(folder: Path) -> None:
     (folder / "2026-b-1" / "tokens.parquet").unlink()
     (folder / "2026-a-12" / "manifest.json").unlink()
     for name in ("latest", "second", "2026-b-1", "2026-b", "2026-a-12"):
@@ -71,16 +71,16 @@ def test_a_corrupt_run_that_is_named_is_not_given_out(folder: Path) -> None:
             select_runs(folder, [name])
     found, problems = select_runs(folder, ["2026-a-1"])
     assert [run.id for run in found] == ["2026-a-1"] and not problems
-    with pytest.raises(UnknownRun, match="2 runs begin with"):  # also of one that cannot be read
+    with pytest.raises(UnknownRun, match="2 runs start with"):  # also of one that cannot be read
         select_runs(folder, ["2026-a"])
 
 
-def test_a_corrupt_run_is_left_out_of_its_study_and_named(folder: Path) -> None:
+def test_a_corrupt_run_is_left_out_of_its_study_and_reported(folder: Path) -> None:
     (folder / "2026-a-12" / "tokens.parquet").unlink()
     found, problems = select_runs(folder, ["first"])
     assert [run.id for run in found] == ["2026-a-1"]
     assert [problem.wrong for problem in problems] == ["tokens.parquet is missing"]
-    (folder / "2026-a-12" / "manifest.json").unlink()  # now nothing tells what study it is of
+    (folder / "2026-a-12" / "manifest.json").unlink()  # now its study is unknown
     for names in (["first"], ["latest"], ["first", "latest"]):
         found, problems = select_runs(folder, names)
         assert found and [problem.folder.name for problem in problems] == ["2026-a-12"]

@@ -1,4 +1,4 @@
-"""What is written is read again as it was, and only a finished run is a run."""
+"""A run is read as it was written, and only a finished run counts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_long_runs_are_written_in_batches(tmp_path: Path) -> None:
     assert len(tokens) == count and tokens[count - 1] == [count - 1, count - 0.5]
 
 
-def test_half_a_character_and_numbers_that_are_none_do_not_lose_a_run(tmp_path: Path) -> None:
+def test_lone_surrogates_and_non_finite_numbers_do_not_lose_a_run(tmp_path: Path) -> None:
     with RunWriter(tmp_path, make_manifest(config={"name": "\ud83d"})) as writer:
         writer.add_records([Record(0, 0.0, 0.0, text="a\ud83d")], {})
         writer.write_parity({"answers": [{"logprobs": [-math.inf]}]})
@@ -115,7 +115,7 @@ def test_a_run_that_is_left_unfinished_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_being_written_is_no_run_and_is_not_cleaned_up(tmp_path: Path) -> None:
+def test_a_run_being_written_is_not_listed_and_not_cleaned_up(tmp_path: Path) -> None:
     with RunWriter(tmp_path, make_manifest()) as writer:
         writer.add_records(RECORDS, TOKENS)
         assert list_runs(tmp_path) == ([], [])
@@ -127,7 +127,7 @@ def test_a_run_being_written_is_no_run_and_is_not_cleaned_up(tmp_path: Path) -> 
     assert len(list_runs(tmp_path)[0]) == 1
 
 
-def test_what_a_dead_writer_left_is_cleaned_up(tmp_path: Path) -> None:
+def test_folders_of_a_dead_writer_are_removed(tmp_path: Path) -> None:
     left = tmp_path / "20261115-143015-x.partial"
     left.mkdir()
     (left / "requests.parquet.spool").write_bytes(b'{"index": 0, "inten')

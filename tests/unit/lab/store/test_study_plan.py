@@ -1,4 +1,4 @@
-"""A study goes on where it stopped."""
+"""A study resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_plan_is_never_written_over(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [one.name for one in path.parent.iterdir()] == [path.name]
 
 
-def test_one_process_at_a_time_carries_a_study_out(tmp_path: Path) -> None:
+def test_only_one_process_at_a_time_runs_a_study(tmp_path: Path) -> None:
     save_study(tmp_path, STUDY)
     save_study(tmp_path, replace(STUDY, id="another"))
     with lock_study(tmp_path, STUDY.id):
@@ -80,21 +80,21 @@ def test_a_corrupt_run_is_run_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"id": 5}', b"\xff"])
-def test_a_plan_that_cannot_be_read_is_named(tmp_path: Path, content: bytes) -> None:
+def test_an_unreadable_plan_is_reported(tmp_path: Path, content: bytes) -> None:
     path = save_study(tmp_path, STUDY)
     path.write_bytes(content)
     with pytest.raises(CorruptStudy, match=path.name):
         load_study(tmp_path, STUDY.id)
 
 
-def test_a_plan_that_is_no_file_is_named(tmp_path: Path) -> None:
+def test_a_plan_that_is_not_a_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "studies" / "s.json").mkdir(parents=True)
     with pytest.raises(CorruptStudy, match=r"s\.json cannot be read"):
         load_study(tmp_path, "s")
 
 
-def test_an_unknown_study_is_told_with_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(UnknownRun, match="no study has been begun"):
+def test_an_unknown_study_is_reported_with_the_existing_ones(tmp_path: Path) -> None:
+    with pytest.raises(UnknownRun, match="there are no studies"):
         load_study(tmp_path, "x")
     save_study(tmp_path, STUDY)
     with pytest.raises(UnknownRun, match=STUDY.id):

@@ -1,4 +1,4 @@
-"""A server that the lab starts ends with the lab. A script stands for `bay serve`."""
+"""A server that the lab starts stops with the lab. A script stands in for `bay serve`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from enginebay.lab.study import bay_server
 
 SERVER = """
 import os, sys, time
-from enginebay.util.stdin_watchdog import end_with_stdin
+from enginebay.util.stdin_watchdog import exit_on_stdin_eof
 assert "--until-stdin-ends" in sys.argv
-end_with_stdin()
+exit_on_stdin_eof()
 print('{"event": "serving", "url": "http://here"}', flush=True)
 time.sleep(60)
 """
 LAB = """
 import sys, time
 from pathlib import Path
-from enginebay.lab import served
-bay_server._BAY = (sys.executable, "-c", Path(sys.argv[1]).read_text())
-with bay_server.served([], Path(sys.argv[2])) as server:
+from enginebay.lab.study import bay_server
+bay_server._BAY_COMMAND = (sys.executable, "-c", Path(sys.argv[1]).read_text())
+with bay_server.run_bay_server([], Path(sys.argv[2])) as server:
     print(server.pid, flush=True)
     time.sleep(60)
 """
@@ -42,10 +42,10 @@ def test_a_killed_lab_leaves_no_server(tmp_path: Path) -> None:
         finally:
             lab.kill()
     _, alive = psutil.wait_procs([server], timeout=20)
-    assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_a_server_is_told_to_end_after_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_is_stopped_after_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bay_server, "_BAY_COMMAND", (sys.executable, "-c", SERVER))
     with bay_server.run_bay_server([], tmp_path / "log") as server:
         assert server.url == "http://here"

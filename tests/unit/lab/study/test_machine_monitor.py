@@ -1,4 +1,4 @@
-"""Which meters a run is watched with, and what is made of their samples."""
+"""Which meters a run uses, and the figures from their samples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.lab.study.test_remote_meter import FAR_S, Host, serving
 NOT_OURS = TargetServer("http://127.0.0.1:9", "m")
 
 
-def test_a_child_is_followed_with_this_machines_meters() -> None:
+def test_a_child_is_monitored_with_this_machines_meters() -> None:
     with monitor_machine(NOT_OURS, os.getppid()) as found:
         sleep(0.15)
     assert {"host", "tree:client", "tree:server"} <= set(list_devices(found.samples))
@@ -58,9 +58,9 @@ def test_only_the_servers_own_gpus_are_read(monkeypatch: pytest.MonkeyPatch, chi
 
 def test_a_gpu_that_the_server_does_not_use_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_monitor, "find_gpus_of", lambda pids, environment, order: [0])
-    with monitor_machine(NOT_OURS, os.getpid()) as found:  # this process computes on none
+    with monitor_machine(NOT_OURS, os.getpid()) as found:  # this process uses none
         pass
-    assert found.absence_reasons()["nvml"] == "the server computes on no GPU"
+    assert found.absence_reasons()["nvml"] == "the server uses no GPU"
 
 
 def test_energy_names_its_devices_and_a_gpu_without_a_label_its_number() -> None:
@@ -69,32 +69,32 @@ def test_energy_names_its_devices_and_a_gpu_without_a_label_its_number() -> None
     assert list_gpu_names(found) == ["gpu:2", "NVIDIA H200 GPU-a"]
 
 
-def test_whose_time_a_strangers_is_cannot_be_told() -> None:
+def test_the_cpu_share_of_an_unknown_server_is_unknown() -> None:
     with monitor_machine(NOT_OURS, None) as found:
         sleep(0.15)
     assert "tree:server" not in list_devices(found.samples) and "host" in list_devices(found.samples)
     assert found.measure_others_busy(found.samples[0].time_s, found.samples[-1].time_s) is None
 
 
-def test_a_stranger_elsewhere_is_not_watched() -> None:
+def test_an_unknown_server_on_another_host_is_not_monitored() -> None:
     with monitor_machine(TargetServer("http://192.0.2.1:9", "m"), None) as found:
         pass
     assert not found.samples and found.absence_reasons()["energy"] == "the server is on another host"
     assert found.remote_host == "192.0.2.1"
 
 
-def test_a_server_of_ours_on_this_machine_tells_its_meters_and_the_client_is_counted_here() -> None:
+def test_a_bay_server_on_this_machine_reports_its_meters_and_the_client_is_metered_here() -> None:
     with serving(Host()) as target, monitor_machine(target, None) as found:
         sleep(0.15)
     names = list_devices(found.samples)
     assert names == ["gpu:0", "host", "tree:client"]
-    assert {sample.cpu_s for sample in found.samples if sample.device == "host"} == {5.0}  # the server's word alone
+    assert {sample.cpu_s for sample in found.samples if sample.device == "host"} == {5.0}  # only the server's
     assert found.cores == 4 and found.reads_energy and found.clock_error_s == 0.0
     assert found.absence_reasons() == {"rapl": "not here"}
     assert list_gpu_names(found) == ["NVIDIA H200 GPU-a"]
 
 
-def test_a_server_of_ours_elsewhere_tells_its_meters_alone() -> None:
+def test_a_bay_server_on_another_host_reports_only_its_meters() -> None:
     before_s = monotonic()
     with serving(Host(FAR_S)) as target, monitor_machine(target, None) as found:
         sleep(0.15)
@@ -103,34 +103,34 @@ def test_a_server_of_ours_elsewhere_tells_its_meters_alone() -> None:
     assert all(before_s - 1 < sample.time_s < monotonic() + 1 for sample in found.samples)
 
 
-def test_the_key_for_meters_is_another_than_that_for_text() -> None:
+def test_meters_use_the_admin_key() -> None:
     host = Host()
     with serving(host) as target, monitor_machine(target, None, {"Authorization": "Bearer admin"}):
         pass
     assert {key for _, key, _ in host.asked} == {"Bearer admin"}
 
 
-def test_one_that_does_not_tell_is_watched_as_a_stranger_and_says_why() -> None:
+def test_without_its_meters_a_bay_server_is_monitored_like_any_other_and_the_reason_is_given() -> None:
     host = Host()
     host.status = 403
     with serving(host) as target, monitor_machine(target, None) as found:
         sleep(0.15)
     assert "tree:client" in list_devices(found.samples) and found.cores == 0
-    assert "scope admin" in found.absence_reasons()["server meters"]
+    assert "admin scope" in found.absence_reasons()["server meters"]
 
 
-def test_readings_that_failed_are_told() -> None:
+def test_failed_readings_are_reported() -> None:
     host = Host()
     with serving(host) as target, monitor_machine(target, None) as found:
         sleep(0.15)
         host.status = 503
         sleep(0.15)
-    assert "the last: the server answers 503" in found.absence_reasons()["server meters"]
+    assert "the last with: /admin/meters returned 503" in found.absence_reasons()["server meters"]
     assert "gpu:0" in list_devices(found.samples)
 
 
-class Hurried:
-    """Stands for a sampler."""
+class FakeSampler:
+    """A fake sampler that counts bursts."""
 
     def __init__(self) -> None:
         self.bursts = 0
@@ -140,9 +140,9 @@ class Hurried:
 
 
 def test_before_a_window_counters_are_read_often() -> None:
-    hurried = Hurried()
-    MachineReadings(sampler=hurried).expect_window()  # type: ignore[arg-type]
-    assert hurried.bursts == 1
+    sampler = FakeSampler()
+    MachineReadings(sampler=sampler).expect_window()  # type: ignore[arg-type]
+    assert sampler.bursts == 1
 
 
 def test_a_burst_counts_no_more_than_other_times() -> None:
@@ -156,7 +156,7 @@ def test_a_burst_counts_no_more_than_other_times() -> None:
         assert all(b - a >= 0.049 for a, b in pairwise(kept))
 
 
-def test_outside_of_a_run_there_is_nothing_to_hurry() -> None:
+def test_expecting_a_window_without_a_sampler_does_nothing() -> None:
     MachineReadings().expect_window()
 
 
@@ -182,6 +182,6 @@ def test_figures_of_a_device_are_over_the_time_of_the_window() -> None:
     }
 
 
-def test_what_a_device_does_not_tell_is_no_figure() -> None:
+def test_unknown_values_give_no_figure() -> None:
     assert summarize_gpus([Sample(1.0, "gpu:0", energy_j=5.0)], 0.0, 2.0) == {"gpu0_throttled": {}}
     assert summarize_gpus([Sample(1.0, "host", cpu_s=5.0)], 0.0, 2.0) == {}

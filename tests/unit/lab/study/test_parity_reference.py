@@ -1,4 +1,4 @@
-"""Whose answers a run's are held against."""
+"""Which answers a run is compared with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(folder: Path, name: str, tokens: list[int] | None) -> Run:
     return write_run(folder, f"20261115-143015-{name}-1", parity=parity, study={"id": "s", "label": name})
 
 
-def test_the_first_that_was_asked_the_same_is_the_reference(tmp_path: Path) -> None:
+def test_the_first_run_with_the_same_prompts_is_the_reference(tmp_path: Path) -> None:
     references = ParityReferences([FIRST, SECOND, LONGER], {})
     assert references.find(StudyStep(1, 1)) is None
     references.add(StudyStep(0, 1), run(tmp_path, "first", [7]))

@@ -1,4 +1,4 @@
-"""A bay server's meters over HTTP, and its clock."""
+"""A bay server's meters over HTTP, and its clock offset."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from enginebay.lab.study.remote_meter import (
 )
 from enginebay.meters.devices.proc_files import read_boot_id
 
-FAR_S = -5000.0  # what another machine's clock shows beside ours
+FAR_S = -5000.0  # another machine's clock, relative to this one
 
 
 class Host:
@@ -43,8 +43,8 @@ class Host:
         gpu = {"time_s": now_s, "device": "gpu:0", "energy_j": now_s * 100, "power_w": 100.0, "throttle": ["power_cap"]}
         host = {"time_s": now_s, "device": "host", "cpu_s": 5.0, "utilisation": None, "a_field_to_come": 1}
         absent = [{"meter": "rapl", "reason": "not here"}]
-        told = {"monotonic_s": now_s, "boot_id": self.boot_id, "cores": 4, "samples": [gpu, host], "absent": absent}
-        return json.dumps({**told, "names": {"gpu:0": "NVIDIA H200 GPU-a"}}).encode()
+        body = {"monotonic_s": now_s, "boot_id": self.boot_id, "cores": 4, "samples": [gpu, host], "absent": absent}
+        return json.dumps({**body, "names": {"gpu:0": "NVIDIA H200 GPU-a"}}).encode()
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 # The clock
 
 
-def test_the_other_clock_was_read_in_the_middle_more_or_less() -> None:
+def test_the_offset_is_estimated_from_the_middle_of_the_exchange() -> None:
     assert estimate_offset(10.0, 10.2, 3.0) == ClockOffset(pytest.approx(7.1), pytest.approx(0.1))
     assert pick_best_offset([ClockOffset(7.1, 0.1), ClockOffset(7.02, 0.01), ClockOffset(7.3, 0.4)]) == ClockOffset(
         7.02, 0.01
@@ -123,7 +123,7 @@ def test_samples_of_this_machine_keep_their_time(often: None) -> None:
     assert meter.cores == 4 and meter.reads_energy
 
 
-def test_samples_of_another_machine_are_put_on_our_clock(often: None) -> None:
+def test_samples_of_another_machine_are_moved_to_our_clock(often: None) -> None:
     with serving(Host(FAR_S)) as target:
         meter, _ = open_remote_meter(target)
         assert meter is not None and not meter.same_clock
@@ -153,7 +153,7 @@ def test_a_slow_exchange_does_not_move_the_clock(often: None) -> None:
 # The server
 
 
-def test_it_is_asked_on_one_connection_with_the_key_and_not_too_often() -> None:
+def test_it_is_read_on_one_connection_with_the_key_and_not_too_often() -> None:
     host = Host()
     with serving(host) as target:
         meter, _ = open_remote_meter(target)
@@ -170,14 +170,14 @@ def test_it_is_asked_on_one_connection_with_the_key_and_not_too_often() -> None:
     assert len(host.asked) - looks == found <= 11
 
 
-def refused(host: Host) -> str:
+def open_refused(host: Host) -> str:
     with serving(host) as target:
         meter, absent = open_remote_meter(target)
     assert meter is None
     return absent[0].reason
 
 
-def _of(status: int = 200, raw: bytes = b"{}") -> Host:
+def _make_host(status: int = 200, raw: bytes = b"{}") -> Host:
     host = Host()
     host.status, host.raw = status, raw
     return host
@@ -186,27 +186,27 @@ def _of(status: int = 200, raw: bytes = b"{}") -> Host:
 @pytest.mark.parametrize(
     ("host", "said"),
     [
-        (lambda: _of(401), "scope admin"),
-        (lambda: _of(403), "scope admin"),
-        (lambda: _of(404), "has no /admin/meters"),
-        (lambda: _of(500), "answers 500"),
-        (lambda: _of(raw=b"hello"), "cannot be read"),
-        (lambda: _of(raw=b'{"monotonic_s": 1}'), "cannot be read"),
-        (lambda: _of(raw=b'{"monotonic_s": 1, "samples": [{"device": "gpu:0"}]}'), "cannot be read"),
-        (lambda: _of(raw=b'{"monotonic_s": "1", "samples": []}'), "cannot be read"),
-        (lambda: _of(raw=b'\xff{"monotonic_s": 1}'), "cannot be read"),
+        (lambda: _make_host(401), "admin scope"),
+        (lambda: _make_host(403), "admin scope"),
+        (lambda: _make_host(404), "has no /admin/meters"),
+        (lambda: _make_host(500), "returned 500"),
+        (lambda: _make_host(raw=b"hello"), "is invalid"),
+        (lambda: _make_host(raw=b'{"monotonic_s": 1}'), "is invalid"),
+        (lambda: _make_host(raw=b'{"monotonic_s": 1, "samples": [{"device": "gpu:0"}]}'), "is invalid"),
+        (lambda: _make_host(raw=b'{"monotonic_s": "1", "samples": []}'), "is invalid"),
+        (lambda: _make_host(raw=b'\xff{"monotonic_s": 1}'), "is invalid"),
     ],
 )
-def test_why_it_does_not_tell(host: Callable[[], Host], said: str) -> None:
-    assert said in refused(host())
+def test_why_meters_are_unavailable(host: Callable[[], Host], said: str) -> None:
+    assert said in open_refused(host())
 
 
-def test_nobody_there() -> None:
+def test_an_unreachable_server() -> None:
     meter, absent = open_remote_meter(TargetServer("http://127.0.0.1:9", "m", is_enginebay=True))
     assert meter is None and "does not answer" in absent[0].reason
 
 
-def test_a_reading_that_fails_is_left_out_and_the_next_one_works(often: None) -> None:
+def test_a_failed_reading_is_skipped_and_the_next_one_works(often: None) -> None:
     host = Host()
     with serving(host) as target:
         meter, _ = open_remote_meter(target)

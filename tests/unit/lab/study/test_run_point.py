@@ -1,4 +1,4 @@
-"""One whole run against the built-in server, with a meter whose joules are known."""
+"""One whole run against the calibration server, with a meter of known energy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from enginebay.lab.profiles.profile import PoissonProfile, TraceProfile
 from enginebay.lab.store.run_reader import Run, load_run
 from enginebay.lab.store.study_plan import StudyStep
 from enginebay.lab.study import machine_monitor
-from enginebay.lab.study import run_point as conducting
+from enginebay.lab.study import run_point as run_point_module
 from enginebay.lab.study.parity_reference import ParityReference
 from enginebay.lab.study.run_point import SETTLE_S, StudyContext, check_ceiling, run_point
 from enginebay.lab.study.study_point import StudyPoint
@@ -46,19 +46,22 @@ def run(url: str, folder: Path, **given: Any) -> Run:
     point = StudyPoint(
         "p", "", "known", profile={"kind": "closed", "concurrency": 1}, url=url, tokenizer=BYTE_TOKENIZER_NAME, **usual
     )
-    bench = StudyContext(runs_dir=folder, study_id="s", ceiling=ClientCeiling(1e6, 1e5, 1), cycles=given.pop("cycles", None),
+    context = StudyContext(runs_dir=folder, study_id="s", ceiling=ClientCeiling(1e6, 1e5, 1), cycles=given.pop("cycles", None),
                   load_tokenizer=lambda path: ByteTokenizer())  # fmt: skip
-    return load_run(run_point(bench, point, StudyStep(0, 1, "p"), **given))
+    return load_run(run_point(context, point, StudyStep(0, 1, "p"), **given))
 
 
-def test_the_energy_of_a_run_is_told_apart_by_phase(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The power stands still, so each phase's joules are its seconds."""
+def test_the_energy_of_a_run_is_split_by_phase(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Power is constant, so each phase's energy is proportional to its duration."""
     slept = list[float]()
-    monkeypatch.setattr(conducting, "sleep", lambda seconds: (slept.append(seconds), sleep(seconds)))
+    monkeypatch.setattr(run_point_module, "sleep", lambda seconds: (slept.append(seconds), sleep(seconds)))
     meter = ReplayMeter(PowerTrace(((0.0, WATTS),)))
     monkeypatch.setattr(machine_monitor, "find_meters", lambda *trees, **only: ([meter], []))
     found = run(url, tmp_path)
-    assert slept == [SETTLE_S, conducting.IDLE_WITH_ENERGY_S]  # a GPU's utilisation is a mean over what was before
+    assert slept == [
+        SETTLE_S,
+        run_point_module.IDLE_WITH_ENERGY_S,
+    ]  # a GPU's utilisation is a mean over what was before
     measures, records = found.measures, found.read_records()
     seconds = {
         "prefill_energy_j": sum((one.first_s or 0) - one.sent_s for one in records),
@@ -77,7 +80,7 @@ def test_without_a_meter_phases_are_absent_and_the_rest_is_judged(
 ) -> None:
     monkeypatch.setattr(machine_monitor, "find_meters", lambda *trees, **only: ([], [Absent("nvml", "no GPU here")]))
     slept = list[float]()
-    monkeypatch.setattr(conducting, "sleep", slept.append)
+    monkeypatch.setattr(run_point_module, "sleep", slept.append)
     reference = ParityReference(1, "other", [ParityAnswer((1,), ("a",))])
     found = run(url, tmp_path, cycles=1, reference=reference)
     assert found.measures["absent"]["prefill_energy_j"] == "no energy was read"
@@ -85,75 +88,75 @@ def test_without_a_meter_phases_are_absent_and_the_rest_is_judged(
     assert {"too_few_cycles", "client_saturated"} <= set(verdict["checked"])
     assert [one["code"] for one in verdict["reasons"] if one["code"] == "too_few_cycles"]
     assert "parity_broken" in verdict["unchecked"]  # it was not asked for
-    assert slept == [conducting.IDLE_S]
+    assert slept == [run_point_module.IDLE_S]
 
 
 @pytest.fixture
 def no_meters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_monitor, "find_meters", lambda *trees, **only: ([], []))
-    monkeypatch.setattr(conducting, "sleep", lambda seconds: None)
+    monkeypatch.setattr(run_point_module, "sleep", lambda seconds: None)
 
 
 def lines(folder: Path, count: int) -> dict[str, Any]:
-    place = folder / "prompts.jsonl"
-    place.write_text(
+    file = folder / "prompts.jsonl"
+    file.write_text(
         "\n".join(json.dumps({"prompt": f"prompt {number}", "output_tokens": 1}) for number in range(count))
     )
-    return {"kind": "jsonl", "path": str(place)}
+    return {"kind": "jsonl", "path": str(file)}
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
-    """The prompts of parity, of the warm-up and of the load."""
-    found = list[list[Any]]()
-    fire = conducting.run_loadgen
+def sent_prompts(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    """Record the prompts of parity, warm-up and the measured requests."""
+    prompts = list[list[Any]]()
+    original = run_point_module.run_loadgen
 
-    def fired(orders: Any, requests: Sequence[Request], *more: Any) -> Any:
-        found.append([one.prompt for one in requests])
-        return fire(orders, requests, *more)
+    def record_loadgen(orders: Any, requests: Sequence[Request], *more: Any) -> Any:
+        prompts.append([request.prompt for request in requests])
+        return original(orders, requests, *more)
 
-    def answers(target: Any, requests: Sequence[Request], plan: Any) -> list[ParityAnswer]:
-        found.append([one.prompt for one in requests])
+    def record_parity(target: Any, requests: Sequence[Request], plan: Any) -> list[ParityAnswer]:
+        prompts.append([request.prompt for request in requests])
         return []
 
-    monkeypatch.setattr(conducting, "run_loadgen", fired)
-    monkeypatch.setattr(conducting, "ask_parity_prompts", answers)
-    return found
+    monkeypatch.setattr(run_point_module, "run_loadgen", record_loadgen)
+    monkeypatch.setattr(run_point_module, "ask_parity_prompts", record_parity)
+    return prompts
 
 
 def test_a_file_with_fewer_lines_than_warm_up_and_parity_would_send_is_measured(
-    url: str, tmp_path: Path, no_meters: None, asked: list[list[Any]]
+    url: str, tmp_path: Path, no_meters: None, sent_prompts: list[list[Any]]
 ) -> None:
     found = run(url, tmp_path, workload=lines(tmp_path, 2), warmup=None, parity=None, limits={})
     assert [one.error for one in found.read_records()] == [None, None]
-    assert asked == [["prompt 0", "prompt 1"]] * 3
+    assert sent_prompts == [["prompt 0", "prompt 1"]] * 3
 
 
-def test_the_measured_lines_of_a_file_are_those_that_nobody_asked_before(
-    url: str, tmp_path: Path, no_meters: None, asked: list[list[Any]]
+def test_the_measured_lines_of_a_file_were_not_sent_before(
+    url: str, tmp_path: Path, no_meters: None, sent_prompts: list[list[Any]]
 ) -> None:
     file = {**lines(tmp_path, 9), "shuffle": True}
     run(url, tmp_path, workload=file, warmup={"requests": 3}, parity={"prompts": 4})
-    parity, warmup, load = asked
+    parity, warmup, load = sent_prompts
     assert (len(parity), len(warmup), len(load)) == (4, 3, REQUESTS)
     assert len({*parity, *warmup, *load}) == 9
 
 
 def test_a_server_that_fails_at_parity_is_measured_without_it(url: str, tmp_path: Path, no_meters: None) -> None:
-    """The built-in server streams whatever is asked of it, which is no answer to a parity prompt."""
+    """The calibration server always streams, which is not a valid parity answer."""
     found = run(url, tmp_path, workload=lines(tmp_path, 2), parity={"tokens": 1})
-    assert "does not answer a simple request" in found.manifest["absent"]["parity"]
+    assert "failed a simple request" in found.manifest["absent"]["parity"]
     assert [one.error for one in found.read_records()] == [None, None]
     assert "parity_broken" in found.manifest["verdict"]["unchecked"]
 
 
-def test_arrivals_have_a_seed_of_their_own(url: str, tmp_path: Path, no_meters: None) -> None:
+def test_arrivals_have_their_own_seed(url: str, tmp_path: Path, no_meters: None) -> None:
     found = run(url, tmp_path, workload=lines(tmp_path, 2), arrivals_seed=40)
     assert found.manifest["seeds"] == {"requests": 1, "arrivals": 41}
     assert found.manifest["config"]["traffic_simulation"] == {"seed": 40}
 
 
-def test_the_ceiling_holds_for_the_busiest_second_of_a_trace() -> None:
+def test_the_ceiling_applies_to_the_busiest_second_of_a_trace() -> None:
     ceiling = ClientCeiling(tokens_per_s=100.0, requests_per_s=10.0, processes=1)
     burst = [number / 20 for number in range(15)]
     check_ceiling(ceiling, TraceProfile(), [float(number) for number in range(100)], 90.0)

@@ -1,4 +1,4 @@
-"""A study from its plan to its runs, with runs that are made and not measured."""
+"""A study from its plan to its runs, with fake runs."""
 
 from __future__ import annotations
 
@@ -24,72 +24,68 @@ POINTS = [POINT, replace(POINT, label="b", engine="b"), replace(POINT, label="c"
 ANSWER = {"prompt_ids": [1], "token_ids": [7], "logprobs": [-1.0], "text": ""}
 
 
-class Conductor:
-    """Stands for `conduct`: notes what it is told, and writes a run."""
+class FakeRunPoint:
+    """Replaces `run_point`: records its calls, and writes a run."""
 
     def __init__(self, fails: tuple[str, ...] = (), killed_after: int | None = None) -> None:
-        self.told: list[tuple[str, int, int | None, str | None]] = []
+        self.calls: list[tuple[str, int, int | None, str | None]] = []
         self._fails = fails
         self._killed_after = killed_after
 
     def __call__(
-        self, bench: StudyContext, point: StudyPoint, step: StudyStep, reference: ParityReference | None = None
+        self, context: StudyContext, point: StudyPoint, step: StudyStep, reference: ParityReference | None = None
     ) -> Path:
-        if self._killed_after is not None and len(self.told) >= self._killed_after:
+        if self._killed_after is not None and len(self.calls) >= self._killed_after:
             raise KeyboardInterrupt
-        self.told.append((point.label, step.cycle, bench.cycles, reference.label if reference else None))
+        self.calls.append((point.label, step.cycle, context.cycles, reference.label if reference else None))
         if point.label in self._fails:
             raise LoadFailed("it did not start", "")
-        study = {"id": bench.study_id, "point": step.point, "cycle": step.cycle, "label": point.label}
+        study = {"id": context.study_id, "point": step.point, "cycle": step.cycle, "label": point.label}
         parity = {"answers": [ANSWER], "tokens": 1}
         name = f"20261115-143015-{point.label}-m-offline-{step.cycle}"
-        return write_run(bench.runs_dir, name, point.engine, parity=parity, study=study).path
+        return write_run(context.runs_dir, name, point.engine, parity=parity, study=study).path
 
 
-def carry_out(
-    folder: Path, study: Any, conductor: Conductor, monkeypatch: pytest.MonkeyPatch
-) -> run_study.StudyOutcome:
-    monkeypatch.setattr(run_study, "run_point", conductor)
-    bench = StudyContext(runs_dir=folder, study_id="", ceiling=ClientCeiling(1.0, 1.0, 1))
-    return run_study.run_study(bench, study, lambda *_: None, lambda *_: None)
+def run(folder: Path, study: Any, runner: FakeRunPoint, monkeypatch: pytest.MonkeyPatch) -> run_study.StudyOutcome:
+    monkeypatch.setattr(run_study, "run_point", runner)
+    context = StudyContext(runs_dir=folder, study_id="", ceiling=ClientCeiling(1.0, 1.0, 1))
+    return run_study.run_study(context, study, lambda *_: None, lambda *_: None)
 
 
-def test_studies_of_the_same_second_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_studies_of_the_same_second_have_different_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     second = datetime(2026, 11, 15, 14, 30, 15, tzinfo=UTC)
     monkeypatch.setattr(run_study, "utc_now", lambda: second)
-    made = [run_study.create_study(tmp_path, POINTS[:1], cycles, {}) for cycles in (1, 2, 3)]
-    assert [study.id for study in made] == [f"study-20261115-143015{end}" for end in ("", "-2", "-3")]
-    assert [len(load_study(tmp_path, study.id).steps) for study in made] == [1, 2, 3]
+    studies = [run_study.create_study(tmp_path, POINTS[:1], cycles, {}) for cycles in (1, 2, 3)]
+    assert [study.id for study in studies] == [f"study-20261115-143015{end}" for end in ("", "-2", "-3")]
+    assert [len(load_study(tmp_path, study.id).steps) for study in studies] == [1, 2, 3]
 
 
-def test_every_run_knows_the_studys_cycles_and_whom_it_is_compared_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    conductor = Conductor()
-    outcome = carry_out(tmp_path, run_study.create_study(tmp_path, POINTS[:2], 2, {}), conductor, monkeypatch)
-    assert conductor.told == [("a", 1, 2, None), ("b", 1, 2, "a"), ("b", 2, 2, "a"), ("a", 2, 2, None)]
+def test_every_run_knows_the_studys_cycles_and_its_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = FakeRunPoint()
+    outcome = run(tmp_path, run_study.create_study(tmp_path, POINTS[:2], 2, {}), runner, monkeypatch)
+    assert runner.calls == [("a", 1, 2, None), ("b", 1, 2, "a"), ("b", 2, 2, "a"), ("a", 2, 2, None)]
     assert len(outcome.runs) == 4 and not outcome.failed
 
 
 def test_a_point_that_cannot_be_run_is_no_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    conductor = Conductor(fails=("a",))
-    outcome = carry_out(tmp_path, run_study.create_study(tmp_path, POINTS, 1, {}), conductor, monkeypatch)
-    assert conductor.told == [("a", 1, 1, None), ("b", 1, 1, None), ("c", 1, 1, "b")]
+    runner = FakeRunPoint(fails=("a",))
+    outcome = run(tmp_path, run_study.create_study(tmp_path, POINTS, 1, {}), runner, monkeypatch)
+    assert runner.calls == [("a", 1, 1, None), ("b", 1, 1, None), ("c", 1, 1, "b")]
     assert list(outcome.failed) == [0]
 
 
-def test_a_study_that_goes_on_still_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_study_knows_its_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = run_study.create_study(tmp_path, POINTS, 1, {})
     with pytest.raises(KeyboardInterrupt):
-        carry_out(tmp_path, study, Conductor(killed_after=1), monkeypatch)
-    conductor = Conductor()
+        run(tmp_path, study, FakeRunPoint(killed_after=1), monkeypatch)
+    runner = FakeRunPoint()
     resumed, problems = run_study.find_study_to_resume(tmp_path, None)
-    carry_out(tmp_path, resumed, conductor, monkeypatch)
+    run(tmp_path, resumed, runner, monkeypatch)
     assert not problems
-    assert conductor.told == [("b", 1, 1, "a"), ("c", 1, 1, "a")]
+    assert runner.calls == [("b", 1, 1, "a"), ("c", 1, 1, "a")]
 
 
-def test_a_corrupt_plan_stops_no_other_study(tmp_path: Path) -> None:
+def test_a_corrupt_plan_does_not_stop_other_studies(tmp_path: Path) -> None:
     study = run_study.create_study(tmp_path, POINTS, 1, {})
     run = write_run(tmp_path, "r1", study={"id": study.id, "point": 0, "cycle": 1})
     (run.path / "tokens.parquet").unlink()

@@ -1,4 +1,4 @@
-"""What a server says of itself and answers to the parity prompts: odd ones are refused in words, or count as not telling."""
+"""What a server reports and its parity answers: malformed ones raise an error, or count as unknown."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ PLAN = ParityPlan(prompts=1, tokens=2)
 
 
 @contextmanager
-def saying(told: Any) -> Iterator[TargetServer]:
-    """A server that answers everything with this: JSON, or bytes as they are."""
-    body = told if isinstance(told, bytes) else json.dumps(told).encode()
+def serve_always(content: Any) -> Iterator[TargetServer]:
+    """Serve the same body for every request: JSON, or raw bytes."""
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
     with serve_answers(lambda path: (200, body)) as url:
         yield TargetServer(url, "m", timeout_s=10)
 
 
-def answer(told: Any, prompt: Prompt = (1, 2, 3)) -> ParityAnswer:
-    with saying(told) as target:
+def answer(content: Any, prompt: Prompt = (1, 2, 3)) -> ParityAnswer:
+    with serve_always(content) as target:
         return ask_parity_prompts(target, [Request(prompt, 3, 2)], PLAN)[0]
 
 
@@ -39,12 +39,12 @@ def choice(**said: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "content",
     [{}, [], "no", None, {"choices": None}, {"choices": []}, {"choices": [None]}, {"choices": {"a": 1}}, {"choices": [[]]}],
 )  # fmt: skip
-def test_an_answer_without_a_choice_is_refused_in_words(told: Any) -> None:
-    with pytest.raises(ServerUnusable, match="does not answer a simple request"):
-        answer(told)
+def test_an_answer_without_a_choice_raises(content: Any) -> None:
+    with pytest.raises(ServerUnusable, match="failed a simple request"):
+        answer(content)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_an_answer_without_a_choice_is_refused_in_words(told: Any) -> None:
         {"tokens": ["a"], "token_logprobs": [10**400]},
     ],
 )
-def test_logprobs_that_are_none_are_not_told(logprobs: Any) -> None:
+def test_malformed_logprobs_are_unknown(logprobs: Any) -> None:
     found = answer(choice(logprobs=logprobs))
     assert (found.token_ids, found.logprobs, found.text) == (None, None, "x")
 
@@ -78,38 +78,38 @@ def test_an_answer_without_text_has_none(said: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("usage", [None, 3, {}, {"prompt_tokens": "three"}, {"prompt_tokens": float("nan")}])
-def test_a_server_that_does_not_count_tells_no_prompt_ids(usage: Any) -> None:
+def test_without_a_token_count_the_prompt_ids_are_unknown(usage: Any) -> None:
     assert answer({**choice(), "usage": usage}).prompt_ids is None
 
 
-def test_another_count_than_was_sent_is_other_ids() -> None:
+def test_a_different_token_count_means_different_prompt_ids() -> None:
     as_sent, longer, longest = (answer({**choice(), "usage": {"prompt_tokens": count}}) for count in (3, 4, 5))
     assert as_sent.prompt_ids == (1, 2, 3)
     assert compare_answers([as_sent], [as_sent]).same_prompt_ids is True
     assert compare_answers([as_sent], [longer]).same_prompt_ids is False
     assert compare_answers([longer], [longest]).same_prompt_ids is False
-    assert compare_answers([longer], [longer]).same_prompt_ids is None  # as many, and nobody knows which
+    assert compare_answers([longer], [longer]).same_prompt_ids is None  # the same count, but which ids is unknown
 
 
-def test_tokens_of_a_text_are_the_servers_own() -> None:
-    told = {**choice(), "tokens": [5, 6, 7]}
-    assert answer(told, "a text").prompt_ids == (5, 6, 7)
-    assert answer({**told, "tokens": [5, 6]}, "a text").prompt_ids is None
-    assert answer({**told, "tokens": ["a", "b", "c"]}, "a text").prompt_ids is None
+def test_tokens_of_a_text_come_from_the_server() -> None:
+    content = {**choice(), "tokens": [5, 6, 7]}
+    assert answer(content, "a text").prompt_ids == (5, 6, 7)
+    assert answer({**content, "tokens": [5, 6]}, "a text").prompt_ids is None
+    assert answer({**content, "tokens": ["a", "b", "c"]}, "a text").prompt_ids is None
 
 
 def facts_from(**ours: Any) -> Any:
-    with saying({"id": "m", "enginebay": {"engine": "fake", **ours}}) as target:
+    with serve_always({"id": "m", "enginebay": {"engine": "fake", **ours}}) as target:
         return fetch_server_facts(target)
 
 
 @pytest.mark.parametrize("settings", [None, [], "x", {"a": 1}, {"a": None}, {"a": {}}])
-def test_settings_in_another_form_are_left_out(settings: Any) -> None:
+def test_malformed_settings_are_ignored(settings: Any) -> None:
     found = facts_from(settings=settings, warnings="odd")
-    assert found.ours and (found.asked, found.effective, list(found.warnings)) == ({}, {}, [])
+    assert found.is_enginebay and (found.requested, found.effective, list(found.warnings)) == ({}, {}, [])
 
 
-def test_numbers_in_another_form_are_left_out() -> None:
+def test_malformed_numbers_are_ignored() -> None:
     found = facts_from(context_length="8k", memory_bytes=True, load_s=[1])
     assert (found.context_length, found.memory_bytes, found.load_s) == (None, None, None)
     found = facts_from(context_length=8192, memory_bytes=1 << 30, load_s=2)
@@ -117,35 +117,35 @@ def test_numbers_in_another_form_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("rows", [None, {"a": 1}, [None], [{"id": None}], [{"id": 7}], [{"id": ["m"]}], [{}]])
-def test_a_list_of_models_without_names_is_none(rows: Any) -> None:
-    with saying({"data": rows}) as target, pytest.raises(ServerUnusable, match="does not list its models"):
+def test_a_model_list_without_names_counts_as_none(rows: Any) -> None:
+    with serve_always({"data": rows}) as target, pytest.raises(ServerUnusable, match="does not list its models"):
         find_only_model(target)
 
 
-def test_the_only_model_is_found_and_several_are_named() -> None:
-    with saying({"data": [{"id": "a"}, {"id": 7}]}) as target:
+def test_the_only_model_is_found_and_several_are_listed() -> None:
+    with serve_always({"data": [{"id": "a"}, {"id": 7}]}) as target:
         assert find_only_model(target) == "a"
-    with saying({"data": [{"id": "a"}, {"id": "b"}]}) as target, pytest.raises(ServerUnusable, match="a, b"):
+    with serve_always({"data": [{"id": "a"}, {"id": "b"}]}) as target, pytest.raises(ServerUnusable, match="a, b"):
         find_only_model(target)
 
 
-def test_a_model_that_the_server_does_not_list_is_refused_and_those_there_are_named() -> None:
+def test_an_unlisted_model_is_rejected_with_the_listed_ones() -> None:
     listed = {"data": [{"id": "a"}, {"id": "b"}]}
     with serve_pages({"/v1/models": listed}) as url:
         assert fetch_checked_facts(TargetServer(url, "a")).model_card == {}
-        with pytest.raises(UsageError, match=r"has no model 'm'\nname one of: a, b"):
+        with pytest.raises(UsageError, match=r"has no model 'm'\nchoose one of: a, b"):
             fetch_checked_facts(TargetServer(url, "m"))
     with serve_pages({"/v1/models": listed, "/v1/models/m": {"id": "m"}}) as url:  # it knows more than it lists
         assert fetch_checked_facts(TargetServer(url, "m")).model_card == {"id": "m"}
 
 
 @pytest.mark.parametrize("pages", [{}, {"/v1/models": {"data": []}}, {"/v1/models": "none"}])
-def test_a_server_without_a_list_is_let_through(pages: dict[str, Any]) -> None:
+def test_a_server_without_a_model_list_is_accepted(pages: dict[str, Any]) -> None:
     with serve_pages(pages) as url:
         assert fetch_checked_facts(TargetServer(url, "m")).kind == ""
 
 
-def test_what_is_nested_without_end_is_text() -> None:
+def test_json_nested_too_deeply_is_text() -> None:
     deep = b"[" * 200_000
-    with saying(deep) as target:
+    with serve_always(deep) as target:
         assert request_json(target, "/v1/models") == (200, deep.decode())

@@ -1,4 +1,4 @@
-"""Runs to judge: a sound one, and pieces to spoil it with."""
+"""Sound runs for validity tests, and parts to break them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make_open_loop(records: list[Record] | None = None, **changes: Any) -> RunFa
 
 
 def make_closed_loop(concurrency: int = 4, rounds: int = 100, **changes: Any) -> RunFacts:
-    """So many at once, each a second long, one after the other."""
+    """A closed loop of one-second requests."""
     own = [
         make_record(turn * concurrency + lane, float(turn), sent_s=float(turn), intended_s=float(turn))
         for turn in range(rounds)

@@ -56,7 +56,7 @@ def refused(index: int, status: int, said: str) -> Record:
     return replace(make_failed(index, 0.0, "status"), status=status, detail=f"{status}: {said}")
 
 
-def test_refusals_are_told_by_status_and_in_the_servers_own_words() -> None:
+def test_failures_report_the_status_and_the_server_message() -> None:
     ids = "prompt has token ids outside of 0 to 255"
     same = errors(RunFacts([refused(index, 400, ids) for index in range(80)]))
     assert isinstance(same, Reason) and f"80 of 80 requests failed (80 × 400: {ids}); " in same.message
@@ -68,16 +68,16 @@ def test_refusals_are_told_by_status_and_in_the_servers_own_words() -> None:
 @pytest.mark.parametrize(
     ("said", "shown"), [("a\n\x1b[31mb", "(1 × 500: a [31mb)"), ("", "(1 × 500)"), ("x" * 300, f"{'x' * 119}…)")]
 )
-def test_what_a_server_says_is_one_short_line(said: str, shown: str) -> None:
+def test_a_server_message_is_one_short_line(said: str, shown: str) -> None:
     found = errors(RunFacts([refused(0, 500, said)]))
     assert isinstance(found, Reason) and shown in found.message
 
 
 @pytest.mark.parametrize(("count", "named"), [(35, "p90, p95, p99"), (36, "p95, p99"), (72, "p99"), (367, "p99")])
-def test_percentiles_that_decide_need_their_answers(count: int, named: str) -> None:
+def test_percentiles_with_an_objective_need_enough_answers(count: int, named: str) -> None:
     found = too_few_for_percentile(RunFacts(make_paced(count), percentiles=[99, 90, 95]))
     assert isinstance(found, Reason) and found.severity == "invalid"
-    assert f"too few to decide by {named}:" in found.message and found.limit == 368
+    assert f"too few to judge {named}:" in found.message and found.limit == 368
 
 
 def test_with_enough_answers_every_percentile_stands() -> None:
@@ -85,7 +85,7 @@ def test_with_enough_answers_every_percentile_stands() -> None:
     assert too_few_for_percentile(RunFacts(make_paced(72), percentiles=[95])) is FINE
 
 
-def test_where_no_percentile_decides_nothing_is_claimed() -> None:
+def test_without_percentiles_nothing_is_claimed() -> None:
     assert too_few_for_percentile(RunFacts(make_paced(5))) is UNKNOWN
     assert too_few_for_percentile(RunFacts(make_paced(5), percentiles=[])) is UNKNOWN
     assert too_few_for_percentile(RunFacts([], percentiles=[95])) is UNKNOWN
@@ -99,7 +99,7 @@ def test_failed_requests_do_not_count_for_percentiles() -> None:
 def test_cycles() -> None:
     few = too_few_cycles(make_open_loop(cycles=2))
     assert isinstance(few, Reason) and few.severity == "informative"
-    assert few.message.endswith("no difference from another point is settled")
+    assert few.message.endswith("so comparisons are inconclusive")
     assert too_few_cycles(make_open_loop(cycles=3)) is FINE
     assert too_few_cycles(make_open_loop()) is UNKNOWN
 
@@ -117,7 +117,7 @@ def test_answers_that_are_too_long_are_other_work_too() -> None:
     )
 
 
-def test_where_no_length_was_asked_for_none_is_missed() -> None:
+def test_without_a_requested_length_nothing_is_off() -> None:
     assert output_lengths_off(make_open_loop(requests=None)) is UNKNOWN
     assert output_lengths_off(make_open_loop(requests=[Request(prompt="hi")] * 400)) is UNKNOWN
 
@@ -137,7 +137,7 @@ def test_prompts_that_were_remembered(cached: int, expected: str) -> None:
     assert unasked_cache_hits(make_open_loop(records)) is UNKNOWN
 
 
-def test_what_to_do_about_remembered_prompts_is_said() -> None:
+def test_cached_prompts_come_with_a_hint() -> None:
     found = unasked_cache_hits(
         make_open_loop([replace(one, cached_tokens=30) for one in make_paced(40)], shared_prefix=False)
     )
@@ -170,6 +170,6 @@ def test_parity(changes: dict[str, float | None], expected: str) -> None:
     assert severity(parity_broken(make_open_loop(parity=replace(PARITY, **changes)))) == expected
 
 
-def test_parity_that_nobody_tells() -> None:
+def test_unreported_parity_is_unknown() -> None:
     assert parity_broken(make_open_loop()) is UNKNOWN
     assert parity_broken(make_open_loop(parity=Parity(1, None, 1.0, None, None, None, None, None, {}))) is UNKNOWN

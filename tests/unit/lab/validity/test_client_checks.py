@@ -88,7 +88,7 @@ def test_a_server_that_refuses_is_not_the_clients_fault() -> None:
     assert delivered_rate(make_open_loop([*make_paced(350), *refused])) is FINE
 
 
-def test_the_draw_is_held_against_the_name_of_the_run() -> None:
+def test_the_random_rate_is_checked_against_the_requested_rate() -> None:
     assert drawn_rate(make_open_loop(rate_per_s=10.2)) is FINE
     found = drawn_rate(make_open_loop(rate_per_s=12.0))
     assert severity(found) == "informative"
@@ -102,7 +102,7 @@ def test_concurrency_that_was_not_held(asked: int, expected: str) -> None:
 
 
 def test_a_drain_that_weighs_too_much() -> None:
-    """40 requests at 32 at once are two rounds, the second with 8."""
+    """40 requests at concurrency 32 are two rounds, the second with 8."""
     records = [make_record(index, 0.0 if index < 32 else 1.0, sent_s=0.0 if index < 32 else 1.0) for index in range(40)]
     facts = RunFacts(records, window_s=2.0, profile="closed", concurrency=32)
     assert severity(delivered_concurrency(facts)) == "invalid"

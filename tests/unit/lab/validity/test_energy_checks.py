@@ -25,13 +25,13 @@ def severity(finding: Finding) -> str:
     return finding.severity if isinstance(finding, Reason) else finding.value
 
 
-def drawn(device: str = "gpu:1", **changes: Any) -> RunFacts:
-    """One of two devices is so; the other is sound."""
+def make_facts(device: str = "gpu:1", **changes: Any) -> RunFacts:
+    """Return facts with one changed device and one sound device."""
     return make_open_loop(energy={"gpu:0": SOUND, device: replace(SOUND, **changes)})
 
 
-def problem(code: str, *spoils: str) -> EnergyProblem:
-    return EnergyProblem(code, f"it did {code}", untrusted_sources=spoils)
+def problem(code: str, *untrusted: str) -> EnergyProblem:
+    return EnergyProblem(code, f"it did {code}", untrusted_sources=untrusted)
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def problem(code: str, *spoils: str) -> EnergyProblem:
     ],
 )
 def test_short_windows(device: str, window_s: float, expected: str) -> None:
-    assert severity(energy_window_short(drawn(device, window_s=window_s))) == expected
+    assert severity(energy_window_short(make_facts(device, window_s=window_s))) == expected
 
 
-@pytest.mark.parametrize(("unsure_j", "expected"), [(20.0, "fine"), (30.0, "informative"), (60.0, "invalid")])
-def test_windows_with_wide_edges(unsure_j: float, expected: str) -> None:
-    assert severity(energy_window_short(drawn(unsure_j=unsure_j))) == expected
+@pytest.mark.parametrize(("uncertainty_j", "expected"), [(20.0, "fine"), (30.0, "informative"), (60.0, "invalid")])
+def test_windows_with_wide_edges(uncertainty_j: float, expected: str) -> None:
+    assert severity(energy_window_short(make_facts(uncertainty_j=uncertainty_j))) == expected
 
 
 @pytest.mark.parametrize(
@@ -66,32 +66,32 @@ def test_windows_with_wide_edges(unsure_j: float, expected: str) -> None:
     ],
 )
 def test_sources_that_disagree(sampled_j: float, expected: str) -> None:
-    assert severity(energy_sources_apart(drawn(power_j=sampled_j))) == expected
+    assert severity(energy_sources_apart(make_facts(power_j=sampled_j))) == expected
 
 
 def test_a_counter_that_counts_nothing_disagrees_too() -> None:
-    assert severity(energy_sources_apart(drawn(counter_j=0.0))) == "invalid"
+    assert severity(energy_sources_apart(make_facts(counter_j=0.0))) == "invalid"
     assert energy_sources_apart(make_open_loop(energy={"cpu": replace(SOUND, power_j=None)})) is UNKNOWN
 
 
 @pytest.mark.parametrize("code", ["reset", "jump", "stall", "gap", "uncovered"])
 def test_a_counter_that_did_not_count(code: str) -> None:
     broken = (problem(code, COUNTER),)
-    assert severity(energy_counter(drawn(problems=broken, source=POWER))) == "invalid"
-    assert severity(energy_counter(drawn(problems=(problem(code, POWER),)))) == "informative"
-    assert severity(energy_counter(drawn(problems=broken, source="", total_j=None))) == "informative"
+    assert severity(energy_counter(make_facts(problems=broken, source=POWER))) == "invalid"
+    assert severity(energy_counter(make_facts(problems=(problem(code, POWER),)))) == "informative"
+    assert severity(energy_counter(make_facts(problems=broken, source="", total_j=None))) == "informative"
 
 
 def test_wraps_and_what_is_not_there_are_no_faults() -> None:
-    assert energy_counter(drawn(problems=(problem("wrapped"), problem("no_power", POWER)))) is FINE
+    assert energy_counter(make_facts(problems=(problem("wrapped"), problem("no_power", POWER)))) is FINE
 
 
 def test_a_stall_that_the_meters_found() -> None:
-    """The counter stands still from 20 s on while 100 W are drawn."""
+    """The counter stalls from 20 s on while the device draws 100 W."""
     samples = [Sample(t / 10, "gpu:0", energy_j=min(t * 10.0, 2000.0), power_w=100.0) for t in range(600)]
     facts = make_open_loop(energy={"gpu:0": measure_energy(samples, "gpu:0", 1.0, 58.0)})
     found = energy_counter(facts)
-    assert isinstance(found, Reason) and found.severity == "invalid" and "the joules are of the power" in found.message
+    assert isinstance(found, Reason) and found.severity == "invalid" and "energy source: power" in found.message
 
 
 def test_a_gap_of_the_power_leaves_the_counter_alone() -> None:
@@ -101,7 +101,7 @@ def test_a_gap_of_the_power_leaves_the_counter_alone() -> None:
     ]  # fmt: skip
     found = energy_counter(make_open_loop(energy={"gpu:0": measure_energy(samples, "gpu:0", 1.0, 58.0)}))
     assert isinstance(found, Reason) and found.severity == "informative"
-    assert "the joules are of the counter" in found.message
+    assert "energy source: counter" in found.message
 
 
 def test_a_sound_trace_has_nothing_to_find() -> None:
@@ -112,15 +112,15 @@ def test_a_sound_trace_has_nothing_to_find() -> None:
 
 
 def test_idle_power() -> None:
-    assert energy_baseline(drawn()) is FINE
-    assert severity(energy_baseline(drawn(problems=(problem("below_idle"),)))) == "invalid"
+    assert energy_baseline(make_facts()) is FINE
+    assert severity(energy_baseline(make_facts(problems=(problem("below_idle"),)))) == "invalid"
     unsteady = {"gpu:1": (problem("unsteady"),)}
-    assert severity(energy_baseline(replace(drawn(), idle_problems=unsteady))) == "informative"
-    assert energy_baseline(replace(drawn(), idle_problems={"gpu:1": ()})) is FINE
+    assert severity(energy_baseline(replace(make_facts(), idle_problems=unsteady))) == "informative"
+    assert energy_baseline(replace(make_facts(), idle_problems={"gpu:1": ()})) is FINE
     assert energy_baseline(make_open_loop(energy={"gpu:0": replace(SOUND, idle_j=None)})) is UNKNOWN
 
 
-def test_where_no_energy_was_read_nothing_is_claimed() -> None:
+def test_without_energy_nothing_is_claimed() -> None:
     for facts in (make_open_loop(), make_open_loop(energy={"gpu:0": WindowEnergy(None)})):
         for check in (energy_window_short, energy_sources_apart, energy_counter, energy_baseline):
             assert check(facts) is UNKNOWN

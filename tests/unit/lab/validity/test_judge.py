@@ -34,7 +34,7 @@ def test_a_run_without_records_is_never_valid() -> None:
     assert [reason.code for reason in verdict.reasons] == ["no_requests"]
 
 
-def test_of_facts_that_are_not_there_nothing_is_claimed() -> None:
+def test_missing_facts_claim_nothing() -> None:
     verdict = judge_run(RunFacts(make_paced(20)))
     assert set(verdict.checked) | set(verdict.unchecked) == set(REASON_RULES)
     assert set(verdict.checked) == {"no_requests", "errors", "impossible_records", "stream_bunched"}
@@ -52,7 +52,7 @@ def test_the_worst_reason_decides_and_comes_first() -> None:
     ]
 
 
-def test_a_fault_of_the_energy_leaves_latencies_alone() -> None:
+def test_an_energy_fault_does_not_affect_latencies() -> None:
     verdict = judge_run(make_open_loop(energy={"gpu:0": WindowEnergy(100.0, source="counter", window_s=2.0)}))
     assert verdict.status_within(codes_about("energy")) == "invalid"
     assert verdict.status_within(codes_about("latency")) == "valid"
@@ -66,13 +66,13 @@ def test_the_verdict_can_be_written_down() -> None:
     assert written["status"] == "invalid" and "send_lag" in written["unchecked"]
 
 
-def test_every_code_concerns_something_and_can_do_something() -> None:
+def test_every_code_has_concerns_and_a_threshold() -> None:
     for code in REASON_RULES.values():
         assert code.concerns and set(code.concerns) <= set(ALL_CONCERNS)
         assert (code.informative, code.invalid) != ("-", "-")
 
 
-def test_a_figure_is_held_against_two_limits() -> None:
+def test_a_figure_is_graded_against_two_limits() -> None:
     def severity(figure: float) -> object:
         found = grade_figure("errors", figure, 1.0, 2.0, "")
         return (found.severity, found.limit) if isinstance(found, Reason) else found

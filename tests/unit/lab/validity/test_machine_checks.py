@@ -17,7 +17,7 @@ def severity(finding: Finding) -> str:
 
 @dataclass(frozen=True)
 class Course:
-    """A device over the window: temperature and clock go evenly from one figure to the other."""
+    """A device over the window: temperature and clock change linearly."""
 
     warmth: tuple[float, float] = (60.0, 60.0)
     clock: tuple[float, float] = (1.5e9, 1.5e9)
@@ -66,7 +66,7 @@ def test_others_on_a_gpu(share: float, expected: str) -> None:
     ],
 )
 def test_others_at_the_server(in_flight: float | None, expected: str) -> None:
-    """Four are in flight. On the way to the server and back it counts less, and that is no fault."""
+    """Four are in flight. The server counts less because of network time, which is no fault."""
     assert severity(machine_busy(make_closed_loop(server_in_flight=in_flight))) == expected
 
 
@@ -93,7 +93,7 @@ def test_devices_that_grow_warm(course: Course, expected: str) -> None:
     assert severity(thermal_drift(make_open_loop(samples=[*steady.samples(), *course.samples()]))) == expected
 
 
-def test_a_temperature_that_nobody_reads_or_hardly_anybody() -> None:
+def test_too_few_temperature_samples() -> None:
     assert thermal_drift(make_open_loop()) is UNKNOWN
     assert thermal_drift(make_open_loop(samples=[Sample(index / 10, "host") for index in range(100)])) is UNKNOWN
     assert thermal_drift(make_open_loop(samples=Course(warmth=(20, 90)).samples(5))) is UNKNOWN

@@ -18,7 +18,7 @@ def severity(finding: Finding) -> str:
 
 
 def queued(rate: float, service_s: float, count: int, seed: int = 1) -> list[Record]:
-    """Poisson arrivals at one server that takes `service_s` for each: with rate x service_s above 1 it falls behind."""
+    """Poisson arrivals at one server with `service_s` each; above rate x service_s = 1 it falls behind."""
     chance = random.Random(seed)
     at = free = 0.0
     records = []
@@ -39,7 +39,7 @@ def poisson(records: list[Record], rate: float) -> RunFacts:
      (0.0, "informative"), (None, "unknown")],
 )  # fmt: skip
 def test_what_is_published_is_held_against_the_servers_count(counted: float | None, expected: str) -> None:
-    """Four at once, a second each. What requests take on their way is no fault of the figures, if it is not too much."""
+    """Four in flight, a second each. Moderate network time is no fault of the figures."""
     assert severity(littles_law(make_closed_loop(server_in_flight=counted))) == expected
 
 
@@ -52,7 +52,7 @@ def test_a_published_rate_that_the_server_does_not_bear_out(factor: float, expec
 
 
 def test_failures_were_with_the_server_too() -> None:
-    """40 s of four at once, and as long again two more that fail."""
+    """40 s with four in flight, plus two that fail."""
     wrong = [replace(make_failed(index, index / 2, "status"), end_s=index / 2 + 1.0) for index in range(80)]
     facts = make_closed_loop(rounds=40, server_in_flight=6.0)
     assert littles_law(replace(facts, records=[*facts.records, *wrong])) is FINE
@@ -82,7 +82,7 @@ def test_a_server_that_keeps_up(seed: int) -> None:
     assert backlog_grows(poisson(queued(10.0, 0.06, 600, seed), 10.0)) is FINE
 
 
-def test_few_arrivals_and_closed_loops_tell_nothing_of_a_backlog() -> None:
+def test_few_arrivals_and_closed_loops_do_not_check_the_backlog() -> None:
     assert backlog_grows(make_open_loop(make_paced(30))) is UNKNOWN
     assert backlog_grows(make_closed_loop()) is UNKNOWN
 
@@ -122,7 +122,7 @@ def test_an_overload_has_its_own_code() -> None:
     assert severity(backlog_grows(facts)) == "informative"
 
 
-def test_a_few_values_or_a_ramp_tell_nothing_of_a_warm_up() -> None:
+def test_few_values_and_ramps_do_not_check_the_warm_up() -> None:
     assert unstable_warmup(make_closed_loop()) is UNKNOWN
     assert unstable_warmup(make_closed_loop(warmup=WarmupFacts([9.0] * 5 + [1.0] * 10, end=5, over=True))) is UNKNOWN
     assert (

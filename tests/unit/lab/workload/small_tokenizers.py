@@ -1,4 +1,4 @@
-"""Small tokenizers of the three usual kinds, made on the spot."""
+"""Small tokenizers of the three usual kinds, trained in the test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIRST = "<s>"
 
 @cache
 def make_byte_level() -> Tokenizer:
-    """As GPT-2's: the space belongs to the word after it. Nothing is put around a text."""
+    """Like GPT-2: the space belongs to the next word; no special tokens are added."""
     raw = Raw(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
@@ -31,7 +31,7 @@ def make_byte_level() -> Tokenizer:
 
 @cache
 def make_sentencepiece() -> Tokenizer:
-    """As Llama 2's: a space is put before the text, and a first token before that."""
+    """Like Llama 2: adds a leading space and a BOS token."""
     raw = Raw(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.Metaspace()
     raw.decoder = decoders.Metaspace()
@@ -44,7 +44,7 @@ def make_sentencepiece() -> Tokenizer:
 
 @cache
 def make_wordpiece() -> Tokenizer:
-    """As BERT's: words are cut at spaces, which no token has."""
+    """Like BERT: splits at spaces, which no token contains."""
     vocabulary = {token: place for place, token in enumerate(["[UNK]", *WORDS, "##ly", "x"])}
     raw = Raw(models.WordPiece(vocabulary, unk_token="[UNK]"))
     raw.normalizer = normalizers.Lowercase()

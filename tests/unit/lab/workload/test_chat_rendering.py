@@ -1,4 +1,4 @@
-"""Chats are counted with the model's own template."""
+"""Chats are counted with the model's template."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def model(folder: Path) -> str:
     return str(folder)
 
 
-def test_a_synthetic_chat_has_the_wanted_length_template_included(tmp_path: Path) -> None:
+def test_a_synthetic_chat_has_the_requested_length_including_the_template(tmp_path: Path) -> None:
     tokenizer = make_byte_level()
     render = make_chat_renderer(model(tmp_path), tokenizer)
     made = build_workload(SyntheticSpec(40, send="chat"), tokenizer, 3, 0, render=render).requests
@@ -29,7 +29,7 @@ def test_a_synthetic_chat_has_the_wanted_length_template_included(tmp_path: Path
         assert request.input_tokens == len(tokenizer.encode(text, add_special=False)) == 40
 
 
-def test_without_a_template_there_is_nothing_to_count_with(tmp_path: Path) -> None:
+def test_without_a_template_the_length_is_unknown(tmp_path: Path) -> None:
     assert make_chat_renderer(str(tmp_path), make_byte_level()) is None
     assert make_chat_renderer(str(tmp_path / "nowhere"), make_byte_level()) is None
     assert make_chat_renderer(BYTE_TOKENIZER_NAME, ByteTokenizer()) is None

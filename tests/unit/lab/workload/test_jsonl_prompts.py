@@ -102,7 +102,7 @@ def test_what_cannot_be_cut_is_refused(file):
 
 def test_more_than_the_file_has_is_refused_unless_it_may_repeat(file):
     path = file({"prompt": "a"}, {"prompt": "b"})
-    with pytest.raises(ConfigError, match="has 2 requests to send, and 5 are asked for"):
+    with pytest.raises(ConfigError, match="has 2 requests to send, but 5 are needed"):
         make_requests(JsonlSpec(path), None, 5, 0)
     assert "".join(one.prompt for one in make_requests(JsonlSpec(path, repeat=True), None, 5, 0)) == "ababa"
 
@@ -133,7 +133,7 @@ def test_a_short_file_gives_what_it_has(file):
     assert prompts(build_unmeasured_requests(spec, None, 1, 0, before=8)) == "b"
 
 
-def test_a_last_line_that_nobody_measures_need_not_fit_the_context(file):
+def test_an_unmeasured_last_line_need_not_fit_the_context(file):
     spec = JsonlSpec(file({"prompt": "a"}, {"prompt": [1] * 9}))
     assert prompts(build_workload(spec, None, 1, 0, context_length=8).requests) == "a"
     assert prompts(build_unmeasured_requests(spec, None, 2, 0, context_length=8)) == "a"

@@ -14,23 +14,23 @@ from enginebay.lab.workload.length_distributions import (
 from enginebay.lab.workload.seeded_random import make_generator
 
 
-def drawn(data, count=20_000):
+def draw(data, count=20_000):
     return draw_lengths(length_from_value("n", data), count, make_generator(1))
 
 
 def test_one_length_for_all():
-    assert drawn(7, 3) == [7, 7, 7]
+    assert draw(7, 3) == [7, 7, 7]
 
 
 def test_uniform_has_both_ends():
-    values = drawn({"kind": "uniform", "min": 2, "max": 5})
+    values = draw({"kind": "uniform", "min": 2, "max": 5})
     assert set(values) == {2, 3, 4, 5}
     assert statistics.mean(values) == pytest.approx(3.5, abs=0.05)
 
 
 @pytest.mark.parametrize("kind", ["normal", "lognormal"])
-def test_mean_and_spread_are_as_asked(kind):
-    values = drawn({"kind": kind, "mean": 500, "std": 100})
+def test_mean_and_spread_are_as_requested(kind):
+    values = draw({"kind": kind, "mean": 500, "std": 100})
     assert statistics.mean(values) == pytest.approx(500, rel=0.01)
     assert statistics.stdev(values) == pytest.approx(100, rel=0.03)
     skew = statistics.mean(((value - 500) / 100) ** 3 for value in values)
@@ -38,14 +38,14 @@ def test_mean_and_spread_are_as_asked(kind):
 
 
 def test_what_lies_outside_is_cut_away_and_not_piled_up():
-    values = drawn({"kind": "normal", "mean": 100, "std": 50, "min": 90, "max": 110})
+    values = draw({"kind": "normal", "mean": 100, "std": 50, "min": 90, "max": 110})
     assert set(values) == set(range(90, 111))
     assert values.count(90) < 1.3 * values.count(100)
 
 
 def test_the_same_seed_gives_the_same_lengths():
     data = {"kind": "lognormal", "mean": 50, "std": 40}
-    assert drawn(data, 50) == drawn(data, 50)
+    assert draw(data, 50) == draw(data, 50)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_the_same_seed_gives_the_same_lengths():
         (2.5, "whole number"),
         (True, "whole number"),
         ("12", "whole number"),
-        ({"kind": "zipf"}, "n.kind must not be 'zipf'"),
+        ({"kind": "zipf"}, "n.kind: unknown value 'zipf'"),
         ({"mean": 3}, "n.kind"),
         ({"kind": "uniform", "min": 1}, "needs max"),
         ({"kind": "uniform", "min": 0, "max": 4}, "at least 1"),
@@ -74,8 +74,8 @@ def test_impossible_lengths_are_refused(data, said):
 
 @pytest.mark.parametrize("kind", ["normal", "lognormal"])
 def test_bounds_far_from_the_mean_are_refused(kind):
-    with pytest.raises(ConfigError, match="next to nothing"):
-        drawn({"kind": kind, "mean": 100_000, "std": 10, "max": 100})
+    with pytest.raises(ConfigError, match="almost no length"):
+        draw({"kind": kind, "mean": 100_000, "std": 10, "max": 100})
 
 
 @pytest.mark.parametrize(

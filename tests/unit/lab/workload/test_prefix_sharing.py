@@ -1,4 +1,4 @@
-"""How much of what a file sends a prefix cache may know from the same file."""
+"""How much of a file's input a prefix cache could reuse."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def shared(folder: Path, *prompts: Any, tokenizer: Any = None, render: Any = Non
     return build_workload(JsonlSpec(place, **spec), tokenizer, count, 0, render=render).shared
 
 
-def test_token_ids_that_begin_alike(tmp_path: Path) -> None:
+def test_token_ids_with_a_common_prefix(tmp_path: Path) -> None:
     assert shared(tmp_path, [1, 2, 3, 4], [5, 6, 7, 8]) == 0
     assert shared(tmp_path, [1, 2, 3, 4], [1, 2, 7, 8], [9, 9]) == 4 / 10
     assert shared(tmp_path, [1, 2], [3, 4], [1, 2, 5, 6]) == 4 / 8  # wherever in the file they are
@@ -65,5 +65,5 @@ def test_what_a_template_writes_first_is_shared(tmp_path: Path) -> None:
     assert shared(tmp_path, *chats, render=refusing) is None
 
 
-def test_made_up_prompts_say_themselves_what_they_share() -> None:
+def test_synthetic_workloads_do_not_measure_sharing() -> None:
     assert build_workload(SyntheticSpec(8), make_byte_level(), 2, 0).shared is None

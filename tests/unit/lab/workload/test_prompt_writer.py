@@ -1,4 +1,4 @@
-"""Prompts have exactly the length that was asked for, in every form, with every kind of tokenizer."""
+"""Prompts have exactly the requested length, in every form, with every kind of tokenizer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tokenizer(request):
 
 
 def templated(tokenizer):
-    """A template that takes the space off a message, as many do."""
+    """A template that strips messages, as many do."""
     return lambda messages: tokenizer.encode(f"talk: {messages[0]['content'].strip()}\nreply:", add_special=False)
 
 
@@ -52,7 +52,7 @@ def test_a_vocabulary_without_any_is_refused():
         def decode(self, ids, skip_special=True):
             return "ab" * len(list(ids))
 
-    with pytest.raises(ConfigError, match="no prompts can be made"):
+    with pytest.raises(ConfigError, match="cannot generate prompts"):
         find_words(Shouting())
 
 
@@ -84,15 +84,15 @@ def test_without_a_template_the_message_has_the_length(tokenizer):
     assert not writer.counts_whole_prompt
 
 
-def test_what_the_template_takes_alone_is_too_short_a_length():
+def test_a_length_below_the_template_is_refused():
     tokenizer = make_byte_level()
     too_short = len(templated(tokenizer)([{"content": WORDS[0]}])) - 1
-    with pytest.raises(ConfigError, match=f"a prompt of {too_short} tokens cannot be made"):
+    with pytest.raises(ConfigError, match=f"cannot write a prompt of {too_short} tokens"):
         PromptWriter(tokenizer, "chat", templated(tokenizer)).write([], too_short, make_generator(3))
 
 
-def test_the_first_token_alone_leaves_no_room_for_text():
-    with pytest.raises(ConfigError, match="a prompt of 1 tokens cannot be made"):
+def test_a_length_of_the_bos_token_alone_is_refused():
+    with pytest.raises(ConfigError, match="cannot write a prompt of 1 tokens"):
         PromptWriter(make_sentencepiece(), "text").write([], 1, make_generator(3))
 
 

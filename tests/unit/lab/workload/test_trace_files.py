@@ -56,10 +56,10 @@ def test_requests_of_azure_have_its_lengths_and_times(azure):
         (10, 10, 1),
     ]
     assert made.requests[1].at_s == pytest.approx(0.052, abs=1e-5)
-    assert made.notes == ("1 of 3 requests of the trace left out: nothing in or nothing out",)
+    assert made.notes == ("1 of 3 requests of the trace skipped: empty prompt or empty response",)
 
 
-def test_blocks_of_mooncake_are_shared_where_it_says_so(mooncake):
+def test_mooncake_blocks_with_equal_hashes_are_shared(mooncake):
     first, second, third, fourth = (
         one.prompt for one in make_requests(TraceSpec(mooncake, "mooncake", block_tokens=8), make_byte_level(), None, 1)
     )
@@ -85,7 +85,7 @@ def test_the_same_seed_gives_the_same_prompts(mooncake):
 def test_a_part_of_a_trace(mooncake):
     spec = TraceSpec(mooncake, "mooncake", start_s=3.0)
     assert [one.at_s for one in make_requests(spec, make_byte_level(), 2, 1)] == [3.0, 3.5]
-    with pytest.raises(ConfigError, match="has 3 requests to send, and 4 are asked for"):
+    with pytest.raises(ConfigError, match="has 3 requests to send, but 4 are needed"):
         make_requests(spec, make_byte_level(), 4, 1)
 
 
@@ -100,8 +100,8 @@ def test_requests_beyond_the_context_are_refused_dropped_or_cut(azure):
     dropped, cut = made("drop"), made("cut")
     assert [one.input_tokens for one in dropped.requests] == [10]
     assert [(one.input_tokens, one.output_tokens) for one in cut.requests] == [(6, 44), (10, 1)]
-    assert dropped.notes[-1] == "1 of 2 requests of the trace left out: longer than the context of 50"
-    assert cut.notes[-1] == "1 of 2 requests of the trace cut to the context of 50"
+    assert dropped.notes[-1] == "1 of 2 requests of the trace skipped: longer than the context of 50"
+    assert cut.notes[-1] == "1 of 2 requests of the trace truncated to the context of 50"
 
 
 def test_only_what_is_sent_must_fit(azure):
@@ -123,11 +123,11 @@ def test_an_answer_longer_than_the_context_is_cut_to_half_of_it(azure):
     [
         ("azure", "TIMESTAMP,ContextTokens\n2023-11-16 18:17:03,4", "line 2: not a request"),
         ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\nsoon,4,4", "line 2: not a request"),
-        ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,-4,4", "a length below 0"),
+        ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,-4,4", "negative length"),
         ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "has no requests"),
         ("mooncake", "\n{", "line 2: not a request"),
         ("mooncake", '{"timestamp": 1, "input_length": 3}', "line 1: not a request"),
-        ("mooncake", '{"timestamp": NaN, "input_length": 3, "output_length": 3}', "no time"),
+        ("mooncake", '{"timestamp": NaN, "input_length": 3, "output_length": 3}', "invalid time"),
         ("mooncake", "[]", "line 1: not a request"),
     ],
 )

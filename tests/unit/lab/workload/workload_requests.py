@@ -1,4 +1,4 @@
-"""Requests alone, for tests that do not look at notes."""
+"""Requests without notes."""
 
 from __future__ import annotations
 

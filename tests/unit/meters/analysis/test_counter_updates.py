@@ -1,4 +1,4 @@
-"""What readings tell about when a counter was updated."""
+"""Update times of a counter, from its readings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How busy, fast and hot a device was."""
+"""Utilization, clocks and temperature of a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enginebay.meters.sample import Sample
 
 
 def heating(time_s: float) -> Sample:
-    """Gets a degree hotter every second; held back from second 8 on."""
+    """Heats up by a degree per second; throttles from second 8."""
     late = time_s >= 8
     return Sample(
         time_s,

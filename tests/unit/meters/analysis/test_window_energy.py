@@ -1,4 +1,4 @@
-"""Joules of a window, from traces where they are known."""
+"""Joules of a window, against known traces."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_known_trace_gives_its_joules(period_s: float, start_s: float, end_s: 
     assert not energy.problems
 
 
-def test_without_bursts_the_joules_are_still_right_to_what_it_says_of_itself() -> None:
+def test_without_bursts_the_joules_are_within_the_uncertainty() -> None:
     for period_s in (0.0, 0.02, 0.1, 0.13, 0.4):
         energy = measure_energy(play_trace(SERVING, make_sample_times(70.0), period_s=period_s), GPU, START_S, END_S)
         assert energy.total_j is not None and energy.uncertainty_j is not None
@@ -45,7 +45,7 @@ def test_without_bursts_the_joules_are_still_right_to_what_it_says_of_itself() -
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_truth_is_never_further_away_than_it_says(seed: int) -> None:
+def test_the_error_never_exceeds_the_uncertainty(seed: int) -> None:
     chance = random.Random(seed)
     steps = [(0.0, 100.0), *((t + chance.random(), chance.uniform(60, 700)) for t in range(1, 20))]
     trace = PowerTrace(tuple(steps))
@@ -80,16 +80,16 @@ def test_a_counter_that_wraps_is_unwrapped() -> None:
     assert codes(energy) == {"wrapped"}
 
 
-def test_wraps_that_may_have_gone_unseen_are_told() -> None:
+def test_possibly_missed_wraps_are_reported() -> None:
     read_at = [t for t in make_sample_times(70.0) if not 12.0 < t < 20.0]
     energy = measure_energy(
-        play_trace(SERVING, read_at, wraps_at_j=1000.0, limit_w=700.0, tells_power=False), GPU, START_S, END_S
+        play_trace(SERVING, read_at, wraps_at_j=1000.0, limit_w=700.0, reports_power=False), GPU, START_S, END_S
     )
     assert energy.total_j is None
     assert "gap" in codes(energy)
 
 
-def test_a_counter_that_goes_backwards_is_not_believed() -> None:
+def test_a_counter_that_goes_backwards_is_not_trusted() -> None:
     energy = measure_energy(
         play_trace(SERVING, make_sample_times(70.0), first_j=9000.0, faults=[Jump(20.0, -9900.0)]), GPU, START_S, END_S
     )
@@ -105,16 +105,16 @@ def test_a_reset_is_not_taken_for_a_wrap() -> None:
     assert "reset" in codes(measure_energy(samples, GPU, START_S, END_S))
 
 
-@pytest.mark.parametrize("tells_power", [True, False])
+@pytest.mark.parametrize("reports_power", [True, False])
 @pytest.mark.parametrize("limit_w", [700.0, None])
-def test_a_counter_that_jumps_is_caught(tells_power: bool, limit_w: float | None) -> None:
+def test_a_counter_that_jumps_is_caught(reports_power: bool, limit_w: float | None) -> None:
     samples = play_trace(
-        SERVING, make_sample_times(70.0), limit_w=limit_w, tells_power=tells_power, faults=[Jump(20.0, 2000.0)]
+        SERVING, make_sample_times(70.0), limit_w=limit_w, reports_power=reports_power, faults=[Jump(20.0, 2000.0)]
     )
     energy = measure_energy(samples, GPU, START_S, END_S)
     assert "jump" in codes(energy)
-    assert energy.source == ("power" if tells_power else "")
-    assert (energy.total_j is None) != tells_power
+    assert energy.source == ("power" if reports_power else "")
+    assert (energy.total_j is None) != reports_power
     assert "jump" not in codes(measure_energy(samples, GPU, 21.0, END_S)), "it was before that window"
 
 
@@ -132,7 +132,7 @@ def test_a_counter_that_stalls_is_caught(period_s: float, catches_up: bool) -> N
 
 def test_a_counter_that_never_moves_is_caught() -> None:
     read_at = make_sample_times(10.0)
-    samples = play_trace(SERVING, read_at, faults=[Stall(0.0, 99.0)], tells_power=False)
+    samples = play_trace(SERVING, read_at, faults=[Stall(0.0, 99.0)], reports_power=False)
     assert [problem.code for problem in find_energy_problems(samples, GPU, 1.0, 9.0)] == ["stall", "no_power"]
     assert measure_energy_j(samples, GPU, 1.0, 9.0) is None
 
@@ -189,7 +189,7 @@ def test_a_window_with_hardly_a_sample_has_no_joules() -> None:
 
 
 @pytest.mark.parametrize(("start_s", "end_s"), [(-1.0, 10.0), (10.0, 71.0), (80.0, 90.0)])
-def test_nothing_is_made_up_where_no_samples_are(start_s: float, end_s: float) -> None:
+def test_without_samples_there_is_no_energy(start_s: float, end_s: float) -> None:
     energy = measure_energy(play_trace(SERVING, make_sample_times(70.0)), GPU, start_s, end_s)
     assert energy.total_j is None
     assert codes(energy) == {"uncovered"}
@@ -201,7 +201,7 @@ def test_a_window_without_length_and_a_device_without_samples() -> None:
     assert codes(measure_energy(samples, "gpu:1", 5.0, 6.0)) == {"no_samples"}
 
 
-def test_counter_and_samples_that_disagree_are_told() -> None:
+def test_disagreement_of_counter_and_samples_is_reported() -> None:
     samples = play_trace(SERVING, make_sample_times(70.0))
     loud = [Sample(s.time_s, s.device, s.energy_j, (s.power_w or 0.0) * 1.07) for s in samples]
     energy = measure_energy(loud, GPU, START_S, END_S)
@@ -211,7 +211,7 @@ def test_counter_and_samples_that_disagree_are_told() -> None:
     assert measure_energy(samples, GPU, START_S, END_S).disagreement == pytest.approx(0.0, abs=0.005)
 
 
-def test_readings_that_failed_are_left_out() -> None:
+def test_failed_readings_are_skipped() -> None:
     samples = play_trace(SERVING, make_sample_times(70.0))
     holed = [Sample(s.time_s, s.device) if n % 7 == 0 else s for n, s in enumerate(samples)]
     assert measure_energy_j(holed, GPU, START_S, END_S) == pytest.approx(SERVING.energy_j(START_S, END_S), rel=0.002)
@@ -224,7 +224,7 @@ def test_order_of_samples_and_other_devices_do_not_matter() -> None:
     assert measure_energy_j(mixed, GPU, START_S, END_S) == measure_energy_j(samples, GPU, START_S, END_S)
 
 
-def test_idle_energy_is_told_apart() -> None:
+def test_idle_energy_is_separated() -> None:
     energy = measure_energy(play_trace(SERVING, make_sample_times(70.0)), GPU, START_S, END_S, idle_w=100.0)
     assert energy.idle_j == pytest.approx(6054.0)
     assert energy.total_j is not None and energy.active_j == pytest.approx(energy.total_j - 6054.0)

@@ -1,4 +1,4 @@
-"""The GPUs of one engine. The driver's library is played, with its calls as they are."""
+"""The GPUs of one engine, with a fake of the driver's library."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Call:
 
 
 class Library:
-    """Two GPUs; what is in `refused` is not supported, what is in `missing` is not there."""
+    """Two GPUs; calls in `refused` are unsupported, those in `missing` do not exist."""
 
     def __init__(self) -> None:
         self.refused: set[str] = set()
@@ -118,8 +118,10 @@ def test_the_gpus_of_a_server(running: list[list[int]], environment: str | None,
     assert library.shut == 1
 
 
-@pytest.mark.parametrize(("environment", "words"), [(None, "which of 2 GPUs"), ("", "leaves no GPU"), ("MIG-1", "MIG")])
-def test_gpus_that_nobody_tells_are_not_read(environment: str | None, words: str) -> None:
+@pytest.mark.parametrize(
+    ("environment", "words"), [(None, "which of 2 GPUs"), ("", "selects no GPU"), ("MIG-1", "MIG")]
+)
+def test_unknown_gpus_are_not_read(environment: str | None, words: str) -> None:
     found = find_gpus_of({OWN}, environment, lambda: NvmlDriver(Library()))
     assert isinstance(found, Absent) and words in found.reason
 
@@ -133,7 +135,7 @@ def test_gpus_that_nobody_tells_are_not_read(environment: str | None, words: str
         ("0", None, [[], [OWN]], [1]),  # the driver tells
     ],
 )
-def test_numbers_of_different_gpus_are_no_places(
+def test_indexes_of_different_gpu_models_are_ambiguous(
     environment: str, order: str | None, running: list[list[int]], found: list[int] | None
 ) -> None:
     library = Library()
@@ -145,7 +147,7 @@ def test_numbers_of_different_gpus_are_no_places(
         assert told == found
 
 
-def test_without_a_driver_nothing_is_said_of_gpus() -> None:
+def test_without_a_driver_gpus_are_unknown() -> None:
     def none() -> NvmlDriver:
         raise NvmlDriverError("there is none")
 
@@ -155,7 +157,7 @@ def test_without_a_driver_nothing_is_said_of_gpus() -> None:
     assert find_gpus_of({OWN}, None, lambda: NvmlDriver(library)) is None and library.shut == 1
 
 
-def test_where_the_driver_tells_the_numbers_of_cuda_do_not_matter() -> None:
+def test_cuda_indexes_do_not_matter_if_the_driver_reports_processes() -> None:
     library = Library()
     library.models = ["T4", "H200"]
     library.running = [[], [OWN]]
@@ -173,7 +175,7 @@ def test_where_the_driver_tells_the_numbers_of_cuda_do_not_matter() -> None:
         (["H200", "H200"], "1", None, ["gpu:1"]),
     ],
 )
-def test_a_number_is_a_place_on_the_bus_only_where_that_is_certain(
+def test_an_index_is_a_bus_index_only_if_unambiguous(
     models: list[str], environment: str, order: str | None, found: str | list[str]
 ) -> None:
     library = Library()
@@ -193,16 +195,16 @@ def test_without_a_counter_the_power() -> None:
     assert [(sample.energy_j, sample.power_w) for sample in meter.read()] == [(None, 412.5)]
 
 
-def test_others_on_the_same_gpu_are_named_where_the_driver_tells() -> None:
+def test_other_processes_on_the_same_gpu_are_reported() -> None:
     library = Library()
     library.running = [[OWN], []]
     meter = opened(library, "0,1")
     assert isinstance(meter, EngineGpuMeter) and meter.explain_sharing() is None
     library.running = [[OWN, OTHER], []]
-    assert f"process {OTHER} computes on gpu:0" in (meter.explain_sharing() or "")
+    assert f"process {OTHER} also computes on gpu:0" in (meter.explain_sharing() or "")
 
 
-def test_in_a_container_the_driver_tells_numbers_that_nobody_knows_here() -> None:
+def test_in_a_container_the_driver_reports_foreign_pids() -> None:
     library = Library()
     library.running = [[41_000], []]  # ourselves, as the host sees us
     meter = opened(library, "0")
@@ -215,8 +217,8 @@ def test_in_a_container_the_driver_tells_numbers_that_nobody_knows_here() -> Non
     ("refused", "words"),
     [
         (("nvmlInit_v2",), "Not Supported"),
-        (("nvmlDeviceGetCount_v2",), "does not tell its GPUs"),
-        (("nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetPowerUsage"), "neither the energy nor the power"),
+        (("nvmlDeviceGetCount_v2",), "does not list its GPUs"),
+        (("nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetPowerUsage"), "neither energy nor power"),
     ],
 )
 def test_what_cannot_be_read_is_absent_with_its_reason(refused: tuple[str, ...], words: str) -> None:
@@ -249,8 +251,8 @@ def test_errors_have_the_drivers_words() -> None:
         ("1,0", [1, 0]),
         ("GPU-bb", [1]),
         ("0,7,1", [0]),  # as CUDA does: the first unknown one ends the list
-        ("-1", "leaves no GPU"),
-        ("", "leaves no GPU"),
+        ("-1", "selects no GPU"),
+        ("", "selects no GPU"),
         ("MIG-1", "MIG slice"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Processor time and memory of the machine and of process trees."""
+"""CPU time and memory of the machine and of process trees."""
 
 from __future__ import annotations
 
@@ -147,10 +147,10 @@ def test_shares_are_of_the_whole_machine(proc: Proc) -> None:
     assert read(meter, "host").utilisation == 1.0
 
 
-def test_a_system_without_proc_says_so(tmp_path: Path) -> None:
+def test_a_system_without_proc_has_no_host_meter(tmp_path: Path) -> None:
     meter, absent = open_host_meter(proc=tmp_path)
     assert meter is None
-    assert "does not tell" in absent[0].reason
+    assert "no CPU times in" in absent[0].reason
 
 
 def test_who_kept_the_processors_busy() -> None:

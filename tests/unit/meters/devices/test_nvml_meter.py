@@ -1,4 +1,4 @@
-"""GPUs by NVML. The driver is played; the names are those of the real module."""
+"""GPUs by NVML, with a fake driver behind the real module's names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from enginebay.meters.devices.nvml_meter import THROTTLE_REASONS, decode_throttl
 
 
 class Driver:
-    """Two GPUs; what is in `refused` is not supported."""
+    """Two GPUs; calls in `refused` are unsupported."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.refused: set[str] = set()
@@ -70,7 +70,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return Driver(monkeypatch)
 
 
-def test_a_gpu_tells_everything_in_si_units(driver: Driver) -> None:
+def test_a_gpu_reports_everything_in_si_units(driver: Driver) -> None:
     meter, absent = open_nvml()
     assert meter is not None and not absent
     first, second = meter.read()
@@ -85,19 +85,19 @@ def test_a_gpu_tells_everything_in_si_units(driver: Driver) -> None:
     assert driver.shut == 1
 
 
-def test_only_the_gpus_asked_for_are_read(driver: Driver) -> None:
+def test_only_the_selected_gpus_are_read(driver: Driver) -> None:
     meter, _ = open_nvml([1])
     assert meter is not None and [sample.device for sample in meter.read()] == ["gpu:1"]
 
 
-def test_a_gpu_that_is_not_there_is_told(driver: Driver) -> None:
+def test_a_missing_gpu_is_reported(driver: Driver) -> None:
     meter, absent = open_nvml([7])
     assert meter is None
     assert "Invalid Argument" in absent[0].reason
     assert driver.shut == 1
 
 
-def test_what_a_gpu_does_not_tell_is_absent_with_its_reason(driver: Driver) -> None:
+def test_unsupported_figures_are_absent_with_a_reason(driver: Driver) -> None:
     driver.refused = {"nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetUtilizationRates"}
     meter, absent = open_nvml([0])
     assert meter is not None
@@ -125,7 +125,7 @@ def test_an_older_package_without_the_field_gives_the_mean_power(
     assert meter is not None and meter.read()[0].power_w == 398.0
 
 
-def test_older_drivers_tell_throttling_by_its_old_name(driver: Driver) -> None:
+def test_older_drivers_report_throttling_by_its_old_name(driver: Driver) -> None:
     driver.refused = {"nvmlDeviceGetCurrentClocksEventReasons"}
     meter, absent = open_nvml([0])
     assert meter is not None and not absent
@@ -141,11 +141,13 @@ def test_a_gpu_that_stops_answering_gives_samples_without_figures(driver: Driver
     meter.close()
 
 
-def test_no_driver_no_package_and_no_gpu_are_told_apart(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_driver_no_package_and_no_gpu_have_different_reasons(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 0)
-    assert "sees no GPU" in open_nvml()[1][0].reason
+    assert "finds no GPU" in open_nvml()[1][0].reason
     driver.refused = {"nvmlInit"}
-    assert "does not start" in open_nvml()[1][0].reason
+    assert "cannot be initialized" in open_nvml()[1][0].reason
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert "nvidia-ml-py" in open_nvml()[1][0].reason
 

@@ -1,4 +1,4 @@
-"""Processors' energy counters, from folders like the kernel's."""
+"""RAPL counters, from folders like the kernel's."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_counter_may_start_again_while_it_is_read(tmp_path: Path) -> None:
 
 @contextmanager
 def as_nobody() -> Iterator[None]:
-    """Without root's right to read everything."""
+    """Drop root's read access."""
     before = os.geteuid()
     if before == 0:
         os.seteuid(65534)
@@ -88,10 +88,10 @@ def test_counters_for_root_only_are_absent_for_a_reason() -> None:
         assert "root only" in absent[0].reason and "chmod a+r" in absent[0].reason
 
 
-def test_a_machine_without_counters_says_so(tmp_path: Path) -> None:
+def test_a_machine_without_counters_has_no_rapl_meter(tmp_path: Path) -> None:
     meter, absent = open_rapl(tmp_path / "nothing")
     assert meter is None
-    assert "no processor energy" in absent[0].reason
+    assert "no CPU energy counters" in absent[0].reason
 
 
 def test_a_counter_that_goes_away_gives_samples_without_energy(tmp_path: Path) -> None:

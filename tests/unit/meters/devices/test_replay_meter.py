@@ -1,4 +1,4 @@
-"""The meter that plays back a known trace."""
+"""The replay meter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written down of a request at its end."""
+"""What the server records when a request ends."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import pytest
 from enginebay.config.sections.server_section import ServerConfig
 from enginebay.server.api import app as app_module
 from enginebay.server.api.app import App
-from enginebay.server.api.routes import Route
 from enginebay.server.auth.api_keys import ApiKey, Keyring, hash_key
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.requests.request_context import RequestContext
-from enginebay.server.requests.server_context import RouteHandler, ServerContext
+from enginebay.server.requests.server_context import Route, RouteHandler, ServerContext
 from enginebay.server.sessions.model_catalog import ModelCatalog
 from enginebay.server.supervisor.supervisor import LocalRateLimits
 from enginebay.server.telemetry.log_format import RequestRecord
@@ -31,13 +30,13 @@ class _Wire:
     def __init__(self) -> None:
         self.aborted = False
 
-    def common(self) -> bytes:
+    def common_headers(self) -> bytes:
         return b""
 
     def write(self, data: bytes) -> None:
         pass
 
-    def finished(self, _: Exchange) -> None:
+    def finish_exchange(self, _: Exchange) -> None:
         pass
 
     def abort(self) -> None:
@@ -45,17 +44,18 @@ class _Wire:
 
 
 class _Server:
-    """An application with one endpoint, and what it writes down."""
+    """An app with one endpoint, and the records it logs."""
 
     def __init__(self, handler: RouteHandler, monkeypatch: pytest.MonkeyPatch) -> None:
         route = Route("POST", "/", handler, "chat", rate_limited=True)
         monkeypatch.setattr(app_module, "_find_route", lambda *_: route)
         self.records: list[RequestRecord] = []
         self.metrics = ServerMetrics()
-        log: Any = SimpleNamespace(request=self.records.append)
+        log: Any = SimpleNamespace(log_request=self.records.append)
         nothing: Any = None
         context = ServerContext(
-            ServerConfig(), ModelCatalog([]), self.metrics, log, LocalRateLimits(), nothing, nothing, max_wait_s=1.0
+            ServerConfig(), ModelCatalog([]), self.metrics, log, LocalRateLimits(), nothing, nothing, max_wait_s=1.0,
+            routes=(route,),
         )  # fmt: skip
         self.app = App(context, Keyring([FEW]), Tracer(), keyless=False)
 
@@ -77,13 +77,13 @@ class _Server:
         return {labels[2]: value for labels, value in children}
 
 
-async def _endless(_: ServerContext, call: RequestContext) -> None:
-    call.exchange.start(200, "text/event-stream")
+async def _stream_forever(_: ServerContext, request_context: RequestContext) -> None:
+    request_context.exchange.start(200, "text/event-stream")
     await asyncio.sleep(3600)
 
 
-async def test_an_answer_that_the_servers_end_cuts_off_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = _Server(_endless, monkeypatch)
+async def test_a_response_cut_off_by_shutdown_is_recorded_as_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = _Server(_stream_forever, monkeypatch)
     exchange = server.send()
     async with asyncio.timeout(30):
         while not exchange.started:

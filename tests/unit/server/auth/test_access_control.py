@@ -1,4 +1,4 @@
-"""Who may ask: the key of a request, and the pages of other sites."""
+"""Access control: the key of a request, and web pages of other sites."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ PLAIN, ADMIN = ApiKey("plain", hash_key("plain-key")), ApiKey("admin", hash_key(
 RING = Keyring([PLAIN, ADMIN])
 
 
-def exchange(peer: str = "127.0.0.1:5000", **headers: str) -> Exchange:
+def make_exchange(peer: str = "127.0.0.1:5000", **headers: str) -> Exchange:
     return Exchange(cast("Any", SimpleNamespace(peer=peer)), "POST", "/v1/models", headers)
 
 
-def written(found: Exchange) -> dict[str, str]:
-    lines = [line.decode().strip().partition(": ") for line in found._header_lines]
+def added_headers(exchange: Exchange) -> dict[str, str]:
+    lines = [line.decode().strip().partition(": ") for line in exchange._header_lines]
     return {name: value for name, _, value in lines}
 
 
 # Keys
 
 
-def test_without_keys_nobody_is_asked_for_one() -> None:
+def test_without_keys_none_is_required() -> None:
     assert authenticate(Keyring(), {}, "inference") is None
     assert authenticate(Keyring(), {"authorization": "Bearer whatever"}, "inference") is None
 
@@ -51,14 +51,14 @@ def test_ways_to_write_a_key(value: str) -> None:
         "Bearer plain-key,Bearer plain-key",
     ],
 )
-def test_what_is_no_key(value: str | None) -> None:
+def test_invalid_keys(value: str | None) -> None:
     headers = {} if value is None else {"authorization": value}
     with pytest.raises(Unauthorized) as refused:
         authenticate(RING, headers, "inference")
     assert "plain" not in str(refused.value)
 
 
-def test_a_scope_is_needed() -> None:
+def test_the_scope_is_required() -> None:
     with pytest.raises(Forbidden, match="inference"):
         authenticate(RING, {"authorization": "Bearer admin-key"}, "inference")
     assert authenticate(RING, {"authorization": "Bearer admin-key"}, "admin") is ADMIN
@@ -98,47 +98,47 @@ def test_a_scope_is_needed() -> None:
         ({"host": "localhost", "origin": "https://app.example.evil"}, False),
     ],
 )
-def test_without_keys_only_this_host_may_ask(headers: dict[str, str], allowed: bool) -> None:
-    found = exchange(**headers)
+def test_without_keys_only_local_origins_have_access(headers: dict[str, str], allowed: bool) -> None:
+    exchange = make_exchange(**headers)
     if allowed:
-        check_origin(found, ("https://app.example",), keyless=True)
+        check_origin(exchange, ("https://app.example",), keyless=True)
     else:
         with pytest.raises(Forbidden):
-            check_origin(found, ("https://app.example",), keyless=True)
-        assert "access-control-allow-origin" not in written(found)
+            check_origin(exchange, ("https://app.example",), keyless=True)
+        assert "access-control-allow-origin" not in added_headers(exchange)
 
 
 @pytest.mark.parametrize("peer", ["10.0.0.7:5000", "fe80::1%eth0:5000", "::ffff:10.0.0.7:5000", ""])
 @pytest.mark.parametrize("headers", [{"host": "localhost"}, {}, {"host": "localhost", "origin": "https://app.example"}])
-def test_without_keys_nobody_else_gets_in_by_the_name_of_this_host(peer: str, headers: dict[str, str]) -> None:
+def test_without_keys_remote_peers_are_refused_despite_a_local_host_header(peer: str, headers: dict[str, str]) -> None:
     with pytest.raises(Forbidden):
-        check_origin(exchange(peer, **headers), ("https://app.example",), keyless=True)
-    check_origin(exchange(peer, **headers), ("https://app.example",), keyless=False)
+        check_origin(make_exchange(peer, **headers), ("https://app.example",), keyless=True)
+    check_origin(make_exchange(peer, **headers), ("https://app.example",), keyless=False)
 
 
 @pytest.mark.parametrize("peer", ["127.0.0.1:5000", "::1:5000", "::ffff:127.0.0.1:5000", "local"])
-def test_without_keys_this_host_is_whoever_comes_from_it(peer: str) -> None:
-    check_origin(exchange(peer, host="localhost"), (), keyless=True)
+def test_without_keys_local_peers_have_access(peer: str) -> None:
+    check_origin(make_exchange(peer, host="localhost"), (), keyless=True)
 
 
 def test_with_keys_the_key_decides() -> None:
     for headers in ({"host": "models.example"}, {"host": "models.example", "origin": "https://other.example"}):
-        found = exchange(**headers)
-        check_origin(found, (), keyless=False)
-        assert written(found) == {}  # and the browser keeps the answer from a page that was not allowed
+        exchange = make_exchange(**headers)
+        check_origin(exchange, (), keyless=False)
+        assert added_headers(exchange) == {}  # so the browser hides the response from a page that is not allowed
 
 
 @pytest.mark.parametrize("origins", [("https://app.example",), ("*",), ("https://a.example", "https://app.example")])
-def test_an_allowed_page_is_told_so(origins: tuple[str, ...]) -> None:
+def test_an_allowed_origin_gets_cors_headers(origins: tuple[str, ...]) -> None:
     for keyless in (True, False):
-        found = exchange(host="localhost", origin="https://app.example")
-        check_origin(found, origins, keyless)
-        headers = written(found)
+        exchange = make_exchange(host="localhost", origin="https://app.example")
+        check_origin(exchange, origins, keyless)
+        headers = added_headers(exchange)
         assert headers["access-control-allow-origin"] == "https://app.example" and headers["vary"] == "origin"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.255.0.1", "::1"])
-def test_addresses_of_this_host_alone(address: str) -> None:
+def test_loopback_addresses(address: str) -> None:
     assert is_loopback(address)
 
 

@@ -1,4 +1,4 @@
-"""Buckets under an injected clock: bursts, refill, debts, headers, and the bound that holds over any window."""
+"""Token buckets with an injected clock: bursts, refill, debt, headers, and the bound over any window."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_refused_request_is_not_counted(clock: Clock) -> None:
     assert rates.take(limited).headers["x-ratelimit-remaining-requests"] == "1"
 
 
-def test_the_longer_of_two_waits_is_told(clock: Clock) -> None:
+def test_the_longer_of_two_waits_is_reported(clock: Clock) -> None:
     rates, limited = RateLimiter(clock), key(requests=1, tokens=60)
     rates.take(limited)
     rates.charge(limited, 60)
@@ -95,7 +95,7 @@ def test_headers(clock: Clock) -> None:
     rates.charge(limited, 1)
     assert rates.take(limited).headers["x-ratelimit-reset-tokens"] == "0.06s"
     assert set(rates.take(key(requests=1, name="r")).headers) == {
-        f"x-ratelimit-{one}-requests" for one in ("limit", "remaining", "reset")
+        f"x-ratelimit-{name}-requests" for name in ("limit", "remaining", "reset")
     }
 
 
@@ -106,7 +106,7 @@ def test_keys_do_not_share_buckets(clock: Clock) -> None:
     assert not rates.take(key(requests=1, name="a")).allowed
 
 
-def test_a_changed_limit_counts_at_once(clock: Clock) -> None:
+def test_a_changed_limit_applies_at_once(clock: Clock) -> None:
     rates, limited = RateLimiter(clock), key(requests=1)
     rates.take(limited)
     assert rates.take(replace(limited, requests_per_minute=5)).headers["x-ratelimit-remaining-requests"] == "4"
@@ -139,12 +139,12 @@ def test_over_any_window_no_more_than_capacity_and_refill(limit: int, waits: lis
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(0, 10**7))
-def test_who_waits_as_told_is_let_in(requests: int, tokens: int, used: int) -> None:
+def test_a_client_that_waits_retry_after_is_allowed(requests: int, tokens: int, used: int) -> None:
     clock = Clock()
     rates, limited = RateLimiter(clock), key(requests=requests, tokens=tokens)
     rates.take(limited)
     rates.charge(limited, used)
-    verdict = rates.take(limited)
-    assert verdict.allowed == (verdict.retry_after_s == 0)
-    clock.now += verdict.retry_after_s
-    assert verdict.allowed or rates.take(limited).allowed
+    decision = rates.take(limited)
+    assert decision.allowed == (decision.retry_after_s == 0)
+    clock.now += decision.retry_after_s
+    assert decision.allowed or rates.take(limited).allowed

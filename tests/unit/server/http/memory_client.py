@@ -1,4 +1,4 @@
-"""A connection with both of its ends in memory."""
+"""An HTTP connection over an in-memory transport."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ SETTINGS = HttpSettings(
 
 
 class MemoryTransport(asyncio.Transport):
-    """Keeps what is written; `room` is what the client reads, the rest is backlog."""
+    """Records writes. The client reads `read_bytes` of them; the rest is unsent."""
 
-    def __init__(self, room: int = 10**9) -> None:
+    def __init__(self, read_bytes: int = 10**9) -> None:
         super().__init__()
         self.protocol: Any = None
         self.written = b""
-        self.room = room
+        self.read_bytes = read_bytes
         self.closed = self.aborted = self.ended = self.reading_paused = False
         self._high = 0
 
@@ -49,11 +49,11 @@ class MemoryTransport(asyncio.Transport):
             self.protocol.pause_writing()
 
     def get_write_buffer_size(self) -> int:
-        return max(0, len(self.written) - self.room)
+        return max(0, len(self.written) - self.read_bytes)
 
     def drain(self) -> None:
         """The client reads everything."""
-        self.room = len(self.written)
+        self.read_bytes = len(self.written)
         self.protocol.resume_writing()
 
     def write_eof(self) -> None:
@@ -76,35 +76,35 @@ class MemoryTransport(asyncio.Transport):
 
 
 class RecordingApp:
-    """Keeps what it is asked; answers at once if told how."""
+    """Records requests, and responds at once if given a `reply`."""
 
     def __init__(self, reply: Callable[[Exchange], None] | None = None) -> None:
-        self.asked: list[Exchange] = []
+        self.requests: list[Exchange] = []
         self.refusals: list[int] = []
         self._reply = reply
 
-    def answer(self, exchange: Exchange) -> None:
-        self.asked.append(exchange)
+    def handle(self, exchange: Exchange) -> None:
+        self.requests.append(exchange)
         if self._reply is not None:
             self._reply(exchange)
 
-    def unwelcome(self, exchange: Exchange) -> tuple[int, str] | None:
-        return (401, "who are you?") if "x-stranger" in exchange.headers else None
+    def check_before_body(self, exchange: Exchange) -> tuple[int, str] | None:
+        return (401, "no key") if "x-no-key" in exchange.headers else None
 
-    def refused(self, status: int, exchange: Exchange | None) -> None:
+    def on_refused(self, status: int, exchange: Exchange | None) -> None:
         self.refusals.append(status)
         if exchange is not None:
-            exchange.add_header("x-told", exchange.headers.get("x-asked", ""))
+            exchange.add_header("x-reply", exchange.headers.get("x-echo", ""))
 
 
 class MemoryClient:
-    """One connection with both of its ends."""
+    """One connection, driven through an in-memory transport."""
 
-    def __init__(self, reply: Callable[[Exchange], None] | None = None, room: int = 10**9) -> None:
+    def __init__(self, reply: Callable[[Exchange], None] | None = None, read_bytes: int = 10**9) -> None:
         self.app = RecordingApp(reply)
-        self.transport = MemoryTransport(room)
-        self.all: set[HttpConnection] = set()
-        self.connection = HttpConnection(SETTINGS, self.app, self.all)
+        self.transport = MemoryTransport(read_bytes)
+        self.connections: set[HttpConnection] = set()
+        self.connection = HttpConnection(SETTINGS, self.app, self.connections)
         self.transport.protocol = self.connection
         self.connection.connection_made(self.transport)
 
@@ -134,10 +134,10 @@ def reply_ok(exchange: Exchange) -> None:
 
 
 async def run_pending_callbacks() -> None:
-    """What was put off with call_soon happens."""
+    """Run callbacks scheduled with call_soon."""
     for _ in range(3):
         await asyncio.sleep(0)
 
 
 def wait(client: MemoryClient, seconds: float) -> None:
-    expire_overdue(client.all, time.monotonic() + seconds)
+    expire_overdue(client.connections, time.monotonic() + seconds)

@@ -12,7 +12,7 @@ from enginebay.server.requests import model_wait
 from enginebay.server.requests.model_wait import parse_wait_preference, wait_for_session
 from enginebay.server.sessions.model_catalog import VariantConnector
 from enginebay.server.telemetry.server_metrics import ServerMetrics
-from tests.unit.server.requests.test_retry_policy import call_of
+from tests.unit.server.requests.test_retry_policy import make_request_context
 
 
 @pytest.mark.parametrize(
@@ -20,83 +20,83 @@ from tests.unit.server.requests.test_retry_policy import call_of
     [("", 300.0), ("wait=0", 0.0), ("wait=10", 10.0), ("respond-async, wait=5", 5.0), ("wait=9999", 300.0),
      ("wait=-1", 300.0), ("wait=x", 300.0), ("nowait=3", 300.0)],
 )  # fmt: skip
-def test_how_long_a_client_would_wait(header: str, expected: float) -> None:
+def test_the_wait_preference_is_read_and_capped(header: str, expected: float) -> None:
     assert parse_wait_preference(header, 300.0) == expected
 
 
 class _Fleet:
-    """Never gives what is wanted."""
+    """Never gets a model loaded."""
 
     def __init__(self) -> None:
-        self.wants = self.wishes = 0
+        self.acquires = self.preloads = 0
         self.cancelled = 0
 
-    async def want(self, name: str, patience_s: float | None = None, broken: str = "") -> Any:
-        self.wants += 1
+    async def acquire(self, name: str, timeout_s: float | None = None, failed_address: str = "") -> Any:
+        self.acquires += 1
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
 
-    async def look_ahead(self, name: str, *, wish: bool = False) -> WaitEstimate:
-        self.wishes += wish
+    async def estimate_wait(self, name: str, *, preload: bool = False) -> WaitEstimate:
+        self.preloads += preload
         return WaitEstimate(name, "loading", 12.4, 1)
 
-    async def troubles(self) -> dict[str, EnginebayError]:
+    async def list_failures(self) -> dict[str, EnginebayError]:
         raise NotImplementedError
 
-    async def order(self, command: str, arguments: dict[str, Any]) -> Any:
+    async def run_admin_command(self, command: str, arguments: dict[str, Any]) -> Any:
         raise NotImplementedError
 
 
-def _waiting(call: Any, fleet: _Fleet, *, stream: bool) -> Any:
-    session = VariantConnector("m", "fake", ServerLimits(), 1)
-    return wait_for_session(call, session, fleet, 300.0, stream, ServerLimits(), ServerMetrics())
+def _wait(request_context: Any, fleet: _Fleet, *, stream: bool) -> Any:
+    connector = VariantConnector("m", "fake", ServerLimits(), 1)
+    return wait_for_session(request_context, connector, fleet, 300.0, stream, ServerLimits(), ServerMetrics())
 
 
-async def test_who_does_not_want_to_wait_is_told_how_long_it_would_take() -> None:
-    call, fleet = call_of(), _Fleet()
-    call.exchange.headers["prefer"] = "wait=0"
+async def test_wait_0_is_refused_with_an_estimate_and_starts_the_load() -> None:
+    request_context, fleet = make_request_context(), _Fleet()
+    request_context.exchange.headers["prefer"] = "wait=0"
     with pytest.raises(Overloaded) as refused:
-        await _waiting(call, fleet, stream=False)
-    assert refused.value.retry_after_s == 12.4 and "loading, about 12 s" in refused.value.message and not fleet.wants
-    assert fleet.wishes == 1, "or nobody would ever load it"
+        await _wait(request_context, fleet, stream=False)
+    assert refused.value.retry_after_s == 12.4 and "loading, about 12 s" in refused.value.message and not fleet.acquires
+    assert fleet.preloads == 1, "or nobody would ever load it"
 
 
-async def test_who_does_not_want_to_wait_has_one_engine_of_a_chain_loaded() -> None:
-    call, fleet = call_of(), _Fleet()
-    call.exchange.headers["prefer"] = "wait=0"
-    for error, wishes in ((EngineMissing("it is not there"), 1), (Overloaded("it is loading"), 1)):
-        call.first_error = error
+async def test_wait_0_loads_one_engine_of_a_chain() -> None:
+    request_context, fleet = make_request_context(), _Fleet()
+    request_context.exchange.headers["prefer"] = "wait=0"
+    for error, preloads in ((EngineMissing("it is not there"), 1), (Overloaded("it is loading"), 1)):
+        request_context.first_error = error
         with pytest.raises(Overloaded):
-            await _waiting(call, fleet, stream=False)
-        assert fleet.wishes == wishes
+            await _wait(request_context, fleet, stream=False)
+        assert fleet.preloads == preloads
 
 
-async def test_streams_are_told_meanwhile_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_streams_get_progress_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_wait, "_PROGRESS_INTERVAL_S", 0.01)
     for stream in (True, False):
-        call, fleet = call_of(), _Fleet()
-        task = asyncio.ensure_future(_waiting(call, fleet, stream=stream))
+        request_context, fleet = make_request_context(), _Fleet()
+        task = asyncio.ensure_future(_wait(request_context, fleet, stream=stream))
         async with asyncio.timeout(30):
-            while stream and not call.wait_announced:
+            while stream and not request_context.wait_announced:
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
-        told = b"".join(call.exchange._connection.writes)  # type: ignore[attr-defined]
-        assert (b": m is loading, about 12 s" in told) is stream and call.wait_announced is stream
+        written = b"".join(request_context.exchange._connection.writes)  # type: ignore[attr-defined]
+        assert (b": m is loading, about 12 s" in written) is stream and request_context.wait_announced is stream
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await asyncio.sleep(0)
         assert fleet.cancelled == 1
 
 
-async def test_a_client_that_leaves_is_not_waited_for() -> None:
-    call, fleet = call_of(), _Fleet()
-    task = asyncio.ensure_future(_waiting(call, fleet, stream=False))
+async def test_a_disconnect_cancels_the_wait() -> None:
+    request_context, fleet = make_request_context(), _Fleet()
+    task = asyncio.ensure_future(_wait(request_context, fleet, stream=False))
     await asyncio.sleep(0.01)
-    assert call.exchange.on_close is not None
-    call.exchange.on_close()
+    assert request_context.exchange.on_close is not None
+    request_context.exchange.on_close()
     with pytest.raises(Cancelled):
         await task
     assert fleet.cancelled == 1

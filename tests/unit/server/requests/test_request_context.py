@@ -1,4 +1,4 @@
-"""What is known of a request from its beginning."""
+"""A new request context."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from enginebay.server.requests.request_context import RequestContext
 
 
-def test_it_began_when_it_was_received() -> None:
-    """From there all its durations count, however late we come to look at it."""
-    exchange = cast("Any", SimpleNamespace(headers={}, received=time.perf_counter() - 5, header=lambda *_: None))
+def test_it_starts_when_the_request_was_received() -> None:
+    """All durations count from there, not from when the context was made."""
+    exchange = cast("Any", SimpleNamespace(headers={}, received_at=time.perf_counter() - 5, add_header=lambda *_: None))
     assert RequestContext(exchange, "chat", "id").started_at == pytest.approx(time.time() - 5, abs=2)

@@ -22,19 +22,21 @@ class _Connection:
     def __init__(self) -> None:
         self.writes: list[bytes] = []
 
-    def common(self) -> bytes:
+    def common_headers(self) -> bytes:
         return b""
 
     def write(self, data: bytes) -> None:
         self.writes.append(data)
 
 
-def call_of(kinds: tuple[str, ...] = ("vllm",), triggers: tuple[str, ...] = FALLBACK_TRIGGERS) -> RequestContext:
+def make_request_context(
+    kinds: tuple[str, ...] = ("vllm",), triggers: tuple[str, ...] = FALLBACK_TRIGGERS
+) -> RequestContext:
     exchange = Exchange(_Connection(), "POST", "/v1/completions", {})  # type: ignore[arg-type]
-    call = RequestContext(exchange, "completions", "req")
+    request_context = RequestContext(exchange, "completions", "req")
     names = ("m", *(f"m@{kind}" for kind in kinds[1:]))
-    call.catalog_entry = CatalogEntry(ModelRoute("m", names, kinds, fallback_on=triggers), ServerLimits(), 1)
-    return call
+    request_context.catalog_entry = CatalogEntry(ModelRoute("m", names, kinds, fallback_on=triggers), ServerLimits(), 1)
+    return request_context
 
 
 CASES: list[tuple[errors.EnginebayError, str | None]] = [
@@ -58,10 +60,10 @@ CASES: list[tuple[errors.EnginebayError, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("error", "expected"), CASES, ids=lambda one: getattr(one, "kind", str(one)))
-def test_what_each_error_means_for_a_chain(error: errors.EnginebayError, expected: str | None) -> None:
+@pytest.mark.parametrize(("error", "expected"), CASES, ids=lambda case: getattr(case, "kind", str(case)))
+def test_each_error_falls_back_on_its_trigger(error: errors.EnginebayError, expected: str | None) -> None:
     assert classify_fallback_trigger(error) == expected
-    chained, alone = call_of(("vllm", "llamacpp")), call_of()
+    chained, alone = make_request_context(("vllm", "llamacpp")), make_request_context()
     assert should_retry(chained, error) is (expected is not None)
     assert not should_retry(alone, error)
     if expected is not None:
@@ -69,58 +71,65 @@ def test_what_each_error_means_for_a_chain(error: errors.EnginebayError, expecte
         assert chained.first_error is error
 
 
-def test_every_trigger_can_be_pulled() -> None:
+def test_every_trigger_has_an_error() -> None:
     assert {expected for _, expected in CASES if expected} == set(FALLBACK_TRIGGERS)
 
 
 def test_only_declared_triggers_count() -> None:
-    call = call_of(("vllm", "llamacpp"), triggers=("load",))
-    assert not should_retry(call, errors.ContextOverflow("x"))
-    assert should_retry(call, errors.LoadFailed("x"))
-    assert not should_retry(call, errors.LoadFailed("x")), "the chain has an end"
+    request_context = make_request_context(("vllm", "llamacpp"), triggers=("load",))
+    assert not should_retry(request_context, errors.ContextOverflow("x"))
+    assert should_retry(request_context, errors.LoadFailed("x"))
+    assert not should_retry(request_context, errors.LoadFailed("x")), "the chain has an end"
 
 
-def test_a_refusal_at_the_door_is_no_failure() -> None:
-    call = call_of()
-    served: Any = SimpleNamespace(refused=False)
-    call.session = served
-    assert should_retry(call, errors.Draining("x")) and served.refused
-    call.wait_deadline = time.monotonic() - 1
-    assert not should_retry(call, errors.Draining("x"))
+def test_a_draining_worker_is_retried_until_the_deadline() -> None:
+    request_context = make_request_context()
+    session: Any = SimpleNamespace(draining=False)
+    request_context.session = session
+    assert should_retry(request_context, errors.Draining("x")) and session.draining
+    request_context.wait_deadline = time.monotonic() - 1
+    assert not should_retry(request_context, errors.Draining("x"))
 
 
-def test_a_request_does_not_end_more_than_a_few_workers() -> None:
-    call = call_of()
-    tries = [should_retry(call, errors.WorkerDied("x")) for _ in range(5)]
+def test_worker_deaths_are_retried_at_most_three_times() -> None:
+    request_context = make_request_context()
+    tries = [should_retry(request_context, errors.WorkerDied("x")) for _ in range(5)]
     assert tries == [True, True, True, False, False]
-    chained = call_of(("vllm", "llamacpp"))
+    chained = make_request_context(("vllm", "llamacpp"))
     for _ in range(4):
         assert should_retry(chained, errors.WorkerDied("x"))
     assert chained.variant_index == 1 and chained.worker_deaths == 0
 
 
-def test_a_death_after_the_model_was_there_begins_a_new_wait() -> None:
-    call = call_of()
-    call.wait_deadline = time.monotonic() - 1  # spent on the load that came before
-    assert should_retry(call, errors.WorkerDied("while it loaded")) and call.wait_deadline is not None
-    served: Any = SimpleNamespace(refused=False)
-    call.session = served
-    assert should_retry(call, errors.WorkerDied("while it answered")) and call.wait_deadline is None
+def test_a_worker_death_after_the_load_starts_a_new_wait() -> None:
+    request_context = make_request_context()
+    request_context.wait_deadline = time.monotonic() - 1  # spent on the load that came before
+    assert (
+        should_retry(request_context, errors.WorkerDied("while it loaded"))
+        and request_context.wait_deadline is not None
+    )
+    session: Any = SimpleNamespace(draining=False)
+    request_context.session = session
+    assert (
+        should_retry(request_context, errors.WorkerDied("while it answered")) and request_context.wait_deadline is None
+    )
 
 
-def test_never_after_something_was_sent() -> None:
-    call = call_of(("vllm", "llamacpp"))
-    call.exchange.start(200, "text/event-stream")
-    assert not should_retry(call, errors.WorkerDied("x")) and not should_retry(call, errors.Draining("x"))
+def test_no_retry_once_bytes_were_sent() -> None:
+    request_context = make_request_context(("vllm", "llamacpp"))
+    request_context.exchange.start(200, "text/event-stream")
+    assert not should_retry(request_context, errors.WorkerDied("x")) and not should_retry(
+        request_context, errors.Draining("x")
+    )
 
 
-def test_comments_about_a_wait_are_nothing_that_was_sent() -> None:
-    call = call_of()
-    call.write_comment("loading")
-    assert call.nothing_sent and should_retry(call, errors.WorkerDied("x"))
+def test_progress_comments_do_not_prevent_a_retry() -> None:
+    request_context = make_request_context()
+    request_context.write_comment("loading")
+    assert request_context.nothing_sent and should_retry(request_context, errors.WorkerDied("x"))
 
 
-def test_nobody_is_left_to_answer() -> None:
-    call = call_of()
-    call.exchange.closed = True
-    assert not should_retry(call, errors.WorkerDied("x"))
+def test_no_retry_after_a_disconnect() -> None:
+    request_context = make_request_context()
+    request_context.exchange.closed = True
+    assert not should_retry(request_context, errors.WorkerDied("x"))

@@ -1,4 +1,4 @@
-"""The gate: order, bounds, and that no place is ever lost, whatever becomes of those who wait."""
+"""Admission queue: order, limits, and that no slot is ever lost."""
 
 from __future__ import annotations
 
@@ -16,116 +16,116 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_places_are_taken_at_once_while_there_are_some() -> None:
-    gate = AdmissionQueue(max_running=2, max_waiting=0, timeout_s=1)
-    assert gate.try_enter() and gate.try_enter() and not gate.try_enter()
-    assert gate.running == 2 and gate.is_full
-    gate.leave(0.1)
-    assert gate.running == 1 and not gate.is_full and gate.try_enter()
+async def test_free_slots_are_taken_at_once() -> None:
+    queue = AdmissionQueue(max_running=2, max_waiting=0, timeout_s=1)
+    assert queue.try_enter() and queue.try_enter() and not queue.try_enter()
+    assert queue.running == 2 and queue.is_full
+    queue.leave(0.1)
+    assert queue.running == 1 and not queue.is_full and queue.try_enter()
 
 
 async def test_first_come_first_served() -> None:
-    gate = AdmissionQueue(max_running=1, max_waiting=10, timeout_s=5)
-    await gate.enter()
+    queue = AdmissionQueue(max_running=1, max_waiting=10, timeout_s=5)
+    await queue.enter()
     order: list[int] = []
 
     async def one(number: int) -> None:
-        await gate.enter()
+        await queue.enter()
         order.append(number)
-        gate.leave(0.1)
+        queue.leave(0.1)
 
     waiting = [asyncio.create_task(one(number)) for number in range(10)]
     await settle()
-    assert gate.waiting == 10 and not gate.try_enter()
-    gate.leave(0.1)
-    assert not gate.try_enter()  # it was handed to the first in the queue, so nobody can jump it
+    assert queue.waiting == 10 and not queue.try_enter()
+    queue.leave(0.1)
+    assert not queue.try_enter()  # the slot went to the first waiter, so none can jump the queue
     await asyncio.gather(*waiting)
-    assert order == list(range(10)) and gate.running == 0 and gate.waiting == 0
+    assert order == list(range(10)) and queue.running == 0 and queue.waiting == 0
 
 
-async def test_the_queue_has_an_end() -> None:
-    gate = AdmissionQueue(max_running=1, max_waiting=1, timeout_s=5)
-    await gate.enter()
-    waiting = asyncio.create_task(gate.enter())
+async def test_a_full_queue_refuses() -> None:
+    queue = AdmissionQueue(max_running=1, max_waiting=1, timeout_s=5)
+    await queue.enter()
+    waiting = asyncio.create_task(queue.enter())
     await settle()
-    assert gate.is_full
+    assert queue.is_full
     with pytest.raises(Overloaded) as refused:
-        await gate.enter()
+        await queue.enter()
     assert refused.value.retry_after_s > 0
-    gate.leave(0.1)
+    queue.leave(0.1)
     await waiting
-    assert gate.running == 1 and gate.waiting == 0
+    assert queue.running == 1 and queue.waiting == 0
 
 
-async def test_a_queue_of_none_refuses_at_once() -> None:
-    gate = AdmissionQueue(max_running=1, max_waiting=0, timeout_s=5)
-    await gate.enter()
+async def test_a_queue_of_size_0_refuses_at_once() -> None:
+    queue = AdmissionQueue(max_running=1, max_waiting=0, timeout_s=5)
+    await queue.enter()
     with pytest.raises(Overloaded):
-        await gate.enter()
+        await queue.enter()
 
 
-async def test_a_wait_has_an_end() -> None:
-    gate = AdmissionQueue(max_running=1, max_waiting=1, timeout_s=0.02)
-    await gate.enter()
-    with pytest.raises(Overloaded, match=r"waited 0\.02 s"):
-        await gate.enter()
-    assert gate.waiting == 0 and gate.running == 1
-    gate.leave(0.1)
-    assert gate.running == 0
+async def test_a_wait_times_out() -> None:
+    queue = AdmissionQueue(max_running=1, max_waiting=1, timeout_s=0.02)
+    await queue.enter()
+    with pytest.raises(Overloaded, match=r"timed out after 0\.02 s"):
+        await queue.enter()
+    assert queue.waiting == 0 and queue.running == 1
+    queue.leave(0.1)
+    assert queue.running == 0
 
 
-async def test_one_who_leaves_the_queue_leaves_no_gap() -> None:
-    gate = AdmissionQueue(max_running=1, max_waiting=3, timeout_s=5)
-    await gate.enter()
-    waiting = [asyncio.create_task(gate.enter()) for _ in range(3)]
+async def test_a_cancelled_waiter_leaves_no_gap() -> None:
+    queue = AdmissionQueue(max_running=1, max_waiting=3, timeout_s=5)
+    await queue.enter()
+    waiting = [asyncio.create_task(queue.enter()) for _ in range(3)]
     await settle()
     waiting[0].cancel()
     await settle()
-    assert gate.waiting == 2
-    gate.leave(0.1)
+    assert queue.waiting == 2
+    queue.leave(0.1)
     await settle()
-    assert waiting[1].done() and not waiting[2].done() and gate.running == 1
+    assert waiting[1].done() and not waiting[2].done() and queue.running == 1
     waiting[2].cancel()
 
 
-async def test_a_place_that_comes_as_one_gives_up_goes_to_the_next() -> None:
-    gate = AdmissionQueue(max_running=1, max_waiting=3, timeout_s=5)
-    await gate.enter()
-    first, second = asyncio.create_task(gate.enter()), asyncio.create_task(gate.enter())
+async def test_a_slot_granted_to_a_cancelled_waiter_goes_to_the_next() -> None:
+    queue = AdmissionQueue(max_running=1, max_waiting=3, timeout_s=5)
+    await queue.enter()
+    first, second = asyncio.create_task(queue.enter()), asyncio.create_task(queue.enter())
     await settle()
-    gate.leave(0.1)
-    first.cancel()  # in the same turn of the loop: the place is its own already, but it will never know
+    queue.leave(0.1)
+    first.cancel()  # in the same loop iteration that granted it the slot
     await settle()
     assert first.cancelled() and second.done() and not second.cancelled()
-    assert gate.running == 1 and gate.waiting == 0
-    gate.leave(0.1)
-    assert gate.running == 0
+    assert queue.running == 1 and queue.waiting == 0
+    queue.leave(0.1)
+    assert queue.running == 0
 
 
-async def test_when_to_come_back_follows_from_how_long_requests_take() -> None:
+async def test_retry_after_follows_from_request_durations() -> None:
     slow, fast = (
         AdmissionQueue(max_running=2, max_waiting=10, timeout_s=5),
         AdmissionQueue(max_running=2, max_waiting=10, timeout_s=5),
     )
     for _ in range(200):
-        for gate, took_s in ((slow, 10.0), (fast, 0.01)):
-            gate.try_enter()
-            gate.leave(took_s)
+        for queue, took_s in ((slow, 10.0), (fast, 0.01)):
+            queue.try_enter()
+            queue.leave(took_s)
     assert slow.estimate_retry_after_s() > 4 and fast.estimate_retry_after_s() < 0.1
 
 
 @pytest.mark.parametrize("seed", range(40))
-async def test_no_place_is_lost_in_any_order_of_events(seed: int) -> None:
-    """Entering, leaving, giving up and running out of time, all at random; in the end every place is free."""
+async def test_no_slot_is_lost_in_any_order_of_events(seed: int) -> None:
+    """Random enters, leaves, cancellations and timeouts; in the end every slot is free."""
     chance = random.Random(seed)
-    running, queue = chance.randint(1, 4), chance.randint(0, 6)
-    gate = AdmissionQueue(running, queue, timeout_s=0.002 if seed % 3 == 0 else 60)
+    running, waiting = chance.randint(1, 4), chance.randint(0, 6)
+    queue = AdmissionQueue(running, waiting, timeout_s=0.002 if seed % 3 == 0 else 60)
     inside = 0
     most = 0
 
     async def one() -> None:
         nonlocal inside, most
-        await gate.enter()
+        await queue.enter()
         inside += 1
         most = max(most, inside)
         try:
@@ -133,7 +133,7 @@ async def test_no_place_is_lost_in_any_order_of_events(seed: int) -> None:
                 await asyncio.sleep(0)
         finally:
             inside -= 1
-            gate.leave(0.01)
+            queue.leave(0.01)
 
     tasks: list[asyncio.Task[None]] = []
     for _ in range(300):
@@ -146,9 +146,9 @@ async def test_no_place_is_lost_in_any_order_of_events(seed: int) -> None:
             await asyncio.sleep(0.003)
         else:
             await asyncio.sleep(0)
-        assert gate.running <= running and gate.waiting <= queue and inside <= running
+        assert queue.running <= running and queue.waiting <= waiting and inside <= running
     found = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(one is None or isinstance(one, (Overloaded, asyncio.CancelledError)) for one in found), found
-    assert (gate.running, gate.waiting, inside) == (0, 0, 0)
-    assert most <= running and not gate.is_full
-    assert all(gate.try_enter() for _ in range(running)) and not gate.try_enter()
+    assert (queue.running, queue.waiting, inside) == (0, 0, 0)
+    assert most <= running and not queue.is_full
+    assert all(queue.try_enter() for _ in range(running)) and not queue.try_enter()

@@ -1,4 +1,4 @@
-"""Gauges of models that have gone: reported no longer. And what is counted of a request that is tried again."""
+"""Gauges of removed models are dropped, and a retried request is counted once."""
 
 from __future__ import annotations
 
@@ -19,105 +19,106 @@ from enginebay.server.requests.run_generation import enter_queue
 from enginebay.server.sessions.admission_queue import AdmissionQueue
 from enginebay.server.sessions.model_session import ModelSession
 from enginebay.server.supervisor.server_instance import ServerInstance, ServerSetup
-from enginebay.server.telemetry.fleet_observer import FleetObserver
+from enginebay.server.telemetry.fleet_observer import FleetObserver, observe_workers
 from enginebay.server.telemetry.server_metrics import ServerMetrics
 from enginebay.server.telemetry.tracing import Tracer
-from enginebay.server.telemetry.worker_metrics import observe_workers
 from enginebay.worker.proto import worker_pb2 as pb
-from tests.unit.server.requests.test_retry_policy import call_of
+from tests.unit.server.requests.test_retry_policy import make_request_context
 
 
-def place(model: str, kind: str, ready: bool) -> Any:
+def replica(model: str, kind: str, ready: bool) -> Any:
     return SimpleNamespace(variant=SimpleNamespace(model=model, kind=kind), ready=ready)
 
 
 def setup(*models: str, kind: str = "fake") -> ServerSetup:
     return ServerSetup(
-        ServerConfig(log_level="error"), tuple(ModelRoute(one, (one,), (kind,)) for one in models), Keyring()
+        ServerConfig(log_level="error"), tuple(ModelRoute(model, (model,), (kind,)) for model in models), Keyring()
     )
 
 
-def served(model: str, metrics: ServerMetrics) -> ModelSession:
+def make_session(model: str, metrics: ServerMetrics) -> ModelSession:
     client: Any = SimpleNamespace(
-        resident=SimpleNamespace(model=model, sampling={}, tool_format="auto"),
+        handle=SimpleNamespace(model=model, sampling={}, tool_format="auto"),
         facts=SimpleNamespace(kind="fake", version="1"),
         spec=SimpleNamespace(renders=True),
-        prompts=SimpleNamespace(tokenizer=None),
+        prompt_encoder=SimpleNamespace(tokenizer=None),
     )
     return ModelSession(client, ServerLimits(), metrics, AdmissionQueue(2, 2, 1.0))
 
 
 class Worker:
-    """Says of itself what it is told to; nothing when that is None."""
+    """Reports a given state, or times out if it is None."""
 
     def __init__(self, model: str, state: pb.StateReply | None) -> None:
-        self.resident, self.facts = SimpleNamespace(model=model), SimpleNamespace(kind="fake")
+        self.handle, self.facts = SimpleNamespace(model=model), SimpleNamespace(kind="fake")
         self.client = self
-        self.told = state
+        self.reply = state
 
     async def state(self) -> pb.StateReply:
-        if self.told is None:
+        if self.reply is None:
             raise TimeoutError
-        return self.told
+        return self.reply
 
 
 def shown(metrics: ServerMetrics, name: str) -> dict[str, float]:
     return {labels[0]: value for labels, value in metrics.snapshot()[f"enginebay_{name}"]["children"]}
 
 
-def test_a_model_that_was_removed_is_neither_awake_nor_not() -> None:
+def test_a_removed_model_has_no_awake_gauge() -> None:
     metrics = ServerMetrics()
-    events = FleetObserver(None, metrics)  # type: ignore[arg-type]
-    events.update_gauges([place("a", "fake", True), place("b", "fake", False)])
+    observer = FleetObserver(None, metrics)  # type: ignore[arg-type]
+    observer.update_gauges([replica("a", "fake", True), replica("b", "fake", False)])
     assert shown(metrics, "model_awake") == {"a": 1, "b": 0}
-    events.update_gauges([place("b", "fake", True)])
+    observer.update_gauges([replica("b", "fake", True)])
     assert shown(metrics, "model_awake") == {"b": 1}
-    events.update_gauges([])
+    observer.update_gauges([])
     assert shown(metrics, "model_awake") == {}
 
 
-async def test_a_model_without_a_worker_uses_nothing() -> None:
+async def test_a_model_without_a_worker_has_no_worker_metrics() -> None:
     metrics = ServerMetrics()
     names = ("worker_memory_bytes", "engine_running", "kv_cache_usage_ratio", "engine_steps_total")
     state = pb.StateReply(running=2, memory_bytes=100, steps=7, kv_used_ratio=0.5)
     workers: list[Any] = [Worker("a", state), Worker("b", state)]
     await observe_workers(metrics, workers)
     assert all(set(shown(metrics, name)) == {"a", "b"} for name in names)
-    workers[1].told = None
+    workers[1].reply = None
     await observe_workers(metrics, workers[1:])
-    assert [shown(metrics, name) for name in names] == [{"b": 100}, {"b": 2}, {"b": 0.5}, {"b": 7}], "as last told"
-    workers[1].told = pb.StateReply(running=1, memory_bytes=50)
+    assert [shown(metrics, name) for name in names] == [{"b": 100}, {"b": 2}, {"b": 0.5}, {"b": 7}], "as last reported"
+    workers[1].reply = pb.StateReply(running=1, memory_bytes=50)
     await observe_workers(metrics, workers[1:])
-    assert [shown(metrics, name) for name in names] == [{"b": 50}, {"b": 1}, {}, {}], "what it does not tell is unknown"
+    assert [shown(metrics, name) for name in names] == [{"b": 50}, {"b": 1}, {}, {}], (
+        "what it does not report is dropped"
+    )
     await observe_workers(metrics, [])
     assert not any(shown(metrics, name) for name in names)
 
 
-async def test_requests_of_a_model_that_has_gone_are_told_as_long_as_there_are_any() -> None:
+async def test_request_gauges_of_a_removed_model_stay_until_they_are_0() -> None:
     metrics, names = ServerMetrics(), ("requests_running", "requests_waiting")
     with socket.socket() as sock:
         instance = ServerInstance(sock, setup("a", "b"), None, None, None, metrics)  # type: ignore[arg-type]
-        gone, kept = served("a", metrics), served("b", metrics)
+        removed, kept = make_session("a", metrics), make_session("b", metrics)
         kept.running_gauge.inc()
-        leave = await enter_queue(call_of(), gone)
+        leave = await enter_queue(make_request_context(), removed)
         await instance.configure(setup("b"))
         instance.snapshot()
         assert [shown(metrics, name) for name in names] == [{"a": 1, "b": 1}, {"b": 0}]
         leave()
         instance.snapshot()
         assert shown(metrics, "requests_running") == {"b": 1}
-        leave = await enter_queue(call_of(), gone)  # one that had its session before the model left
+        leave = await enter_queue(make_request_context(), removed)  # a request that got its session before the removal
         instance.snapshot()
         assert shown(metrics, "requests_running") == {"a": 1, "b": 1}
         leave()
         await instance.close()
 
 
-async def test_requests_of_a_model_on_another_engine_are_told_there_alone() -> None:
+async def test_request_gauges_move_with_the_model_to_another_engine() -> None:
     metrics = ServerMetrics()
     with socket.socket() as sock:
         instance = ServerInstance(sock, setup("a", kind="other"), None, None, None, metrics)  # type: ignore[arg-type]
-        served("a", metrics)
+        make_session("a", metrics)
         instance.snapshot()
         assert shown(metrics, "requests_running") == shown(metrics, "requests_waiting") == {}
         await instance.close()
@@ -126,15 +127,15 @@ async def test_requests_of_a_model_on_another_engine_are_told_there_alone() -> N
 @pytest.mark.parametrize(
     ("error", "retries"), [(Draining("it sleeps"), []), (WorkerDied("it is gone"), [[["m", "fake", "worker_died"], 2]])]
 )
-async def test_a_request_that_is_tried_again_has_waited_once(error: EnginebayError, retries: list[Any]) -> None:
+async def test_a_retried_request_has_one_queue_time(error: EnginebayError, retries: list[Any]) -> None:
     metrics, failures = ServerMetrics(), [error, error]
-    model, call = served("m", metrics), call_of()
-    context: Any = SimpleNamespace(metrics=metrics, log=SimpleNamespace(request=lambda _: None))
+    session, call = make_session("m", metrics), make_request_context()
+    context: Any = SimpleNamespace(metrics=metrics, log=SimpleNamespace(log_request=lambda _: None))
     app = App(context, Keyring(), Tracer(), keyless=True)
 
     async def handler(_: Any, call: RequestContext) -> None:
-        call.session, call.labels = model, model.labels
-        (await enter_queue(call, model))()
+        call.session, call.labels = session, session.labels
+        (await enter_queue(call, session))()
         if failures:
             failures.pop()
             raise error

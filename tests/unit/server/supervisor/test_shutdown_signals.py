@@ -1,4 +1,4 @@
-"""SIGHUP at any time: acted upon when it can be, once."""
+"""SIGHUP at any time: handled once the server can reload."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from enginebay.server.supervisor.shutdown_signals import ReloadSignal
 
 
 @pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
+def _restore_handlers() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():
@@ -22,11 +22,11 @@ def _as_before() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("early", [0, 1, 3])
-async def test_a_hangup_that_comes_too_early_is_carried_out_once_later(early: int) -> None:
-    hangups, calls = ReloadSignal(), []
+async def test_an_early_hangup_reloads_once_later(early: int) -> None:
+    reload_signal, calls = ReloadSignal(), []
     for _ in range(early):
         os.kill(os.getpid(), signal.SIGHUP)
-    hangups.subscribe(lambda: calls.append("reload"))
+    reload_signal.subscribe(lambda: calls.append("reload"))
     assert len(calls) == min(early, 1)
     os.kill(os.getpid(), signal.SIGHUP)
     async with asyncio.timeout(30):
@@ -41,7 +41,7 @@ def test_server_processes_leave_signals_to_their_supervisor(monkeypatch: pytest.
     def reached(**_: object) -> None:
         raise Reached
 
-    monkeypatch.setattr(child_server.sys, "argv", ["children", "3", "4"])
+    monkeypatch.setattr(child_server.sys, "argv", ["child_server", "3", "4"])
     monkeypatch.setattr(child_server.socket, "socket", reached)
     with pytest.raises(Reached):
         child_server.main()

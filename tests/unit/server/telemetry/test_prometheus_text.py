@@ -40,7 +40,7 @@ def test_reads_the_format_as_others_write_it() -> None:
 
 
 @pytest.mark.parametrize("text", ["<html>", 'a{x="1" 3', "a", "a one", '{"error": 1}'])
-def test_what_is_not_the_format_is_refused(text: str) -> None:
+def test_other_formats_are_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse_metrics(text)
 
@@ -70,7 +70,7 @@ def test_quantiles_are_interpolated_in_their_bucket() -> None:
     assert estimate_quantile(1.0, found) == 2.0
 
 
-def test_a_quantile_that_nobody_knows_is_not_made_up() -> None:
+def test_an_unknown_quantile_is_none_or_infinite() -> None:
     assert estimate_quantile(0.5, {}) is None
     assert estimate_quantile(0.5, {1.0: 0.0, math.inf: 0.0}) is None
     assert estimate_quantile(0.95, {1.0: 1.0, math.inf: 2.0}) == math.inf

@@ -53,7 +53,7 @@ def test_waiting_and_reuse_are_shown_when_they_matter() -> None:
     assert "queued" not in format_request_line(NOON, record(queue_s=0.01))
 
 
-def test_json_has_what_is_known_and_nothing_else() -> None:
+def test_json_has_only_known_fields() -> None:
     line = json.loads(written(record(stream=True, finish_reason="stop"), format="json"))
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("time"))
     assert line == {
@@ -68,7 +68,7 @@ def test_the_time_is_in_milliseconds_of_utc() -> None:
     assert json.loads(format_json_line(at, "info", "x", {}))["time"] == "2026-01-02T03:04:05.678Z"
 
 
-def test_prompts_are_logged_only_when_asked_for() -> None:
+def test_prompts_are_logged_only_if_enabled() -> None:
     for form in ("text", "json"):
         assert "secret" not in written(record(prompt="my secret"), format=form)
         assert "my secret" in written(record(prompt="my secret"), format=form, prompts=True)
@@ -84,7 +84,7 @@ NASTY = 'x\n12:00:02 info  forged\r\x1b[2J\x00\x7f\x9b\u2028\u202e\ud800 \\n "q"
 
 @pytest.mark.parametrize("field", ["model", "message", "prompt", "request_id", "client", "error", "finish_reason"])
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_nothing_a_client_sends_makes_a_line_of_its_own(form: str, field: str) -> None:
+def test_client_input_cannot_forge_a_line(form: str, field: str) -> None:
     text = written(record(**{field: NASTY}), format=form, prompts=True)
     assert text.endswith("\n") and text[:-1].isprintable()
     text.encode()
@@ -104,14 +104,14 @@ def test_escapes_cannot_be_faked() -> None:
     assert len(lines) == 3
 
 
-def test_fields_cannot_replace_what_the_log_itself_says() -> None:
+def test_fields_cannot_replace_reserved_names() -> None:
     found = json.loads(
         format_json_line(NOON, "info", "started", {"time": 1, "event": "forged", "port": 8000, "bad": float("inf")})
     )
     assert found["event"] == "started" and found["time"] != 1 and found["port"] == 8000 and found["bad"] is None
 
 
-def test_levels_hold_back_what_is_below_them() -> None:
+def test_lines_below_the_level_are_not_logged() -> None:
     stream = io.StringIO()
     log = ServerLog(level="warning", stream=stream)
     log.log_event("hidden")
@@ -141,7 +141,7 @@ class Stuck(io.StringIO):
         return super().write(text)
 
 
-def test_a_stuck_reader_costs_lines_and_not_the_callers_time() -> None:
+def test_a_stuck_reader_loses_lines_but_does_not_block_the_caller() -> None:
     stream = Stuck()
     log = ServerLog(stream=stream, format="json", max_queued=50)
     started = time.perf_counter()
@@ -152,22 +152,22 @@ def test_a_stuck_reader_costs_lines_and_not_the_callers_time() -> None:
     stream.go_on.set()
     log.close()
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    told = [line["dropped"] for line in lines if line["event"] == "log lines dropped"]
+    reported = [line["dropped"] for line in lines if line["event"] == "log lines dropped"]
     ticks = [line["number"] for line in lines if line["event"] == "tick"]
-    assert sum(told) == log.dropped == 1000 - len(ticks)
+    assert sum(reported) == log.dropped == 1000 - len(ticks)
     assert ticks == sorted(ticks)
 
 
-def test_a_reader_that_left_does_not_hurt() -> None:
+def test_a_closed_stream_is_tolerated() -> None:
     stream = io.StringIO()
     log = ServerLog(stream=stream)
     stream.close()
-    log.log_event("nobody hears this")
+    log.log_event("lost")
     log.close()
     assert log.dropped == 1
 
 
-def test_closing_writes_what_waits_and_may_be_repeated() -> None:
+def test_closing_writes_queued_lines_and_may_be_repeated() -> None:
     stream = io.StringIO()
     log = ServerLog(stream=stream)
     for number in range(2000):

@@ -42,7 +42,7 @@ def scraped(snapshot: dict[str, Any]) -> dict[tuple[str, tuple[tuple[str, str], 
     }
 
 
-def test_every_family_is_there_with_help_and_type() -> None:
+def test_every_family_has_help_and_type() -> None:
     snapshot = ServerMetrics().snapshot()
     assert set(snapshot) == NAMES
     for name, family in snapshot.items():
@@ -95,7 +95,7 @@ def test_the_number_of_children_is_bounded() -> None:
     assert len(children) == MAX_CHILDREN + 1
     assert children[-1] == [["other", "other"], 500]
     family.child("3", "x").inc()
-    assert family.child("3", "x").value == 2  # whoever came in time keeps its own
+    assert family.child("3", "x").value == 2  # earlier children keep their own
 
 
 def test_a_wrong_number_of_labels_is_refused() -> None:
@@ -149,13 +149,13 @@ def test_a_snapshot_does_not_change_when_counting_goes_on() -> None:
     assert snapshot["enginebay_request_duration_seconds"]["children"][0][1] == [[0] * 18, 0.0]
 
 
-def test_other_buckets_are_not_merged_by_mistake() -> None:
+def test_different_buckets_are_not_merged() -> None:
     one, other = (HistogramFamily("a", "help", (), bounds) for bounds in ((1.0,), (2.0,)))
-    with pytest.raises(ValueError, match="other buckets"):
+    with pytest.raises(ValueError, match="different buckets"):
         merge_snapshots([{"a": one.snapshot()}, {"a": other.snapshot()}])
 
 
-def test_the_process_is_described_as_the_system_sees_it() -> None:
+def test_process_metrics_match_the_system() -> None:
     found = scraped(ServerMetrics().snapshot())
     if Path("/proc/self/statm").exists():
         assert 0 < found["process_resident_memory_bytes", ()] < 2**36

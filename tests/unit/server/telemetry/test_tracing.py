@@ -47,8 +47,8 @@ def only(exporter: InMemorySpanExporter) -> Any:
 
 def test_a_request_is_one_span_with_the_conventions_names(tracer: OtelTracer, exporter: InMemorySpanExporter) -> None:
     sampling = Sampling(temperature=0.5, max_tokens=64, stop=("END",), n=2, seed=0)
-    asked = build_request_attributes("chat", "smollm2", sampling, stream=True, address="127.0.0.1", port=8000)
-    span = tracer.start(build_span_name("chat", "smollm2"), None, asked)
+    attributes = build_request_attributes("chat", "smollm2", sampling, stream=True, address="127.0.0.1", port=8000)
+    span = tracer.start(build_span_name("chat", "smollm2"), None, attributes)
     assert span is not None and not exporter.get_finished_spans()
     span.add_event("queued")
     span.add_event("first_token")
@@ -89,7 +89,7 @@ def test_a_request_is_one_span_with_the_conventions_names(tracer: OtelTracer, ex
     assert found.events[0].timestamp <= found.events[1].timestamp <= found.end_time
 
 
-def test_the_callers_trace_goes_on(tracer: OtelTracer, exporter: InMemorySpanExporter) -> None:
+def test_the_callers_trace_continues(tracer: OtelTracer, exporter: InMemorySpanExporter) -> None:
     span = tracer.start("chat smollm2", f"00-{TRACE}-{PARENT}-01")
     assert span is not None and span.trace_id == TRACE
     span.end()
@@ -131,7 +131,7 @@ def test_other_failures_have_a_short_name_too(
     assert only(exporter).attributes["error.type"] == name
 
 
-def test_what_is_sampled_out_costs_no_span() -> None:
+def test_a_request_that_is_not_sampled_has_no_span() -> None:
     assert OtelTracer(TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False)).start("chat smollm2") is None
 
 
@@ -165,7 +165,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not tracer.enabled and "enginebay[tracing]" in tracer.note
 
 
-def test_a_protocol_we_do_not_speak_is_named() -> None:
+def test_an_unsupported_protocol_is_named() -> None:
     environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
     assert "http/protobuf" in load_tracer(environ).note
 
@@ -179,7 +179,7 @@ def test_the_endpoint_is_found_as_the_standard_says() -> None:
 
 @pytest.fixture
 def collector() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
-    """A collector that keeps what it is sent."""
+    """A collector that records what it receives."""
     got: list[tuple[str, bytes]] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""What a client can put into a chat that a template could not stand: it is refused before."""
+"""Chats that would break a template are rejected before it runs."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ def test_objects_that_are_too_deep(field: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", ['{"a": "\\ud800"}', '{"\\udfff": 1}', "[" * 100_000, "{", "NaN}", "NaN"])
-def test_arguments_of_a_call_that_are_no_json_stay_as_they_are(arguments: str) -> None:
-    """A model was cut off, or wrote nonsense: whoever sends its call back, with what was wrong, is understood."""
+def test_arguments_that_are_not_json_stay_unchanged(arguments: str) -> None:
+    """Clients send back truncated or invalid calls together with the error."""
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
     text = RENDERER.render([{"role": "assistant", "tool_calls": [call]}])
     assert json.loads(text)["tool_calls"][0]["function"]["arguments"] == arguments
 
 
-def test_a_whole_character_written_in_two_halves() -> None:
+def test_a_surrogate_pair_in_arguments() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": "\\ud83d\\ude00"}'}}
     text = RENDERER.render([{"role": "assistant", "tool_calls": [call]}])
     assert json.loads(text)["tool_calls"][0]["function"]["arguments"] == {"a": "\U0001f600"}
 
 
-def test_a_role_as_long_as_a_book_is_named_shortly() -> None:
+def test_a_very_long_role_is_shortened() -> None:
     with pytest.raises(InvalidRequest) as refused:
         RENDERER.render([{"role": "x" * 10**6, "content": "hi"}])
     assert len(refused.value.message) < 200
 
 
-def test_a_role_that_nobody_knows_is_told_all_that_are_known() -> None:
+def test_an_unknown_role_lists_the_known_ones() -> None:
     with pytest.raises(InvalidRequest) as refused:
         RENDERER.render([{"role": "robot", "content": "hi"}])
-    told = refused.value.hint.removeprefix("use one of ").split(", ")
-    assert {"system", "user", "assistant", "tool"} < set(told) and told == list(ROLES)
-    for role in told:
+    roles = refused.value.hint.removeprefix("use one of ").split(", ")
+    assert {"system", "user", "assistant", "tool"} < set(roles) and roles == list(ROLES)
+    for role in roles:
         RENDERER.render([{"role": role, "content": "hi"}])

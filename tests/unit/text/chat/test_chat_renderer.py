@@ -43,7 +43,7 @@ def test_whitespace_rules_are_those_of_transformers():
     assert renderer(template).render(HI) == "hi\nend"
 
 
-def test_what_templates_may_use():
+def test_names_and_filters_that_templates_may_use():
     template = (
         "{{ bos_token }}|{{ tools | tojson }}|{{ strftime_now('%Y') }}|{{ nothing }}|"
         "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.content }}{% endfor %}|"
@@ -56,10 +56,10 @@ def test_what_templates_may_use():
 
 def test_a_template_that_refuses_is_the_requests_error():
     chat = renderer("{{ raise_exception('roles must\nalternate') }}")
-    with pytest.raises(InvalidRequest, match="refuses these messages: roles must alternate") as caught:
+    with pytest.raises(InvalidRequest, match="rejects these messages: roles must alternate") as caught:
         chat.render(HI)
     assert caught.value.param == "messages"
-    with pytest.raises(InvalidRequest, match="refuses"):
+    with pytest.raises(InvalidRequest, match="rejects"):
         renderer("{{ messages[0].content + 1 }}").render(HI)
 
 
@@ -73,7 +73,7 @@ def test_templates_cannot_reach_out_of_the_sandbox():
 
 
 def test_a_broken_template_is_the_models_error():
-    with pytest.raises(ModelInvalid, match=r"broken: .* \(line 2\)"):
+    with pytest.raises(ModelInvalid, match=r"invalid: .* \(line 2\)"):
         renderer("\n{% for %}")
 
 
@@ -117,7 +117,7 @@ def test_the_last_message_can_be_continued():
     messages = [*HI, {"role": "assistant", "content": "The answer is "}]
     text = chat.render(messages, continue_final_message=True, add_generation_prompt=False)
     assert text.endswith("<|im_start|>assistant\nThe answer is ")
-    with pytest.raises(InvalidRequest, match="exclude each other"):
+    with pytest.raises(InvalidRequest, match="mutually exclusive"):
         chat.render(messages, continue_final_message=True)
     with pytest.raises(InvalidRequest, match="drops part"):
         renderer("nothing").render(messages, continue_final_message=True, add_generation_prompt=False)
@@ -146,8 +146,8 @@ def test_arguments_of_tool_calls_become_objects():
         ([], "empty"),
         ("hi", "must be a list"),
         (["hi"], r"messages\[0\] is not an object"),
-        ([{"role": "usr", "content": "x"}], "role 'usr'"),
-        ([{"content": "x"}], "role None"),
+        ([{"role": "usr", "content": "x"}], "role: 'usr'"),
+        ([{"content": "x"}], "role: None"),
         ([{"role": "user"}], r"messages\[0\] has no content"),
         ([{"role": "user", "content": 3}], "no content"),
         ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\] has no text"),
@@ -159,7 +159,7 @@ def test_wrong_messages_are_named(messages, reason):
     assert caught.value.param == "messages"
 
 
-def test_a_slip_in_a_role_is_guessed_and_images_are_refused():
+def test_a_typo_in_a_role_gets_a_suggestion_and_images_are_rejected():
     with pytest.raises(InvalidRequest) as caught:
         renderer(CHATML).render([{"role": "usr", "content": "x"}])
     assert "'user'" in caught.value.hint

@@ -1,4 +1,4 @@
-"""The table of formats, and which one a template stands for."""
+"""The format registry, and detection by template."""
 
 from __future__ import annotations
 

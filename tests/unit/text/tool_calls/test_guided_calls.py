@@ -1,4 +1,4 @@
-"""The schema for forced calls, and the parser of what it forces."""
+"""Schemas for guided calls, and their parsers."""
 
 from __future__ import annotations
 

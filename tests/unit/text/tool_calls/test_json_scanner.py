@@ -1,4 +1,4 @@
-"""JSON in pieces."""
+"""Incremental JSON scanning."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_end_of_any_value_is_found(value: object, after: str, ascii_only: bo
 
 
 @pytest.mark.parametrize("text", ["}", ",", "'a'", "<tool>", '{"a": 1 </tool_call>', "[1, <"])
-def test_what_cannot_be_json_breaks_the_value(text: str) -> None:
+def test_invalid_json_breaks_the_value(text: str) -> None:
     scanner = JsonValueScanner()
     end = scanner.advance(text, 0)
     assert scanner.broken and not scanner.done

@@ -1,4 +1,4 @@
-"""Every recording, whole and cut everywhere, gives the same text and calls."""
+"""Every recording gives the same text and calls, whole or split anywhere."""
 
 from __future__ import annotations
 

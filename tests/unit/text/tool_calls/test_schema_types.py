@@ -1,4 +1,4 @@
-"""Values without quotes, read by their schema."""
+"""Unquoted values, typed by their schema."""
 
 from __future__ import annotations
 

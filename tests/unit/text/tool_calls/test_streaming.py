@@ -1,4 +1,4 @@
-"""How early things come out, what is held back, and what odd outputs give."""
+"""When events are emitted, what is held back, and odd outputs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_plain_text_goes_out_at_once(name: str) -> None:
         ("json", 'done\n{"no"', 'done\n{"no"'),
     ],
 )
-def test_only_what_may_open_a_call_is_held(name: str, piece: str, shown: str) -> None:
+def test_only_a_possible_opening_is_held_back(name: str, piece: str, shown: str) -> None:
     parser = TOOL_CALL_FORMATS[name].create_parser(TOOLS)
     assert parser.feed(piece) == [AnswerText(shown)]
     assert "".join(event.text for event in parser.end() if isinstance(event, AnswerText)) == piece[len(shown) :]
@@ -193,7 +193,7 @@ PARTS = [
 
 @settings(max_examples=1500)
 @given(st.sampled_from(list(TOOL_CALL_FORMATS)), st.lists(st.sampled_from(PARTS), max_size=14))
-def test_any_text_reads_the_same_however_cut(name: str, parts: list[str]) -> None:
+def test_any_text_parses_the_same_however_split(name: str, parts: list[str]) -> None:
     output = "".join(parts)
     whole = parse(name, output)
     assert parse_pieces(TOOL_CALL_FORMATS[name].create_parser(TOOLS), output) == whole
@@ -206,14 +206,14 @@ def test_any_text_reads_the_same_however_cut(name: str, parts: list[str]) -> Non
 @pytest.mark.parametrize(
     "part", [" ", "\n", "[", "{", "`", "<", '{"arguments":[', '<tool_call>{"arguments":"', "[TOOL_CALLS]", "<function="]
 )
-def test_long_nonsense_is_read_in_time_and_kept(name: str, part: str) -> None:
+def test_long_nonsense_is_read_in_linear_time_and_kept(name: str, part: str) -> None:
     output = part * (20_000 // len(part))
     started = time.process_time()
     assert parse_pieces(TOOL_CALL_FORMATS[name].create_parser(TOOLS), output) == ParsedAnswer(output)
     assert time.process_time() - started < 5
 
 
-def test_deep_arguments_before_the_name_are_no_crash() -> None:
+def test_deep_arguments_before_the_name_do_not_crash() -> None:
     deep = "[" * 50_000 + "]" * 50_000
     output = f'<tool_call>{{"arguments": {deep}, "name": "f"}}</tool_call>'
     assert parse("hermes", output) == ParsedAnswer(output)

@@ -1,4 +1,4 @@
-"""What `tools` and `tool_choice` may be."""
+"""Validation of `tools` and `tool_choice`."""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ from enginebay.worker.client_side.child_process import ChildProcess
 
 _STARTER = """
 import os, sys, time, uvloop
-from enginebay.worker.client_side.child_process import Child
+from enginebay.worker.client_side.child_process import ChildProcess
 
 os.register_at_fork(after_in_child=lambda: time.sleep(600))  # as on a lock that nobody is left to release
 
 async def main():
     with open(sys.argv[1], "ab", buffering=0) as log:
-        child = Child(["/bin/echo", "ran"], log, {})
+        child = ChildProcess(["/bin/echo", "ran"], log, {})
         sys.exit(await child.wait())
 
 uvloop.run(main())

@@ -1,0 +1,1 @@
+"""Continuous batching: scheduler, KV cache, attention and CUDA graphs."""

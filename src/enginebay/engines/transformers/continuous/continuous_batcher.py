@@ -1,4 +1,4 @@
-"""Continuous batching: every step computes what running rows need, and rows join and leave between steps."""
+"""Continuous batching: sequences join and leave the batch between steps."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from enginebay.engines.transformers.distributed.ranks import RankGroup
 
 
 class ContinuousBatcher:
-    """Plans a step, runs it on every rank, draws the tokens and hands them out.
+    """Plans a step, runs it on every rank, samples the tokens and emits them.
 
-    A device that works by itself is given the next step before the texts of the last one are made: which rows end is
-    known from their tokens alone, or else their text is read at once (see `Row`).
+    On an asynchronous device the next step starts before the last step's tokens are detokenized: a sequence ends by
+    its tokens alone, or else its text is decoded at once (see `SequenceState`).
     """
 
     def __init__(self, runner: ModelRunner, limits: BatchLimits, output: OutputWriter, ranks: RankGroup) -> None:
@@ -29,9 +29,9 @@ class ContinuousBatcher:
         self._pending_output: list[tuple[SequenceState, SampledToken]] = []
         self.steps = 0
 
-    def add(self, rows: Sequence[SequenceState]) -> None:
-        """All choices of one request: the first computes the prompt for all."""
-        leader, *siblings = rows
+    def add(self, sequences: Sequence[SequenceState]) -> None:
+        """Add all choices of one request: the first one prefills the prompt for all."""
+        leader, *siblings = sequences
         leader.siblings = list(siblings)
         self._scheduler.add(leader)
 
@@ -39,79 +39,79 @@ class ContinuousBatcher:
         self._scheduler.cancel(number)
 
     def reset(self) -> None:
-        """Every request has been cancelled because a step failed: nothing that it may have left half done counts."""
+        """Discard all state after a failed step. Every request has been cancelled."""
         self._scheduler.operations.clear()
         self._runner.reset()
 
     def get_request_numbers(self) -> set[int]:
-        """Requests that are held."""
-        return {row.number for row in (*self._scheduler.waiting, *self._scheduler.running)}
+        """Return the waiting and running requests."""
+        return {sequence.number for sequence in (*self._scheduler.waiting, *self._scheduler.running)}
 
     def get_running_numbers(self) -> set[int]:
-        """Requests that are in every step now. Any thread may ask."""
-        return {row.number for row in tuple(self._scheduler.running)}
+        """Return the running requests. Thread-safe."""
+        return {sequence.number for sequence in tuple(self._scheduler.running)}
 
     def get_adapters_in_use(self) -> set[str | None]:
-        """Adapters of the requests that are held."""
-        return {row.lora for row in (*self._scheduler.waiting, *self._scheduler.running)}
+        """Return the adapters of the waiting and running requests."""
+        return {sequence.lora for sequence in (*self._scheduler.waiting, *self._scheduler.running)}
 
     def compute_kv_cache_usage(self) -> float:
         return self._scheduler.compute_kv_cache_usage()
 
     def advance(self) -> bool:
-        """One step; false when there was nothing to do."""
+        """Run one step. Return False if there was nothing to do."""
         self._scheduler.separate_prefill = self._runner.has_graphs
         step = self._scheduler.plan()
         if step is None:
             return self._emit_pending()
         self._ranks.broadcast(step)
-        chosen: Any = None
+        sampled: Any = None
         try:
             segments, logits = self._runner.run(step)
-            leaders, rows = self._find_sequences(segments)
-            if rows:
+            leaders, sequences = self._find_sequences(segments)
+            if sequences:
                 logits = _repeat_for_siblings(logits, leaders)
-                chosen = sample_on_device(logits, rows, [row.output for row in rows])
+                sampled = sample_on_device(logits, sequences, [sequence.output for sequence in sequences])
         finally:
-            self._emit_pending()  # also if this step fails: what the last one made is complete
+            self._emit_pending()  # even if this step fails: the last one is complete
         self._scheduler.commit_step(step)
-        self.steps += bool(step.segments)  # without any, it only frees memory
-        if rows:
-            self._append_tokens(leaders, rows, read_sampled(chosen, logits, rows))
+        self.steps += bool(step.segments)  # a step without segments only frees memory
+        if sequences:
+            self._append_tokens(leaders, sequences, read_sampled(sampled, logits, sequences))
             if not self._runner.is_async:
                 self._emit_pending()
         return True
 
     def _find_sequences(self, segments: Sequence[Segment]) -> tuple[list[SequenceState], list[SequenceState]]:
-        """The rows of these segments, and the same with those that start from their prompts."""
-        by_key = {row.sequence_id: row for row in self._scheduler.running}
-        leaders = [by_key[segment.sequence_id] for segment in segments]
-        return leaders, [row for leader in leaders for row in (leader, *leader.siblings)]
+        """Return the sequences of these segments, without and with the siblings that share their prompts."""
+        by_id = {sequence.sequence_id: sequence for sequence in self._scheduler.running}
+        leaders = [by_id[segment.sequence_id] for segment in segments]
+        return leaders, [sequence for leader in leaders for sequence in (leader, *leader.siblings)]
 
     def _append_tokens(
-        self, leaders: Sequence[SequenceState], rows: Sequence[SequenceState], drawn: Sequence[SampledToken]
+        self, leaders: Sequence[SequenceState], sequences: Sequence[SequenceState], sampled: Sequence[SampledToken]
     ) -> None:
-        self._pending_output = list(zip(rows, drawn, strict=True))
-        for row, one in self._pending_output:
-            row.append_token(one.token)
+        self._pending_output = list(zip(sequences, sampled, strict=True))
+        for sequence, token in self._pending_output:
+            sequence.append_token(token.token)
         for leader in leaders:
             if leader.siblings:
                 self._scheduler.fork(leader)
         self._scheduler.remove_finished()
 
     def _emit_pending(self) -> bool:
-        """Texts of the last step's tokens; false when there are none."""
-        unsaid, self._pending_output = self._pending_output, []
-        for row, drawn in unsaid:
-            if self._output.is_open(row.number):
-                self._output.emit_token(row, drawn)
-        if unsaid:
+        """Emit the tokens of the last step. Return False if there are none."""
+        pending, self._pending_output = self._pending_output, []
+        for sequence, token in pending:
+            if self._output.is_open(sequence.number):
+                self._output.emit_token(sequence, token)
+        if pending:
             self._output.flush()
-        return bool(unsaid)
+        return bool(pending)
 
 
 def _repeat_for_siblings(logits: Any, leaders: Sequence[SequenceState]) -> Any:
-    """A row's logits once for itself and once for each of its siblings."""
+    """Repeat each leader's logits for its siblings."""
     if not any(leader.siblings for leader in leaders):
         return logits
     return logits[[i for i, leader in enumerate(leaders) for _ in (leader, *leader.siblings)]]

@@ -1,4 +1,4 @@
-"""How far two computations of the same logits are from each other."""
+"""The distance between two computations of the same logits."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 
 def compute_logit_distance(actual: Any, reference: Any) -> float:
-    """Of rows of logits [rows, vocabulary], the row that differs most: its root mean square, in standard deviations of that row.
+    """Return the largest root mean square difference of a row of logits [rows, vocabulary], in standard deviations of that row.
 
-    A mean, since of a hundred thousand logits one is always far off. Infinite where anything is not a number.
+    A mean, because one of a hundred thousand logits is always an outlier. Infinite if any value is NaN.
     """
     spread = reference.std(-1)
     worst = ((actual - reference).square().mean(-1).sqrt() / torch.where(spread > 0, spread, 1.0)).max()

@@ -1,4 +1,4 @@
-"""Who computes what in the next step of continuous batching. Pure: no torch, no clock, no threads."""
+"""The scheduler of continuous batching: plans each step. Pure: no torch, no clock, no threads."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import NamedTuple
 from enginebay.engines.transformers.decoding.sequence_state import SequenceState
 
 MIN_BUCKET_CAPACITY = 256
-MAX_PREFILL_WAIT_STEPS = 8  # steps that prompts wait for company, where they are computed apart
-DECODES_PER_PREFILL = 16  # one waiting prompt for so many that decode is enough company
-MAX_PREFILL_BURST = 4  # steps of prompts in a row, at most
+MAX_PREFILL_WAIT_STEPS = 8  # with separate prefill: steps that a prompt waits for others
+DECODES_PER_PREFILL = 16  # one waiting prompt per this many decoding sequences is enough
+MAX_PREFILL_BURST = 4  # maximum consecutive prefill steps
 
 
 class Segment(NamedTuple):
-    """A run of one row's tokens to compute; `wanted`: the next token is drawn from its last position."""
+    """Consecutive tokens of one sequence to compute. `needs_logits`: sample the next token from its last position."""
 
     sequence_id: int
     start: int
@@ -26,7 +26,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Make room in the KV cache for that many tokens of a row."""
+    """Reserve KV cache capacity for this many tokens of a sequence."""
 
     sequence_id: int
     length: int
@@ -34,7 +34,7 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Copy the first `length` cached tokens of a row to a new one."""
+    """Copy the first `length` cached tokens of a sequence to a new one."""
 
     sequence_id: int
     copy_id: int
@@ -51,7 +51,7 @@ CacheOp = Reserve | Fork | Release
 
 @dataclass(frozen=True, slots=True)
 class ScheduledStep:
-    """One forward pass: cache operations in order, then segments; all rows use one adapter (or none)."""
+    """One forward pass: cache operations in order, then segments. All sequences use the same adapter, or none."""
 
     lora: str | None
     operations: list[CacheOp]
@@ -62,12 +62,12 @@ class ScheduledStep:
 class BatchLimits:
     max_sequences: int  # computed together
     max_step_tokens: int  # in one forward pass
-    max_cached_tokens: int  # in the KV cache, unused ends of its shelves included
+    max_cached_tokens: int  # capacity of the KV cache, unused ends of sequences included
     context_length: int
 
 
 def compute_bucket_capacity(length: int, context_length: int) -> int:
-    """Room a row of this length gets: powers of two, so that at most half of it is unused."""
+    """Return the capacity for a sequence of this length: a power of two, so at most half of it is unused."""
     capacity = MIN_BUCKET_CAPACITY
     while capacity < length:
         capacity *= 2
@@ -75,11 +75,11 @@ def compute_bucket_capacity(length: int, context_length: int) -> int:
 
 
 def should_prefill(prompts: int, decoding: int, waited_steps: int) -> bool:
-    """Whether the next step computes prompts, where those who decode must wait meanwhile.
+    """Return whether the next step prefills prompts while decoding sequences wait.
 
-    Prompts gather until there is one for every `COMPANY` rows that decode, or until they have `waited` for `PATIENCE`
-    steps. After a step of prompts (`waited` is then minus the number of them in a row) whoever decodes has one, unless
-    more rows wait than decode, and after a `BURST` in any case. So neither side waits without end.
+    Prompts wait until there is one per `DECODES_PER_PREFILL` decoding sequences, or for `MAX_PREFILL_WAIT_STEPS` steps.
+    After a prefill step (`waited_steps` is then minus the number of consecutive ones) a decode step follows, unless at
+    least as many prompts wait as sequences decode; after `MAX_PREFILL_BURST` it always does. So neither side starves.
     """
     if not prompts or not decoding:
         return prompts > 0
@@ -90,10 +90,9 @@ def should_prefill(prompts: int, decoding: int, waited_steps: int) -> bool:
 
 @dataclass(slots=True)
 class StepScheduler:
-    """Waiting and running rows, and the cache operations decided since the last step.
+    """Waiting and running sequences, and the cache operations since the last step.
 
-    `apart`: a step computes either prompts or one token of every row that decodes, see `prompts_are_due`; otherwise
-    prompts join those who decode.
+    `separate_prefill`: a step either prefills prompts or decodes, see `should_prefill`; otherwise prompts join decode steps.
     """
 
     limits: BatchLimits
@@ -102,39 +101,40 @@ class StepScheduler:
     operations: list[CacheOp] = field(default_factory=list)
     separate_prefill: bool = False
     _last_lora: str | None = None
-    _prefill_waits: dict[str | None, int] = field(default_factory=dict)  # each adapter's, as `prompts_are_due` has it
+    _prefill_waits: dict[str | None, int] = field(default_factory=dict)  # `waited_steps` of each adapter
 
-    def add(self, row: SequenceState) -> None:
-        self.waiting.append(row)
+    def add(self, sequence: SequenceState) -> None:
+        self.waiting.append(sequence)
 
     def count_sequences(self) -> int:
-        """Rows held, those that will start from another row's prompt included."""
-        return len(self.waiting) + len(self.running) + sum(len(r.siblings) for r in (*self.waiting, *self.running))
+        """Return the number of waiting and running sequences, siblings included."""
+        siblings = sum(len(sequence.siblings) for sequence in (*self.waiting, *self.running))
+        return len(self.waiting) + len(self.running) + siblings
 
     def compute_kv_cache_usage(self) -> float:
-        """Share of the KV cache that running rows take. Any thread may ask: it looks at a copy."""
+        """Return the share of the KV cache in use. Thread-safe: it reads a copy."""
         return min(1.0, self._sum_capacity(tuple(self.running)) / max(1, self.limits.max_cached_tokens))
 
     def cancel(self, number: int) -> None:
-        """Forget a request: its rows stop within this step."""
-        self.waiting = deque(row for row in self.waiting if row.number != number)
-        for row in [row for row in self.running if row.number == number]:
-            self.remove(row)
+        """Drop a request; its sequences stop with the current step."""
+        self.waiting = deque(sequence for sequence in self.waiting if sequence.number != number)
+        for sequence in [sequence for sequence in self.running if sequence.number == number]:
+            self.remove(sequence)
 
-    def remove(self, row: SequenceState) -> None:
-        self.running.remove(row)
-        self._release(row)
+    def remove(self, sequence: SequenceState) -> None:
+        self.running.remove(sequence)
+        self._release(sequence)
 
     def remove_finished(self) -> None:
-        """Let go of every row that has come to its end."""
-        ended = [row for row in self.running if row.finish_reason is not None]
-        if ended:
-            self.running = [row for row in self.running if row.finish_reason is None]
-            for row in ended:
-                self._release(row)
+        """Release all finished sequences."""
+        finished = [sequence for sequence in self.running if sequence.finish_reason is not None]
+        if finished:
+            self.running = [sequence for sequence in self.running if sequence.finish_reason is None]
+            for sequence in finished:
+                self._release(sequence)
 
     def plan(self) -> ScheduledStep | None:
-        """The next step, or `None` when there is nothing to do. Without segments it only frees what has ended."""
+        """Return the next step, or None if there is nothing to do. A step without segments only frees memory."""
         self._preempt()
         lora, segments = self._choose_segments()
         if not segments and not self.operations:
@@ -143,13 +143,13 @@ class StepScheduler:
         return ScheduledStep(lora, operations, segments)
 
     def commit_step(self, step: ScheduledStep) -> None:
-        """Note what a step has put into the cache."""
-        rows = {row.sequence_id: row for row in self.running}
+        """Record the tokens that a step added to the cache."""
+        sequences = {sequence.sequence_id: sequence for sequence in self.running}
         for segment in step.segments:
-            rows[segment.sequence_id].cached_tokens = segment.start + len(segment.tokens)
+            sequences[segment.sequence_id].cached_tokens = segment.start + len(segment.tokens)
 
     def fork(self, leader: SequenceState) -> None:
-        """The leader's prompt is computed: its siblings go on from there, or queue first where there is no room."""
+        """Fork the leader's siblings after its prefill; those without capacity go to the front of the queue."""
         for sibling in leader.siblings:
             if sibling.finish_reason is not None:
                 continue
@@ -163,7 +163,7 @@ class StepScheduler:
         leader.siblings = []
 
     def _choose_segments(self) -> tuple[str | None, list[Segment]]:
-        """Adapters take turns, one step each; one whose rows all wait for room that others have is passed over."""
+        """Choose the segments of one adapter. Adapters alternate; one without capacity is skipped."""
         for lora in self._order_adapters():
             segments = self._build_segments(lora)
             if segments:
@@ -172,86 +172,94 @@ class StepScheduler:
         return None, []
 
     def _order_adapters(self) -> list[str | None]:
-        """Adapters of the rows that are held, the one whose turn it is first."""
-        wanted = sorted({row.lora or "" for row in (*self.running, *self.waiting)})
-        later = [name for name in wanted if self._last_lora is None or name > self._last_lora]
-        return [name or None for name in (*later, *wanted[: len(wanted) - len(later)])]
+        """Return the adapters in use, starting with the next in turn."""
+        names = sorted({sequence.lora or "" for sequence in (*self.running, *self.waiting)})
+        later = [name for name in names if self._last_lora is None or name > self._last_lora]
+        return [name or None for name in (*later, *names[: len(names) - len(later)])]
 
     def _build_segments(self, lora: str | None) -> list[Segment]:
-        mine = [row for row in self.running if row.lora == lora]
-        decoding = [row for row in mine if row.cached_tokens == row.length - 1]
-        begun = [row for row in mine if row.cached_tokens < row.length - 1] if len(decoding) < len(mine) else []
+        running = [sequence for sequence in self.running if sequence.lora == lora]
+        decoding = [sequence for sequence in running if sequence.cached_tokens == sequence.length - 1]
+        partial = (
+            [sequence for sequence in running if sequence.cached_tokens < sequence.length - 1]
+            if len(decoding) < len(running)
+            else []
+        )
         if not self.separate_prefill:
-            segments = [self._build_segment(row, 1) for row in decoding]
-            return segments + self._build_prefill_segments(lora, begun, self.limits.max_step_tokens - len(segments))
-        if self._should_prefill(lora, len(decoding), len(begun)):
-            return self._build_prefill_segments(lora, begun, self.limits.max_step_tokens)
-        return [self._build_segment(row, 1) for row in decoding]
+            segments = [self._build_segment(sequence, 1) for sequence in decoding]
+            return segments + self._build_prefill_segments(lora, partial, self.limits.max_step_tokens - len(segments))
+        if self._should_prefill(lora, len(decoding), len(partial)):
+            return self._build_prefill_segments(lora, partial, self.limits.max_step_tokens)
+        return [self._build_segment(sequence, 1) for sequence in decoding]
 
-    def _should_prefill(self, lora: str | None, decoding: int, begun: int) -> bool:
-        """`prompts_are_due` for the prompts that could be computed now, and count their waiting."""
+    def _should_prefill(self, lora: str | None, decoding: int, partial: int) -> bool:
+        """Apply `should_prefill` to the prompts that fit now, and update their wait count."""
         free = self.limits.max_sequences - len(self.running)
-        line = [row for row in self.waiting if row.lora == lora] if self.waiting and free > 0 else []
-        prompts = begun + (min(free, len(line)) if line and self._has_capacity_for(line[0]) else 0)
+        queue = [sequence for sequence in self.waiting if sequence.lora == lora] if self.waiting and free > 0 else []
+        prompts = partial + (min(free, len(queue)) if queue and self._has_capacity_for(queue[0]) else 0)
         waited = self._prefill_waits.get(lora, 0)
-        due = should_prefill(prompts, decoding, waited)
-        self._prefill_waits[lora] = min(waited, 0) - 1 if due else max(waited, -1) + 1 if prompts else 0
-        return due
+        prefill = should_prefill(prompts, decoding, waited)
+        self._prefill_waits[lora] = min(waited, 0) - 1 if prefill else max(waited, -1) + 1 if prompts else 0
+        return prefill
 
-    def _build_prefill_segments(self, lora: str | None, begun: Sequence[SequenceState], left: int) -> list[Segment]:
-        """The rest of prompts that were begun, then new ones, in at most `left` tokens."""
+    def _build_prefill_segments(self, lora: str | None, partial: Sequence[SequenceState], budget: int) -> list[Segment]:
+        """Continue partial prefills, then admit new prompts, within `budget` tokens."""
         segments = []
-        for row in begun:
-            if left > 0:
-                size = row.length - row.cached_tokens
-                segments.append(self._build_segment(row, min(left, size)))
-                left -= size
-        return segments + self._admit(lora, left)
+        for sequence in partial:
+            if budget > 0:
+                size = sequence.length - sequence.cached_tokens
+                segments.append(self._build_segment(sequence, min(budget, size)))
+                budget -= size
+        return segments + self._admit(lora, budget)
 
-    def _admit(self, lora: str | None, left: int) -> list[Segment]:
-        """Start waiting rows: whole prompts while they fit; a long one begins in pieces when it is first in line."""
+    def _admit(self, lora: str | None, budget: int) -> list[Segment]:
+        """Start waiting sequences: whole prompts while they fit. Only the first may start with a chunk of its prompt."""
         segments: list[Segment] = []
         if not self.waiting:
             return segments
         capacity = self._sum_capacity(self.running)
-        for row in [row for row in self.waiting if row.lora == lora]:
-            capacity += compute_bucket_capacity(row.length, self.limits.context_length)
+        for sequence in [sequence for sequence in self.waiting if sequence.lora == lora]:
+            capacity += compute_bucket_capacity(sequence.length, self.limits.context_length)
             full = bool(self.running) and capacity > self.limits.max_cached_tokens
-            if len(self.running) >= self.limits.max_sequences or left <= 0 or full:
+            if len(self.running) >= self.limits.max_sequences or budget <= 0 or full:
                 break
-            size = row.length
-            if size > left and (segments or size <= self.limits.max_step_tokens // 2):
+            size = sequence.length
+            if size > budget and (segments or size <= self.limits.max_step_tokens // 2):
                 break
-            self.waiting.remove(row)
-            self.running.append(row)
-            segments.append(self._build_segment(row, min(left, size)))
-            left -= size
+            self.waiting.remove(sequence)
+            self.running.append(sequence)
+            segments.append(self._build_segment(sequence, min(budget, size)))
+            budget -= size
         return segments
 
-    def _build_segment(self, row: SequenceState, count: int) -> Segment:
-        start, length = row.cached_tokens, row.length
+    def _build_segment(self, sequence: SequenceState, count: int) -> Segment:
+        start, length = sequence.cached_tokens, sequence.length
         stop = start + count
-        if stop > row.reserved_tokens:
-            row.reserved_tokens = compute_bucket_capacity(stop, self.limits.context_length)
-            self.operations.append(Reserve(row.sequence_id, stop))
-        # Nearly always the last token alone is wanted.
-        tokens = [row.output[-1]] if stop == length == start + 1 and row.output else row.slice_tokens(start, stop)
-        return Segment(row.sequence_id, start, tokens, stop == length)
+        if stop > sequence.reserved_tokens:
+            sequence.reserved_tokens = compute_bucket_capacity(stop, self.limits.context_length)
+            self.operations.append(Reserve(sequence.sequence_id, stop))
+        # The common case: only the last token.
+        tokens = (
+            [sequence.output[-1]]
+            if stop == length == start + 1 and sequence.output
+            else sequence.slice_tokens(start, stop)
+        )
+        return Segment(sequence.sequence_id, start, tokens, stop == length)
 
-    def _release(self, row: SequenceState) -> None:
-        row.reserved_tokens = 0
-        self.operations.append(Release(row.sequence_id))
+    def _release(self, sequence: SequenceState) -> None:
+        sequence.reserved_tokens = 0
+        self.operations.append(Release(sequence.sequence_id))
 
-    def _sum_capacity(self, rows: Iterable[SequenceState]) -> int:
-        return sum(compute_bucket_capacity(row.length, self.limits.context_length) for row in rows)
+    def _sum_capacity(self, sequences: Iterable[SequenceState]) -> int:
+        return sum(compute_bucket_capacity(sequence.length, self.limits.context_length) for sequence in sequences)
 
-    def _has_capacity_for(self, row: SequenceState) -> bool:
-        return not self.running or self._sum_capacity((*self.running, row)) <= self.limits.max_cached_tokens
+    def _has_capacity_for(self, sequence: SequenceState) -> bool:
+        return not self.running or self._sum_capacity((*self.running, sequence)) <= self.limits.max_cached_tokens
 
     def _preempt(self) -> None:
-        """Rows grew past the memory: the youngest give up their cache and compute it again later."""
+        """Preempt the youngest sequences while the cache exceeds its limit; they are prefilled again later."""
         while len(self.running) > 1 and self._sum_capacity(self.running) > self.limits.max_cached_tokens:
-            row = self.running[-1]
-            self.remove(row)
-            row.cached_tokens = 0
-            self.waiting.appendleft(row)
+            sequence = self.running[-1]
+            self.remove(sequence)
+            sequence.cached_tokens = 0
+            self.waiting.appendleft(sequence)

@@ -1,0 +1,1 @@
+"""State, sampling, constraints and output of one sequence, shared by both kinds of batching."""

@@ -1,4 +1,4 @@
-"""Constraints on the output, through xgrammar. Importing this file imports neither it nor torch."""
+"""Guided decoding with xgrammar. Importing this module imports neither xgrammar nor torch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _CPP_LOCATION = re.compile(r"^\S*\s*\S*\.(cc|h):\d+:\s*")
 
 
 class GrammarConstraint:
-    """What one output may contain. It follows any history, also one that took back tokens (drafts, beams)."""
+    """The grammar state of one output. It follows any history, including rollbacks (drafts, beams)."""
 
     def __init__(self, matcher: Any, bitmask: Any, base_bitmask: Any = None) -> None:
         self._matcher = matcher
         self._bitmask = bitmask
-        self._base_bitmask = base_bitmask  # a bitmask that always holds too
+        self._base_bitmask = base_bitmask  # applied in addition to every bitmask
         self._accepted: list[int] = []
 
     def compute_bitmask(self, output: Sequence[int]) -> Any:
-        """One bit per token of the vocabulary: which may come after this output."""
+        """Return one bit per vocabulary token: whether it may follow this output. None if nothing may."""
         self._sync_matcher(output)
         if self._matcher.is_terminated():
             return None
@@ -31,7 +31,7 @@ class GrammarConstraint:
         return self._bitmask if self._base_bitmask is None else self._bitmask & self._base_bitmask
 
     def is_complete(self, output: Sequence[int]) -> bool:
-        """Whether the output is whole and nothing may follow."""
+        """Return whether the output is complete and nothing may follow."""
         self._sync_matcher(output)
         return bool(self._matcher.is_terminated())
 
@@ -51,7 +51,7 @@ class GrammarConstraint:
 
 
 class GuidedCompiler:
-    """Compiles constraints for one tokenizer; slow for large schemas, so not for the thread that steps the model."""
+    """Compiles constraints for one tokenizer. Slow for large schemas: do not call it in the step thread."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, stop_token_ids: Sequence[int]) -> None:
         import xgrammar
@@ -68,18 +68,18 @@ class GuidedCompiler:
 
         try:
             compiled = self._compile_grammar(guided)
-        except Exception as error:  # xgrammar raises plain RuntimeErrors with a C++ location in front
+        except Exception as error:  # xgrammar raises RuntimeErrors that start with a C++ location
             reason = _CPP_LOCATION.sub("", str(error).strip().splitlines()[0] if str(error) else type(error).__name__)
             raise InvalidRequest(
                 f"the guided constraint cannot be compiled: {reason}", param=_get_param_name(guided)
             ) from None
-        within = None if guided.json is None else self._printable_bitmask
+        base_bitmask = None if guided.json is None else self._printable_bitmask
         bitmask = xgrammar.allocate_token_bitmask(1, self._vocab_size)
-        return GrammarConstraint(xgrammar.GrammarMatcher(compiled), bitmask, within)
+        return GrammarConstraint(xgrammar.GrammarMatcher(compiled), bitmask, base_bitmask)
 
     def _compile_grammar(self, guided: Guided) -> Any:
         if guided.json is not None:
-            # One layout: a small model that may write any blanks can write blanks until max_tokens.
+            # No free whitespace: a small model may otherwise emit blanks until max_tokens.
             return self._compiler.compile_json_schema(normalize_json_schema(guided.json), any_whitespace=False)
         if guided.regex is not None:
             return self._compiler.compile_regex(guided.regex)
@@ -87,17 +87,17 @@ class GuidedCompiler:
 
 
 def normalize_json_schema(text: str) -> str:
-    """The schema to compile: `{}` means any object, where xgrammar would take any value."""
+    """Return the schema to compile: `{}` means any object, but xgrammar would allow any value."""
     return '{"type": "object"}' if json.loads(text) == {} else text
 
 
 def build_choice_grammar(choices: Sequence[str]) -> str:
-    """One of these strings, as a grammar."""
+    """Return a grammar that matches one of these strings."""
     return "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
 
 
 def find_control_tokens(vocabulary: Sequence[bytes]) -> list[int]:
-    """Tokens that JSON text cannot contain: xgrammar lets some into strings, where JSON wants them escaped."""
+    """Return the tokens with control characters: xgrammar allows some in strings, where JSON requires escapes."""
     return [token for token, text in enumerate(vocabulary) if any(byte < 0x20 for byte in text)]
 
 

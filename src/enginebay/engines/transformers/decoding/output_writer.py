@@ -1,4 +1,4 @@
-"""From drawn tokens to the sink: text, log probabilities, the end of a choice, the end of a request."""
+"""Writes sampled tokens to the sink: text, log probabilities, and the end of choices and requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enginebay.errors import EnginebayError
 
 
 class OutputWriter:
-    """Puts each row's tokens into the worker's sink, and knows which requests are open. Any thread may ask."""
+    """Writes tokens to the worker's sink and tracks open requests. The queries are thread-safe."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -17,11 +17,11 @@ class OutputWriter:
 
     @property
     def open_count(self) -> int:
-        """Requests that have neither ended nor been cancelled."""
+        """Number of requests that have neither ended nor been cancelled."""
         return len(self._choices_left)
 
     def get_request_numbers(self) -> set[int]:
-        """The same, one by one."""
+        """Return the open requests."""
         return set(self._choices_left.copy())
 
     def open(self, number: int, choices: int, prompt_tokens: int) -> None:
@@ -34,21 +34,21 @@ class OutputWriter:
     def close(self, number: int) -> None:
         self._choices_left.pop(number, None)
 
-    def add_token(self, row: SequenceState, sampled: SampledToken) -> None:
-        """One more token of a row; also tells when it was the last."""
-        row.append_token(sampled.token)
-        self.emit_token(row, sampled)
+    def add_token(self, sequence: SequenceState, sampled: SampledToken) -> None:
+        """Append a token to a sequence and emit it; finish the choice if it was the last."""
+        sequence.append_token(sampled.token)
+        self.emit_token(sequence, sampled)
 
-    def emit_token(self, row: SequenceState, sampled: SampledToken) -> None:
-        """The token that the row has just noted."""
-        self._sink.token(row.number, row.take_text(), (sampled.token,), row.choice, sampled.logprobs)
-        if row.finish_reason is not None:
-            self._finish_choice(row)
+    def emit_token(self, sequence: SequenceState, sampled: SampledToken) -> None:
+        """Emit the last appended token."""
+        self._sink.token(sequence.number, sequence.take_text(), (sampled.token,), sequence.choice, sampled.logprobs)
+        if sequence.finish_reason is not None:
+            self._finish_choice(sequence)
 
-    def finish(self, row: SequenceState, reason: FinishReason) -> None:
-        """The row ends without a further token."""
-        row.finish_reason = reason
-        self._finish_choice(row)
+    def finish(self, sequence: SequenceState, reason: FinishReason) -> None:
+        """Finish a sequence without another token."""
+        sequence.finish_reason = reason
+        self._finish_choice(sequence)
 
     def fail(self, number: int, error: EnginebayError) -> None:
         if self.is_open(number):
@@ -59,11 +59,11 @@ class OutputWriter:
     def flush(self) -> None:
         self._sink.flush()
 
-    def _finish_choice(self, row: SequenceState) -> None:
-        assert row.finish_reason is not None
-        self._sink.finish(row.number, row.finish_reason, row.choice, row.stop_reason)
-        left = self._choices_left.get(row.number, 0) - 1
+    def _finish_choice(self, sequence: SequenceState) -> None:
+        assert sequence.finish_reason is not None
+        self._sink.finish(sequence.number, sequence.finish_reason, sequence.choice, sequence.stop_reason)
+        left = self._choices_left.get(sequence.number, 0) - 1
         if left > 0:
-            self._choices_left[row.number] = left
+            self._choices_left[sequence.number] = left
         else:
-            self.close(row.number)
+            self.close(sequence.number)

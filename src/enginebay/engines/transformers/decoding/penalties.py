@@ -1,4 +1,4 @@
-"""What a row's own parameters do to its logits, before one is drawn. Only rows that ask pay for it."""
+"""Penalties, biases, bans and constraints on the logits of single rows. Other rows cost nothing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from enginebay.engines.transformers.decoding.sequence_state import SequenceState
 
 
 def has_effect(row: SequenceState, output: Sequence[int]) -> bool:
-    """Whether `apply` would do anything to this row."""
+    """Return whether `apply` would change this row."""
     return row.needs_logit_processing or len(output) < row.min_tokens
 
 
 def apply(scores: Any, row: SequenceState, output: Sequence[int]) -> None:
-    """Change one row's logits [vocabulary] in place, for the token after `output`."""
+    """Process one row's logits [vocabulary] in place, for the token after `output`."""
     sampling = row.sampling
     original = scores.clone() if row.constraint is not None else None
     if sampling.logit_bias:
@@ -27,7 +27,7 @@ def apply(scores: Any, row: SequenceState, output: Sequence[int]) -> None:
         _penalise_repetition(scores, sampling.value("repetition_penalty"), row.prompt, output)
     presence, frequency = sampling.value("presence_penalty"), sampling.value("frequency_penalty")
     if (presence or frequency) and output:
-        _add_to_scores(scores, {token: -(presence + frequency * times) for token, times in Counter(output).items()})
+        _add_to_scores(scores, {token: -(presence + frequency * count) for token, count in Counter(output).items()})
     if sampling.value("no_repeat_ngram_size"):
         _ban(scores, find_ngram_completions(sampling.value("no_repeat_ngram_size"), [*row.prompt, *output]))
     if len(output) < row.min_tokens:
@@ -43,9 +43,9 @@ def _to_token_indices(scores: Any, tokens: Sequence[int]) -> Any:
 
 
 def _add_to_scores(scores: Any, amounts: Mapping[int, float]) -> None:
-    known = {token: amount for token, amount in amounts.items() if 0 <= token < scores.shape[0]}
-    places = _to_token_indices(scores, list(known))
-    scores[places] += torch.tensor(list(known.values()), dtype=scores.dtype, device=scores.device)
+    valid = {token: amount for token, amount in amounts.items() if 0 <= token < scores.shape[0]}
+    indices = _to_token_indices(scores, list(valid))
+    scores[indices] += torch.tensor(list(valid.values()), dtype=scores.dtype, device=scores.device)
 
 
 def _ban(scores: Any, tokens: Sequence[int] | set[int] | frozenset[int]) -> None:
@@ -54,13 +54,13 @@ def _ban(scores: Any, tokens: Sequence[int] | set[int] | frozenset[int]) -> None
 
 
 def _penalise_repetition(scores: Any, penalty: float, prompt: Sequence[int], output: Sequence[int]) -> None:
-    places = _to_token_indices(scores, list({*prompt, *output}))
-    chosen = scores[places]
-    scores[places] = torch.where(chosen < 0, chosen * penalty, chosen / penalty)
+    indices = _to_token_indices(scores, list({*prompt, *output}))
+    repeated = scores[indices]
+    scores[indices] = torch.where(repeated < 0, repeated * penalty, repeated / penalty)
 
 
 def _constrain(scores: Any, original: Any, bitmask: Any) -> None:
-    """Allow only what the constraint allows. Where nothing is left, the constraint wins over the bans."""
+    """Mask all tokens that the constraint forbids. If none is left, the constraint overrides the bans."""
     if bitmask is None:
         return
     bits = torch.arange(32, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""A token that was chosen, with what is to be said about it."""
+"""A sampled token and its log probabilities."""
 
 from __future__ import annotations
 

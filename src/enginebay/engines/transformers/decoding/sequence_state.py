@@ -1,4 +1,4 @@
-"""One choice of one request while it is being generated. No torch here."""
+"""The state of one choice of a running request. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from enginebay.text.tokenization.detokenizer import IncrementalDetokenizer, Stop
 
 
 class SequenceState:
-    """Tokens so far, and what ends them. `key` names the row in the KV cache; `cached` counts its tokens there.
+    """The tokens so far, and the conditions that end them. `sequence_id` identifies the sequence in the KV cache.
 
-    A token is taken by `note`, which tells whether it was the last, and then read by `text`; `push` does both. What can
-    wait is in `text`: the next step needs to know who ends, not what it reads.
+    `append_token` adds a token and sets `finish_reason`; `take_text` then decodes it; `append_and_decode` does both.
+    Decoding can wait: the next step needs to know which sequences end, not their text.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class SequenceState:
         self.needs_logit_processing = constraint is not None or needs_logit_processing(request.sampling)
         self.output: list[int] = []
         self.cached_tokens = 0
-        self.reserved_tokens = 0  # tokens that the KV cache has been asked to hold
-        self.siblings: list[SequenceState] = []  # choices of the same request that start from this row's prompt
+        self.reserved_tokens = 0  # capacity reserved in the KV cache, in tokens
+        self.siblings: list[SequenceState] = []  # choices of the same request that share this prompt
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.max_output_tokens = compute_output_limit(request.sampling, len(self.prompt), context_length)
@@ -54,32 +54,32 @@ class SequenceState:
         self._decoder = IncrementalDetokenizer(tokenizer, self.prompt)
         self._scanner = StopScanner(request.sampling.stop)
         self._can_finish_on_text = bool(request.sampling.stop) or constraint is not None
-        self._pending_text: str | None = None  # text of the token noted last, where it had to be read at once
+        self._pending_text: str | None = None  # text of the last token, if it was decoded at once
 
     @property
     def length(self) -> int:
         return len(self.prompt) + len(self.output)
 
     def slice_tokens(self, start: int, stop: int) -> list[int]:
-        """Prompt and output as one sequence, from `start` to before `stop`."""
-        split = len(self.prompt)
-        return [*self.prompt[start:stop], *self.output[max(0, start - split) : max(0, stop - split)]]
+        """Return prompt and output as one list, from `start` to before `stop`."""
+        offset = len(self.prompt)
+        return [*self.prompt[start:stop], *self.output[max(0, start - offset) : max(0, stop - offset)]]
 
     def derive_random_bits(self, position: int) -> int:
-        """The 62 random bits that pick the output's token at `position`.
+        """Return the 62 random bits that select the output token at `position`.
 
-        A pure function of seed, choice and place: so a seed gives the same output whatever shares the batch, and a
-        token that is computed twice (the row lost its cache, or a draft was wrong) comes out the same.
+        A pure function of seed, choice and position: a seed gives the same output in any batch, and a token that is
+        sampled again (after preemption or a rejected draft) stays the same.
         """
         return derive_random_bits(self.seed, self.choice, position)
 
     def append_and_decode(self, token: int) -> str:
-        """Take the next token; returns the text to send, and sets `finished` when it was the last."""
+        """Append a token and return the text to send; set `finish_reason` if it was the last."""
         self.append_token(token)
         return self.take_text()
 
     def append_token(self, token: int) -> None:
-        """Take the next token, and set `finished` when it was the last."""
+        """Append a token, and set `finish_reason` if it was the last."""
         self.output.append(token)
         if token in self.end_token_ids and len(self.output) > self.min_tokens:
             self.finish_reason = FinishReason.STOP
@@ -90,7 +90,7 @@ class SequenceState:
             self.finish_reason = FinishReason.LENGTH
 
     def take_text(self) -> str:
-        """What to send for the token noted last; once for each."""
+        """Return the text of the last token. Call it once per token."""
         if self._pending_text is not None:
             text, self._pending_text = self._pending_text, None
             return text
@@ -100,7 +100,7 @@ class SequenceState:
         return text if self.finish_reason is None else text + self._flush_text()
 
     def _decode_and_check_stop(self, token: int) -> str:
-        """The token's text, where that may be what ends the row."""
+        """Decode a token whose text may end the sequence."""
         text = self._scan_for_stop(self._decoder.feed(token))
         if self._scanner.matched is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP, self._scanner.matched
@@ -113,7 +113,7 @@ class SequenceState:
         return text
 
     def _scan_for_stop(self, text: str) -> str:
-        # Stop strings count from min_tokens on, as stop tokens do.
+        # Stop strings apply after min_tokens, like stop tokens.
         return self._scanner.feed(text) if len(self.output) > self.min_tokens else text
 
     def _flush_text(self) -> str:
@@ -122,13 +122,13 @@ class SequenceState:
 
 
 def compute_output_limit(sampling: Sampling, prompt_tokens: int, context_length: int) -> int:
-    """Tokens the row may generate: max_tokens, or what the context leaves."""
-    room = context_length - prompt_tokens
-    return room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+    """Return the maximum output tokens: max_tokens, limited by the context."""
+    remaining = context_length - prompt_tokens
+    return remaining if sampling.max_tokens is None else min(sampling.max_tokens, remaining)
 
 
 def needs_logit_processing(sampling: Sampling) -> bool:
-    """Whether something is done to the row's logits at every token, before temperature and filters."""
+    """Return whether every token needs logit processing, before temperature and filters."""
     return bool(
         sampling.logit_bias
         or sampling.value("repetition_penalty") != 1.0
@@ -139,6 +139,6 @@ def needs_logit_processing(sampling: Sampling) -> bool:
 
 
 def derive_random_bits(seed: int, choice: int, position: int) -> int:
-    """62 random bits, the same on every machine."""
+    """Return 62 random bits, the same on every machine."""
     digest = hashlib.blake2b(struct.pack("<qqq", seed, choice, position), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 2

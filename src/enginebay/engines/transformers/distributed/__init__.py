@@ -1,0 +1,1 @@
+"""Tensor parallelism: the rank group and the follower loop."""

@@ -1,4 +1,4 @@
-"""What ranks above 0 do: the same forward passes as rank 0, on their part of the model."""
+"""The follower loop of ranks above 0: the same forward passes as rank 0, on their shard."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from enginebay.engines.transformers.engine_builder import EngineComponents
 from enginebay.engines.transformers.static.generate_loop import GenerateCall, ScoreCall, follow_generate
 
 
-def run_follower(parts: EngineComponents) -> None:
-    """Take messages until rank 0 closes or is gone."""
+def run_follower(components: EngineComponents) -> None:
+    """Handle messages until rank 0 shuts down or disappears."""
     try:
         while True:
-            message = parts.ranks.receive()
+            message = components.ranks.receive()
             if isinstance(message, Shutdown):
-                parts.ranks.close()
+                components.ranks.close()
                 return
-            _handle_message(parts, message)
+            _handle_message(components, message)
     except LeaderGone:
         return
 
 
-def _handle_message(parts: EngineComponents, message: Any) -> list[bool] | None:
-    """Do one message; a verdict on generate() is handed back to it."""
+def _handle_message(components: EngineComponents, message: Any) -> list[bool] | None:
+    """Handle one message. Return the finished rows if the message resumes generate()."""
     match message:
         case Resume(done):
             return done
         case ScheduledStep():
-            assert parts.runner is not None
-            parts.runner.run(message)
+            assert components.runner is not None
+            components.runner.run(message)
         case GenerateCall():
-            assert parts.generator is not None
-            follow_generate(parts.generator, parts.ranks, message, lambda inner: _handle_message(parts, inner))
+            assert components.generator is not None
+            follow_generate(
+                components.generator, components.ranks, message, lambda inner: _handle_message(components, inner)
+            )
         case ScoreCall():
-            assert parts.generator is not None
-            parts.generator.score(message)
+            assert components.generator is not None
+            components.generator.score(message)
     return None

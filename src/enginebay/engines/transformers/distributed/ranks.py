@@ -1,4 +1,4 @@
-"""Several processes that hold parts of one model. Rank 0 decides; the others do the same work on their part."""
+"""The ranks of a sharded model. Rank 0 leads; the others run the same work on their shard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BROADCAST_TIMEOUT = timedelta(days=365)
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """This process among those that torchrun or accelerate started; alone where neither did."""
+    """The rank of this process under torchrun or accelerate; rank 0 of 1 without a launcher."""
 
     rank: int = 0
     world_size: int = 1
@@ -28,28 +28,28 @@ class RankInfo:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """The last message: followers may go."""
+    """The last message: followers exit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Go on with generate(); `done` says which of its rows have ended."""
+    """Continue generate(); `done` flags its finished rows."""
 
     done: list[bool]
 
 
 class LeaderGone(EngineFailed):
-    """Rank 0 ended without a word; so do its followers."""
+    """Rank 0 disappeared without `Shutdown`; its followers exit too."""
 
 
 class RankGroup:
-    """How rank 0 tells the others what to do. Messages go over gloo, also where the model's own traffic is NCCL."""
+    """Broadcasts from rank 0 to its followers. Messages use gloo, even if the model uses NCCL."""
 
     def __init__(self, rank_info: RankInfo) -> None:
         self.rank_info = rank_info
         self._group: Any = None
         if rank_info.world_size > 1:
-            # Followers wait for the next message as long as nobody asks anything.
+            # Followers wait for the next message for as long as the server is idle.
             self._group = torch.distributed.new_group(backend="gloo", timeout=_BROADCAST_TIMEOUT)
 
     @property
@@ -61,21 +61,21 @@ class RankGroup:
         return self.rank_info.rank == 0
 
     def broadcast(self, message: object) -> None:
-        """Rank 0: hand every follower the same message."""
+        """On rank 0: send a message to every follower."""
         if not self.is_single_process:
             torch.distributed.broadcast_object_list([message], src=0, group=self._group)
 
     def receive(self) -> Any:
-        """Followers: wait for the next message."""
+        """On followers: wait for the next message."""
         box: list[Any] = [None]
         try:
             torch.distributed.broadcast_object_list(box, src=0, group=self._group)
-        except RuntimeError:  # gloo's word for a closed connection
-            raise LeaderGone("rank 0 has ended") from None
+        except RuntimeError:  # how gloo reports a closed connection
+            raise LeaderGone("rank 0 has exited") from None
         return box[0]
 
     def broadcast_tensor(self, tensor: Any) -> Any:
-        """Rank 0's tensor, everywhere."""
+        """Return rank 0's tensor on every rank."""
         if self.is_single_process:
             return tensor
         copy = tensor.to("cpu").contiguous()

@@ -1,0 +1,1 @@
+"""Load options, model loading and quantized weights."""

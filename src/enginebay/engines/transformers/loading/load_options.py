@@ -1,4 +1,4 @@
-"""Load settings turned into what the engine works with. Pure."""
+"""Parses and checks load settings. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_MAX_WAIT_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """Settings with names resolved; `None` is left for the loader, who knows the model and the device."""
+    """Settings with aliases resolved. `None`: the loader decides, from the model and the device."""
 
     dtype: str | None = None
     device: str | None = None
@@ -24,7 +24,7 @@ class LoadOptions:
     max_memory: Mapping[int | str, Any] | None = None
     attention: str | None = None
     compile_mode: str | None = None
-    cuda_graphs: bool = True  # where they are possible
+    cuda_graphs: bool = True  # if possible
     use_cache: bool = True
     threads: int | None = None
     seed: int | None = None
@@ -41,7 +41,7 @@ class LoadOptions:
     bnb_arguments: Mapping[str, Any] = field(default_factory=dict)
     quantization_method: str | None = None
     rope_scaling: Mapping[str, Any] | None = None
-    request_defaults: Mapping[str, Any] = field(default_factory=dict)  # of requests that do not say
+    request_defaults: Mapping[str, Any] = field(default_factory=dict)  # for requests that do not set them
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -50,7 +50,7 @@ class LoadOptions:
 
 
 def read_options(settings: Mapping[str, Any]) -> LoadOptions:
-    """Resolve aliases and check what cannot go together."""
+    """Parse settings: resolve aliases and reject conflicts."""
     get = settings.get
     shards = int(get("sharding.num_shards") or 1)
     options = LoadOptions(
@@ -85,26 +85,26 @@ def read_options(settings: Mapping[str, Any]) -> LoadOptions:
 
 
 def apply_request_defaults(sampling: Sampling, defaults: Mapping[str, Any]) -> Sampling:
-    """Fill in what this model's settings say of requests that do not say themselves."""
+    """Fill in the model's defaults where the request sets no value."""
     missing = {name: value for name, value in defaults.items() if getattr(sampling, name) is None}
     return replace(sampling, **missing) if missing else sampling
 
 
 def choose_strategy(options: LoadOptions, obstacle: str | None) -> tuple[str, str | None]:
-    """The batching strategy to use, and a warning where it is not the one asked for."""
+    """Return the batching strategy, and a warning if it differs from the configured one."""
     if obstacle is None:
         return options.strategy or "continuous", None
     if options.strategy == "continuous":
-        return "dynamic", f"batching.strategy continuous is not possible: {obstacle}; batching is dynamic"
+        return "dynamic", f"batching.strategy continuous is not possible: {obstacle}; falling back to dynamic"
     return options.strategy or "dynamic", None
 
 
 def find_settings_obstacle(options: LoadOptions) -> str | None:
-    """Why these settings rule out continuous batching; `None` when they do not."""
+    """Return why these settings rule out continuous batching, or None."""
     if not options.use_cache:
         return "use_cache is false"
     if options.attention == "flash_attention_2":
-        return "flash_attention_2 takes no mixed batch of prompts and answers"
+        return "flash_attention_2 does not support mixed prefill and decode batches"
     if options.is_assisted:
         return "assisted generation drafts for one request at a time"
     return None
@@ -113,7 +113,7 @@ def find_settings_obstacle(options: LoadOptions) -> str | None:
 def find_graphs_obstacle(
     options: LoadOptions, devices: Collection[str], single_process: bool, quantized: bool
 ) -> str | None:
-    """Why steps are not recorded as CUDA graphs; `None` when they are. `devices`: where the weights are, as cuda:0."""
+    """Return why CUDA graphs are not possible, or None. `devices`: of the weights, such as cuda:0."""
     if not options.cuda_graphs:
         return "cuda_graphs is off"
     if not all(device.startswith("cuda") for device in devices):
@@ -121,7 +121,7 @@ def find_graphs_obstacle(
     if not single_process or len(devices) != 1:
         return "the model is on several devices"
     if options.compile_mode not in (None, "default"):
-        return f"torch_compile: {options.compile_mode} records steps by itself"
+        return f"torch_compile: {options.compile_mode} uses its own CUDA graphs"
     return "the weights are quantized" if quantized else None
 
 
@@ -131,23 +131,23 @@ def _check_options(options: LoadOptions) -> None:
     if options.sharding not in SHARDING:
         raise LoadFailed(f"sharding.strategy is {options.sharding}", f"use one of {', '.join(SHARDING)}")
     if options.sharding == "tensor_parallel" and options.device_map is not None:
-        raise LoadFailed("sharding.strategy tensor_parallel and device_map exclude each other", "leave device_map out")
+        raise LoadFailed("sharding.strategy tensor_parallel and device_map exclude each other", "remove device_map")
     if options.sharding == "tensor_parallel" and options.quantization_bits is not None:
         raise LoadFailed("bitsandbytes weights cannot be split by tensor_parallel", "use sharding.strategy: pipeline")
 
 
 def _resolve_aliases(settings: Mapping[str, Any], *names: str) -> Any:
-    """The one value that several names of the same thing give."""
-    given = {name: settings[name] for name in names if settings.get(name) is not None}
-    if len(set(given.values())) > 1:
+    """Return the value of several aliases; raise if they conflict."""
+    values = {name: settings[name] for name in names if settings.get(name) is not None}
+    if len(set(values.values())) > 1:
         raise LoadFailed(
-            f"settings disagree: {', '.join(f'{k} = {v}' for k, v in given.items())}", f"keep only {names[0]}"
+            f"settings conflict: {', '.join(f'{k} = {v}' for k, v in values.items())}", f"keep only {names[0]}"
         )
-    return next(iter(given.values()), None)
+    return next(iter(values.values()), None)
 
 
 def _parse_max_memory(limits: Mapping[Any, Any] | None) -> dict[int | str, Any] | None:
-    """accelerate wants GPU numbers as integers; YAML and JSON give strings."""
+    """Convert GPU numbers to integers, as accelerate requires; YAML and JSON give strings."""
     if not limits:
         return None
     return {int(name) if str(name).isdigit() else str(name): value for name, value in limits.items()}
@@ -168,30 +168,30 @@ def _parse_quantization_bits(settings: Mapping[str, Any]) -> int | None:
 
 def _parse_bnb_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
     names = ("bnb_4bit_quant_type", "bnb_4bit_compute_dtype", "bnb_4bit_use_double_quant")
-    given = {name: settings.get(f"quantization.{name}") for name in names}
-    return {name: value for name, value in given.items() if value is not None}
+    values = {name: settings.get(f"quantization.{name}") for name in names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _parse_request_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     names = ("num_beams", "early_stopping", "length_penalty")
-    found = {name: settings[name] for name in names if settings.get(name) is not None}
+    defaults = {name: settings[name] for name in names if settings.get(name) is not None}
     if settings.get("output_scores"):
-        found["logprobs"] = 0
-    return found
+        defaults["logprobs"] = 0
+    return defaults
 
 
 def resolve_context_length(
     config: Mapping[str, Any], requested: int | None, rope_scaling: Mapping[str, Any] | None
 ) -> int:
-    """Tokens the model was made for, stretched by RoPE scaling, or what was asked for if it fits."""
-    made_for = next((int(config[name]) for name in _CONTEXT_LENGTH_KEYS if config.get(name)), None)
-    if made_for is not None and rope_scaling:
-        made_for = math.floor(made_for * float(rope_scaling.get("factor", 1.0)))
+    """Return the requested context length if it fits, else the model's maximum, extended by RoPE scaling."""
+    maximum = next((int(config[name]) for name in _CONTEXT_LENGTH_KEYS if config.get(name)), None)
+    if maximum is not None and rope_scaling:
+        maximum = math.floor(maximum * float(rope_scaling.get("factor", 1.0)))
     if requested is None:
-        return made_for or 2048
-    if made_for is not None and requested > made_for:
+        return maximum or 2048
+    if maximum is not None and requested > maximum:
         raise LoadFailed(
-            f"context_length is {requested}, and the model has {made_for} positions", "lower it, or set rope_scaling"
+            f"context_length is {requested}, but the model supports {maximum}", "lower it, or set rope_scaling"
         )
     return requested
 

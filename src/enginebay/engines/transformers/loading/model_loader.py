@@ -1,4 +1,4 @@
-"""Loading a model directory with the library, and turning its errors into ours."""
+"""Loads a model directory with transformers, and translates its errors."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _LAZY_MODULES = (
     "transformers.models.auto.tokenization_auto",
     "transformers.models.llama.modeling_llama",
     "transformers.tokenization_utils_tokenizers",
-)  # not peft and xgrammar: two seconds, and few models have adapters, few requests constraints
+)  # without peft and xgrammar: they take two seconds, and few loads need them
 
 
 def import_lazy_modules() -> None:
-    """What this environment does not have is left out: the load says what is missing, if it needs it."""
+    """Import what most loads need, skipping missing modules: a load that needs one reports it."""
     for name in _LAZY_MODULES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -51,10 +51,10 @@ _OUT_OF_MEMORY = ("can't allocate memory", "cannot allocate memory", "not enough
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A model on its device, with all the engine needs to know of it."""
+    """A model on its device, with its tokenizer and metadata."""
 
     model: Any
-    device: Any  # where its inputs go
+    device: Any  # of its inputs
     dtype: str
     tokenizer: Any  # tokenizers.Tokenizer
     hf_tokenizer: Any
@@ -68,7 +68,7 @@ class LoadedModel:
 
 
 def load_model(load: Load, options: LoadOptions, rank_info: RankInfo) -> LoadedModel:
-    """Weights, tokenizer and special tokens of `load.path`."""
+    """Load the weights, tokenizer and special tokens of `load.path`."""
     path = Path(load.path)
     check_weights(path)
     device = choose_device(options, rank_info)
@@ -104,12 +104,12 @@ def load_model(load: Load, options: LoadOptions, rank_info: RankInfo) -> LoadedM
         int(text.vocab_size),
         str(model.config.get_text_config()._attn_implementation),
         method or get_quantization_method(model.config),
-        (f"{method} weights are unpacked to {dtype}, since gptqmodel is not installed",) if unpack else (),
+        (f"{method} weights are unpacked to {dtype} because gptqmodel is not installed",) if unpack else (),
     )
 
 
 def load_draft_model(options: LoadOptions, device: Any, load: Load) -> Any:
-    """The draft model of assisted generation, if one is named."""
+    """Load the draft model of assisted generation, if one is configured."""
     if options.draft_model is None:
         return None
     check_weights(Path(options.draft_model))
@@ -121,12 +121,12 @@ def load_draft_model(options: LoadOptions, device: Any, load: Load) -> Any:
     settings = model.generation_config
     settings.num_assistant_tokens = options.draft_tokens or 5
     settings.num_assistant_tokens_schedule = "constant"
-    settings.assistant_confidence_threshold = 0.0  # draft as many as asked, however unsure
+    settings.assistant_confidence_threshold = 0.0  # always draft the configured number
     return model
 
 
 def check_weights(path: Path) -> None:
-    """Refuse what is not there, and what only has pickled weights: loading those runs code from the file."""
+    """Raise if the directory has no safetensors weights. Pickled weights can execute code."""
     if not path.is_dir():
         raise ModelInvalid(
             f"{path} is not a model directory", "give a directory with config.json and safetensors weights"
@@ -136,7 +136,9 @@ def check_weights(path: Path) -> None:
     if any(path.glob("*.safetensors")):
         return
     if any(path.glob("*.bin")) or any(path.glob("*.pt")):
-        raise ModelInvalid(f"{path} has pickled weights only, which can run code", "convert the model to safetensors")
+        raise ModelInvalid(
+            f"{path} has only pickled weights, which can execute code", "convert the model to safetensors"
+        )
     raise ModelInvalid(f"{path} has no safetensors weights", "give a directory with *.safetensors files")
 
 
@@ -151,32 +153,32 @@ def choose_device(options: LoadOptions, rank_info: RankInfo) -> Any:
 def build_load_arguments(
     load: Load, options: LoadOptions, rank_info: RankInfo, device: Any, dtype: str
 ) -> dict[str, Any]:
-    """Keyword arguments of from_pretrained."""
-    found: dict[str, Any] = {
+    """Return the keyword arguments of from_pretrained."""
+    arguments: dict[str, Any] = {
         "dtype": dtype if dtype == "auto" else getattr(torch, dtype),
         "use_safetensors": True,
         "trust_remote_code": load.trust_remote_code,
     }
     if options.attention is not None:
-        found["attn_implementation"] = options.attention
+        arguments["attn_implementation"] = options.attention
     if options.max_memory is not None:
-        found["max_memory"] = dict(options.max_memory)
+        arguments["max_memory"] = dict(options.max_memory)
     if options.quantization_bits is not None:
-        found["quantization_config"] = _build_bitsandbytes_config(options)
+        arguments["quantization_config"] = _build_bitsandbytes_config(options)
     if options.sharding == "tensor_parallel" and options.num_shards > 1:
-        found |= build_tensor_parallel_arguments(options.num_shards, rank_info)
+        arguments |= build_tensor_parallel_arguments(options.num_shards, rank_info)
     elif options.device_map is not None or options.max_memory is not None or options.sharding == "pipeline":
-        found["device_map"] = options.device_map or "auto"
+        arguments["device_map"] = options.device_map or "auto"
     else:
-        found["device_map"] = {"": device}
-    return found | dict(options.extra)
+        arguments["device_map"] = {"": device}
+    return arguments | dict(options.extra)
 
 
 def build_tensor_parallel_arguments(shards: int, rank_info: RankInfo) -> dict[str, Any]:
-    """How this version of the library is told to split each layer over all processes."""
+    """Return the tensor parallel arguments of this library version."""
     if rank_info.world_size != shards:
         raise LoadFailed(
-            f"tensor_parallel over {shards} parts needs {shards} processes, and {rank_info.world_size} runs",
+            f"tensor_parallel with {shards} shards needs {shards} processes, but the world size is {rank_info.world_size}",
             "start the worker with launch mode torchrun",
         )
     try:
@@ -188,32 +190,32 @@ def build_tensor_parallel_arguments(shards: int, rank_info: RankInfo) -> dict[st
 
 
 def collect_eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Everything that ends a sequence: what the generation config and what the tokenizer say."""
-    given = [getattr(getattr(model, "generation_config", None), "eos_token_id", None), tokenizer.eos_token_id]
-    given.append(getattr(model.config.get_text_config(), "eos_token_id", None))
-    found: set[int] = set()
-    for ids in given:
+    """Return the EOS tokens of the generation config, the tokenizer and the model config."""
+    sources = [getattr(getattr(model, "generation_config", None), "eos_token_id", None), tokenizer.eos_token_id]
+    sources.append(getattr(model.config.get_text_config(), "eos_token_id", None))
+    eos_token_ids: set[int] = set()
+    for ids in sources:
         if ids is not None:
-            found |= {ids} if isinstance(ids, int) else set(ids)
-    return frozenset(found)
+            eos_token_ids |= {ids} if isinstance(ids, int) else set(ids)
+    return frozenset(eos_token_ids)
 
 
 def load_fast_tokenizer(path: Path, hf_tokenizer: Any) -> Any:
-    """The fast tokenizer itself, without the library around it, and without the padding and cutting a file may ask for."""
+    """Load the bare fast tokenizer, without the padding and truncation that its file may configure."""
     if (path / "tokenizer.json").is_file():
-        inner: Any = Tokenizer.from_file(str(path / "tokenizer.json"))
+        tokenizer: Any = Tokenizer.from_file(str(path / "tokenizer.json"))
     else:
-        inner = getattr(hf_tokenizer, "backend_tokenizer", None)
-    if inner is None:
+        tokenizer = getattr(hf_tokenizer, "backend_tokenizer", None)
+    if tokenizer is None:
         raise ModelInvalid(f"{path} has no tokenizer.json", "save a fast tokenizer beside the weights")
-    inner.no_padding()
-    inner.no_truncation()
-    return inner
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
 
 
 @contextmanager
 def translate_load_errors(path: str) -> Iterator[None]:
-    """Every way the library fails to load something, as one of our errors with one line."""
+    """Translate the library's load errors to Enginebay errors with a one-line message."""
     try:
         yield
     except (LoadFailed, ModelInvalid):
@@ -229,7 +231,7 @@ def translate_load_errors(path: str) -> Iterator[None]:
             raise ModelInvalid(f"{path} is corrupt: {line}", "fetch the model again") from None
         if "does not recognize this architecture" in str(error):
             raise UnknownArchitecture(
-                f"transformers {transformers.__version__} does not know the model: {line}"
+                f"transformers {transformers.__version__} does not support the model: {line}"
             ) from None
         raise LoadFailed(f"{path} cannot be loaded: {line}", _suggest_fix(line)) from None
 
@@ -237,17 +239,17 @@ def translate_load_errors(path: str) -> Iterator[None]:
 def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in _OUT_OF_MEMORY)
 
 
 def _suggest_fix(line: str) -> str:
     if "trust_remote_code" in line:
         return "set trust_remote_code: true if you trust the code in this directory"
     if "unexpected keyword argument" in line:
-        return "take it out of `extra`"
+        return "remove it from `extra`"
     if "install" in line.lower():
-        return "install what it asks for into the engine's environment"
-    return "check that this transformers version knows the architecture"
+        return "install the missing package into the engine's environment"
+    return "check that this transformers version supports the architecture"
 
 
 def _choose_model_class(config: Any, task: str) -> Any:
@@ -257,7 +259,7 @@ def _choose_model_class(config: Any, task: str) -> Any:
 
 
 def _build_bitsandbytes_config(options: LoadOptions) -> Any:
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a cast at every layer of every step
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it logs a cast warning for every layer of every step
     arguments = dict(options.bnb_arguments)
     if "bnb_4bit_compute_dtype" in arguments:
         arguments["bnb_4bit_compute_dtype"] = getattr(torch, arguments["bnb_4bit_compute_dtype"])
@@ -267,25 +269,25 @@ def _build_bitsandbytes_config(options: LoadOptions) -> Any:
 
 
 def _check_quantization(config: Any, options: LoadOptions) -> None:
-    """`quantization_method` names what the checkpoint is; it does not quantize."""
-    asked, found = options.quantization_method, get_quantization_method(config)
-    if asked is not None and found != asked:
+    """Raise if the checkpoint is not quantized with `quantization_method`, which itself does not quantize."""
+    expected, actual = options.quantization_method, get_quantization_method(config)
+    if expected is not None and actual != expected:
         raise LoadFailed(
-            f"quantization_method is {asked}, and the checkpoint is {found or 'not quantized'}",
-            "use a checkpoint quantized that way, or quantization.load_in_4bit",
+            f"quantization_method is {expected}, but the checkpoint is {actual or 'not quantized'}",
+            "use a checkpoint with that quantization, or set quantization.load_in_4bit",
         )
 
 
 def _load_unpacked_model(path: Path, config: Any, arguments: dict[str, Any]) -> Any:
-    """A GPTQ or AWQ checkpoint as a dense model."""
+    """Load a GPTQ or AWQ checkpoint as a dense model."""
     quantization = config.quantization_config
     settings = dict(quantization if isinstance(quantization, dict) else quantization.to_dict())
     architecture = (config.architectures or ["a model"])[0]
-    known = getattr(transformers, architecture, None)
-    if known is None:
+    model_class = getattr(transformers, architecture, None)
+    if model_class is None:
         raise LoadFailed(f"{architecture} cannot be unpacked", "install gptqmodel into the engine's environment")
     del config.quantization_config
-    model = known.from_pretrained(
+    model = model_class.from_pretrained(
         None, config=config, state_dict=load_dense_weights(path, settings, arguments["dtype"]), **arguments
     )
     if (path / "generation_config.json").is_file():
@@ -296,14 +298,14 @@ def _load_unpacked_model(path: Path, config: Any, arguments: dict[str, Any]) -> 
 def _apply_rope_scaling(config: Any, options: LoadOptions) -> None:
     if not options.rope_scaling:
         return
-    known = dict(getattr(config, "rope_parameters", None) or {})
+    current = dict(getattr(config, "rope_parameters", None) or {})
     scaling = dict(options.rope_scaling)
-    kind = scaling.pop("type", None) or scaling.pop("rope_type", None) or known.get("rope_type", "default")
-    config.rope_parameters = {**known, **scaling, "rope_type": kind}
+    kind = scaling.pop("type", None) or scaling.pop("rope_type", None) or current.get("rope_type", "default")
+    config.rope_parameters = {**current, **scaling, "rope_type": kind}
 
 
 def _clear_generation_defaults(model: Any, pad: int) -> None:
-    """Keep what is structure (how the decoder starts, padding); drop every default that would shape or end an output."""
+    """Keep only the start and padding tokens; drop all defaults that affect sampling or stopping."""
     old = getattr(model, "generation_config", None)
     if old is None:
         return
@@ -315,7 +317,7 @@ def _clear_generation_defaults(model: Any, pad: int) -> None:
 
 
 def read_pooling(path: Path) -> tuple[str, bool]:
-    """How a sentence-transformers directory makes one vector of many: (mean, cls, max, lasttoken), and normalised or not."""
+    """Return the pooling of a sentence-transformers directory (mean, cls, max or lasttoken), and whether it normalises."""
     modules = path / "modules.json"
     if not modules.is_file():
         return "mean", True

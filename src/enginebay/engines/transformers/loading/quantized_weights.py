@@ -1,7 +1,7 @@
-"""GPTQ and AWQ checkpoints without their kernel library: the weights are unpacked to dense ones at load.
+"""Unpacks GPTQ and AWQ checkpoints to dense weights at load, without their kernel library.
 
-The library wants gptqmodel for both, which pins a torch of its own. Unpacked they take the memory of a dense model,
-but load on any device.
+The library requires gptqmodel for both, which pins its own torch version. Unpacked weights use the memory of a dense
+model, but run on any device.
 """
 
 from __future__ import annotations
@@ -15,18 +15,22 @@ from safetensors.torch import load_file
 
 from enginebay.errors import LoadFailed
 
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where AWQ's packing puts each of eight neighbours
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the position of each of eight neighbours in AWQ's packing
 
 
 def get_quantization_method(config: Any) -> str | None:
-    """The quantization method that a model's config names."""
-    found = getattr(config, "quantization_config", None)
-    method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
+    """Return the quantization method in a model's config, or None."""
+    quantization = getattr(config, "quantization_config", None)
+    method = (
+        quantization.get("quant_method")
+        if isinstance(quantization, dict)
+        else getattr(quantization, "quant_method", None)
+    )
     return None if method is None else str(getattr(method, "value", method))
 
 
 def load_dense_weights(path: Path, config: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
-    """All weights of a GPTQ or AWQ directory, unpacked."""
+    """Load and unpack all weights of a GPTQ or AWQ directory."""
     packed: dict[str, Any] = {}
     for file in sorted(path.glob("*.safetensors")):
         packed |= load_file(str(file))
@@ -34,7 +38,9 @@ def load_dense_weights(path: Path, config: Mapping[str, Any], dtype: Any) -> dic
     awq = str(getattr(config["quant_method"], "value", config["quant_method"])) == "awq"
     bits = int(config.get("bits", config.get("w_bit", 4)))
     if bits not in ((4,) if awq else (2, 4, 8)) or (awq and str(config.get("version", "gemm")).lower() != "gemm"):
-        raise LoadFailed(f"{config['quant_method']} with {bits} bits in this layout cannot be unpacked", "use 4 bits")
+        raise LoadFailed(
+            f"{config['quant_method']} with {bits} bits in this layout cannot be unpacked", "use a 4-bit checkpoint"
+        )
     offset = 0 if awq or config.get("checkpoint_format") == "gptq_v2" else 1
     dense: dict[str, Any] = {}
     for name, tensor in packed.items():
@@ -49,7 +55,7 @@ def load_dense_weights(path: Path, config: Mapping[str, Any], dtype: Any) -> dic
 
 
 def unpack_gptq(parts: Mapping[str, Any], bits: int, offset: int) -> Any:
-    """[out, in] of one GPTQ layer. Version 1 of the format stores zero points less one."""
+    """Return the weights [out, in] of one GPTQ layer. Version 1 of the format stores zero points minus one."""
     values = _unpack_integers(parts["qweight"].T, bits).T  # packed along the inputs
     zeros = _unpack_integers(parts["qzeros"], bits) + offset  # packed along the outputs
     scales = parts["scales"].float()
@@ -61,7 +67,7 @@ def unpack_gptq(parts: Mapping[str, Any], bits: int, offset: int) -> Any:
 
 
 def unpack_awq(parts: Mapping[str, Any]) -> Any:
-    """[out, in] of one AWQ layer."""
+    """Return the weights [out, in] of one AWQ layer."""
     values = _undo_awq_order(_unpack_integers(parts["qweight"], 4))
     zeros = _undo_awq_order(_unpack_integers(parts["qzeros"], 4))
     scales = parts["scales"].float()
@@ -70,7 +76,7 @@ def unpack_awq(parts: Mapping[str, Any]) -> Any:
 
 
 def _unpack_integers(packed: Any, bits: int) -> Any:
-    """Small integers out of 32-bit words, along the last dimension."""
+    """Unpack small integers from 32-bit words, along the last dimension."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     values = (packed[..., None] >> shifts) & (2**bits - 1)
     return values.reshape(*packed.shape[:-1], -1)

@@ -1,0 +1,1 @@
+"""Static and dynamic batches, beam search and assisted generation through generate()."""

@@ -1,4 +1,4 @@
-"""The library's own generate(), step by step: our choice of tokens goes in, and every step's tokens come out."""
+"""Step-by-step control of the library's generate(): callbacks choose the tokens and receive those of every step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ StopCallback = Callable[[Any], list[bool]]  # token ids so far -> which rows hav
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """One call of generate(), as all ranks make it."""
+    """One call of generate(), the same on all ranks."""
 
     prompts: list[list[int]]
     config: dict[str, Any]
@@ -40,7 +40,7 @@ class ScoreCall:
 
 
 class LibraryGenerator:
-    """Calls generate() with nothing of the model's generation config in it."""
+    """Calls generate() without the defaults of the model's generation config."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class LibraryGenerator:
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def run(self, call: GenerateCall, process_logits: LogitsCallback, check_stop: StopCallback) -> list[list[int]]:
-        """Token ids of every sequence, without the prompt."""
+        """Return the token ids of every sequence, without the prompt."""
         self._adapters.activate(call.lora)
         ids, mask = self._pad_prompts(call.prompts)
         options = dict(call.config)
@@ -73,7 +73,7 @@ class LibraryGenerator:
         if call.assisted and self._draft is not None:
             self._draft.add_arguments(options, keywords)
         seed = options.pop("seed", None)
-        if seed is not None:  # sampling beams draw from torch's own generator
+        if seed is not None:  # beam sampling uses torch's global generator
             torch.manual_seed(seed)
         config = GenerationConfig(
             pad_token_id=self._pad_token_id, use_cache=self._use_cache, **{"do_sample": False, **options}
@@ -93,7 +93,7 @@ class LibraryGenerator:
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def score(self, call: ScoreCall) -> Any:
-        """Logits that each token of the output was chosen from, [output, vocabulary] in float32."""
+        """Return the logits of each output token, [output, vocabulary] in float32."""
         self._adapters.activate(call.lora)
         if self._is_encoder_decoder:
             start = self._model.generation_config.decoder_start_token_id
@@ -107,20 +107,20 @@ class LibraryGenerator:
         return logits[0, -len(call.output) :].float()
 
     def _pad_prompts(self, prompts: Sequence[Sequence[int]]) -> tuple[Any, Any]:
-        """Decoders continue at the right end, so their padding is on the left; encoders read from the left."""
+        """Pad on the left for decoders, which continue at the right end, and on the right for encoders."""
         width = max(len(prompt) for prompt in prompts)
         ids = torch.full((len(prompts), width), self._pad_token_id, dtype=torch.long)
         mask = torch.zeros((len(prompts), width), dtype=torch.long)
         for i, prompt in enumerate(prompts):
-            place = slice(0, len(prompt)) if self._is_encoder_decoder else slice(width - len(prompt), width)
-            ids[i, place] = torch.tensor(list(prompt))
-            mask[i, place] = 1
+            span = slice(0, len(prompt)) if self._is_encoder_decoder else slice(width - len(prompt), width)
+            ids[i, span] = torch.tensor(list(prompt))
+            mask[i, span] = 1
         return ids.to(self._device), mask.to(self._device)
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSource:
-    """Assisted generation: a small model drafts, or what follows the same words earlier on does (prompt lookup)."""
+    """The draft source of assisted generation: a small model, or earlier text that matches (prompt lookup)."""
 
     model: Any
     num_tokens: int
@@ -141,7 +141,7 @@ class _CallbackLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
 
 
 class _CallbackStoppingCriteria(StoppingCriteria):  # type: ignore[misc]
-    """With `of_drafts`, every other call is about tokens that are not verified yet, and so nobody's output."""
+    """With `called_on_drafts`, every other call is about unverified draft tokens and is ignored."""
 
     def __init__(self, check_stop: StopCallback, called_on_drafts: bool) -> None:
         self._check_stop = check_stop
@@ -150,13 +150,13 @@ class _CallbackStoppingCriteria(StoppingCriteria):  # type: ignore[misc]
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         self._is_draft = self._called_on_drafts and not self._is_draft
-        verdict = [False] * input_ids.shape[0] if self._is_draft else self._check_stop(input_ids)
-        return torch.tensor(verdict, dtype=torch.bool, device=input_ids.device)
+        done = [False] * input_ids.shape[0] if self._is_draft else self._check_stop(input_ids)
+        return torch.tensor(done, dtype=torch.bool, device=input_ids.device)
 
 
 @cache
 def is_stop_checked_on_drafts() -> bool:
-    """Whether the library, as it did until 5.17, also asks whether to stop before it verifies each draft."""
+    """Return whether the library also checks the stop criteria on unverified drafts, as it did until 5.17."""
     try:
         return "stopping_criteria(candidate_input_ids" in inspect.getsource(GenerationMixin._assisted_decoding)
     except (OSError, TypeError, AttributeError):
@@ -164,21 +164,21 @@ def is_stop_checked_on_drafts() -> bool:
 
 
 def force_tokens(tokens: Sequence[int], scores: Any) -> Any:
-    """Scores that leave each row no choice: so generate() takes the tokens that we drew."""
-    chosen = torch.full_like(scores, -torch.inf)
-    places = torch.tensor(tokens, device=scores.device)[:, None]
-    return chosen.scatter_(-1, places, 0.0)
+    """Return scores that force generate() to choose these tokens."""
+    forced = torch.full_like(scores, -torch.inf)
+    indices = torch.tensor(tokens, device=scores.device)[:, None]
+    return forced.scatter_(-1, indices, 0.0)
 
 
 def follow_generate(
     generator: LibraryGenerator, ranks: RankGroup, call: GenerateCall, handle: Callable[[Any], list[bool] | None]
 ) -> None:
-    """A follower's part in generate(): take rank 0's scores and verdicts; `handle` does what else it is told."""
+    """Run generate() on a follower with rank 0's scores and stop flags; `handle` processes its other messages."""
 
-    def judge(ids: Any) -> list[bool]:
+    def check_stop(ids: Any) -> list[bool]:
         while True:
             done = handle(ranks.receive())
             if done is not None:
                 return done
 
-    generator.run(call, lambda ids, scores: ranks.broadcast_tensor(scores), judge)
+    generator.run(call, lambda ids, scores: ranks.broadcast_tensor(scores), check_stop)

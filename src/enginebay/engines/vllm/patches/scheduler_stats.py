@@ -1,8 +1,8 @@
-"""What vLLM's scheduler tells after each step: how full the KV cache is, who waits.
+"""Statistics of vLLM's scheduler after each step: KV cache usage and waiting requests.
 
-The scheduler lives in vLLM's engine process and sends these numbers only when statistics are on. Then vLLM's front end
-also keeps statistics of its own on every token, which cost far more than they tell us; those are turned off again.
-Read in 0.26 and 0.32; where a version looks different, numbers are missing and nothing else is.
+The scheduler runs in vLLM's engine process and sends these numbers only with log_stats on. That also enables
+per-token statistics in this process, which are expensive and unused, so this module turns them off again.
+Written for 0.26 and 0.32. In other versions numbers may be missing, without further effect.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from enginebay.contract import Stats
 
 
 class SchedulerStatsReader:
-    """The last step's numbers. Written in the loop's thread, read in any."""
+    """Holds the last step's numbers. Written in the loop's thread, read in any."""
 
     def __init__(self) -> None:
         self._latest = Stats()
 
     def attach(self, llm: Any) -> None:
-        """Before the first request: listen to each step, and end the counting of tokens in this process."""
+        """Hook into each step and turn off per-token statistics. Call it before the first request."""
         processor = llm.output_processor
         llm.log_stats = False
         llm.logger_manager = None
@@ -30,12 +30,12 @@ class SchedulerStatsReader:
         if update is None:
             return
 
-        def take_and_update(scheduler_stats: Any) -> Any:
+        def read_and_update(scheduler_stats: Any) -> Any:
             if scheduler_stats is not None:
                 self._update(scheduler_stats)
             return update(scheduler_stats)
 
-        processor.update_scheduler_stats = take_and_update
+        processor.update_scheduler_stats = read_and_update
 
     def read(self) -> Stats:
         return self._latest
@@ -43,6 +43,6 @@ class SchedulerStatsReader:
     def _update(self, scheduler_stats: Any) -> None:
         used = getattr(scheduler_stats, "kv_cache_usage", None)
         waiting = getattr(scheduler_stats, "num_waiting_reqs", None)
-        if waiting is not None:  # some wait for a grammar or an adapter, in a queue of their own
+        if waiting is not None:  # requests that wait for a grammar or an adapter have their own queue
             waiting += getattr(scheduler_stats, "num_skipped_waiting_reqs", 0)
         self._latest = Stats((self._latest.steps or 0) + 1, used, waiting)

@@ -1,7 +1,7 @@
-"""The fast way out of vLLM: take each step's outputs together, with no task and no queue for each request.
+"""Fast output path: handles all outputs of a step together, without a task and a queue per request.
 
-This file and `mixed_graphs.py` alone lean on vLLM's inside (this one was read in 0.26 and 0.32). It only runs on versions it was tried
-with and whose signatures are as expected; everywhere else `generate.py` does the same work through the public interface.
+It runs only on tested versions (0.26 to 0.32) whose signatures match. On any other version `async_llm.py` does the
+same through the public interface.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def parse_minor_version(version: str) -> tuple[int, int]:
 
 
 def find_incompatibility(llm: Any, version: str) -> str | None:
-    """Why this vLLM cannot be read step by step; None when it can."""
+    """Return why step outputs do not work with this vLLM, or None if they do."""
     if not TESTED_VERSIONS[0] <= parse_minor_version(version) <= TESTED_VERSIONS[1]:
-        return f"not tried with vllm {version}"
+        return f"not tested with vllm {version}"
     try:
         from vllm.v1.engine.parallel_sampling import ParentRequest
     except ImportError:
@@ -41,16 +41,16 @@ def find_incompatibility(llm: Any, version: str) -> str | None:
         (ParentRequest, "get_child_info", ("index",)),
     )
     if not isinstance(getattr(llm.output_processor, "request_states", None), dict):
-        return f"vllm {version} has other request_states"
+        return f"vllm {version} has a different request_states"
     for owner, name, parameters in expected:
         method = getattr(owner, name, None)
         if method is None or not set(parameters) <= set(inspect.signature(method).parameters):
-            return f"vllm {version} has another {name}"
+            return f"vllm {version} has a different {name}"
     return None
 
 
 class StepDriver:
-    """Feeds vLLM's engine core and flushes once after each of its steps. Lives in the loop's thread."""
+    """Sends requests to vLLM's engine core and flushes once after each step. Runs in the loop's thread."""
 
     def __init__(self, llm: Any, tasks: tuple[str, ...], flush: Callable[[bool], None]) -> None:
         self._llm = llm
@@ -59,7 +59,7 @@ class StepDriver:
         self._flush_after_each_step(flush)
 
     def prepare(self, stream: RequestStream, prompt: Any, params: Any, lora: Any) -> Any:
-        """Check and convert the request; may compile a grammar, so it may be called from another thread."""
+        """Validate and convert the request. May compile a grammar, so another thread may call it."""
         inputs = self._llm.input_processor
         request = inputs.process_inputs(
             str(stream.number), prompt, params, supported_tasks=self._tasks, lora_request=lora
@@ -82,11 +82,11 @@ class StepDriver:
         for index, child in enumerate(children):
             await self._add_choice(child, parent, index, stream)
             if await self._abort_if_cancelled(stream):
-                return  # a choice sent now would bring the parent back, and run to its end
+                return  # a choice sent now would revive the parent and run to completion
 
     async def abort(self, stream: RequestStream) -> None:
         if stream.vllm_request_id is not None:
-            # By vLLM's own name: only then it also forgets the parent of several choices.
+            # With vLLM's own id it also drops the parent request of several choices.
             await self._llm.abort(stream.vllm_request_id, internal=True)
 
     async def _add_choice(self, request: Any, parent: Any, index: int, stream: RequestStream) -> None:
@@ -94,26 +94,26 @@ class StepDriver:
         await self._llm.engine_core.add_request_async(request)
 
     async def _abort_if_cancelled(self, stream: RequestStream) -> bool:
-        """Was the request cancelled while a choice was sent? Then its abort may have missed that one: abort again."""
+        """Abort again if the request was cancelled while a choice was sent: the first abort may have missed that choice."""
         if stream.is_active:
             return False
         await self.abort(stream)
         return True
 
     def _sort_first_tokens_first(self) -> None:
-        """vLLM gives the newest requests last, and works through a step in slices: their first tokens would wait for all others."""
+        """Sort first tokens to the front of a step. vLLM puts new requests last, so they would wait for all others."""
         core, states = self._llm.engine_core, self._llm.output_processor.request_states
-        take = core.get_output_async
+        get_output = core.get_output_async
 
-        async def take_newest_first() -> Any:
-            step = await take()
+        async def get_output_newest_first() -> Any:
+            step = await get_output()
             step.outputs.sort(key=lambda output: _has_started(states, output))  # stable
             return step
 
-        core.get_output_async = take_newest_first
+        core.get_output_async = get_output_newest_first
 
     def _flush_after_each_step(self, flush: Callable[[bool], None]) -> None:
-        """And once more in between, when the first tokens of new requests are out."""
+        """Flush after each step, and also in between, after the first tokens of new requests."""
         processor = self._llm.output_processor
         process, states = processor.process_outputs, processor.request_states
 
@@ -124,7 +124,7 @@ class StepDriver:
                 flush(True)
                 return processed
             first = process(outputs[:new], *args, **kwargs)
-            flush(False)  # the step has not ended with it
+            flush(False)  # the step continues
             processed = process(outputs[new:], *args, **kwargs)
             flush(True)
             processed.reqs_to_abort[:0] = first.reqs_to_abort
@@ -134,6 +134,6 @@ class StepDriver:
 
 
 def _has_started(states: Any, output: Any) -> bool:
-    """Was anything of this request passed on before? Of one that is gone nothing will be."""
+    """Return whether the request has sent output, or is gone and never will."""
     state = states.get(output.request_id)
     return state is None or not isinstance(state.queue, RequestStream) or state.queue.started

@@ -1,19 +1,19 @@
-/* One chart: axes, layers, a cursor by pointer and by keyboard.
+/* One chart: axes, layers, and a cursor for pointer and keyboard.
 
    spec = { label, height, x: {title, unit, log, domain}, y: {...}, layers, tip(cursor), stops(), mode, draw(frame) }
    A layer = { series, name, dash, shape: "line" | "step" | "area", points: [[x, y], ...], marks: [{x, y, xs, ys, status}] }
-   The cursor is an x (mode "x"), a mark (mode "mark") or a row (mode "row"); `onCursor` lets stacked charts share it. */
+   The cursor is an x (mode "x"), a mark (mode "mark") or a row (mode "row"); stacked charts share it through `onCursor`. */
 
 class Chart {
-  constructor(place, make) {
-    this.place = place;
+  constructor(container, make) {
+    this.container = container;
     this.make = make;
     this.width = 0;
-    new ResizeObserver(() => { if (place.clientWidth && place.clientWidth !== this.width) this.draw(); }).observe(place);
+    new ResizeObserver(() => { if (container.clientWidth && container.clientWidth !== this.width) this.draw(); }).observe(container);
   }
 
   draw() {
-    this.width = this.place.clientWidth;
+    this.width = this.container.clientWidth;
     if (!this.width) return;
     const spec = this.spec = this.make();
     const narrow = this.width < 520;
@@ -28,7 +28,7 @@ class Chart {
     root.addEventListener("keydown", (event) => this.key(event));
     root.addEventListener("blur", () => this.leave());
     const focused = this.root && this.root === document.activeElement;
-    this.place.replaceChildren(root);
+    this.container.replaceChildren(root);
     this.root = root;
     if (focused) root.focus();
   }
@@ -65,10 +65,10 @@ class Chart {
   }
 
   path(layer, closed) {
-    const places = layer.points.map(([x, y]) => [this.x(x).toFixed(1), this.y(y).toFixed(1)]);
+    const corners = layer.points.map(([x, y]) => [this.x(x).toFixed(1), this.y(y).toFixed(1)]);
     const joint = layer.shape === "step" ? ([x, y]) => `H${x}V${y}` : ([x, y]) => `L${x},${y}`;
-    const line = `M${places[0]}${places.slice(1).map(joint).join("")}`;
-    return closed ? `${line}V${this.frame.bottom}H${places[0][0]}Z` : line;
+    const line = `M${corners[0]}${corners.slice(1).map(joint).join("")}`;
+    return closed ? `${line}V${this.frame.bottom}H${corners[0][0]}Z` : line;
   }
 
   mark(group, layer, mark) {
@@ -126,7 +126,7 @@ class Chart {
     if (this.spec.onCursor) this.spec.onCursor(null);
   }
 
-  /* A dashed line where the cursor of a neighbour stands. */
+  /* Draws a dashed line at the cursor of a neighbouring chart. */
   follow(at) {
     this.overlay.replaceChildren(...(at === null ? [] : [this.cursorLine(at)]));
   }
@@ -140,7 +140,7 @@ class Chart {
   }
 }
 
-/* Reading by x: the cursor is a value on the x axis, and every layer says what it has there. */
+/* Reading by x: the cursor is a value on the x axis; each layer reports its value there. */
 function readByX(steps, valueAt, title) {
   return {
     near: (chart, x) => chart.x.invert(Math.max(chart.frame.left, Math.min(chart.frame.right, x))),
@@ -156,18 +156,18 @@ function readByX(steps, valueAt, title) {
   };
 }
 
-/* Reading by mark: the cursor is the nearest one. */
+/* Reading by mark: the cursor is the nearest mark. */
 function readByMark(tipOf) {
   const marks = (chart) => chart.spec.layers.flatMap((layer) => layer.marks.map((mark) => ({ layer, mark })));
-  const place = (chart, { mark }) => [chart.x(mark.x), chart.y(mark.y)];
+  const position = (chart, { mark }) => [chart.x(mark.x), chart.y(mark.y)];
   return {
     near: (chart, x, y) => {
-      const far = (one) => Math.hypot(place(chart, one)[0] - x, place(chart, one)[1] - y);
-      const best = marks(chart).reduce((least, one) => (least === null || far(one) < far(least) ? one : least), null);
-      return best && far(best) < 60 ? best : null;
+      const distance = (one) => Math.hypot(position(chart, one)[0] - x, position(chart, one)[1] - y);
+      const best = marks(chart).reduce((least, one) => (least === null || distance(one) < distance(least) ? one : least), null);
+      return best && distance(best) < 60 ? best : null;
     },
     stops: marks,
-    where: place,
-    read: (chart, one) => ({ tip: tipOf(one), parts: [svg("path", { class: `line c${one.layer.series % 8}`, d: markPath(0, ...place(chart, one), 9) })] }),
+    where: position,
+    read: (chart, one) => ({ tip: tipOf(one), parts: [svg("path", { class: `line c${one.layer.series % 8}`, d: markPath(0, ...position(chart, one), 9) })] }),
   };
 }

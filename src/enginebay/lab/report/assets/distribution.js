@@ -1,9 +1,9 @@
-/* Latency distributions: cumulative curves or histograms, of the chosen loads. */
+/* Latency distributions: cumulative curves or histograms of the chosen loads. */
 
 function distributionPlot(data) {
-  const place = byId("distribution-plot"), controls = byId("distribution-plot-controls");
+  const root = byId("distribution-plot"), controls = byId("distribution-plot-controls");
   const kinds = Object.keys(data.distributions).filter((key) => data.points.some((point) => point.curves[key]));
-  if (!kinds.length) return place.replaceChildren(el("p", { class: "note" }, "No request of these runs was answered."));
+  if (!kinds.length) return root.replaceChildren(el("p", { class: "note" }, "No request in these runs was answered."));
   const loads = [...new Set(data.points.map((point) => point.load))];
   const state = { kind: kinds[0], view: "cumulative", load: data.points.length > 8 ? loads[loads.length - 1] : "", axis: "log" };
   const entries = data.points.map((point) => ({
@@ -24,7 +24,7 @@ function distributionPlot(data) {
     choice("Axis", [["log", "logarithmic"], ["linear", "linear"]], set("axis"), state.axis),
   );
   if (loads.length > 1) controls.append(choice("Load", [["", "all"], ...loads.map((load) => [load, load])], set("load"), state.load));
-  place.replaceChildren(keys, canvas);
+  root.replaceChildren(keys, canvas);
   redraw();
   return undefined;
 }
@@ -54,9 +54,9 @@ function distributionSpec(data, state, entries) {
   };
 }
 
-/* [value, share] pairs; a curve without shares has every value. */
+/* [value, share] pairs; a curve without shares contains every value. */
 function cumulative(curve) {
-  return curve.x.map((x, place) => [x, curve.q ? curve.q[place] : (place + 1) / curve.n]);
+  return curve.x.map((x, index) => [x, curve.q ? curve.q[index] : (index + 1) / curve.n]);
 }
 
 /* The share of values at or below `at`. */
@@ -92,8 +92,8 @@ function binEdges([low, high], log, count) {
 }
 
 function histogramLayer(curve, log, domain, edges) {
-  const shares = edges.slice(1).map((edge, place) => shareAt(curve, edge) - shareAt(curve, edges[place]));
-  const points = shares.flatMap((share, place) => [[edges[place], share], [edges[place + 1], share]]);
+  const shares = edges.slice(1).map((edge, index) => shareAt(curve, edge) - shareAt(curve, edges[index]));
+  const points = shares.flatMap((share, index) => [[edges[index], share], [edges[index + 1], share]]);
   const at = (value) => shares[Math.max(0, Math.min(shares.length - 1, edges.findIndex((edge) => edge > value) - 1))];
   return { shape: "area", points, at };
 }

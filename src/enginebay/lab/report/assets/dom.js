@@ -1,6 +1,6 @@
 "use strict";
 
-/* Elements, the tooltip, and what is read aloud. Text goes in as text only, never as markup. */
+/* Elements, tooltip and screen reader output. Text is inserted as text, never as markup. */
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -24,11 +24,11 @@ function showTip(tip, x, y) {
     el("span", {}, row.name), el("span", { class: "value" }, row.value)));
   box.replaceChildren(el("b", {}, tip.title), ...rows);
   box.hidden = false;
-  const room = 14, width = box.offsetWidth, height = box.offsetHeight;
-  const right = x + room + width <= innerWidth, beside = right || x - room - width >= 0;
-  const left = right ? x + room : beside ? x - room - width : (innerWidth - width) / 2;
-  const above = !beside && y - 2 * room - height >= 0; // on a narrow screen: not under the finger
-  const top = above ? y - 2 * room - height : Math.min(y + room, innerHeight - height - 4);
+  const gap = 14, width = box.offsetWidth, height = box.offsetHeight;
+  const right = x + gap + width <= innerWidth, beside = right || x - gap - width >= 0;
+  const left = right ? x + gap : beside ? x - gap - width : (innerWidth - width) / 2;
+  const above = !beside && y - 2 * gap - height >= 0; // on a narrow screen: not under the finger
+  const top = above ? y - 2 * gap - height : Math.min(y + gap, innerHeight - height - 4);
   box.style.left = `${Math.max(4, left)}px`;
   box.style.top = `${Math.max(4, top)}px`;
 }

@@ -1,4 +1,4 @@
-/* What makes the page live: the theme, the buttons that copy, the plots. */
+/* Interactive parts: theme, copy buttons, plots. */
 
 function themeButton() {
   const button = byId("theme"), themes = ["system", "light", "dark"];
@@ -11,7 +11,7 @@ function themeButton() {
   });
 }
 
-/* Tab-separated cells of a table, which a spreadsheet takes as they are; or the text of a piece of code. */
+/* A table as tab-separated text for spreadsheets, or the text of a code block. */
 function textOf(node) {
   if (node.tagName !== "TABLE") return node.textContent;
   return [...node.rows].map((row) => [...row.cells].map((cell) => cell.innerText.trim().replace(/\s+/g, " ")).join("\t")).join("\n");

@@ -1,4 +1,4 @@
-/* Scales, ticks, units and the shapes that tell series apart without colour. */
+/* Scales, ticks, units, and shapes that distinguish series without colour. */
 
 const DASHES = ["none", "6 3", "2 3", "9 3 2 3", "12 4", "4 2 1 2"];
 const UNITS = {
@@ -8,7 +8,7 @@ const UNITS = {
   seconds: [[1, "s"]],
 };
 
-/* The factor and unit in which a value of this size reads best. */
+/* Factor and unit in which a value of this size reads best. */
 function unitFor(size, unit) {
   const steps = UNITS[unit] || [[1, unit || ""]];
   const fitting = steps.filter(([factor]) => Math.abs(size) * factor >= 1);
@@ -35,14 +35,14 @@ function interval([mean, low, high], unit) {
   return `${digits(mean * factor)} [${digits(low * factor)}, ${digits(high * factor)}] ${name}`.trim();
 }
 
-/* domain -> range; log where asked and possible. */
+/* Maps domain to range, linear or logarithmic. */
 function makeScale([low, high], [from, to], log) {
   const bend = log ? Math.log10 : (value) => value;
   const unbend = log ? (value) => 10 ** value : (value) => value;
   const a = bend(low), b = bend(high);
   const span = b - a || 1;
   const scale = (value) => from + ((bend(value) - a) / span) * (to - from);
-  scale.invert = (place) => unbend(a + ((place - from) / (to - from)) * span);
+  scale.invert = (position) => unbend(a + ((position - from) / (to - from)) * span);
   scale.domain = [low, high];
   scale.log = Boolean(log);
   return scale;
@@ -70,7 +70,7 @@ function logTicks(low, high, count) {
   return ticks.length > 1 ? ticks : linearTicks(low, high, count);
 }
 
-/* Ticks and their names, all in one unit: that of the largest, or of the middle where the axis is logarithmic. */
+/* Ticks and labels in one unit: that of the largest value, or of the middle on a logarithmic axis. */
 function axisTicks(scale, unit, count) {
   const [low, high] = scale.domain;
   const [factor, name] = unitFor(scale.log ? Math.sqrt(low * high) : high, unit);
@@ -83,7 +83,7 @@ function tickText(value) {
   return String(Number(value.toPrecision(3)));
 }
 
-/* The smallest range that holds all values, with some air. */
+/* Range of all values, with padding. */
 function extent(values, { zero = false, log = false } = {}) {
   const known = values.filter((value) => Number.isFinite(value) && (!log || value > 0));
   if (!known.length) return log ? [0.001, 1] : [0, 1];

@@ -1,23 +1,23 @@
-/* One run over time: lanes that share the time axis and the cursor. */
+/* One run over time: lanes with a common time axis and cursor. */
 
 function timelinePlot(data) {
-  const place = byId("timeline-plot"), controls = byId("timeline-plot-controls");
+  const root = byId("timeline-plot"), controls = byId("timeline-plot-controls");
   const names = data.runs.map((run, number) => [String(number), `${data.series[run.series]} · ${run.load}${run.cycle === null ? "" : ` · cycle ${run.cycle}`} · ${run.status}`]);
   const first = Math.max(0, data.runs.findIndex((run) => run.status === "valid"));
-  controls.append(choice("Run", names, (value) => drawRun(place, data.runs[Number(value)], names[Number(value)][1]), String(first)));
-  drawRun(place, data.runs[first], names[first][1]);
+  controls.append(choice("Run", names, (value) => drawRun(root, data.runs[Number(value)], names[Number(value)][1]), String(first)));
+  drawRun(root, data.runs[first], names[first][1]);
 }
 
-function drawRun(place, run, name) {
+function drawRun(root, run, name) {
   hideTip();
   const lanes = [tokenLane(run), flightLane(run), ...(run.power.length ? [powerLane(run)] : []), rowLane(run)];
   const charts = [];
   const boxes = lanes.map(() => el("div"));
-  place.replaceChildren(el("p", { class: "note" }, el("strong", {}, name)), ...boxes, el("p", { class: "note" }, runNote(run)));
+  root.replaceChildren(el("p", { class: "note" }, el("strong", {}, name)), ...boxes, el("p", { class: "note" }, runNote(run)));
   lanes.forEach((lane, number) => {
     const onCursor = (cursor) => {
       const at = cursor === null ? null : typeof cursor === "number" ? cursor : cursor.at;
-      charts.forEach((other, place) => { if (place !== number) other.follow(at); });
+      charts.forEach((other, index) => { if (index !== number) other.follow(at); });
     };
     charts.push(new Chart(boxes[number], () => ({ ...lane, onCursor })));
   });
@@ -25,8 +25,8 @@ function drawRun(place, run, name) {
 }
 
 function runNote(run) {
-  const rows = run.rows.length < run.requests ? `${run.rows.length} of ${run.requests.toLocaleString("en")} requests are drawn` : `all ${run.requests.toLocaleString("en")} requests are drawn`;
-  const thinned = run.power.filter((one) => one.each > 1).map((one) => `${one.device}: mean of ${one.each} readings at a time`);
+  const rows = run.rows.length < run.requests ? `${run.rows.length} of ${run.requests.toLocaleString("en")} requests shown` : `all ${run.requests.toLocaleString("en")} requests shown`;
+  const thinned = run.power.filter((one) => one.each > 1).map((one) => `${one.device}: averaged over ${one.each} readings`);
   const power = run.power.length ? thinned.join("; ") : "no power was read";
   return `${run.id}: ${[rows, power].filter(Boolean).join("; ")}.`;
 }
@@ -34,10 +34,10 @@ function runNote(run) {
 const timeAxis = (run, bare) => ({ title: "Time", unit: "seconds", domain: [0, run.end], bare });
 const seconds = (at) => `${digits(at)} s`;
 
-/* Bins as a line through their middles. */
+/* Bins as points at their centres. */
 function binned(run, values) {
   const width = run.end / values.length;
-  return values.map((value, place) => [(place + 0.5) * width, value]);
+  return values.map((value, index) => [(index + 0.5) * width, value]);
 }
 
 function lane(run, title, unit, layers) {
@@ -65,7 +65,7 @@ function flightLane(run) {
 
 function powerLane(run) {
   const layers = run.power.map((one, number) => ({
-    series: 7 - (number % 2), dash: number, name: one.device, format: (value) => figure(value, "W"), points: one.t.map((time, place) => [time, one.w[place]]).filter(([time]) => time >= 0 && time <= run.end),
+    series: 7 - (number % 2), dash: number, name: one.device, format: (value) => figure(value, "W"), points: one.t.map((time, index) => [time, one.w[index]]).filter(([time]) => time >= 0 && time <= run.end),
   }));
   return lane(run, "Power", "W", layers.filter((layer) => layer.points.length));
 }
@@ -74,7 +74,7 @@ function rowLane(run) {
   const each = run.rows.length > 60 ? 3 : 6;
   const find = (chart, y) => Math.max(0, Math.min(run.rows.length - 1, Math.floor((y - chart.frame.top) / each)));
   return {
-    label: `${run.rows.length} requests over time of ${run.id}. Use the arrow keys to go through them.`, height: 24 + 42 + Math.max(1, run.rows.length) * each,
+    label: `${run.rows.length} requests over time of ${run.id}. Use the arrow keys to step through them.`, height: 24 + 42 + Math.max(1, run.rows.length) * each,
     x: timeAxis(run, false), y: { title: "Requests", unit: "", domain: [0, 1], hidden: true }, layers: [],
     draw: (chart) => svg("g", { class: `c${run.series % 8}` }, ...run.rows.flatMap((row, number) => rowBars(chart, row, number, each))),
     near: (chart, x, y) => (run.rows.length ? { number: find(chart, y), at: chart.x.invert(x) } : null),
@@ -98,7 +98,7 @@ function rowBars(chart, [, intended, sent, first, last, end, , error], number, e
 
 function rowTip([index, intended, sent, first, last, end, tokens, error]) {
   const since = (to, from) => (to === null || from === null ? "–" : figure(to - from, "s"));
-  const rows = [["Sent at", seconds(sent)], ["Send lag", since(sent, intended)], ["First token after", since(first, sent)], ["Whole after", since(end, sent)]];
+  const rows = [["Sent at", seconds(sent)], ["Send lag", since(sent, intended)], ["First token after", since(first, sent)], ["Completed after", since(end, sent)]];
   if (tokens !== null) rows.push(["Output tokens", String(tokens)]);
   if (tokens > 1) rows.push(["Per output token", since(last === null || first === null ? null : (last - first) / (tokens - 1), 0)]);
   if (error !== null) rows.push(["Failed", error]);

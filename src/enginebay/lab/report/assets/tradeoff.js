@@ -1,9 +1,9 @@
-/* Throughput against latency, and energy against load: one mark for each point of the study. */
+/* Throughput against latency, and energy against load: one mark per point. */
 
 function tradeoffPlot(data) {
   pointPlot(data, {
     name: "tradeoff-plot", across: data.throughputs.map((key) => [key, data.metrics[key].title]), up: data.latencies, upTitle: "Latency",
-    none: "There is no throughput with a latency in these runs.",
+    none: "These runs have no throughput with a latency.",
   });
 }
 
@@ -12,15 +12,15 @@ function energyPlot(data) {
   const asked = units.size === 1 && !units.has("") ? [["asked", `Load: ${[...units][0]}`]] : [];
   pointPlot(data, {
     name: "energy-plot", across: [...asked, ...data.throughputs.map((key) => [key, data.metrics[key].title])], up: data.energies, upTitle: "Energy",
-    none: "No energy could be read in these runs; the part on what is not here gives the reason.",
+    none: "No energy could be read in these runs; see “Missing measures” for the reason.",
   });
 }
 
 function pointPlot(data, plan) {
-  const place = byId(plan.name), controls = byId(`${plan.name}-controls`);
+  const root = byId(plan.name), controls = byId(`${plan.name}-controls`);
   if (!plan.up.length || !plan.across.length) {
     byId(`${plan.name}-caption`).hidden = true;
-    return place.replaceChildren(el("p", { class: "note" }, plan.none));
+    return root.replaceChildren(el("p", { class: "note" }, plan.none));
   }
   const state = { x: plan.across[0][0], y: plan.up[0], axis: "linear" };
   const entries = data.series.map((name, series) => ({ name, series, dash: series, marked: true, hidden: false }));
@@ -32,13 +32,13 @@ function pointPlot(data, plan) {
     choice("Against", plan.across, set("x"), state.x),
     choice("Axis", [["linear", "linear"], ["log", "logarithmic"]], set("axis"), state.axis),
   );
-  place.replaceChildren(legend(entries, () => chart.draw()), canvas);
+  root.replaceChildren(legend(entries, () => chart.draw()), canvas);
   chart.draw();
   return undefined;
 }
 
 const statOf = (point, key) => (key === "asked" ? (point.asked === null ? null : [point.asked, null, null]) : point.stats[key] || null);
-/* None of these can be below 0, whatever the interval says. */
+/* These metrics cannot be negative, even if the interval is. */
 const barOf = ([, low, high]) => (low === null || high === null ? null : [Math.max(0, low), high]);
 
 function pointSpec(data, plan, state, entries) {
@@ -50,7 +50,7 @@ function pointSpec(data, plan, state, entries) {
   const all = layers.flatMap((layer) => layer.marks);
   const x = state.x === "asked" ? { title: plan.across[0][1], unit: "" } : data.metrics[state.x], y = data.metrics[state.y];
   return {
-    label: `${y.title} against ${x.title}, ${all.length} points. Use the arrow keys to go through them.`,
+    label: `${y.title} against ${x.title}, ${all.length} points. Use the arrow keys to step through them.`,
     x: { title: x.title, unit: x.unit, log, domain: extent(all.flatMap((mark) => [mark.x, ...(mark.xs || [])]), { zero: true, log }) },
     y: { title: y.title, unit: y.unit, log, domain: extent(all.flatMap((mark) => [mark.y, ...(mark.ys || [])]), { zero: true, log }) },
     layers,
@@ -65,7 +65,7 @@ function pointSpec(data, plan, state, entries) {
   };
 }
 
-/* An interval that reaches zero has no place on a logarithmic axis: its end is cut at a tenth of the mean. */
+/* A logarithmic axis cannot show 0: cut the interval at a tenth of the mean. */
 function onLog(mark) {
   const cut = (bar, mean) => bar && [Math.max(bar[0], mean / 10), bar[1]];
   return { ...mark, xs: cut(mark.xs, mark.x), ys: cut(mark.ys, mark.y) };
@@ -77,7 +77,7 @@ function markOf(point, state) {
   return { point, x: x[0], y: y[0], xs: barOf(x), ys: barOf(y), status: point.status };
 }
 
-/* Points come in the order of their load; a line makes sense only along one kind of load. */
+/* Points are in load order; a line needs a single kind of load. */
 function lines(marks) {
   const joined = marks.filter((mark) => mark.point.asked !== null);
   const oneKind = new Set(joined.map((mark) => mark.point.unit)).size === 1;

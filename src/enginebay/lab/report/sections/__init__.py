@@ -1,1 +1,1 @@
-"""The parts of the page, one module each, all written as HTML before any script runs."""
+"""Sections of the report, one module each, rendered as HTML without scripts."""

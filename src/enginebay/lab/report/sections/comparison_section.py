@@ -1,4 +1,4 @@
-"""Which engine is better at what, by how much, and how sure that is; and whether they gave the same answers."""
+"""Comparison of engines with intervals, and parity of their answers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from enginebay.util.text_format import pluralize
 
 PARITY_TITLES = {
     "answers": "answers compared",
-    "same_prompt_ids": "same token ids in",
+    "same_prompt_ids": "same prompt token ids",
     "identical_answers": "identical answers",
-    "greedy_agreement": "greedy tokens before the first that differs",
+    "greedy_agreement": "greedy tokens before the first difference",
     "first_divergence": "first divergence at token, median",
     "logprob_distance": "logprob distance, mean",
     "logprob_distance_max": "logprob distance, largest",
@@ -39,9 +39,9 @@ def render_comparison(pairs: Sequence[EnginePair]) -> Html | None:
         "Comparison",
         h(
             "p",
-            "The first engine's figure as a multiple of the second's, with its 95% interval, from runs of the same cycle in "
-            "pairs on the same seeded arrivals. They differ where the interval of their difference leaves out 0; each cell "
-            "has a 5% chance of a false alarm. “+3 runs” would settle a difference of the size seen, 80% of the time.",
+            "The first engine's figure as a multiple of the second's, with its 95% interval, from runs paired by cycle on the "
+            "same seeded arrivals. A difference is significant if its interval excludes 0; each cell has a 5% chance of a "
+            "false positive. “+3 runs” would resolve a difference of the observed size with 80% power.",
             " With this many engines, each is compared with the first only." if many else None,
         ),
         _render_problems(pairs),
@@ -50,13 +50,13 @@ def render_comparison(pairs: Sequence[EnginePair]) -> Html | None:
 
 
 def _render_problems(pairs: Sequence[EnginePair]) -> Html | None:
-    found = [(pair, why) for pair in pairs for why in pair.comparison["problems"]]
-    if not found:
+    problems = [(pair, why) for pair in pairs for why in pair.comparison["problems"]]
+    if not problems:
         return None
-    items = [h("li", h("strong", f"{_pair_names(pair)} · {pair.a.workload.label}: "), why) for pair, why in found]
+    items = [h("li", h("strong", f"{_pair_names(pair)} · {pair.a.workload.label}: "), why) for pair, why in problems]
     return h(
         "div",
-        h("p", h("strong", "Struck-through differences are not to be believed.")),
+        h("p", h("strong", "Struck-through differences are not reliable.")),
         h("ul", *items),
         class_="banner invalid",
     )
@@ -76,32 +76,34 @@ def _pair_cells(pair: EnginePair) -> list[Html | str | None]:
 
 
 def _render_cell(pair: EnginePair, key: str) -> Html | None:
-    found = pair.comparison["figures"].get(key)
-    if found is None or found["ratio"] is None:
+    figure = pair.comparison["figures"].get(key)
+    if figure is None or figure["ratio"] is None:
         return None
-    ratio = found["ratio"]
+    ratio = figure["ratio"]
     estimate, interval = format_ratio(ratio["estimate"], ratio["low"], ratio["high"])
     shown = join_html(
-        h("strong", estimate) if found["differs"] else estimate,
+        h("strong", estimate) if figure["differs"] else estimate,
         h("small", interval, class_="whole") if interval else None,
     )
     if not pair.comparison["valid"]:
-        return h("s", shown, title="not to be believed")
-    return join_html(shown, h("small", _render_finding(pair, key, found)))
+        return h("s", shown, title="not reliable")
+    return join_html(shown, h("small", _render_finding(pair, key, figure)))
 
 
-def _render_finding(pair: EnginePair, key: str, found: Mapping[str, Any]) -> Html | str:
-    if found["differs"]:
-        b_is_better = (found["difference"]["estimate"] > 0) == (better_direction(key) == "higher")
+def _render_finding(pair: EnginePair, key: str, figure: Mapping[str, Any]) -> Html | str:
+    if figure["differs"]:
+        b_is_better = (figure["difference"]["estimate"] > 0) == (better_direction(key) == "higher")
         return h("b", f"{(pair.b if b_is_better else pair.a).series.label} better")
-    more = found["more_runs"]
-    return "not settled" if more is None else f"not settled, +{pluralize(more, 'run')}"
+    more = figure["more_runs"]
+    return "inconclusive" if more is None else f"inconclusive, +{pluralize(more, 'run')}"
 
 
 def render_parity(pairs: Sequence[EnginePair]) -> Html | None:
-    """Speed compares only where the work was the same."""
-    told = {(pair.a.series.number, pair.b.series.number): pair for pair in reversed(pairs) if pair.comparison["parity"]}
-    columns = [told[key] for key in sorted(told)]
+    """Render the agreement of answers: speed compares only for the same work."""
+    compared = {
+        (pair.a.series.number, pair.b.series.number): pair for pair in reversed(pairs) if pair.comparison["parity"]
+    }
+    columns = [compared[key] for key in sorted(compared)]
     if not columns:
         return None
     rows: list[list[Html | str | None]] = [
@@ -121,11 +123,11 @@ def render_parity(pairs: Sequence[EnginePair]) -> Html | None:
     )
 
 
-def _render_agreement(name: str, found: Mapping[str, Any]) -> Html | str | None:
-    value = found.get(name)
+def _render_agreement(name: str, parity: Mapping[str, Any]) -> Html | str | None:
+    value = parity.get(name)
     if value is None:
-        why = (found.get("absent") or {}).get(name)
-        return "they never part" if name == "first_divergence" and not why else h("span", why or "–", class_="quiet")
+        why = (parity.get("absent") or {}).get(name)
+        return "none" if name == "first_divergence" and not why else h("span", why or "–", class_="quiet")
     if isinstance(value, bool):
         return "yes" if value else h("strong", "no")
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The answers in five seconds: which engine is ahead, by how much, at what energy, and whether that is settled."""
+"""The headline panels: which engine leads, by how much, at what energy, and whether the difference is significant."""
 
 from __future__ import annotations
 
@@ -20,62 +20,63 @@ from enginebay.lab.report.report_metrics import METRIC_TITLES
 from enginebay.lab.report.report_points import ReportContent, ReportPoint, worst_status
 from enginebay.lab.statistics.confidence_intervals import ConfidenceInterval
 
-# Of each line the first that was measured.
+# The first measured metric of each row is shown.
 HEADLINE_METRICS = (
     ("output_tokens_per_s",),
     ("ttft_s.p95", "ttft_s.median"),
     ("tpot_s.median",),
     ("j_per_output_token",),
 )
-MAX_PANEL_ROWS = 6  # engines in a panel; the table of results has all
+MAX_PANEL_ROWS = 6  # engines per panel; the results table lists all
 
 
 def render_glance(report: ReportContent, pairs: Sequence[EnginePair]) -> Html:
-    """A panel for each headline measure, all at one load."""
-    points, sound = _pick_workload(report, pairs)
-    what = points[0].workload.label
+    """Render a panel for each headline metric, all at one load."""
+    points, reliable = _pick_workload(report, pairs)
+    title = points[0].workload.label
     if len({run.model for run in report.runs}) > 1:
-        what = f"{points[0].group.runs[0].model}, {what}"
+        title = f"{points[0].group.runs[0].model}, {title}"
     return join_html(
-        h("h3", f"At a glance: {what} ", render_badge(worst_status(point.status for point in points))),
+        h("h3", f"At a glance: {title} ", render_badge(worst_status(point.status for point in points))),
         h(
             "div",
             *(_render_panel(_pick_metric(keys, points), points, pairs) for keys in HEADLINE_METRICS),
             class_="panels",
         ),
-        h("p", _describe_panels(report, points, sound), class_="note"),
+        h("p", _describe_panels(report, points, reliable), class_="note"),
     )
 
 
 def _pick_workload(report: ReportContent, pairs: Sequence[EnginePair]) -> tuple[list[ReportPoint], int]:
-    """The points at the load with most comparisons that can be believed, and how many; of several, the heaviest load."""
+    """Return the points at the load with the most reliable comparisons (the heaviest on a tie), and their number."""
 
-    def worth(points: list[ReportPoint]) -> tuple[int, int, float]:
-        sound = sum(pair.comparison["valid"] for pair in pairs if pair.a in points)
+    def rank(points: list[ReportPoint]) -> tuple[int, int, float]:
+        reliable = sum(pair.comparison["valid"] for pair in pairs if pair.a in points)
         usable = sum(point.status != "invalid" for point in points)
-        return sound, usable, points[0].workload.requested or 0.0
+        return reliable, usable, points[0].workload.requested or 0.0
 
-    best = max(group_by_workload(report.points), key=worth)
-    return best, worth(best)[0]
+    best = max(group_by_workload(report.points), key=rank)
+    return best, rank(best)[0]
 
 
-def _describe_panels(report: ReportContent, points: Sequence[ReportPoint], sound: int) -> str:
+def _describe_panels(report: ReportContent, points: Sequence[ReportPoint], reliable: int) -> str:
     text = "Means over cycles with 95% confidence intervals."
     if len(points) > 1:
         text += (
-            " “1.20 × [1.10, 1.30]” is the ratio of the paired runs; it is settled where its difference leaves out 0."
+            " “1.20 × [1.10, 1.30]” is the ratio of the paired runs. "
+            "It is significant if the interval of the difference excludes 0."
         )
     if len(group_by_workload(report.points)) > 1:
-        chosen = "heaviest load with most valid comparisons" if sound else "heaviest load"
-        text += f" This is the {chosen}; the others are in the results."
+        chosen = "heaviest load with the most valid comparisons" if reliable else "heaviest load"
+        text += f" This is the {chosen}; see the results for the others."
     return text
 
 
 def _pick_metric(keys: Sequence[str], points: Sequence[ReportPoint]) -> str:
-    """The first that every point has, else that any has, else the first."""
-    for enough in (all, any):
+    """Return the first metric that every point has, else that any has, else the first."""
+    for quantifier in (all, any):
         for key in keys:
-            if enough(key in point.figures for point in points):
+            if quantifier(key in point.figures for point in points):
                 return key
     return keys[0]
 
@@ -84,7 +85,7 @@ def _render_panel(key: str, points: Sequence[ReportPoint], pairs: Sequence[Engin
     measured = sorted((point for point in points if key in point.figures), key=lambda point: _rank_key(point, key))
     if not measured:
         absent = h("p", h("strong", "Not measured"))
-        why = h("p", _explain_absence(key, points), " ", h("a", "What is not here", href="#absent"), class_="quiet")
+        why = h("p", _explain_absence(key, points), " ", h("a", "Missing measures", href="#absent"), class_="quiet")
         return h("div", h("h4", METRIC_TITLES[key]), absent, why, class_="panel")
     notes = _note_rivals(key, measured, pairs)
     factor, unit = pick_column_unit([point.figures[key].estimate for point in measured], infer_unit(key))
@@ -96,13 +97,13 @@ def _render_panel(key: str, points: Sequence[ReportPoint], pairs: Sequence[Engin
         h("h4", add_unit_to_title(METRIC_TITLES[key], unit)),
         h("p", _render_conclusion(key, measured, notes)),
         h("ul", *rows, class_="plain"),
-        h("p", f"and {more} more in the results", class_="quiet") if more > 0 else None,
+        h("p", f"{more} more in the results", class_="quiet") if more > 0 else None,
         class_="panel",
     )
 
 
 def _rank_key(point: ReportPoint, key: str) -> tuple[bool, float]:
-    """The best first, invalid ones last."""
+    """Sort the best first, invalid ones last."""
     estimate = point.figures[key].estimate
     return point.status == "invalid", -estimate if better_direction(key) == "higher" else estimate
 
@@ -116,22 +117,22 @@ def _explain_absence(key: str, points: Sequence[ReportPoint]) -> str:
 
 
 def _note_rivals(key: str, measured: Sequence[ReportPoint], pairs: Sequence[EnginePair]) -> dict[str, tuple[bool, str]]:
-    """Of each valid rival of the first: whether the first is surely ahead, and what is known of that."""
+    """For each valid rival of the leader, return whether the lead is significant, and a note on it."""
     leader, *others = measured
     rivals = [point for point in others if point.status != "invalid"]
     return {rival.name: _note_rival(key, leader, rival, pairs) for rival in rivals}
 
 
 def _note_rival(key: str, leader: ReportPoint, rival: ReportPoint, pairs: Sequence[EnginePair]) -> tuple[bool, str]:
-    pair = next((one for one in pairs if {one.a.name, one.b.name} == {leader.name, rival.name}), None)
-    found: Mapping[str, Any] | None = None if pair is None else pair.comparison["figures"].get(key)
-    if pair is None or found is None:
+    pair = next((pair for pair in pairs if {pair.a.name, pair.b.name} == {leader.name, rival.name}), None)
+    figure: Mapping[str, Any] | None = None if pair is None else pair.comparison["figures"].get(key)
+    if pair is None or figure is None:
         return False, "not compared in pairs"
     if not pair.comparison["valid"]:
-        return False, f"not to be believed: {pair.comparison['problems'][0]}"
-    if not found["differs"]:
-        return False, str(found["outlook"])
-    estimate, interval = _format_leader_ratio(found["ratio"], pair.b.name == leader.name)
+        return False, f"not reliable: {pair.comparison['problems'][0]}"
+    if not figure["differs"]:
+        return False, str(figure["outlook"])
+    estimate, interval = _format_leader_ratio(figure["ratio"], pair.b.name == leader.name)
     return True, f"{leader.series.label} has {estimate} {interval} of this"
 
 
@@ -149,46 +150,50 @@ def _render_conclusion(key: str, measured: Sequence[ReportPoint], notes: Mapping
     if leader.status == "invalid":
         return h("strong", "Invalid: must not be published")
     if not notes:
-        return h("span", "the only one with a number that may be compared" if len(measured) > 1 else "")
-    if all(settled for settled, _ in notes.values()):
+        return h("span", "the only comparable number" if len(measured) > 1 else "")
+    if all(significant for significant, _ in notes.values()):
         return join_html(
             h("strong", leader.series.label), f" is {'highest' if better_direction(key) == 'higher' else 'lowest'}"
         )
-    return h("strong", "Not settled")
+    return h("strong", "Inconclusive")
 
 
 def _render_row(point: ReportPoint, key: str, factor: float, largest: float, note: tuple[bool, str] | None) -> Html:
-    found = point.figures[key]
-    value: Html = join_html(format_digits(found.estimate * factor), _render_interval(found, factor))
+    interval = point.figures[key]
+    value: Html = join_html(format_digits(interval.estimate * factor), _render_interval(interval, factor))
     invalid = point.status == "invalid"
     return h(
         "li",
         h("span", render_swatch(point.series.number), point.series.label, class_="name"),
         None if point.status == "valid" else render_badge(point.status),
         h("s", value, title="from an invalid run", class_="number") if invalid else h("span", value, class_="number"),
-        _render_bar(point, found, largest),
+        _render_bar(point, interval, largest),
         None if note is None else h("small", note[1]),
     )
 
 
-def _render_interval(found: ConfidenceInterval, factor: float) -> Html | None:
-    if found.low is None or found.high is None:
+def _render_interval(interval: ConfidenceInterval, factor: float) -> Html | None:
+    if interval.low is None or interval.high is None:
         return None
-    return h("small", f" [{format_digits(found.low * factor)}, {format_digits(found.high * factor)}]")
+    return h("small", f" [{format_digits(interval.low * factor)}, {format_digits(interval.high * factor)}]")
 
 
-def _render_bar(point: ReportPoint, found: ConfidenceInterval, largest: float) -> Html:
-    """The number says it already; the bar is for the eye."""
-    end = 100 * max(0.0, found.estimate) / largest
+def _render_bar(point: ReportPoint, interval: ConfidenceInterval, largest: float) -> Html:
+    """Render a decorative bar; the number is in the text."""
+    end = 100 * max(0.0, interval.estimate) / largest
     whisker = None
-    if found.low is not None and found.high is not None:
+    if interval.low is not None and interval.high is not None:
         whisker = h(
-            "line", x1=f"{100 * max(0.0, found.low) / largest:.2f}", x2=f"{100 * found.high / largest:.2f}", y1=4, y2=4
+            "line",
+            x1=f"{100 * max(0.0, interval.low) / largest:.2f}",
+            x2=f"{100 * interval.high / largest:.2f}",
+            y1=4,
+            y2=4,
         )
-    drawn = "hollow" if point.status == "invalid" else "solid"
+    style = "hollow" if point.status == "invalid" else "solid"
     return h(
         "svg",
-        h("rect", width=f"{end:.2f}", height=8, class_=drawn),
+        h("rect", width=f"{end:.2f}", height=8, class_=style),
         whisker,
         viewBox="0 0 100 8",
         preserveAspectRatio="none",

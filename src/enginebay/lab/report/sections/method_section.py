@@ -1,4 +1,4 @@
-"""Where and how it was measured, what could not be read, and how to do it again."""
+"""Machine and method, missing measures, and how to reproduce the runs."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def render_method(report: ReportContent) -> Html:
     return render_section(
         "method",
         "Method and machine",
-        render_table(["what", "value"], rows, "Where and with what the runs were measured"),
+        render_table(["item", "value"], rows, "Environment of the runs"),
         _render_windows(report),
     )
 
 
 def _section_rows(runs: tuple[Run, ...], name: str) -> list[list[Html | str | None]]:
-    """A part of the manifests, one row for each name; different values of different runs side by side."""
+    """Return one row per key of a manifest section; differing values of runs side by side."""
     columns = [flatten_settings(get_section(run, name)) for run in runs]
-    names = [one for one in dict.fromkeys(key for column in columns for key in column) if one]
-    return [[f"{name} · {one}", _format_values(columns, one)] for one in names]
+    keys = [key for key in dict.fromkeys(key for column in columns for key in column) if key]
+    return [[f"{name} · {key}", _format_values(columns, key)] for key in keys]
 
 
 def _format_values(columns: list[dict[str, Any]], name: str) -> Html | str:
@@ -50,9 +50,11 @@ def _format_value(name: str, value: Any) -> str:
 
 
 def _render_windows(report: ReportContent) -> Html:
-    known = [float(one) for run in report.runs if isinstance(one := run.manifest.get("window_s"), int | float)]
+    known = [
+        float(window_s) for run in report.runs if isinstance(window_s := run.manifest.get("window_s"), int | float)
+    ]
     if not known:
-        return h("p", "The length of the measured windows is not known.")
+        return h("p", "The length of the measured windows is unknown.")
     span = (
         format_figure(min(known), "s")
         if min(known) == max(known)
@@ -60,25 +62,25 @@ def _render_windows(report: ReportContent) -> Html:
     )
     return h(
         "p",
-        f"Measured windows: {span}. Latency is given from the actual and from the intended send time; "
-        "tokens are counted by the server's usage, never by chunks of the stream.",
+        f"Measured windows: {span}. Latency is reported from the actual and from the intended send time; "
+        "token counts are the server's usage, not stream chunks.",
     )
 
 
 def render_absent(report: ReportContent) -> Html | None:
-    """What could not be read here, and why: never replaced by an estimate."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """Render what could not be read and why; it is never estimated."""
+    reasons: dict[tuple[str, str], list[str]] = {}
     for run in report.runs:
-        for what, why in {**get_section(run, "absent"), **get_section(run, "measures", "absent")}.items():
-            found.setdefault((str(what), str(why)), []).append(run.id)
-    if not found:
+        for measure, why in {**get_section(run, "absent"), **get_section(run, "measures", "absent")}.items():
+            reasons.setdefault((str(measure), str(why)), []).append(run.id)
+    if not reasons:
         return None
     rows: list[list[Html | str | None]] = [
-        [h("code", what), "all" if len(ids) == len(report.runs) else f"{len(ids)} of {len(report.runs)}", why]
-        for (what, why), ids in sorted(found.items())
+        [h("code", measure), "all" if len(ids) == len(report.runs) else f"{len(ids)} of {len(report.runs)}", why]
+        for (measure, why), ids in sorted(reasons.items())
     ]
     return render_section(
-        "absent", "What is not here", render_table(["measure", "runs", "reason"], rows, "Absent measures and why")
+        "absent", "Missing measures", render_table(["measure", "runs", "reason"], rows, "Missing measures and why")
     )
 
 
@@ -87,17 +89,17 @@ def render_reproduce(report: ReportContent) -> Html:
     return render_section(
         "reproduce",
         "Reproduce",
-        h("h3", "An engine at a load"),
+        h("h3", "One engine at one load"),
         *(_render_commands(report)),
-        *(_render_config(number, one) for number, one in enumerate(report.points)),
+        *(_render_config(number, point) for number, point in enumerate(report.points)),
         h("h3", "This page"),
         _render_code("page-command", f"bay report {' '.join(ids)} -o report.html"),
-        render_details("Runs and the hashes of their files", _render_files(report)),
+        render_details("Runs and file hashes", _render_files(report)),
     )
 
 
 def _render_commands(report: ReportContent) -> list[Html]:
-    """One for each server that was measured, unless the experiment itself starts it."""
+    """Render one command per external server, or one that starts its own."""
     servers = dict.fromkeys(get_external_url(point.group.runs[0]) for point in report.points)
     return [
         _render_code(f"command-{number}", f"bay experiment experiment.yaml{url and f' --url {url}'}")
@@ -125,4 +127,4 @@ def _render_files(report: ReportContent) -> Html:
         for name, facts in get_section(run, "files").items()
         if isinstance(facts, Mapping)
     ]
-    return render_table(["run", "file", "SHA-256"], rows, "Hashes of the files of each run")
+    return render_table(["run", "file", "SHA-256"], rows, "File hashes of each run")

@@ -1,4 +1,4 @@
-"""The places that the script draws in, with their captions and controls; without it they say what is missing."""
+"""Containers for the plots with captions and controls; without JavaScript they show a note."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ def render_plots() -> Html:
             "Latency distributions",
             _render_figure(
                 "distribution-plot",
-                "The share of requests (of gaps, for inter-token latency) at or below a latency, all counted runs of a "
-                f"point together. Curves of more than {MAX_EXACT_VALUES:,} values are drawn at about {QUANTILE_LEVELS} quantiles, denser "
-                "towards the tail.",
+                "Share of requests (of gaps, for inter-token latency) at or below a latency, over all counted runs of a "
+                f"point. Curves of more than {MAX_EXACT_VALUES:,} values use about {QUANTILE_LEVELS} quantiles, denser in the tail.",
             ),
         ),
         render_section(
@@ -26,7 +25,7 @@ def render_plots() -> Html:
             "Throughput against latency",
             _render_figure(
                 "tradeoff-plot",
-                "Each mark is a point of the study; bars are 95% confidence intervals over cycles; a line joins the loads "
+                "Each mark is one engine at one load; bars are 95% confidence intervals over cycles; lines join the loads "
                 "of one engine. Hollow marks are informative, crossed ones invalid.",
             ),
         ),
@@ -44,9 +43,9 @@ def render_plots() -> Html:
             "One run over time",
             _render_figure(
                 "timeline-plot",
-                f"Up to {MAX_BINS} bins. Output tokens are those of the server's usage, spread evenly over the output events of each "
-                f"request. Below, up to {MAX_WATERFALL_ROWS} requests evenly picked: pale while the client is late, lighter until the "
-                "first token, full while tokens arrive, crossed where the request failed.",
+                f"Up to {MAX_BINS} bins. Output tokens are the server's usage, spread evenly over the output events of each request. "
+                f"Below, up to {MAX_WATERFALL_ROWS} evenly picked requests: pale for send lag, lighter until the first token, full "
+                "while tokens arrive, crossed if the request failed.",
             ),
         ),
     )

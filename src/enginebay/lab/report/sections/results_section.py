@@ -1,4 +1,4 @@
-"""The figures: one row for each engine at each load, means over the cycles with 95% intervals."""
+"""Results table: one row per engine and load, means over cycles with 95% intervals."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def render_results(report: ReportContent) -> Html:
         "Results",
         h(
             "p",
-            "Means over the counted runs; in brackets the 95% confidence interval of the mean (Student t over cycles). One "
-            "run has no interval. Struck-through figures come from invalid runs.",
+            "Means over the counted runs, with the 95% confidence interval of the mean in brackets (Student t over cycles). A "
+            "single run has no interval. Struck-through figures come from invalid runs.",
         ),
         render_table(
             head,
             rows,
-            "Throughput, latency and energy of each engine at each load",
+            "Throughput, latency and energy by engine and load",
             id="results-table",
             class_="pinned",
         ),
-        h("button", "Copy the table", type="button", class_="copy", data_copy="results-table"),
+        h("button", "Copy table", type="button", class_="copy", data_copy="results-table"),
         render_details("All measures", _render_all(report)),
     )
 
@@ -60,7 +60,7 @@ def _list_estimates(report: ReportContent, key: str) -> list[float]:
 
 
 def _workload_order(point: ReportPoint) -> tuple[str, float, str, int]:
-    """Engines at one load one below the other, since those may be compared."""
+    """Sort by load, so that comparable engines are adjacent."""
     load = point.workload
     return load.unit, -1.0 if load.requested is None else load.requested, load.label, point.series.number
 
@@ -75,12 +75,16 @@ def _make_row(point: ReportPoint, units: dict[str, tuple[float, str]]) -> Cells:
 
 
 def _render_number(point: ReportPoint, key: str, factor: float) -> Html | None:
-    found = point.figures.get(key)
-    if found is None:
+    interval = point.figures.get(key)
+    if interval is None:
         return None
-    known = found.low is not None and found.high is not None
-    ends = h("small", f"[{_format_scaled(found.low, factor)}, {_format_scaled(found.high, factor)}]") if known else None
-    return _mark_invalid(point, join_html(_format_scaled(found.estimate, factor), ends))
+    known = interval.low is not None and interval.high is not None
+    ends = (
+        h("small", f"[{_format_scaled(interval.low, factor)}, {_format_scaled(interval.high, factor)}]")
+        if known
+        else None
+    )
+    return _mark_invalid(point, join_html(_format_scaled(interval.estimate, factor), ends))
 
 
 def _format_scaled(value: float | None, factor: float) -> str:
@@ -92,7 +96,7 @@ def _mark_invalid(point: ReportPoint, text: Html | str) -> Html:
 
 
 def _render_all(report: ReportContent) -> Html:
-    """Every number that the runs measured, a column for each point."""
+    """Render every measured number, one column per point."""
     keys = dict.fromkeys(key for point in report.points for key in point.figures)
     rows: list[Cells] = [[h("code", key), *(_render_any(point, key) for point in report.points)] for key in keys]
     head: list[Html | str] = [
@@ -103,5 +107,5 @@ def _render_all(report: ReportContent) -> Html:
 
 
 def _render_any(point: ReportPoint, key: str) -> Html | None:
-    found = point.figures.get(key)
-    return None if found is None else _mark_invalid(point, format_interval(found, infer_unit(key)))
+    interval = point.figures.get(key)
+    return None if interval is None else _mark_invalid(point, format_interval(interval, infer_unit(key)))

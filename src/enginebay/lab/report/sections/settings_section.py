@@ -1,4 +1,4 @@
-"""What each engine really ran, against what was asked."""
+"""Effective against requested settings of each engine."""
 
 from __future__ import annotations
 
@@ -14,36 +14,39 @@ Column = Mapping[str, SettingRow]
 
 
 def render_settings(report: ReportContent) -> Html | None:
-    columns = [_make_column(one.first.requested_settings, get_section(one.first, "effective")) for one in report.series]
+    columns = [
+        _make_column(series.first.requested_settings, get_section(series.first, "effective"))
+        for series in report.series
+    ]
     names = list(dict.fromkeys(name for column in columns for name in column))
-    told = [name for name in names if any(_is_reported(column.get(name)) for column in columns)]
-    if not told:
+    reported = [name for name in names if any(_is_reported(column.get(name)) for column in columns)]
+    if not reported:
         return None
-    unlike = [name for name in told if _is_unlike([column.get(name) for column in columns])]
-    head: list[Html | str] = ["setting", *(one.label for one in report.series)]
+    differing = [name for name in reported if _is_differing([column.get(name) for column in columns])]
+    head: list[Html | str] = ["setting", *(series.label for series in report.series)]
     return render_section(
         "settings",
-        "Settings in effect",
-        h("p", "The value in effect; where another one was asked for, that one follows, struck through."),
-        _render_table(head, unlike, columns, "Settings that differ from what was asked, or between engines")
-        if unlike
-        else h("p", "Every engine ran with the same settings, and with those that were asked for."),
-        _render_folded("the same everywhere", head, [name for name in told if name not in unlike], columns),
+        "Effective settings",
+        h("p", "The effective value; a different requested value follows, struck through."),
+        _render_table(head, differing, columns, "Settings that differ from the request or between engines")
+        if differing
+        else h("p", "All engines ran with the same settings, as requested."),
+        _render_folded("the same for all engines", head, [name for name in reported if name not in differing], columns),
         _render_folded(
-            "asked for, and not reported by the engine", head, [name for name in names if name not in told], columns
+            "requested, but not reported by the engine", head, [name for name in names if name not in reported], columns
         ),
     )
 
 
-def _make_column(asked: Mapping[str, object], effective: Mapping[str, object]) -> Column:
-    return {row.name: row for row in diff_settings(asked, effective)}
+def _make_column(requested: Mapping[str, object], effective: Mapping[str, object]) -> Column:
+    return {row.name: row for row in diff_settings(requested, effective)}
 
 
 def _is_reported(row: SettingRow | None) -> bool:
     return row is not None and row.state != "not_reported"
 
 
-def _is_unlike(rows: Sequence[SettingRow | None]) -> bool:
+def _is_differing(rows: Sequence[SettingRow | None]) -> bool:
     effective = {repr(row.effective) if row is not None and _is_reported(row) else "" for row in rows}
     return len(effective) > 1 or any(row is not None and row.state == "changed" for row in rows)
 
@@ -66,9 +69,9 @@ def _render_cell(row: SettingRow | None) -> Html | str | None:
     if row is None:
         return None
     if row.state == "not_reported":
-        return h("span", f"{format_setting(row.asked)} asked", class_="quiet")
+        return h("span", f"{format_setting(row.asked)} requested", class_="quiet")
     if row.state != "changed":
         return format_setting(row.effective)
     return join_html(
-        h("strong", format_setting(row.effective)), " ", h("s", format_setting(row.asked), title="asked for")
+        h("strong", format_setting(row.effective)), " ", h("s", format_setting(row.asked), title="requested")
     )

@@ -1,4 +1,4 @@
-"""First of all: may these numbers be published? And if not, why not."""
+"""Verdicts: whether the numbers may be published, and why not."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from enginebay.lab.validity.codes import REASON_RULES
 from enginebay.util.text_format import pluralize
 
 STATUS_SENTENCES = {
-    "valid": "may be published as they stand",
-    "informative": "may be published only with the reasons next to them",
+    "valid": "may be published as they are",
+    "informative": "may be published only together with the reasons",
     "invalid": "must not be published",
 }
 
@@ -41,9 +41,9 @@ def _render_banner(report: ReportContent) -> Html:
 
 
 def _render_headline(counts: Counter[str]) -> Html:
-    """A point is an engine at a load; its numbers are those of its counted runs."""
+    """Summarize the points. A point is an engine at a load; its numbers are those of its counted runs."""
     total = counts.total()
-    return join_html(*(_render_sentence(one, counts[one], total) for one in STATUSES if counts[one]))
+    return join_html(*(_render_sentence(status, counts[status], total) for status in STATUSES if counts[status]))
 
 
 def _render_sentence(status: str, count: int, total: int) -> Html:
@@ -53,87 +53,85 @@ def _render_sentence(status: str, count: int, total: int) -> Html:
 
 
 def _describe_runs(counts: Counter[str], left_out: bool) -> str:
-    listed = ", ".join(f"{counts[one]} {one}" for one in STATUSES if counts[one])
-    tail = " Invalid runs are left out of the means of points that have other runs." if left_out else ""
+    listed = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
+    tail = " Means exclude invalid runs if a point has other runs." if left_out else ""
     return f"{pluralize(counts.total(), 'run')}: {listed}.{tail}"
 
 
 def _group_by_code(runs: Sequence[Run]) -> list[tuple[str, list[dict[str, object]]]]:
-    """Each reason with the places it was found in, the most frequent first."""
-    found: dict[str, list[dict[str, object]]] = {}
+    """Return each code with its reasons, most frequent first."""
+    groups: dict[str, list[dict[str, object]]] = {}
     for run in runs:
         for reason in run.reasons:
-            found.setdefault(str(reason.get("code", "?")), []).append(reason)
-    return sorted(found.items(), key=lambda item: -len(item[1]))
+            groups.setdefault(str(reason.get("code", "?")), []).append(reason)
+    return sorted(groups.items(), key=lambda item: -len(item[1]))
 
 
 def _render_reason_summary(runs: Sequence[Run]) -> Html | None:
-    found = _group_by_code(runs)
-    if not found:
+    groups = _group_by_code(runs)
+    if not groups:
         return None
     listed = [
         piece
-        for code, each in found
-        for piece in (", ", join_html(h("code", code), f" in {pluralize(len(each), 'run')}"))
+        for code, reasons in groups
+        for piece in (", ", join_html(h("code", code), f" in {pluralize(len(reasons), 'run')}"))
     ]
     return h("p", h("a", "Why", href="#reasons"), ": ", *listed[1:], ".")
 
 
 def render_reasons(report: ReportContent) -> Html:
-    """What lies behind the verdicts."""
-    found = _group_by_code(report.runs)
-    head: list[Html | str] = ["reason", "makes a run", "runs", "for example", "concerns", "why it matters"]
-    shown = render_table(head, [_make_reason_row(code, each) for code, each in found], "Why runs are not simply valid")
+    """Render the reasons behind the verdicts."""
+    groups = _group_by_code(report.runs)
+    head: list[Html | str] = ["reason", "severity", "runs", "example", "concerns", "why it matters"]
+    shown = render_table(head, [_make_reason_row(code, reasons) for code, reasons in groups], "Why runs are not valid")
     return render_section(
         "reasons",
         "Reasons",
-        shown if found else h("p", "No check found anything against any run."),
+        shown if groups else h("p", "No check found a problem."),
         _render_unchecked(report.runs),
         render_details(
-            "The verdict of each run", _render_each_run(report), opened=bool(found) and len(report.runs) <= 12
+            "The verdict of each run", _render_each_run(report), opened=bool(groups) and len(report.runs) <= 12
         ),
     )
 
 
-def _make_reason_row(code: str, each: list[dict[str, object]]) -> list[Html | str | None]:
+def _make_reason_row(code: str, reasons: list[dict[str, object]]) -> list[Html | str | None]:
     rule = REASON_RULES.get(code)
     return [
         h("code", code),
-        render_badge(worst_status(_get_severity(one) for one in each)),
-        str(len(each)),
-        str(each[0].get("message", "")),
+        render_badge(worst_status(_get_severity(reason) for reason in reasons)),
+        str(len(reasons)),
+        str(reasons[0].get("message", "")),
         None if rule is None else ", ".join(rule.concerns),
         None if rule is None else rule.why,
     ]
 
 
 def _get_severity(reason: dict[str, object]) -> str:
-    found = str(reason.get("severity"))
-    return found if found in STATUSES else "invalid"
+    severity = str(reason.get("severity"))
+    return severity if severity in STATUSES else "invalid"
 
 
 def _render_confounders(report: ReportContent) -> Html | None:
-    found = find_confounders(report.runs)
-    if not found:
+    confounders = find_confounders(report.runs)
+    if not confounders:
         return None
-    rows: list[list[Html | str | None]] = [[name, " / ".join(values), why] for name, values, why in found]
+    rows: list[list[Html | str | None]] = [[name, " / ".join(values), why] for name, values, why in confounders]
     return join_html(
-        h("h3", "These runs differ in more than the engine"),
-        render_table(
-            ["what", "values", "what it means"], rows, "What differs between the runs besides engine and load"
-        ),
+        h("h3", "Other differences between these runs"),
+        render_table(["item", "values", "meaning"], rows, "Differences between runs besides engine and load"),
     )
 
 
 def _render_unchecked(runs: Sequence[Run]) -> Html | None:
-    """Checks that lacked their facts claim nothing; a reader should know which."""
+    """List the checks that lacked facts and so claim nothing."""
     codes = Counter(str(code) for run in runs for code in get_section(run, "verdict").get("unchecked") or ())
     if not codes:
         return None
     listed = [
         piece for code, count in codes.items() for piece in (", ", h("code", code), _format_share(count, len(runs)))
     ][1:]
-    return h("p", "Nothing is claimed about these checks, whose facts were not there: ", *listed, ".", class_="note")
+    return h("p", "Not checked for lack of data: ", *listed, ".", class_="note")
 
 
 def _format_share(count: int, total: int) -> str | None:
@@ -146,15 +144,15 @@ def _render_each_run(report: ReportContent) -> Html:
 
 
 def _make_run_row(point: ReportPoint, run: Run) -> list[Html | str | None]:
-    turn = get_cycle(run)
-    said = [_render_reason(one) for one in run.reasons]
+    cycle = get_cycle(run)
+    reasons = [_render_reason(reason) for reason in run.reasons]
     return [
         h("code", run.id),
         point.series.label,
         point.workload.label,
-        None if turn is None else str(turn),
+        None if cycle is None else str(cycle),
         render_badge(run.status),
-        h("ul", *said, class_="plain") if said else "none",
+        h("ul", *reasons, class_="plain") if reasons else "none",
     ]
 
 

@@ -1,6 +1,6 @@
-"""/admin/*: what an administrator may see and order. The fleet carries it out, in the supervisor.
+"""/admin/*: commands that the fleet runs in the supervisor.
 
-An order takes as long as it takes, and goes on when whoever gave it has hung up: nothing here listens for that.
+A command has no timeout, and continues when the client disconnects.
 """
 
 from __future__ import annotations
@@ -37,17 +37,15 @@ async def meters(context: ServerContext, request_context: RequestContext) -> Non
 
 
 async def logs(context: ServerContext, request_context: RequestContext) -> None:
-    asked = request_context.exchange.query
-    unknown = next((name for name in asked if name not in ("model", "lines")), None)
+    query = request_context.exchange.query
+    unknown = next((name for name in query if name not in ("model", "lines")), None)
     if unknown is not None:
-        raise InvalidRequest(
-            f"there is no parameter {unknown[:200]!r}", "logs takes model and lines", param=unknown[:200]
-        )
-    request_context.model = asked.get("model", "")
+        raise InvalidRequest(f"unknown parameter {unknown[:200]!r}", "use model and lines", param=unknown[:200])
+    request_context.model = query.get("model", "")
     if not request_context.model:
-        raise InvalidRequest("model is missing", "name one of those that GET /admin/ps lists", param="model")
+        raise InvalidRequest("model is missing", "use a model that GET /admin/ps lists", param="model")
     await _run_command(
-        context, request_context, "logs", model=request_context.model, lines=_parse_line_count(asked.get("lines"))
+        context, request_context, "logs", model=request_context.model, lines=_parse_line_count(query.get("lines"))
     )
 
 
@@ -55,7 +53,7 @@ def _parse_line_count(text: str | None) -> int:
     if text is None:
         return DEFAULT_LOG_LINES
     if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= MAX_LOG_LINES):
-        raise InvalidRequest(f"lines is not a whole number from 1 to {MAX_LOG_LINES}", param="lines")
+        raise InvalidRequest(f"lines is not an integer from 1 to {MAX_LOG_LINES}", param="lines")
     return int(text)
 
 
@@ -89,8 +87,8 @@ async def reload(context: ServerContext, request_context: RequestContext) -> Non
 async def add_adapter(context: ServerContext, request_context: RequestContext) -> None:
     body = decode_body(AdapterBody, request_context.exchange.body)
     request_context.model = body.model
-    if not await asyncio.to_thread(os.path.exists, body.path):  # before engines see it, which take it in different ways
-        raise InvalidRequest(f"there is nothing at {body.path[:200]!r} on the server's host", param="path")
+    if not await asyncio.to_thread(os.path.exists, body.path):  # here, since engines report it differently
+        raise InvalidRequest(f"path {body.path[:200]!r} does not exist on the server's host", param="path")
     await _run_command(context, request_context, "add_lora", model=body.model, name=body.name, path=body.path)
 
 
@@ -107,18 +105,18 @@ async def upgrade(context: ServerContext, request_context: RequestContext) -> No
 
 async def _run_command(context: ServerContext, request_context: RequestContext, command: str, **arguments: Any) -> None:
     try:
-        found = await context.fleet.run_admin_command(command, arguments)
+        result = await context.fleet.run_admin_command(command, arguments)
     except EnginebayError as error:
         request_context.error = error.with_traceback(None)
         status = _get_status(error)
         headers = build_error_headers(error) if status == get_error_row(error).status else ()
         request_context.exchange.respond(status, _encode({"error": encode_full_error(error)}), headers=headers)
         return
-    request_context.exchange.respond(200, _encode(found))
+    request_context.exchange.respond(200, _encode(result))
 
 
 def encode_full_error(error: EnginebayError) -> dict[str, object]:
-    """An administrator is told what other clients are not: which file, which line, which process. Pure."""
+    """Encode an error with the details that only administrators see: file, line, process. Pure."""
     row = get_error_row(error)
     hint = f". {error.hint[:1].upper()}{error.hint[1:]}" if error.hint else ""
     return {
@@ -130,6 +128,6 @@ def encode_full_error(error: EnginebayError) -> dict[str, object]:
 
 
 def _get_status(error: EnginebayError) -> int:
-    """A wrong configuration or file, or a missing engine, is for whoever manages the server to put right."""
-    mistaken = isinstance(error, (ConfigError, EngineMissing, ModelInvalid, UnknownEngine))
-    return 400 if mistaken else get_error_row(error).status
+    """Return 400 for a wrong configuration or file or a missing engine: the administrator can fix these."""
+    fixable = isinstance(error, (ConfigError, EngineMissing, ModelInvalid, UnknownEngine))
+    return 400 if fixable else get_error_row(error).status

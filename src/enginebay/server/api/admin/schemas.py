@@ -1,4 +1,4 @@
-"""Bodies of the requests that manage the server."""
+"""Request bodies of /admin/*. Their names are those in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ ModelName = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class NoBody(Struct, forbid_unknown_fields=True):
-    """Of a request that has nothing to say: nothing, or an empty object."""
+    """An empty object."""
 
 
 class ModelBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """POST /admin/load and /admin/unload"""
+    """POST /admin/load, /admin/sleep and /admin/unload"""
 
     model: ModelName
 
@@ -22,15 +22,15 @@ class ModelBody(Struct, forbid_unknown_fields=True, kw_only=True):
 class SwitchBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """POST /admin/switch"""
 
-    from_: Annotated[ModelName, Meta(description="The model that leaves.")] = field(name="from")
-    to: Annotated[ModelName, Meta(description="The model that comes.")]
+    from_: Annotated[ModelName, Meta(description="The model to put to sleep or unload.")] = field(name="from")
+    to: Annotated[ModelName, Meta(description="The model to load.")]
 
 
 class AdapterNameBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """POST /admin/adapters/remove"""
 
     model: ModelName
-    name: Annotated[ModelName, Meta(description="The adapter, as clients ask for it in place of a model.")]
+    name: Annotated[ModelName, Meta(description="The adapter's name, which clients use as the model.")]
 
 
 class AdapterBody(AdapterNameBody, forbid_unknown_fields=True, kw_only=True):
@@ -40,7 +40,7 @@ class AdapterBody(AdapterNameBody, forbid_unknown_fields=True, kw_only=True):
         str,
         Meta(
             min_length=1, max_length=4096, pattern=r"^/[^\x00]*$",
-            description="Where the adapter lies on the server's host, from the root.",
+            description="Absolute path of the adapter on the server's host.",
         ),
     ]  # fmt: skip
 
@@ -49,5 +49,6 @@ class UpgradeBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """POST /admin/engines/upgrade"""
 
     engine: Annotated[
-        ModelName, Meta(description="KIND==VERSION, which is installed already; KIND alone: its newest version.")
+        ModelName,
+        Meta(description="KIND==VERSION, which must be installed; KIND alone selects the newest installed version."),
     ]

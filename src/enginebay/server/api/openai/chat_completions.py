@@ -29,24 +29,24 @@ from enginebay.server.requests.server_context import ServerContext
 from enginebay.server.sessions.model_session import ModelSession
 from enginebay.util.limit_errors import make_limit_error
 
-# Fields of the OpenAI API that ask for what is not done here, and what to do instead.
+# Fields of the OpenAI API that are not supported: message and hint.
 _REFUSED = {
-    "prediction": ("a predicted output is not used", "leave out prediction"),
-    "audio": ("only text comes out", "leave out audio"),
-    "web_search_options": ("nothing is searched for here", "leave it out, or give the model a tool that searches"),
-    "moderation": ("nothing is moderated here", "leave out moderation"),
-    "functions": ("functions are asked for as tools", "send them as tools, and the choice among them as tool_choice"),
+    "prediction": ("predicted outputs are not supported", "leave out prediction"),
+    "audio": ("only text output is supported", "leave out audio"),
+    "web_search_options": ("web search is not supported", "leave it out, or give the model a search tool"),
+    "moderation": ("moderation is not supported", "leave out moderation"),
+    "functions": ("functions and function_call are not supported", "use tools and tool_choice"),
 }
 
 
 async def create_chat_completion(context: ServerContext, request_context: RequestContext) -> None:
     body = decode_body(ChatBody, request_context.exchange.body)
-    served, lora = await context.acquire_session(request_context, body.model, stream=bool(body.stream))
+    session, lora = await context.acquire_session(request_context, body.model, stream=bool(body.stream))
     request_context.stream = bool(body.stream)
     request_context.prompt = body.messages
-    tools, sampling = await request_context.run_offloaded(_read_request, body, served)
+    tools, sampling = await request_context.run_offloaded(_read_request, body, session)
     try:
-        await _generate(request_context, body, served, lora, tools, sampling)
+        await _generate(request_context, body, session, lora, tools, sampling)
     except RequestError as error:
         raise tools.rename_param(error) from None
 
@@ -59,18 +59,18 @@ async def _generate(
     tools: ToolUse,
     sampling: Sampling,
 ) -> None:
-    asked, asked_param = _resolve_max_tokens(body)
+    max_tokens, max_tokens_param = _resolve_max_tokens(body)
     request = GenerateRequest(
         messages=tools.with_preface(body.messages), sampling=sampling, lora=lora, extras=_collect_extras(body, tools, session),
         energy=body.wants_energy,
     )  # fmt: skip
     prepared = await prepare_request(
         request_context, session, request,
-        truncate=body.truncate_prompt_tokens, requested_max_tokens=asked, max_tokens_param=asked_param,
+        truncate=body.truncate_prompt_tokens, requested_max_tokens=max_tokens, max_tokens_param=max_tokens_param,
         template_options=_collect_template_options(body, tools), notes={**tools.notes, **list_stream_notes(body)},
     )  # fmt: skip
     choices = [ChoiceState(index, tools.make_parser()) for index in range(sampling.n)]
-    form = ChatEncoder(
+    encoder = ChatEncoder(
         id=f"chatcmpl-{request_context.id}",
         created=int(request_context.started_at),
         model=body.model,
@@ -82,12 +82,12 @@ async def _generate(
         include_energy=body.wants_energy,
         token_bytes=session.client.prompt_encoder.get_token_bytes,
     )
-    answer = (
-        ChoicesSseWriter(request_context.exchange, session, choices, form)
+    writer = (
+        ChoicesSseWriter(request_context.exchange, session, choices, encoder)
         if request_context.stream
-        else ChoicesJsonWriter(request_context.exchange, session, choices, form.encode_body)
+        else ChoicesJsonWriter(request_context.exchange, session, choices, encoder.encode_body)
     )
-    await generate_response(request_context, session, answer, [prepared])
+    await generate_response(request_context, session, writer, [prepared])
 
 
 def _read_request(body: ChatBody, session: ModelSession) -> tuple[ToolUse, Sampling]:
@@ -95,37 +95,37 @@ def _read_request(body: ChatBody, session: ModelSession) -> tuple[ToolUse, Sampl
     check_unsupported_fields(body, limits)
     constraint = read_constraint(body, limits)
     tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, limits, session, constraint)
-    asked, asked_param = _resolve_max_tokens(body)
+    max_tokens, max_tokens_param = _resolve_max_tokens(body)
     return tools, read_sampling(
         body, session.sampling_defaults, limits,
-        max_tokens=asked, max_tokens_param=asked_param, logprobs=_resolve_logprobs(body), guided=tools.guided,
+        max_tokens=max_tokens, max_tokens_param=max_tokens_param, logprobs=_resolve_logprobs(body), guided=tools.guided,
         vocabulary_size=session.client.prompt_encoder.vocabulary_size,
     )  # fmt: skip
 
 
 def check_unsupported_fields(body: ChatBody, limits: ServerLimits) -> None:
-    """Fields that are not about sampling."""
+    """Raise for unsupported fields other than sampling parameters."""
     check_unsupported_account_fields(body)
     check_message_count(body.messages, limits)
     if body.chat_template is not None:
         raise Unsupported(
-            "a chat template is a program, and only the model's own is run",
+            "custom chat templates are not allowed: a template is code",
             "leave out chat_template",
             param="chat_template",
         )
     if body.modalities not in (None, ["text"]):
-        raise Unsupported("only text comes out", "leave out modalities", param="modalities")
-    for name, (what, hint) in _REFUSED.items():
+        raise Unsupported("only text output is supported", "leave out modalities", param="modalities")
+    for name, (message, hint) in _REFUSED.items():
         if getattr(body, name) is not None:
-            raise Unsupported(what, hint, param=name)
+            raise Unsupported(message, hint, param=name)
     if body.verbosity in ("low", "high"):
-        raise Unsupported("verbosity cannot be set", "say in a message how long to be", param="verbosity")
+        raise Unsupported("verbosity is not supported", "ask for the length in a message", param="verbosity")
     if body.function_call not in (None, "auto"):
         raise Unsupported(*_REFUSED["functions"], param="function_call")
     if body.reasoning_effort is not None:
         raise Unsupported(
-            "reasoning_effort has no common meaning",
-            "give the template's own switch in chat_template_kwargs", param="reasoning_effort",
+            "reasoning_effort is not supported: models have no common scale",
+            "set the template's own switch in chat_template_kwargs", param="reasoning_effort",
         )  # fmt: skip
     check_stream_options(body)
 
@@ -136,29 +136,29 @@ def check_message_count(messages: Sequence[Any], limits: ServerLimits) -> None:
 
 
 def _resolve_max_tokens(body: ChatBody) -> tuple[int | None, str]:
-    """The output length that is asked for, and the field that asks for it."""
-    given = {one for one in (body.max_tokens, body.max_completion_tokens) if one is not None}
-    if len(given) == 2:
+    """Return the requested output length, and the field that sets it."""
+    lengths = {length for length in (body.max_tokens, body.max_completion_tokens) if length is not None}
+    if len(lengths) == 2:
         raise InvalidRequest(
-            "max_tokens and max_completion_tokens differ", "give one of them", param="max_completion_tokens"
+            "max_tokens and max_completion_tokens differ", "set one of them", param="max_completion_tokens"
         )
-    return given.pop() if given else None, "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
+    return lengths.pop() if lengths else None, "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
 
 
 def _resolve_logprobs(body: ChatBody) -> int | None:
     if body.top_logprobs and not body.logprobs:
-        raise InvalidRequest("top_logprobs needs logprobs", "set logprobs to true", param="top_logprobs")
+        raise InvalidRequest("top_logprobs requires logprobs", "set logprobs to true", param="top_logprobs")
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
 def _collect_extras(body: ChatBody, tools: ToolUse, session: ModelSession) -> dict[str, Any]:
-    """What an engine with a template of its own needs to know of the chat."""
+    """Return the fields for an engine that renders the chat itself."""
     if not session.client.spec.renders:
         return {}
-    asked = {"documents": body.documents, "chat_template_kwargs": body.chat_template_kwargs}
+    fields = {"documents": body.documents, "chat_template_kwargs": body.chat_template_kwargs}
     if body.continue_final_message or body.add_generation_prompt is False:
-        raise Unsupported("the chat is rendered elsewhere", "leave it out", param="continue_final_message")
-    return {**tools.extras, **{name: value for name, value in asked.items() if value}}
+        raise Unsupported("a remote server renders the chat", "leave it out", param="continue_final_message")
+    return {**tools.extras, **{name: value for name, value in fields.items() if value}}
 
 
 def _collect_template_options(body: ChatBody, tools: ToolUse) -> dict[str, Any]:

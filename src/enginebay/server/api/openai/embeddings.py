@@ -29,45 +29,45 @@ _encode = msgspec.json.Encoder().encode
 
 async def create_embeddings(context: ServerContext, request_context: RequestContext) -> None:
     body = decode_body(EmbeddingBody, request_context.exchange.body)
-    served, _ = await context.acquire_session(request_context, body.model)
-    _check_capability(served)
-    inputs = await _tokenize_inputs(request_context, served, body)
+    session, _ = await context.acquire_session(request_context, body.model)
+    _check_capability(session)
+    inputs = await _tokenize_inputs(request_context, session, body)
     add_translation_headers(request_context)
-    found = await _run_embed(request_context, served, inputs)
-    request_context.usage = Usage(prompt_tokens=found.prompt_tokens)
+    embedding = await _run_embed(request_context, session, inputs)
+    request_context.usage = Usage(prompt_tokens=embedding.prompt_tokens)
     if request_context.exchange.closed:
         raise Cancelled("the client closed the connection")
-    request_context.exchange.respond(200, await asyncio.to_thread(_encode_response, body, found))
+    request_context.exchange.respond(200, await asyncio.to_thread(_encode_response, body, embedding))
 
 
 async def _run_embed(
     request_context: RequestContext, session: ModelSession, inputs: list[tuple[int, ...]]
 ) -> Embedding:
-    """The place is the engine's until it has answered, even if nobody waits any longer."""
+    """Run the engine. The queue slot stays taken until it returns, even after a timeout."""
     leave = await enter_queue(request_context, session)
     work = asyncio.ensure_future(session.client.client.embed(inputs))
     work.add_done_callback(lambda _: leave())
     try:
         async with asyncio.timeout(session.limits.request_timeout_s):
-            found = await asyncio.shield(work)
+            embedding = await asyncio.shield(work)
     except TimeoutError:
         raise make_timeout_error(session, "send fewer texts at once") from None
     session.last_token_at = time.monotonic()
-    return found
+    return embedding
 
 
-def _encode_response(body: EmbeddingBody, found: Embedding) -> bytes:
-    write: Any = to_base64 if body.encoding_format == "base64" else list
-    vectors = [_truncate_vector(vector, body.dimensions) for vector in found.vectors]
+def _encode_response(body: EmbeddingBody, embedding: Embedding) -> bytes:
+    encode_vector: Any = to_base64 if body.encoding_format == "base64" else list
+    vectors = [_truncate_vector(vector, body.dimensions) for vector in embedding.vectors]
     return _encode(
         {
             "object": "list",
             "data": [
-                {"object": "embedding", "index": index, "embedding": write(vector)}
+                {"object": "embedding", "index": index, "embedding": encode_vector(vector)}
                 for index, vector in enumerate(vectors)
             ],
             "model": body.model,
-            "usage": {"prompt_tokens": found.prompt_tokens, "total_tokens": found.prompt_tokens},
+            "usage": {"prompt_tokens": embedding.prompt_tokens, "total_tokens": embedding.prompt_tokens},
         }
     )
 
@@ -75,36 +75,36 @@ def _encode_response(body: EmbeddingBody, found: Embedding) -> bytes:
 def _check_capability(session: ModelSession) -> None:
     if not session.supports("embeddings"):
         raise Unsupported(
-            f"{session.name} gives no embeddings",
-            "give the model task: embed in the configuration, or serve an embedding model such as minilm", param="model",
+            f"{session.name} does not support embeddings",
+            "set task: embed for the model in the configuration, or serve an embedding model such as minilm", param="model",
         )  # fmt: skip
 
 
 async def _tokenize_inputs(
     request_context: RequestContext, session: ModelSession, body: EmbeddingBody
 ) -> list[tuple[int, ...]]:
-    prompts = session.client.prompt_encoder
-    given = await request_context.run_offloaded(parse_prompts, body.input, "inputs", session, "input")
-    encoded = iter(await prompts.encode_all([one for one in given if isinstance(one, str)]))
-    found = [next(encoded) if isinstance(one, str) else one for one in given]
-    most = session.client.facts.context_length
-    for place, ids in enumerate(found):
+    prompt_encoder = session.client.prompt_encoder
+    prompts = await request_context.run_offloaded(parse_prompts, body.input, "inputs", session, "input")
+    encoded = iter(await prompt_encoder.encode_all([prompt for prompt in prompts if isinstance(prompt, str)]))
+    inputs = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
+    context_length = session.client.facts.context_length
+    for index, ids in enumerate(inputs):
         if body.truncate_prompt_tokens is not None and len(ids) > body.truncate_prompt_tokens:
-            found[place] = kept = _truncate_tokens(ids, body.truncate_prompt_tokens, session)
-            request_context.truncated_tokens += len(ids) - len(kept)
-            ids = kept
+            inputs[index] = truncated = _truncate_tokens(ids, body.truncate_prompt_tokens, session)
+            request_context.truncated_tokens += len(ids) - len(truncated)
+            ids = truncated
         if not ids:
-            raise InvalidRequest("an input to embed is empty", param="input")
-        if len(ids) > most:
+            raise InvalidRequest("input has an empty entry", param="input")
+        if len(ids) > context_length:
             raise ContextOverflow(
-                f"input {place} has {len(ids)} tokens, and the model's context is {most}",
-                "shorten it, or have it cut with truncate_prompt_tokens", param="input",
+                f"input {index} has {len(ids)} tokens, but the model's context is {context_length}",
+                "shorten it, or set truncate_prompt_tokens", param="input",
             )  # fmt: skip
-    return found
+    return inputs
 
 
 def _truncate_tokens(ids: tuple[int, ...], count: int, session: ModelSession) -> tuple[int, ...]:
-    """The first tokens, and the special one that ends the text where the model expects one."""
+    """Keep the first tokens, and the special token at the end if there is one."""
     tokenizer = session.client.prompt_encoder.tokenizer
     if tokenizer is not None and count > 1 and ids[-1] in tokenizer.special_ids:
         return (*ids[: count - 1], ids[-1])
@@ -112,18 +112,18 @@ def _truncate_tokens(ids: tuple[int, ...], count: int, session: ModelSession) ->
 
 
 def _truncate_vector(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
-    """The first dimensions, brought back to length 1, as models trained for it expect."""
+    """Keep the first dimensions and normalize, as Matryoshka models expect."""
     if dimensions is None:
         return vector
     if dimensions > len(vector):
-        raise InvalidRequest(f"dimensions is {dimensions}, the model has {len(vector)}", param="dimensions")
-    kept = vector[:dimensions]
-    length = math.sqrt(sum(value * value for value in kept)) or 1.0
-    return [value / length for value in kept]
+        raise InvalidRequest(f"dimensions is {dimensions}, but the model has {len(vector)}", param="dimensions")
+    truncated = vector[:dimensions]
+    norm = math.sqrt(sum(value * value for value in truncated)) or 1.0
+    return [value / norm for value in truncated]
 
 
 def to_base64(vector: Sequence[float]) -> str:
-    """Little-endian 32-bit floats, as OpenAI's clients read them."""
+    """Encode as little-endian 32-bit floats, as OpenAI's clients expect."""
     values = array.array("f", vector)
     if sys.byteorder == "big":
         values.byteswap()

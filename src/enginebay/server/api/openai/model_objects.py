@@ -1,4 +1,4 @@
-"""What clients are told of a model: its entry in the list, what it can do, and how it runs."""
+"""Builds the model objects of /v1/models: list entries, and details with capabilities and settings."""
 
 from __future__ import annotations
 
@@ -10,50 +10,48 @@ from enginebay.contract import Support
 from enginebay.fleet.scheduling.wait_estimate import WaitEstimate
 from enginebay.server.sessions.model_catalog import CatalogEntry, ModelCatalog
 
-_PATH = re.compile(r"(?<![\w:/.])~?/[^\s,;:'\"]+")  # of a file; not the slash in "tokens/s", nor an address
+_PATH = re.compile(r"(?<![\w:/.])~?/[^\s,;:'\"]+")  # a file path; not the slash in "tokens/s", nor a URL
 
 
-def list_model_objects(catalogue: ModelCatalog) -> list[dict[str, Any]]:
-    return [build_model_object(catalogue, name) for name in catalogue.names]
+def list_model_objects(catalog: ModelCatalog) -> list[dict[str, Any]]:
+    return [build_model_object(catalog, name) for name in catalog.names]
 
 
-def build_model_object(catalogue: ModelCatalog, name: str) -> dict[str, Any]:
-    offer, lora = catalogue.find(name)
-    facts = offer.primary.facts
-    found: dict[str, Any] = {"id": name, "object": "model", "created": offer.created, "owned_by": "enginebay"}
-    found["max_model_len"] = (
-        facts.context_length or None if facts is not None else None
-    )  # not known before it is loaded
-    return {**found, "parent": offer.name} if lora else found
+def build_model_object(catalog: ModelCatalog, name: str) -> dict[str, Any]:
+    entry, lora = catalog.find(name)
+    facts = entry.primary.facts  # None until the first load
+    model: dict[str, Any] = {"id": name, "object": "model", "created": entry.created, "owned_by": "enginebay"}
+    model["max_model_len"] = facts.context_length or None if facts is not None else None
+    return {**model, "parent": entry.name} if lora else model
 
 
-def build_model_details(catalogue: ModelCatalog, name: str, outlook: WaitEstimate) -> dict[str, Any]:
-    """What this model can do and how it runs, next to what was asked for."""
-    offer, _ = catalogue.find(name)
-    offering = offer.offering
-    found: dict[str, Any] = {
-        "state": outlook.state,
+def build_model_details(catalog: ModelCatalog, name: str, estimate: WaitEstimate) -> dict[str, Any]:
+    """Return the model object with capabilities, and effective settings next to the configured ones."""
+    entry, _ = catalog.find(name)
+    offering = entry.offering
+    details: dict[str, Any] = {
+        "state": estimate.state,
         "engine": offering.kinds[0],
         "fallback": list(offering.kinds[1:]),
         "task": offering.task,
         "adapters": list(offering.loras),
     }
-    return {**build_model_object(catalogue, name), "enginebay": {**found, **_build_worker_details(offer)}}
+    return {**build_model_object(catalog, name), "enginebay": {**details, **_build_worker_details(entry)}}
 
 
-def _build_worker_details(offer: CatalogEntry) -> dict[str, Any]:
-    """What only a worker tells: of the one that runs, or the last one that did."""
-    model = offer.primary.session
-    if model is None:
+def _build_worker_details(entry: CatalogEntry) -> dict[str, Any]:
+    """Return what the current worker reports, or the last one; {} before the first load."""
+    session = entry.primary.session
+    if session is None:
         return {}
-    facts = model.client.facts
+    facts = session.client.facts
     capabilities = {
         parameter: {"support": capability.support.value, "detail": capability.detail}
-        for parameter, capability in model.client.spec.request.items()
+        for parameter, capability in session.client.spec.request.items()
     }
-    for parameter, why in facts.refused.items():
-        capabilities[parameter] = {"support": Support.REFUSES.value, "detail": why}
-    shown_settings = {
+    for parameter, reason in facts.refused.items():
+        capabilities[parameter] = {"support": Support.REFUSES.value, "detail": reason}
+    settings = {
         setting: {"effective": facts.effective.get(setting), "asked": facts.asked.get(setting)}
         for setting in sorted({*facts.effective, *facts.asked})
     }
@@ -64,19 +62,19 @@ def _build_worker_details(offer: CatalogEntry) -> dict[str, Any]:
         "memory_bytes": facts.memory_bytes,
         "load_s": facts.load_s,
         "capabilities": capabilities,
-        "settings": redact_paths(shown_settings),
-        "sampling_defaults": model.sampling_defaults,
-        "tool_format": model.tool_format.name,
+        "settings": redact_paths(settings),
+        "sampling_defaults": session.sampling_defaults,
+        "tool_format": session.tool_format.name,
         "warnings": redact_paths(facts.warnings),
     }
 
 
 def redact_paths(value: Any) -> Any:
-    """Settings and warnings may name files of this host: those stay here."""
+    """Replace the paths of this host's files in settings and warnings."""
     if isinstance(value, str):
         return _PATH.sub("(a path)", value)
     if isinstance(value, Mapping):
-        return {name: redact_paths(one) for name, one in value.items()}
+        return {name: redact_paths(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [redact_paths(one) for one in value]
+        return [redact_paths(item) for item in value]
     return value

@@ -1,4 +1,4 @@
-"""POST /v1/responses: one answer to a whole conversation. Nothing is stored."""
+"""POST /v1/responses, without stored state."""
 
 from __future__ import annotations
 
@@ -33,27 +33,29 @@ from enginebay.server.sessions.model_session import ModelSession
 
 async def create_response(context: ServerContext, request_context: RequestContext) -> None:
     body = decode_body(ResponsesBody, request_context.exchange.body)
-    served, lora = await context.acquire_session(request_context, body.model, stream=bool(body.stream))
+    session, lora = await context.acquire_session(request_context, body.model, stream=bool(body.stream))
     request_context.stream = bool(body.stream)
     request_context.prompt = body.input
     try:
-        asked = await request_context.run_offloaded(_read_request, body, served, lora)
+        chat = await request_context.run_offloaded(_read_request, body, session, lora)
     except RequestError as error:
         raise to_responses_error(error) from None
     try:
         prepared = await prepare_request(
-            request_context, served, asked.request,
-            truncate=body.truncate_prompt_tokens, requested_max_tokens=body.max_output_tokens, template_options=asked.template_options,
-            notes=asked.tools.notes,
+            request_context, session, chat.request,
+            truncate=body.truncate_prompt_tokens, requested_max_tokens=body.max_output_tokens, template_options=chat.template_options,
+            notes=chat.tools.notes,
         )  # fmt: skip
-        await generate_response(request_context, served, _make_writer(request_context, served, body, asked), [prepared])
+        await generate_response(
+            request_context, session, _make_writer(request_context, session, body, chat), [prepared]
+        )
     except RequestError as error:
-        raise to_responses_error(asked.tools.rename_param(error)) from None
+        raise to_responses_error(chat.tools.rename_param(error)) from None
 
 
 @dataclass(frozen=True, slots=True)
 class _ChatRequest:
-    """A body in the terms of a chat."""
+    """The body, translated to a chat request."""
 
     request: GenerateRequest
     tools: ToolUse
@@ -69,13 +71,13 @@ def _read_request(body: ResponsesBody, session: ModelSession, lora: str | None) 
     check_unsupported_response_fields(body)
     limits = session.limits
     messages = to_chat_messages(body, limits)
-    generating = to_generation_fields(body)
+    generation = to_generation_fields(body)
     tools = plan_tools(
         to_chat_tools(body.tools), to_chat_tool_choice(body.tool_choice), body.parallel_tool_calls, limits, session,
-        replace(read_constraint(generating, limits), param="text.format"),
+        replace(read_constraint(generation, limits), param="text.format"),
     )  # fmt: skip
     sampling = read_sampling(
-        generating, session.sampling_defaults, limits,
+        generation, session.sampling_defaults, limits,
         max_tokens=body.max_output_tokens, logprobs=read_logprobs(body), guided=tools.guided,
         vocabulary_size=session.client.prompt_encoder.vocabulary_size,
     )  # fmt: skip
@@ -90,28 +92,28 @@ def _read_request(body: ResponsesBody, session: ModelSession, lora: str | None) 
 
 
 def _make_writer(
-    request_context: RequestContext, session: ModelSession, body: ResponsesBody, asked: _ChatRequest
+    request_context: RequestContext, session: ModelSession, body: ResponsesBody, chat: _ChatRequest
 ) -> ResponseWriter:
-    form = ResponseEncoder(
+    encoder = ResponseEncoder(
         f"resp_{request_context.id}",
         int(request_context.started_at),
         body.model,
-        build_echoed_fields(body, asked.sampling),
+        build_echoed_fields(body, chat.sampling),
         body.wants_energy,
     )
-    output = ResponseOutput(form.id, session.next_call_id, session.client.prompt_encoder.get_token_bytes)
-    reader = OutputParser(asked.tools.make_parser(), session.restore_markers)
+    output = ResponseOutput(encoder.id, session.next_call_id, session.client.prompt_encoder.get_token_bytes)
+    parser = OutputParser(chat.tools.make_parser(), session.restore_markers)
     if not request_context.stream:
-        return ResponsesJsonWriter(request_context.exchange, session, form, output, reader)
-    with_logprobs = asked.sampling.logprobs is not None
+        return ResponsesJsonWriter(request_context.exchange, session, encoder, output, parser)
+    with_logprobs = chat.sampling.logprobs is not None
     return ResponsesSseWriter(
-        request_context.exchange, session, ResponseEventEncoder(form, output), reader, with_logprobs=with_logprobs
+        request_context.exchange, session, ResponseEventEncoder(encoder, output), parser, with_logprobs=with_logprobs
     )
 
 
 def build_echoed_fields(body: ResponsesBody, sampling: Sampling) -> dict[str, Any]:
-    """What the response says about the request, with the values that were in effect."""
-    text = (body.text.format if body.text is not None else None) or {"type": "text"}
+    """Return the request fields that the response repeats, with the effective values."""
+    text_format = (body.text.format if body.text is not None else None) or {"type": "text"}
     return {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
@@ -122,7 +124,7 @@ def build_echoed_fields(body: ResponsesBody, sampling: Sampling) -> dict[str, An
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "temperature": sampling.value("temperature"),
-        "text": {"format": text, "verbosity": "medium"},
+        "text": {"format": text_format, "verbosity": "medium"},
         "tool_choice": body.tool_choice or "auto",
         "tools": [{"description": None, "parameters": None, "strict": None, **tool} for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,

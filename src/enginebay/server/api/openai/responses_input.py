@@ -1,6 +1,6 @@
-"""What a request to /v1/responses says, in the terms of a chat. Pure.
+"""Translates requests to /v1/responses into chat requests. Pure.
 
-Nothing is dropped on the way: what a chat cannot say is refused, with what to do instead.
+Nothing is dropped silently: what a chat cannot express is refused with a hint.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _OUTPUT_KEYS = frozenset(("type", "call_id", "output", "id", "status"))
 _TOOL_KEYS = frozenset(("type", "name", "description", "parameters", "strict"))
 _TOOL_EXAMPLE = '{"type": "function", "name": "…"}'
 _LOGPROBS = "message.output_text.logprobs"
-_WHOLE_INPUT = "nothing is stored here: send the whole conversation as input"
-_WHOLE_ITEM = "nothing is stored here: send the item itself, as SDKs do with store set to false"
+_WHOLE_INPUT = "the server stores nothing: send the whole conversation as input"
+_WHOLE_ITEM = "the server stores nothing: send the item itself, as SDKs do with store set to false"
 
-# Fields of the OpenAI API that ask for what a server without stored state does not have.
+# Fields of the OpenAI API that are not supported: message and hint.
 _REFUSED = {
-    "previous_response_id": ("earlier responses are not known", _WHOLE_INPUT),
-    "conversation": ("conversations are not kept", _WHOLE_INPUT),
-    "prompt": ("there are no stored prompts", "send the text as instructions and input"),
-    "moderation": ("nothing is moderated here", "leave it out"),
-    "context_management": ("input is not made shorter here", "leave it out, or use truncate_prompt_tokens"),
-    "background": ("responses are not made in the background", "leave out background, and use stream to see progress"),
+    "previous_response_id": ("previous responses are not stored", _WHOLE_INPUT),
+    "conversation": ("conversations are not stored", _WHOLE_INPUT),
+    "prompt": ("stored prompts are not supported", "send the text as instructions and input"),
+    "moderation": ("moderation is not supported", "leave it out"),
+    "context_management": ("context management is not supported", "leave it out, or use truncate_prompt_tokens"),
+    "background": ("background responses are not supported", "leave out background, or use stream to see progress"),
 }
 
 
@@ -41,22 +41,22 @@ _REFUSED = {
 
 
 def check_unsupported_response_fields(body: ResponsesBody) -> None:
-    """Raises for fields that ask for what we cannot do; values that ask for nothing are fine."""
-    for name, (what, hint) in _REFUSED.items():
+    """Raise for unsupported fields, unless their value asks for nothing."""
+    for name, (message, hint) in _REFUSED.items():
         if getattr(body, name) not in (None, False):
-            raise Unsupported(what, hint, param=name)
+            raise Unsupported(message, hint, param=name)
     if body.truncation == "auto":
         raise Unsupported(
-            "input is not cut without saying how far",
-            "leave out truncation, and have the prompt cut with truncate_prompt_tokens", param="truncation",
+            "automatic truncation is not supported",
+            "leave out truncation, and set truncate_prompt_tokens", param="truncation",
         )  # fmt: skip
     if any(value is not None for value in (body.reasoning or {}).values()):
         raise Unsupported(
-            "reasoning has no common meaning",
-            "leave it out, or give the template's own switch in chat_template_kwargs", param="reasoning",
+            "reasoning is not supported: models have no common scale",
+            "leave it out, or set the template's own switch in chat_template_kwargs", param="reasoning",
         )  # fmt: skip
     if body.text is not None and body.text.verbosity in ("low", "high"):
-        raise Unsupported("verbosity cannot be set", "say in instructions how long to be", param="text.verbosity")
+        raise Unsupported("verbosity is not supported", "ask for the length in instructions", param="text.verbosity")
     _check_stream_options(body)
 
 
@@ -64,18 +64,18 @@ def _check_stream_options(body: ResponsesBody) -> None:
     if body.stream_options is None:
         return
     if not body.stream:
-        raise InvalidRequest("stream_options is for streams", "set stream to true", param="stream_options")
+        raise InvalidRequest("stream_options requires stream", "set stream to true", param="stream_options")
     if body.stream_options.include_obfuscation:
-        raise Unsupported("events are not padded", "leave out include_obfuscation", param="stream_options")
+        raise Unsupported("obfuscation is not supported", "leave out include_obfuscation", param="stream_options")
 
 
 def read_logprobs(body: ResponsesBody) -> int | None:
-    """Alternatives to show for each token; None: no log probabilities at all."""
+    """Return the alternatives per token, or None for no log probabilities."""
     if _LOGPROBS in (body.include or ()):
         return body.top_logprobs or 0
     if body.top_logprobs:
         raise InvalidRequest(
-            "top_logprobs needs log probabilities", f"add {_LOGPROBS} to include", param="top_logprobs"
+            "top_logprobs requires log probabilities", f"add {_LOGPROBS} to include", param="top_logprobs"
         )
     return None
 
@@ -88,24 +88,24 @@ _SHARED_FIELDS = (
 
 
 def to_generation_fields(body: ResponsesBody) -> GenerationFields:
-    """The fields that all generating endpoints share."""
+    """Return the fields that all generating endpoints share."""
     shared = {name: getattr(body, name) for name in _SHARED_FIELDS}
     return GenerationFields(**shared, response_format=to_response_format(body))
 
 
 def to_response_format(body: ResponsesBody) -> dict[str, Any] | None:
-    """`text.format` as the `response_format` of a chat."""
-    given = body.text.format if body.text is not None else None
-    if given is None or given.get("type") != "json_schema":
-        return given
-    return {"type": "json_schema", "json_schema": {key: value for key, value in given.items() if key != "type"}}
+    """Translate `text.format` to the `response_format` of a chat."""
+    text_format = body.text.format if body.text is not None else None
+    if text_format is None or text_format.get("type") != "json_schema":
+        return text_format
+    return {"type": "json_schema", "json_schema": {key: value for key, value in text_format.items() if key != "type"}}
 
 
 # Tools
 
 
 def to_chat_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """The flat function tools of this API as the tools of a chat."""
+    """Translate the flat function tools of this API to those of a chat."""
     return None if tools is None else [_to_chat_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
 
 
@@ -113,7 +113,7 @@ def _to_chat_tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     kind = tool.get("type")
     if kind != "function":
         raise Unsupported(
-            f"{where} is of the type {_describe_value(kind)}", "only function tools are supported", param="tools"
+            f"{where} has type {_describe_value(kind)}", "only function tools are supported", param="tools"
         )
     for key, value in tool.items():
         if key not in _TOOL_KEYS and value not in (None, False):
@@ -123,7 +123,7 @@ def _to_chat_tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def to_chat_tool_choice(choice: Any) -> Any:
-    """`tool_choice` as that of a chat."""
+    """Translate `tool_choice` to that of a chat."""
     if not isinstance(choice, Mapping):
         return choice
     if choice.get("type") == "allowed_tools":
@@ -134,12 +134,12 @@ def to_chat_tool_choice(choice: Any) -> Any:
     return _to_named_tool(choice, "tool_choice", f"use auto, none, required, {_TOOL_EXAMPLE}, or allowed_tools")
 
 
-def _to_named_tool(tool: Any, what: str, hint: str) -> dict[str, Any]:
+def _to_named_tool(tool: Any, where: str, hint: str) -> dict[str, Any]:
     kind = tool.get("type") if isinstance(tool, Mapping) else None
     if kind != "function":
-        raise Unsupported(f"{what} is of the type {_describe_value(kind)}", hint, param="tool_choice")
+        raise Unsupported(f"{where} has type {_describe_value(kind)}", hint, param="tool_choice")
     if not isinstance(tool.get("name"), str):
-        raise InvalidRequest(f"{what} has no name", hint, param="tool_choice")
+        raise InvalidRequest(f"{where} has no name", hint, param="tool_choice")
     return {"type": "function", "function": {"name": tool["name"]}}
 
 
@@ -147,14 +147,14 @@ def _to_named_tool(tool: Any, what: str, hint: str) -> dict[str, Any]:
 
 
 def to_chat_messages(body: ResponsesBody, limits: ServerLimits) -> list[dict[str, Any]]:
-    """Instructions and input as the messages of a chat."""
+    """Translate instructions and input to the messages of a chat."""
     items: Sequence[Any] = body.input if not isinstance(body.input, str) else [{"role": "user", "content": body.input}]
     if len(items) > limits.messages:
         raise make_limit_error(f"input has {len(items)} entries", limits, "messages", "input")
     messages: list[dict[str, Any]] = []
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
-    names: dict[str, str] = {}  # of the calls so far, by their id
+    names: dict[str, str] = {}  # of the calls so far, by call id
     for number, item in enumerate(items):
         _add_item(item, f"input[{number}]", messages, names)
     return messages
@@ -169,11 +169,11 @@ def _add_item(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]
     elif kind == "function_call_output":
         _add_call_output(item, where, messages, names)
     elif kind == "item_reference":
-        raise Unsupported(f"{where} refers to an item", _WHOLE_ITEM, param="input")
+        raise Unsupported(f"{where} is an item_reference", _WHOLE_ITEM, param="input")
     else:
         raise Unsupported(
-            f"{where} is of the type {_describe_value(kind)}",
-            "use message, function_call and function_call_output",
+            f"{where} has type {_describe_value(kind)}",
+            "use message, function_call or function_call_output",
             param="input",
         )
 
@@ -182,10 +182,10 @@ def _add_message(item: Mapping[str, Any], where: str, messages: list[dict[str, A
     _check_keys(item, _MESSAGE_KEYS, where)
     role = item.get("role")
     if role not in _ROLES:
-        raise _make_input_error(f"{where}.role is {_describe_value(role)}", f"use {', '.join(_ROLES)}")
+        raise _make_input_error(f"{where}.role is {_describe_value(role)}", f"use one of {', '.join(_ROLES)}")
     text = _read_text(item.get("content"), f"{where}.content")
     first_is_system = len(messages) == 1 and messages[0]["role"] == "system"
-    if role == "system" and first_is_system:  # many chat templates take one system message, at the beginning
+    if role == "system" and first_is_system:  # many chat templates accept only one, at the start
         messages[0] = {"role": "system", "content": f"{messages[0]['content']}\n\n{text}"}
     else:
         messages.append({"role": role, "content": text})
@@ -195,24 +195,24 @@ def _read_text(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise _make_input_error(f"{where} is {_describe_value(content)}", "it is a text or a list of text parts")
+        raise _make_input_error(f"{where} is {_describe_value(content)}", "send a string or a list of text parts")
     return "\n".join(_read_part(part, f"{where}[{number}]") for number, part in enumerate(content))
 
 
 def _read_part(part: Any, where: str) -> str:
     if not isinstance(part, Mapping):
-        raise _make_input_error(f"{where} is not an object", 'a part is {"type": "input_text", "text": "…"}')
+        raise _make_input_error(f"{where} is not an object", 'use {"type": "input_text", "text": "…"}')
     kind = part.get("type")
     if kind not in ("input_text", "output_text", "refusal"):
         raise Unsupported(
-            f"{where} is of the type {_describe_value(kind)}",
+            f"{where} has type {_describe_value(kind)}",
             "only input_text and output_text are supported",
             param="input",
         )
     _check_keys(part, _PART_KEYS, where)
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
-        raise _make_input_error(f"{where} has no text", 'a part is {"type": "input_text", "text": "…"}')
+        raise _make_input_error(f"{where} has no text", 'use {"type": "input_text", "text": "…"}')
     return text
 
 
@@ -221,7 +221,7 @@ def _add_call(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]
     call_id, name, arguments = (_read_string(item, key, where) for key in ("call_id", "name", "arguments"))
     names[call_id] = name
     call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-    if messages and messages[-1]["role"] == "assistant":  # one turn: what it says, and all its calls
+    if messages and messages[-1]["role"] == "assistant":  # text and calls of one turn
         messages[-1].setdefault("tool_calls", []).append(call)
     else:
         messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
@@ -234,7 +234,7 @@ def _add_call_output(
     call_id = _read_string(item, "call_id", where)
     if call_id not in names:
         raise _make_input_error(
-            f"{where} answers the call {_describe_value(call_id)}, which is not in the input", _WHOLE_INPUT
+            f"{where} refers to call {_describe_value(call_id)}, which is not in the input", _WHOLE_INPUT
         )
     text = _read_text(item.get("output"), f"{where}.output")
     messages.append({"role": "tool", "tool_call_id": call_id, "name": names[call_id], "content": text})
@@ -243,25 +243,25 @@ def _add_call_output(
 def _check_keys(item: Mapping[str, Any], known: frozenset[str], where: str) -> None:
     for key, value in item.items():
         if key not in known and value is not None:
-            raise _make_input_error(f"there is no {where}.{key[:40]}", f"known are {', '.join(sorted(known))}")
+            raise _make_input_error(f"unknown field {where}.{key[:40]}", f"use {', '.join(sorted(known))}")
 
 
 def _read_string(item: Mapping[str, Any], key: str, where: str) -> str:
     value = item.get(key)
     if not isinstance(value, str):
-        raise _make_input_error(f"{where}.{key} is {_describe_value(value)}", "it is a text")
+        raise _make_input_error(f"{where}.{key} is {_describe_value(value)}", "send a string")
     return value
 
 
 def _describe_value(value: Any) -> str:
-    """A value in a message: short, whatever the client sent."""
+    """Return a short description of a client's value for a message."""
     if value is None:
         return "missing"
     return repr(value)[:60] if isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
 
 
-def _make_input_error(what: str, hint: str) -> InvalidRequest:
-    return InvalidRequest(what, hint, param="input")
+def _make_input_error(message: str, hint: str) -> InvalidRequest:
+    return InvalidRequest(message, hint, param="input")
 
 
 # Errors
@@ -277,11 +277,11 @@ _CHAT_FIELD_PATTERN = re.compile(r"\b(max_tokens|messages|response_format\.json_
 
 
 def to_responses_error(error: RequestError) -> RequestError:
-    """An error about a chat, with the names that the fields have in this API."""
+    """Rename the chat fields in an error to those of this API."""
 
-    def renamed(text: str) -> str:
-        return _CHAT_FIELD_PATTERN.sub(lambda found: _FIELD_NAMES[found[1]], text).replace("].function.", "].")
+    def rename_fields(text: str) -> str:
+        return _CHAT_FIELD_PATTERN.sub(lambda match: _FIELD_NAMES[match[1]], text).replace("].function.", "].")
 
     return type(error)(
-        renamed(error.message), renamed(error.hint), param=_FIELD_NAMES.get(error.param or "", error.param)
+        rename_fields(error.message), rename_fields(error.hint), param=_FIELD_NAMES.get(error.param or "", error.param)
     )

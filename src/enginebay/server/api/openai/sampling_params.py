@@ -1,4 +1,4 @@
-"""From the fields of a request to the contract's `Sampling`. Pure."""
+"""Translates request fields to the contract's `Sampling`. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from enginebay.errors import InvalidRequest, Unsupported
 from enginebay.server.api.openai.schema_fields import GenerationFields
 from enginebay.util.limit_errors import make_limit_error
 
-# Fields whose name and meaning are the contract's own.
+# Fields with the same name and meaning in the contract.
 _SHARED_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "no_repeat_ngram_size", "do_sample", "min_tokens", "ignore_eos", "seed", "n", "best_of", "num_beams",
@@ -36,9 +36,9 @@ def read_sampling(
     guided: Guided | None = None,
     vocabulary_size: int | None = None,
 ) -> Sampling:
-    """Defaults of the configuration under what the request says. Raises `InvalidRequest` with the field's name.
+    """Merge the request over the configured defaults. Raise `InvalidRequest` that names the field.
 
-    `guided`: what the output is held to, by `read_constraint` and the tools; `vocabulary`: the number of token ids.
+    `guided`: the constraint from `read_constraint` and the tools.
     """
     values: dict[str, Any] = dict(defaults)
     for name in _SHARED_FIELDS:
@@ -57,8 +57,8 @@ def read_sampling(
         values["stop"] = _check_stop(body.stop, limits)
     if body.stop_token_ids is not None:
         if len(body.stop_token_ids) > limits.stop:
-            what = f"stop_token_ids has {len(body.stop_token_ids)} token ids"
-            raise make_limit_error(what, limits, "stop", "stop_token_ids")
+            size = f"stop_token_ids has {len(body.stop_token_ids)} token ids"
+            raise make_limit_error(size, limits, "stop", "stop_token_ids")
         values["stop_token_ids"] = tuple(body.stop_token_ids)
     if body.logit_bias is not None:
         values["logit_bias"] = _parse_logit_bias(body.logit_bias, limits, vocabulary_size)
@@ -80,19 +80,19 @@ def _check_stop(stop: str | list[str], limits: ServerLimits) -> tuple[str, ...]:
     return texts
 
 
-def _parse_logit_bias(bias: Mapping[str, float], limits: ServerLimits, vocabulary: int | None) -> dict[int, float]:
+def _parse_logit_bias(bias: Mapping[str, float], limits: ServerLimits, vocabulary_size: int | None) -> dict[int, float]:
     if len(bias) > limits.logit_bias:
         raise make_limit_error(f"logit_bias has {len(bias)} entries", limits, "logit_bias", "logit_bias")
-    found: dict[int, float] = {}
+    biases: dict[int, float] = {}
     for key, value in bias.items():
         if not key.isascii() or not key.isdigit() or len(key) > 10:
             raise InvalidRequest(f"logit_bias: {key[:40]!r} is not a token id", param="logit_bias")
-        token = int(key)
-        if token >= (vocabulary or 2**31):
-            known = f"; the model has {vocabulary} tokens" if vocabulary else ""
-            raise InvalidRequest(f"logit_bias: there is no token {token}{known}", param="logit_bias")
-        found[token] = value
-    return found
+        token_id = int(key)
+        if token_id >= (vocabulary_size or 2**31):
+            detail = f"; the model has {vocabulary_size} tokens" if vocabulary_size else ""
+            raise InvalidRequest(f"logit_bias: unknown token {token_id}{detail}", param="logit_bias")
+        biases[token_id] = value
+    return biases
 
 
 # Constraints on the output
@@ -100,15 +100,15 @@ def _parse_logit_bias(bias: Mapping[str, float], limits: ServerLimits, vocabular
 
 @dataclass(frozen=True, slots=True)
 class OutputConstraint:
-    """What a request's own fields hold the output to."""
+    """The constraint that the request's fields put on the output."""
 
     guided: Guided | None = None
-    param: str = ""  # the field that does
-    text_only: bool = False  # it is for what the model says, if it says something, and not for calls
+    param: str = ""  # the field that sets it
+    text_only: bool = False  # applies to text, not to tool calls
 
     @property
     def schema(self) -> Any:
-        """The JSON schema; None where it is something else."""
+        """The JSON schema, or None for another kind of constraint."""
         return None if self.guided is None or self.guided.json is None else json.loads(self.guided.json)
 
 
@@ -116,25 +116,25 @@ NO_CONSTRAINT = OutputConstraint()
 
 
 def read_constraint(body: GenerationFields, limits: ServerLimits) -> OutputConstraint:
-    """At most one, from `response_format`, the guided_* fields or `structured_outputs`."""
-    given: dict[str, tuple[str, Any]] = {}
+    """Return the constraint of `response_format`, the guided_* fields or `structured_outputs`: at most one."""
+    constraints: dict[str, tuple[str, Any]] = {}
     if body.response_format is not None:
         schema = parse_response_format(body.response_format)
         if schema is not None:
-            given["response_format"] = ("json", schema)
+            constraints["response_format"] = ("json", schema)
     for name in ("json", "regex", "grammar", "choice"):
         value = getattr(body, f"guided_{name}")
         if value is not None:
-            given[f"guided_{name}"] = (name, value)
+            constraints[f"guided_{name}"] = (name, value)
         inner = getattr(body.structured_outputs, name) if body.structured_outputs is not None else None
         if inner is not None:
-            given[f"structured_outputs.{name}"] = (name, inner)
-    if not given:
+            constraints[f"structured_outputs.{name}"] = (name, inner)
+    if not constraints:
         return NO_CONSTRAINT
-    if len(given) > 1:
-        names = list(given)
-        raise InvalidRequest(f"{names[0]} and {names[1]} exclude each other", "give one of them", param=names[1])
-    [(param, (name, value))] = given.items()
+    if len(constraints) > 1:
+        names = list(constraints)
+        raise InvalidRequest(f"{names[0]} and {names[1]} exclude each other", "set one of them", param=names[1])
+    [(param, (name, value))] = constraints.items()
     return OutputConstraint(_build_guided(name, value, param, limits), param, param == "response_format")
 
 
@@ -145,7 +145,7 @@ def _build_guided(name: str, value: Any, param: str, limits: ServerLimits) -> Gu
         check_regex(value, limits, param)
         return Guided(regex=value)
     if name == "grammar":
-        if "\0" in value:  # an engine in C would take it for the end
+        if "\0" in value:  # ends the string in an engine written in C
             raise InvalidRequest(f"{param} has a NUL character", param=param)
         if len(value.encode()) > limits.grammar_bytes:
             raise make_limit_error(f"{param} has {len(value.encode())} bytes", limits, "grammar_bytes", param)
@@ -156,7 +156,7 @@ def _build_guided(name: str, value: Any, param: str, limits: ServerLimits) -> Gu
 
 
 def build_guided_json(schema: Any, param: str, limits: ServerLimits) -> Guided:
-    """A JSON schema as a constraint, once it is known to be harmless."""
+    """Check a JSON schema against the limits and return it as a constraint."""
     if isinstance(schema, str):
         try:
             schema = msgspec.json.decode(schema)  # as strict as the body itself: no NaN, no lone surrogates
@@ -167,7 +167,7 @@ def build_guided_json(schema: Any, param: str, limits: ServerLimits) -> Guided:
 
 
 def parse_response_format(response_format: Mapping[str, Any]) -> Any:
-    """The schema of a `response_format`: {} for any object, None for plain text."""
+    """Return the schema of a `response_format`, or None for plain text."""
     kind = response_format.get("type")
     if kind == "text":
         return None
@@ -179,48 +179,49 @@ def parse_response_format(response_format: Mapping[str, Any]) -> Any:
             "use text, json_object or json_schema",
             param="response_format",
         )
-    described = response_format.get("json_schema")
-    if not isinstance(described, Mapping) or not isinstance(described.get("schema"), Mapping):
+    json_schema = response_format.get("json_schema")
+    if not isinstance(json_schema, Mapping) or not isinstance(json_schema.get("schema"), Mapping):
         raise InvalidRequest(
             "response_format.json_schema has no schema",
-            'it is {"name": "...", "schema": {...}, "strict": true}',
+            'use {"name": "...", "schema": {...}, "strict": true}',
             param="response_format",
         )
-    for key, kind, what in (("name", str, "a text"), ("description", str, "a text"), ("strict", bool, "true or false")):
-        if not isinstance(described.get(key), (kind, type(None))):
-            raise InvalidRequest(f"response_format.json_schema.{key} is not {what}", param="response_format")
-    return described["schema"]
+    for key, kind, name in (("name", str, "a string"), ("description", str, "a string"), ("strict", bool, "a boolean")):
+        if not isinstance(json_schema.get(key), (kind, type(None))):
+            raise InvalidRequest(f"response_format.json_schema.{key} is not {name}", param="response_format")
+    return json_schema["schema"]
 
 
 def check_stream_options(body: GenerationFields) -> None:
-    """What goes along with a stream."""
     if body.stream_options is None:
         return
     if not body.stream:
-        raise InvalidRequest("stream_options is for streams", "set stream to true", param="stream_options")
+        raise InvalidRequest("stream_options requires stream", "set stream to true", param="stream_options")
     if body.stream_options.include_obfuscation:
-        raise Unsupported("streams are not padded here", "leave it out", param="stream_options.include_obfuscation")
+        raise Unsupported("obfuscation is not supported", "leave it out", param="stream_options.include_obfuscation")
 
 
 def list_stream_notes(body: GenerationFields) -> dict[str, str]:
-    """What of a stream's options is not carried out to the letter."""
-    running = body.stream_options is not None and body.stream_options.continuous_usage_stats
+    """Return the stream options that are translated."""
+    continuous = body.stream_options is not None and body.stream_options.continuous_usage_stats
     return (
-        {"stream_options.continuous_usage_stats": "there are no running counts; include_usage gives them at the end"}
-        if running
+        {"stream_options.continuous_usage_stats": "not continuous; include_usage adds usage at the end"}
+        if continuous
         else {}
     )
 
 
 def check_unsupported_account_fields(body: Any) -> None:
-    """Fields of the OpenAI API that ask for what a server without storage and tiers does not have."""
+    """Raise for fields that need storage, service tiers or cache control."""
     if body.store:
-        raise Unsupported("nothing is stored here", "leave out store, or set it to false", param="store")
+        raise Unsupported("storing responses is not supported", "leave out store, or set it to false", param="store")
     if body.service_tier not in (None, "auto", "default"):
-        raise Unsupported("there is one service tier", "leave out service_tier, or say auto", param="service_tier")
+        raise Unsupported(
+            "service tiers are not supported", "leave out service_tier, or use auto", param="service_tier"
+        )
     if body.prompt_cache_retention not in (None, "in_memory", "in-memory"):
         raise Unsupported(
             "cached prompts are kept in memory only", "leave out prompt_cache_retention", param="prompt_cache_retention"
         )
     if body.prompt_cache_options is not None:
-        raise Unsupported("what is cached cannot be chosen", "leave it out", param="prompt_cache_options")
+        raise Unsupported("prompt cache options are not supported", "leave it out", param="prompt_cache_options")

@@ -1,4 +1,4 @@
-"""Fields that the generating endpoints share. Ranges are the contract's own, so that schema and checks cannot differ."""
+"""Fields that the generating endpoints share. Ranges come from the contract, so that schema and checks agree."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ def _float_range(name: str, help_: str) -> Meta:
 
 
 def _int_range(name: str, help_: str, high: int | None = None) -> Meta:
-    low, most = RANGES[name]
-    return Meta(ge=int(low), le=int(most if high is None else high), description=help_)
+    low, highest = RANGES[name]
+    return Meta(ge=int(low), le=int(highest if high is None else high), description=help_)
 
 
 Temperature = Annotated[float, _float_range("temperature", "0 is greedy")]
 TopP = Annotated[float, _float_range("top_p", "Nucleus sampling; 1 is off")]
-TopK = Annotated[int, _int_range("top_k", "The k likeliest tokens; 0 and -1 are off")]
-MinP = Annotated[float, _float_range("min_p", "Relative to the likeliest token; 0 is off")]
-RepetitionPenalty = Annotated[float, _float_range("repetition_penalty", "Over prompt and output; 1 is off")]
-PresencePenalty = Annotated[float, _float_range("presence_penalty", "Over the output; 0 is off")]
-FrequencyPenalty = Annotated[float, _float_range("frequency_penalty", "Over the output; 0 is off")]
-NgramSize = Annotated[int, _int_range("no_repeat_ngram_size", "No n-gram of this size twice; 0 is off")]
-MinTokens = Annotated[int, _int_range("min_tokens", "No end before this many tokens")]
-MaxTokens = Annotated[int, _int_range("max_tokens", "No more than this many tokens")]
-Seed = Annotated[int, _int_range("seed", "Same seed, same answer, as far as the engine can")]
-Count = Annotated[int, _int_range("n", "Answers to give")]
-BestOf = Annotated[int, _int_range("best_of", "Answers to choose the best n from")]
-NumBeams = Annotated[int, _int_range("num_beams", "Above 1: beam search")]
-LengthPenalty = Annotated[float, _float_range("length_penalty", "Of beam search")]
+TopK = Annotated[int, _int_range("top_k", "Sample from the k most likely tokens; 0 and -1 are off")]
+MinP = Annotated[float, _float_range("min_p", "Minimum probability relative to the most likely token; 0 is off")]
+RepetitionPenalty = Annotated[float, _float_range("repetition_penalty", "Applies to prompt and output; 1 is off")]
+PresencePenalty = Annotated[float, _float_range("presence_penalty", "Applies to the output; 0 is off")]
+FrequencyPenalty = Annotated[float, _float_range("frequency_penalty", "Applies to the output; 0 is off")]
+NgramSize = Annotated[int, _int_range("no_repeat_ngram_size", "Never repeat an n-gram of this size; 0 is off")]
+MinTokens = Annotated[int, _int_range("min_tokens", "Generate at least this many tokens")]
+MaxTokens = Annotated[int, _int_range("max_tokens", "Generate at most this many tokens")]
+Seed = Annotated[int, _int_range("seed", "The same seed gives the same output, as far as the engine allows")]
+Count = Annotated[int, _int_range("n", "Choices to return")]
+BestOf = Annotated[int, _int_range("best_of", "Choices to generate; the best n are returned")]
+NumBeams = Annotated[int, _int_range("num_beams", "Beam search if above 1")]
+LengthPenalty = Annotated[float, _float_range("length_penalty", "For beam search")]
 TopLogprobs = Annotated[int, _int_range("logprobs", "Alternatives per token")]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 LogitBias = Annotated[float, Meta(ge=-100, le=100)]
@@ -42,14 +42,14 @@ NonEmptyText = Annotated[str, Meta(min_length=1)]
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
-    include_timing: bool | None = None  # ours
-    include_energy: bool | None = None  # ours
+    include_timing: bool | None = None  # an extension
+    include_energy: bool | None = None  # an extension
     include_obfuscation: bool | None = None
     continuous_usage_stats: bool | None = None  # vLLM's
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
-    """A constraint on the output: one of these."""
+    """A constraint on the output: one of the fields."""
 
     json: dict[str, Any] | str | None = None
     regex: NonEmptyText | None = None
@@ -58,7 +58,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
 
 
 class GenerationFields(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What shapes the answer, on every endpoint that generates."""
+    """The fields of every endpoint that generates."""
 
     model: str
     temperature: Temperature | None = None
@@ -90,8 +90,8 @@ class GenerationFields(Struct, forbid_unknown_fields=True, kw_only=True):
     truncate_prompt_tokens: Annotated[int, Meta(ge=1, description="Keep only the last k prompt tokens")] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    include_energy: bool | None = None  # ours
-    # For whoever keeps the books; they shape nothing.
+    include_energy: bool | None = None  # an extension
+    # Accepted; they do not affect generation.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -111,6 +111,6 @@ class GenerationFields(Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def wants_usage(self) -> bool:
-        """Of a stream. Times and joules are told with the counts."""
-        asked = bool(self.stream_options and self.stream_options.include_usage)
-        return asked or self.wants_timing or self.wants_energy
+        """Whether a stream ends with usage, which also carries timing and energy."""
+        include_usage = bool(self.stream_options and self.stream_options.include_usage)
+        return include_usage or self.wants_timing or self.wants_energy

@@ -1,4 +1,4 @@
-"""One struct for each endpoint that takes a body."""
+"""Request bodies of the OpenAI API, one struct per endpoint. Their names are those in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ChatBody(GenerationFields, forbid_unknown_fields=True, kw_only=True):
     documents: list[JsonObject] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    # OpenAI's, for what is not done here: refused unless they ask for nothing.
+    # Not supported: refused unless the value asks for nothing.
     verbosity: Literal["low", "medium", "high"] | None = None
     prediction: JsonObject | None = None
     audio: JsonObject | None = None
@@ -100,18 +100,18 @@ class DetokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ResponsesText(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which form the text of a response has."""
+    """The text format of a response."""
 
     format: JsonObject | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ResponsesStreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    include_energy: bool | None = None  # ours
+    include_energy: bool | None = None  # an extension
     include_obfuscation: bool | None = None
 
 
-# What OpenAI can add to a response. All but the log probabilities belong to things that no response here has.
+# What OpenAI can add to a response. Only log probabilities exist here.
 Includable = Literal[
     "message.output_text.logprobs", "reasoning.encrypted_content", "file_search_call.results",
     "web_search_call.results", "web_search_call.action.sources", "message.input_image.image_url",
@@ -133,7 +133,9 @@ class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: Annotated[int, Meta(ge=1, description="Of built-in tools, and there are none here")] | None = None
+    max_tool_calls: (
+        Annotated[int, Meta(ge=1, description="Applies to built-in tools, of which there are none")] | None
+    ) = None
     text: ResponsesText | None = None
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
@@ -153,7 +155,7 @@ class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_options: JsonObject | None = None
     moderation: JsonObject | None = None
     context_management: list[JsonObject] | None = None
-    # Ours, with the names and meanings of the other endpoints.
+    # Extensions, with the names and meanings of the other endpoints.
     top_k: TopK | None = None
     min_p: MinP | None = None
     repetition_penalty: RepetitionPenalty | None = None

@@ -1,4 +1,4 @@
-"""What comes back from /admin/*."""
+"""Response schemas of /admin/*."""
 
 from __future__ import annotations
 
@@ -36,34 +36,34 @@ ADMIN_RESPONSE_COMPONENTS: dict[str, Schema] = {
     "FleetModel": obj(
         {
             "name": STRING,
-            "model": describe(STRING, "As clients ask for it; the name has the engine as well where it is a fallback."),
+            "model": describe(STRING, "The name that clients use; `name` also has the engine if it is a fallback."),
             "engine": STRING,
             "version": nullable(STRING),
             "state": _STATES,
             "pid": nullable(COUNT),
             "pinned": BOOLEAN,
-            "running": describe(COUNT, "Requests that it computes."),
-            "waiting": describe(COUNT, "Requests that wait until it is loaded."),
-            "memory_bytes": describe(nullable(COUNT), "What its worker takes, as measured."),
-            "needs_bytes": describe(_POOLS, "What it is counted with when it is awake: of ram, and of each GPU."),
-            "awake_s": describe(nullable(NUMBER), "Since when it is awake."),
-            "idle_s": describe(nullable(NUMBER), "Since when nobody has asked it."),
+            "running": describe(COUNT, "Running requests."),
+            "waiting": describe(COUNT, "Requests waiting for it to load."),
+            "memory_bytes": describe(nullable(COUNT), "Measured memory of its worker."),
+            "needs_bytes": describe(_POOLS, "Memory reserved for it when awake, for ram and for each GPU."),
+            "awake_s": describe(nullable(NUMBER), "Seconds since it woke."),
+            "idle_s": describe(nullable(NUMBER), "Seconds since its last request."),
             "adapters": array(STRING),
             "smaller_settings": describe(
-                nullable(BOOLEAN), "It runs with less than was asked for, since memory was short."
+                nullable(BOOLEAN), "It runs with smaller settings than configured because memory was short."
             ),
             "last_failure": nullable(STRING),
-            "already": describe({"type": "boolean"}, "Of load and switch: it was awake before."),
-            "left": describe({"type": "string"}, "Of switch: what the other model is now."),
-            "last_switch": describe(nullable(ref("Switch")), "The last time it was made ready."),
+            "already": describe({"type": "boolean"}, "For load and switch: it was already loaded."),
+            "left": describe({"type": "string"}, "For switch: the new state of the other model."),
+            "last_switch": describe(nullable(ref("Switch")), "Its last load or wake."),
         },
         optional=("already", "left"),
     ),
     "Fleet": obj(
         {
             "models": array(ref("FleetModel")),
-            "standby": describe(_POOLS, "Spare processes by engine, with their process ids."),
-            "memory_bytes": describe(_POOLS, "What models may take together: of ram, and of each GPU."),
+            "standby": describe(_POOLS, "Standby processes by engine, with their process ids."),
+            "memory_bytes": describe(_POOLS, "Memory budget of all models, for ram and for each GPU."),
         }
     ),
     "Switch": obj(
@@ -72,10 +72,12 @@ ADMIN_RESPONSE_COMPONENTS: dict[str, Schema] = {
             "model": STRING,
             "engine": STRING,
             "from": describe(STRING, "cold, standby or asleep."),
-            "replaced": describe(array(STRING), "Models that left for it."),
-            "phases": describe(_SECONDS, "Seconds of each: drain, free, import, load, compile, capture, first_token."),
+            "replaced": describe(array(STRING), "Models evicted for it."),
+            "phases": describe(
+                _SECONDS, "Seconds per phase: drain, free, import, load, compile, capture, first_token."
+            ),
             "total_s": NUMBER,
-            "slo_s": describe(NUMBER, "What it should take at most."),
+            "slo_s": describe(NUMBER, "Its target in seconds."),
             "met": BOOLEAN,
             "slowest": nullable(obj({"phase": STRING, "seconds": NUMBER})),
         }
@@ -83,24 +85,22 @@ ADMIN_RESPONSE_COMPONENTS: dict[str, Schema] = {
     "Switches": obj(
         {
             "switches": describe(array(ref("Switch")), "Oldest first."),
-            "mean_s": describe(_SECONDS, "By where the models came from."),
-            "missed": describe(COUNT, "How many took longer than they should."),
+            "mean_s": describe(_SECONDS, "Mean seconds by `from`."),
+            "missed": describe(COUNT, "Switches that missed their target."),
         }
     ),
     "Meters": obj(
         {
-            "monotonic_s": describe(
-                NUMBER, "The clock of the samples, in the middle of the time that reading them took."
-            ),
+            "monotonic_s": describe(NUMBER, "The clock of the samples, at the middle of the reading."),
             "boot_id": describe(
-                nullable(STRING), "Of the host since its last start; where it is the same, the clock is the same."
+                nullable(STRING), "Identifies the host's boot; clocks with the same id are comparable."
             ),
-            "cores": describe(nullable(COUNT), "Processors of the host."),
+            "cores": describe(nullable(COUNT), "CPU cores of the host."),
             "names": describe(
-                {"type": "object", "additionalProperties": STRING}, "Of each GPU by device: the product and its UUID."
+                {"type": "object", "additionalProperties": STRING}, "Product and UUID of each GPU by device."
             ),
             "samples": array(ref("MeterSample")),
-            "absent": describe(array(obj({"meter": STRING, "reason": STRING})), "What cannot be read here, and why."),
+            "absent": describe(array(obj({"meter": STRING, "reason": STRING})), "Meters that cannot be read, and why."),
         }
     ),
     "MeterSample": describe(
@@ -108,22 +108,22 @@ ADMIN_RESPONSE_COMPONENTS: dict[str, Schema] = {
             {
                 "time_s": NUMBER,
                 "device": describe(
-                    STRING, "gpu:N, cpu:package-N, cpu:dram-N, host, or tree:server for our own processes."
+                    STRING, "gpu:N, cpu:package-N, cpu:dram-N, host, or tree:server for the server and its workers."
                 ),
-                "energy_j": describe(nullable(NUMBER), "Counts up; its zero means nothing, and it may wrap."),
+                "energy_j": describe(nullable(NUMBER), "A counter with an arbitrary zero; it may wrap."),
                 "power_w": nullable(NUMBER),
-                "utilisation": describe(nullable(NUMBER), "0 to 1; of processors since the reading before."),
+                "utilisation": describe(nullable(NUMBER), "0 to 1; for CPUs since the previous reading."),
                 "memory_bytes": nullable(COUNT),
                 "sm_clock_hz": nullable(NUMBER),
                 "temperature_c": nullable(NUMBER),
-                "throttle": describe(array(STRING), "Why the clocks are lower than they could be."),
-                "cpu_s": describe(nullable(NUMBER), "Processor time of all cores; counts up."),
+                "throttle": describe(array(STRING), "Reasons for throttled clocks."),
+                "cpu_s": describe(nullable(NUMBER), "CPU time of all cores; a counter."),
                 "peak_memory_bytes": nullable(COUNT),
                 "wraps_at_j": nullable(NUMBER),
                 "limit_w": nullable(NUMBER),
             }
         ),
-        "One device at one moment. What it does not tell is null.",
+        "One reading of one device. Values that it does not report are null.",
     ),
     "LogLines": obj({"lines": array(STRING)}),
     "Reloaded": obj(
@@ -131,8 +131,14 @@ ADMIN_RESPONSE_COMPONENTS: dict[str, Schema] = {
             "added": array(STRING),
             "removed": array(STRING),
             "changed": array(STRING),
-            "keys": describe(COUNT, "API keys that are known now; none: whoever reaches the server may use it."),
+            "keys": describe(COUNT, "API keys in effect. 0: the server accepts requests without a key."),
         }
     ),
-    "Upgraded": obj({"engine": STRING, "version": STRING, "models": describe(array(STRING), "Those that moved over.")}),
+    "Upgraded": obj(
+        {
+            "engine": STRING,
+            "version": STRING,
+            "models": describe(array(STRING), "Models that moved to the new version."),
+        }
+    ),
 }

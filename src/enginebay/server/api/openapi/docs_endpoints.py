@@ -1,4 +1,4 @@
-"""The description of the API, for machines and for people."""
+"""GET /openapi.json, and the documentation page at / and /docs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from enginebay.config.sections.server_section import ServerLimits
 from enginebay.server.api.openapi.document import build_document
 from enginebay.server.api.openapi.operations import HTML
 from enginebay.server.requests.request_context import RequestContext
-from enginebay.server.requests.server_context import ServerContext
+from enginebay.server.requests.server_context import Route, ServerContext
 from enginebay.server.sessions.model_catalog import CatalogEntry
 
-# The page needs nothing but itself and this server, and nobody may put it into a frame.
+# The page loads nothing from other hosts, and must not be framed.
 _CONTENT_SECURITY_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -28,20 +28,23 @@ _PAGE_HEADERS = (
 
 
 async def get_openapi(context: ServerContext, request_context: RequestContext) -> None:
-    offers = {name: context.catalog.find(name)[0] for name in context.catalog.names}
-    embedders = tuple(name for name, offer in offers.items() if _can_embed(offer))
-    generating = tuple(name for name, offer in offers.items() if offer.offering.task == "generate")
-    request_context.exchange.respond(200, _render_document(context.config.limits, generating or embedders, embedders))
+    entries = {name: context.catalog.find(name)[0] for name in context.catalog.names}
+    embedders = tuple(name for name, entry in entries.items() if _can_embed(entry))
+    generators = tuple(name for name, entry in entries.items() if entry.offering.task == "generate")
+    document = _render_document(context.routes, context.config.limits, generators or embedders, embedders)
+    request_context.exchange.respond(200, document)
 
 
-def _can_embed(offer: CatalogEntry) -> bool:
-    served = offer.primary.session
-    return offer.offering.task == "embed" if served is None else served.supports("embeddings")
+def _can_embed(entry: CatalogEntry) -> bool:
+    session = entry.primary.session
+    return entry.offering.task == "embed" if session is None else session.supports("embeddings")
 
 
 @lru_cache(maxsize=8)
-def _render_document(limits: ServerLimits, models: tuple[str, ...], embedders: tuple[str, ...]) -> bytes:
-    return msgspec.json.encode(build_document(limits, models, embedders))
+def _render_document(
+    routes: tuple[Route, ...], limits: ServerLimits, models: tuple[str, ...], embedders: tuple[str, ...]
+) -> bytes:
+    return msgspec.json.encode(build_document(routes, limits, models, embedders))
 
 
 async def get_docs_page(context: ServerContext, request_context: RequestContext) -> None:

@@ -1,8 +1,8 @@
-"""Puts the OpenAPI document together. Pure: the same facts give the same document."""
+"""Builds the OpenAPI document. Pure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from enginebay import __version__
 from enginebay.config.sections.server_section import ServerLimits
@@ -10,72 +10,66 @@ from enginebay.server.api.openapi.operations import EVENT_STREAM, JSON, OPERATIO
 from enginebay.server.api.openapi.request_schemas import BODIES, build_request_schemas
 from enginebay.server.api.openapi.response_schemas import RESPONSE_COMPONENTS
 from enginebay.server.api.openapi.schema_builders import OBJECT, STRING, Schema, any_of, const, obj, ref
-
-if TYPE_CHECKING:
-    from enginebay.server.api.routes import Route
+from enginebay.server.requests.server_context import Route
 
 _INTRODUCTION = (
-    "Any LLM on any engine behind one API, the one OpenAI's clients speak. Fields that OpenAI does not have work on every "
-    "engine that can do them; the OpenAI SDK sends them in `extra_body`. Nothing is ignored silently: a field is done, "
-    "done in another way (`x-enginebay-translated` says how), or refused with 400 and its name in `param`."
+    "Any LLM on any engine behind one OpenAI-compatible API. Fields that OpenAI does not have work on every engine that "
+    "supports them; send them in the OpenAI SDK's `extra_body`. No field is ignored silently: it is applied, translated "
+    "(see the header `x-enginebay-translated`), or refused with 400 and its name in `param`."
 )
 _TAGS = {
-    "Generation": "Text and vectors from models",
-    "Models and tokens": "What is there, and how it counts",
-    "Server": "Its health and its description",
-    "Administration": "Which models are loaded, and changes while it runs; needs a key with the scope admin",
+    "Generation": "Generate text and embeddings",
+    "Models and tokens": "List models, tokenize and detokenize",
+    "Server": "Health, metrics and documentation",
+    "Administration": "Inspect and change the running server; needs a key with the scope admin",
 }
 
 RESPONSE_HEADERS: dict[str, Schema] = {
-    "x-request-id": {"description": "This request's id in the server's log: yours, if you have sent one."},
-    "x-enginebay-engine": {"description": "The engine that answered, and its version."},
+    "x-request-id": {"description": "The request's id in the server log: yours, if you sent one."},
+    "x-enginebay-engine": {"description": "The engine that served the request, and its version."},
     "x-enginebay-fallback": {
-        "description": "Which engine answered in place of the first one, and why. Not there when the first did."
+        "description": "The engine that replaced the first one of the chain, and why. Absent without a fallback."
     },
     "x-enginebay-translated": {
-        "description": "Parameters that the engine does in another way, each with how. Not there when none was."
+        "description": "Translated parameters, each with what the engine does instead. Absent if there are none."
     },
-    "x-enginebay-truncated": {
-        "description": "What truncate_prompt_tokens has left out of the prompt. Not there when nothing was."
-    },
-    "retry-after": {"description": "When to try again, in seconds."},
-    "www-authenticate": {"description": "How to send a key."},
-    "x-ratelimit-limit-requests": {"description": "Requests a minute that this key may make, if it has a limit."},
-    "x-ratelimit-remaining-requests": {"description": "How many of them are left now."},
-    "x-ratelimit-reset-requests": {"description": "When all of them are there again."},
-    "x-ratelimit-limit-tokens": {"description": "Tokens a minute that this key may use, if it has a limit."},
-    "x-ratelimit-remaining-tokens": {"description": "How many of them are left now."},
-    "x-ratelimit-reset-tokens": {"description": "When all of them are there again."},
+    "x-enginebay-truncated": {"description": "How many prompt tokens truncate_prompt_tokens dropped. Absent if none."},
+    "retry-after": {"description": "Seconds to wait before a retry."},
+    "www-authenticate": {"description": "How to send an API key."},
+    "x-ratelimit-limit-requests": {"description": "Requests per minute of this key, if limited."},
+    "x-ratelimit-remaining-requests": {"description": "What is left of it."},
+    "x-ratelimit-reset-requests": {"description": "Time until it is full again."},
+    "x-ratelimit-limit-tokens": {"description": "Tokens per minute of this key, if limited."},
+    "x-ratelimit-remaining-tokens": {"description": "What is left of it."},
+    "x-ratelimit-reset-tokens": {"description": "Time until it is full again."},
 }
 _RATE_LIMIT_HEADERS = [name for name in RESPONSE_HEADERS if name.startswith("x-ratelimit-")]
 
 STATUS_MEANINGS = {
-    400: "The request is wrong, or the model's engine cannot do what it asks. `param` names the field.",
-    401: "An API key is needed, or the one given is not known.",
-    403: "The key lacks the scope, or pages of this origin may not ask.",
-    404: "There is no such model.",
+    400: "The request is invalid, or the model's engine does not support a parameter. `param` names the field.",
+    401: "The API key is missing or unknown.",
+    403: "The key lacks the scope, or the page's origin is not allowed.",
+    404: "The model does not exist.",
     408: "The request did not arrive in time.",
     413: "The body is too large.",
-    415: "The body is compressed in a way that is not known.",
-    429: "The key has used up its share for now.",
+    415: "The content encoding of the body is not supported.",
+    429: "The key reached its rate limit.",
     431: "The headers are too large.",
     500: "The server or the engine failed on this request.",
-    502: "The model runs on another server, which does not answer.",
-    503: "Not now: too many requests wait, the engine is not available, or the server is stopping.",
-    504: "The answer took longer than the server allows.",
+    502: "The remote server of the model does not respond.",
+    503: "Temporarily unavailable: the queue is full, the engine is not available, or the server is stopping.",
+    504: "The response took longer than the server allows.",
 }
 _BODIES_WITH_MODEL = {body.__name__ for body in BODIES if "model" in body.__struct_fields__}
-_PRE_ROUTING_STATUSES = (408, 413, 415, 431)  # turned away before it is a request at all
+_PRE_ROUTING_STATUSES = (408, 413, 415, 431)  # refused by the HTTP layer
 
 
 def build_document(
-    limits: ServerLimits, models: tuple[str, ...] = (), embedders: tuple[str, ...] = ()
+    routes: tuple[Route, ...], limits: ServerLimits, models: tuple[str, ...] = (), embedders: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """The whole document, for a server with these limits and models."""
-    from enginebay.server.api.routes import ROUTES  # routes know the endpoint that shows this document
-
+    """Return the whole document for a server with these routes, limits and models."""
     paths: dict[str, dict[str, Any]] = {}
-    for route in ROUTES:
+    for route in routes:
         operation = OPERATIONS[route.method, route.path]
         if not operation.hidden:
             names = embedders if operation.body == "EmbeddingBody" else models
@@ -96,7 +90,7 @@ def build_document(
             "securitySchemes": {
                 "key": {
                     "type": "http", "scheme": "bearer",
-                    "description": "Made with `bay keys create`. A server on this host alone may need none.",
+                    "description": "Create one with `bay keys create`. A server that only listens on loopback may need none.",
                 }
             },
         },
@@ -104,7 +98,7 @@ def build_document(
 
 
 def _build_operation(route: Route, operation: Operation, models: tuple[str, ...]) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "operationId": operation.operation_id,
         "tags": [operation.tag],
         "summary": operation.summary,
@@ -113,46 +107,47 @@ def _build_operation(route: Route, operation: Operation, models: tuple[str, ...]
     }
     if "{id}" in route.path:
         schema = {"enum": list(models), "type": "string"} if models else STRING
-        found["parameters"] = [
+        document["parameters"] = [
             {"name": "id", "in": "path", "required": True, "description": "The model's name.", "schema": schema}
         ]
     if operation.query:
-        found["parameters"] = [
-            {"name": name, "in": "query", "required": needed, **said_of} for name, needed, said_of in operation.query
+        document["parameters"] = [
+            {"name": name, "in": "query", "required": required, **details}
+            for name, required, details in operation.query
         ]
     if operation.body:
         content: dict[str, Any] = {"schema": ref(operation.body)}
         if operation.examples:
             model = {"model": models[0] if models else "MODEL"} if operation.body in _BODIES_WITH_MODEL else {}
             content["examples"] = {title: {"value": {**model, **body}} for title, body in operation.examples.items()}
-        found["requestBody"] = {"required": True, "content": {JSON: content}}
-    found["responses"] = {"200": _build_success(route, operation)}
+        document["requestBody"] = {"required": True, "content": {JSON: content}}
+    document["responses"] = {"200": _build_success(route, operation)}
     for status in _list_error_statuses(route, operation):
-        found["responses"][str(status)] = {"$ref": f"#/components/responses/Error{status}"}
+        document["responses"][str(status)] = {"$ref": f"#/components/responses/Error{status}"}
     for status, (meaning, schema_name) in operation.extra_responses.items():
-        found["responses"][str(status)] = {
+        document["responses"][str(status)] = {
             "description": meaning, "headers": _refer_headers("x-request-id"),
             "content": {JSON: {"schema": ref(schema_name)}},
         }  # fmt: skip
-    return found
+    return document
 
 
 def _list_error_statuses(route: Route, operation: Operation) -> list[int]:
-    """The failures that this operation can end in."""
-    found = {400, 403, 408, 413, 431, 500}
+    """Return the error statuses that this operation can return."""
+    statuses = {400, 403, 408, 413, 431, 500}
     if route.scope is not None:
-        found |= {401}
+        statuses |= {401}
     if operation.names_model:
-        found |= {404}
+        statuses |= {404}
     if operation.body:
-        found |= {415, 503}
+        statuses |= {415, 503}
     if route.scope == "admin":
-        found |= {503}
+        statuses |= {503}
     if route.rate_limited:
-        found |= {429}
+        statuses |= {429}
     if operation.generates:
-        found |= {502, 504}
-    return sorted(found - set(operation.extra_responses))
+        statuses |= {502, 504}
+    return sorted(statuses - set(operation.extra_responses))
 
 
 def _build_success(route: Route, operation: Operation) -> dict[str, Any]:
@@ -172,10 +167,10 @@ def _build_success(route: Route, operation: Operation) -> dict[str, Any]:
 
 
 def _build_event_schema(name: str) -> Schema:
-    """One server-sent event, in the way that OpenAPI 3.2 describes them."""
+    """Describe one server-sent event as OpenAPI 3.2 does."""
     data = {"type": "string", "contentMediaType": JSON, "contentSchema": ref(name)}
     fields = {"event": STRING, "data": any_of(data, const("[DONE]"))}
-    return {**obj(fields, ("event",)), "description": "One of the server-sent events; its data is JSON."}
+    return {**obj(fields, ("event",)), "description": "A server-sent event with JSON data."}
 
 
 def _build_error(status: int) -> dict[str, Any]:

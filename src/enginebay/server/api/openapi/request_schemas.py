@@ -1,4 +1,4 @@
-"""Request bodies: msgspec's schemas of the structs, made precise where a struct leaves an object open."""
+"""Request body schemas: msgspec's schemas of the structs, with overrides for open objects and configured limits."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ BODIES = (
     admin_schemas.AdapterNameBody,
     admin_schemas.UpgradeBody,
 )
-# They name models by engine, loaded or not, and no adapters: other names than clients ask for.
-_ADMIN_BODIES = frozenset(body.__name__ for body in BODIES if body.__module__ == schemas.__name__)
+# Their models are variants (MODEL@ENGINE), not the names that clients use.
+_ADMIN_BODIES = frozenset(body.__name__ for body in BODIES if body.__module__ == admin_schemas.__name__)
 
-# (body, field): the schema's keyword that a configured limit sets, and which limit. The field may be a list or a union.
+# (body, field): the schema keyword that a configured limit sets, and the limit.
 _LIMIT_KEYWORDS = {
     ("*", "n"): ("maximum", "n"),
     ("*", "best_of"): ("maximum", "n"),
@@ -54,7 +54,7 @@ _KEYWORD_TYPES = {"maximum": "integer", "maxItems": "array", "maxProperties": "o
 def build_request_schemas(
     limits: ServerLimits, models: tuple[str, ...], embedders: tuple[str, ...]
 ) -> dict[str, Schema]:
-    """All schemas of request bodies by name. Without models, any name is allowed."""
+    """Return all request body schemas by name. Without models, any model name is allowed."""
     _, components = msgspec.json.schema_components(BODIES, ref_template="#/components/schemas/{name}")
     for name, schema in components.items():
         for field in schema.get("properties", {}):
@@ -71,16 +71,16 @@ def build_request_schemas(
 
 
 def _build_field(body: str, field: str, schema: Schema, limits: ServerLimits) -> Schema:
-    meaning = _describe_field(body, field, schema)
-    precise = FIELD_SCHEMAS.get((body, field)) or FIELD_SCHEMAS.get(("*", field))
-    if precise is not None:
-        may_be_null = NULL in schema.get("anyOf", ())
-        schema = {"anyOf": [*_list_alternatives(precise), NULL], "default": None} if may_be_null else dict(precise)
+    description = _describe_field(body, field, schema)
+    override = FIELD_SCHEMAS.get((body, field)) or FIELD_SCHEMAS.get(("*", field))
+    if override is not None:
+        is_nullable = NULL in schema.get("anyOf", ())
+        schema = {"anyOf": [*_list_alternatives(override), NULL], "default": None} if is_nullable else dict(override)
     keyword, limit = _LIMIT_KEYWORDS.get((body, field)) or _LIMIT_KEYWORDS.get(("*", field)) or ("", "")
     value = getattr(limits, limit) if limit else None
     if value is not None:
         schema = _apply_limit(schema, keyword, value)
-    return {"description": meaning, **schema} if meaning else schema
+    return {"description": description, **schema} if description else schema
 
 
 def _list_alternatives(schema: Schema) -> list[Schema]:
@@ -89,17 +89,16 @@ def _list_alternatives(schema: Schema) -> list[Schema]:
 
 
 def _describe_field(body: str, field: str, schema: Schema) -> str:
-    """Ours, else the description that the struct has somewhere in the field."""
+    """Return the description in FIELD_DESCRIPTIONS, else the struct's own."""
     own = FIELD_DESCRIPTIONS.get(f"{body}.{field}") or FIELD_DESCRIPTIONS.get(field)
-    found = (one.pop("description", "") for one in (schema, *schema.get("anyOf", ())))
-    inner = next((text for text in list(found) if text), "")
-    return own or inner
+    inner = [alternative.pop("description", "") for alternative in (schema, *schema.get("anyOf", ()))]
+    return own or next((text for text in inner if text), "")
 
 
 def _apply_limit(schema: Schema, keyword: str, value: Any) -> Schema:
-    """The limit, on the alternative that has the right type."""
+    """Set the limit on the alternative of the right type."""
     if "anyOf" in schema:
-        return {**schema, "anyOf": [_apply_limit(one, keyword, value) for one in schema["anyOf"]]}
+        return {**schema, "anyOf": [_apply_limit(alternative, keyword, value) for alternative in schema["anyOf"]]}
     if schema.get("type") != _KEYWORD_TYPES[keyword]:
         return schema
     return {**schema, keyword: min(value, schema.get(keyword, value))}

@@ -1,4 +1,4 @@
-"""What comes back: the schemas of answers, in OpenAI's forms."""
+"""Response schemas."""
 
 from __future__ import annotations
 
@@ -69,17 +69,17 @@ _MODEL = {
     "created": COUNT,
     "owned_by": STRING,
     "max_model_len": COUNT,
-    "parent": describe(STRING, "Of an adapter: the model it belongs to."),
+    "parent": describe(STRING, "For an adapter: its model."),
 }
 _TIMING = {
-    "queue_s": describe(NUMBER, "From the request's arrival until the engine had it."),
-    "ttft_s": describe(NUMBER, "From then on to the first token."),
-    "total_s": describe(NUMBER, "From then on to the last token."),
+    "queue_s": describe(NUMBER, "Seconds from the request's receipt until its submission to the engine."),
+    "ttft_s": describe(NUMBER, "Seconds from submission to the first token."),
+    "total_s": describe(NUMBER, "Seconds from submission to the last token."),
 }
 _ENERGY = {
-    "energy_j": describe(NUMBER, "The request's share of the joules above idle, by the tokens it had in each step."),
-    "energy_idle_w": describe(NUMBER, "What is drawn with the engine loaded and nothing running; not in the joules."),
-    "energy_absent": describe(STRING, "Instead of energy_j: why it is not known."),
+    "energy_j": describe(NUMBER, "The request's share of the joules above idle, by its tokens in each step."),
+    "energy_idle_w": describe(NUMBER, "Power with the engine loaded and idle; not included in the joules."),
+    "energy_absent": describe(STRING, "Why energy_j is missing."),
 }
 _STATUS = enum("in_progress", "completed", "incomplete")
 
@@ -90,7 +90,7 @@ RESPONSE_COMPONENTS: dict[str, Schema] = {
                 {
                     "message": describe(STRING, "What is wrong, and what to do."),
                     "type": STRING,
-                    "param": describe(nullable(STRING), "The field it is about."),
+                    "param": describe(nullable(STRING), "The field that the error is about."),
                     "code": nullable(STRING),
                 }
             )
@@ -105,7 +105,7 @@ RESPONSE_COMPONENTS: dict[str, Schema] = {
                 "prompt_tokens_details": obj({"cached_tokens": COUNT}),
                 "enginebay": describe(
                     obj({**_TIMING, **_ENERGY}, (*_TIMING, *_ENERGY)),
-                    "Of streams that ask for it with stream_options.include_timing, and of requests that include_energy.",
+                    "With stream_options.include_timing (streams) or include_energy.",
                 ),
             },
             ("enginebay",),
@@ -191,7 +191,7 @@ RESPONSE_COMPONENTS: dict[str, Schema] = {
                     ),
                     "settings": describe(
                         {"type": "object", "additionalProperties": obj({"effective": ANY, "asked": ANY})},
-                        "Settings as they run, next to what was asked for.",
+                        "Effective settings next to the configured ones.",
                     ),
                     "sampling_defaults": OBJECT,
                     "tool_format": STRING,
@@ -264,9 +264,7 @@ RESPONSE_COMPONENTS: dict[str, Schema] = {
                         "output_tokens": COUNT,
                         "output_tokens_details": obj({"reasoning_tokens": COUNT}),
                         "total_tokens": COUNT,
-                        "enginebay": describe(
-                            obj(_ENERGY, tuple(_ENERGY)), "Of requests that ask for it with include_energy."
-                        ),
+                        "enginebay": describe(obj(_ENERGY, tuple(_ENERGY)), "With include_energy."),
                     },
                     ("enginebay",),
                 )
@@ -287,7 +285,8 @@ RESPONSE_COMPONENTS: dict[str, Schema] = {
     "ResponseEvent": obj(
         {
             "type": describe(
-                STRING, "response.created, response.output_text.delta, response.completed and so on, as OpenAI has them"
+                STRING,
+                "OpenAI's event types: response.created, response.output_text.delta, response.completed and so on",
             ),
             "sequence_number": COUNT,
         }

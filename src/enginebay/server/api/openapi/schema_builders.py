@@ -1,4 +1,4 @@
-"""Short ways to write JSON schemas."""
+"""Helpers to build JSON schemas."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def enum(*values: Any) -> Schema:
     return {"enum": list(values)}
 
 
-def array(items: Schema, **more: Any) -> Schema:
-    return {"type": "array", "items": items, **more}
+def array(items: Schema, **keywords: Any) -> Schema:
+    return {"type": "array", "items": items, **keywords}
 
 
-def any_of(*schemas: Schema, **more: Any) -> Schema:
-    return {"anyOf": list(schemas), **more}
+def any_of(*schemas: Schema, **keywords: Any) -> Schema:
+    return {"anyOf": list(schemas), **keywords}
 
 
 def nullable(schema: Schema) -> Schema:
@@ -44,7 +44,7 @@ def describe(schema: Schema, description: str) -> Schema:
     return {**schema, "description": description}
 
 
-def obj(properties: dict[str, Schema], optional: tuple[str, ...] = (), **more: Any) -> Schema:
-    """An object; all properties are required but the optional ones."""
+def obj(properties: dict[str, Schema], optional: tuple[str, ...] = (), **keywords: Any) -> Schema:
+    """Return an object schema. All properties are required except the optional ones."""
     required = [name for name in properties if name not in optional]
-    return {"type": "object", "properties": properties, **({"required": required} if required else {}), **more}
+    return {"type": "object", "properties": properties, **({"required": required} if required else {}), **keywords}

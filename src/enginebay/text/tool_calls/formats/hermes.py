@@ -1,4 +1,4 @@
-"""Hermes 2 and 3, Qwen2.5, Qwen3: <tool_call>{"name": …, "arguments": {…}}</tool_call>, once per call."""
+"""Hermes 2 and 3, Qwen2.5, Qwen3: one <tool_call>{"name": …, "arguments": {…}}</tool_call> per call."""
 
 from __future__ import annotations
 

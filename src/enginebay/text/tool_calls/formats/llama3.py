@@ -1,6 +1,6 @@
-"""Llama 3.1 and later: {"name": …, "parameters": {…}}, several separated by `;`, with or without <|python_tag|> in front.
+"""Llama 3.1 and later: {"name": …, "parameters": {…}}, separated by `;`, optionally after <|python_tag|>.
 
-Behind the tag Llama also writes calls of its built-in tools as Python (`brave_search.call(query="…")`); those are text.
+After the tag, Llama also calls its built-in tools as Python (`brave_search.call(query="…")`). Those stay text.
 """
 
 from __future__ import annotations

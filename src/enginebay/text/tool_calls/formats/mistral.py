@@ -1,6 +1,6 @@
-"""Mistral: [TOOL_CALLS] and then a JSON array of calls, or (tokenizers from v11 on) name[ARGS]{…}, the marker once per call.
+"""Mistral: [TOOL_CALLS] before a JSON array of calls, or (tokenizer v11 and later) before each name[ARGS]{…}.
 
-Some v11 models write name[CALL_ID]id[ARGS]{…}; the id is dropped, since the server gives ids of its own.
+Some v11 models write name[CALL_ID]id[ARGS]{…}. The id is dropped: the server assigns its own.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def create_parser(tools: Sequence[Mapping[str, Any]]) -> ToolCallParser:
 
 
 class MistralCallParser(JsonCallParser):
-    """Adds the form with bare names to the JSON one."""
+    """Parses bare names in addition to JSON calls."""
 
     def __init__(self, syntax: JsonCallSyntax, tools: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(syntax, tools)
         self._stream = ArgumentStream()
 
     def _read_opening(self, out: list[ToolCallEvent]) -> bool:
-        at = skip_whitespace(self._buffer, self._lead)
+        at = skip_whitespace(self._buffer, self._opening_length)
         if at == len(self._buffer):
             return False
         if self._buffer[at] in "[{":
@@ -41,20 +41,20 @@ class MistralCallParser(JsonCallParser):
         name, end = _match_word(_NAME, self._buffer, at)
         if not name or len(name) > MAX_NAME_LENGTH:
             return self._reject(out)
-        begins = self._find_arguments(end)
-        if begins is None:
+        arguments_at = self._find_arguments(end)
+        if arguments_at is None:
             return False
-        if begins < 0:
+        if arguments_at < 0:
             return self._reject(out)
         out.append(ToolCallStart(self._index, name))
-        self._at = begins
+        self._position = arguments_at
         self._commit_call()
         self._stream = ArgumentStream()
         self._state = self._read_before_arguments
         return True
 
     def _find_arguments(self, at: int) -> int | None:
-        """Where the arguments of the name that ends at `at` begin; None if it is not there yet, -1 if nowhere."""
+        """Return where the arguments after a name start; None if incomplete, -1 if there are none."""
         text = self._buffer
         at = skip_whitespace(text, at)
         if text[at : at + 1] == "{":

@@ -1,4 +1,4 @@
-"""Plain JSON, for models without a format of their own and for guided output: an object or an array, perhaps in a fence."""
+"""Plain JSON, for models without a known format and for guided output: an object or array, optionally in a fence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3-Coder: XML-like calls whose values carry no quotes and are typed by the tool's schema.
+"""Qwen3-Coder: XML-like calls with unquoted values, typed by the tool's schema.
 
     <tool_call>
     <function=name>
@@ -8,7 +8,7 @@
     </function>
     </tool_call>
 
-The model sometimes forgets the <tool_call> in front; then <function=…> is a call if it names one of the tools.
+The model sometimes omits <tool_call>. <function=…> alone is a call if it names one of the tools.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def create_parser(tools: Sequence[Mapping[str, Any]]) -> ToolCallParser:
 
 
 class QwenCallParser(StreamingCallParser):
-    """Text, then a function tag, then parameters; each state reads one tag or value."""
+    """Parses text, then a function tag, then parameters. Each state reads one tag or value."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(_FINDER)
@@ -68,13 +68,13 @@ class QwenCallParser(StreamingCallParser):
         out.append(ToolCallStart(self._index, name))
         self._schema = self._schemas.get(name, {})
         self._separator = "{"
-        self._at = match.end()
+        self._position = match.end()
         self._commit_call()
         self._state = self._read_tag
         return True
 
     def _read_tag(self, out: list[ToolCallEvent]) -> bool:
-        """In front of a parameter or of the end of the call. Anything else is no part of the call."""
+        """Read a parameter tag or the end of the call. Anything else is not part of the call."""
         text = self._buffer = self._buffer.lstrip(WHITESPACE)
         tags = {tag: begins_with(text, 0, tag) for tag in (_PARAMETER, _FUNCTION_END, _CALL_END)}
         if tags[_PARAMETER]:
@@ -99,16 +99,16 @@ class QwenCallParser(StreamingCallParser):
         return True
 
     def _read_value(self, out: list[ToolCallEvent]) -> bool:
-        fragment, taken, done = self._value.read(self._buffer)
+        fragment, length, done = self._value.read(self._buffer)
         self._emit_arguments(fragment, out)
-        self._buffer = self._buffer[taken:]
+        self._buffer = self._buffer[length:]
         if done:
             self._buffer = self._buffer[len(VALUE_END) :]
             self._state = self._read_tag
         return done
 
     def _read_call_end(self, out: list[ToolCallEvent]) -> bool:
-        """Behind </function>: the end of the call may follow."""
+        """Read the optional end of the call after </function>."""
         self._skip_gap()
         closes = begins_with(self._buffer, 0, _CALL_END)
         if closes is None:

@@ -1,4 +1,4 @@
-"""One value of a Qwen3-Coder call: text goes out while it arrives, other types when they are complete."""
+"""Converts one value of a Qwen3-Coder call. Strings stream; other types are emitted when complete."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _STRING_OR_NULL = frozenset(("string", "null"))
 
 
 class QwenValueStream:
-    """Turns the raw text up to `</parameter>` into JSON. The line ends next to the tags are not part of the value."""
+    """Converts the raw text before `</parameter>` to JSON. Line ends next to the tags are not part of the value."""
 
     def __init__(self, types: frozenset[str]) -> None:
         self._types = types
-        self._quoting = False  # an opening quote went out: this is a string, and it streams
-        self._fresh = True  # nothing of the value has been read
+        self._quoting = False  # the opening quote is emitted: this is a string, and it streams
+        self._fresh = True  # nothing has been read
 
     def read(self, text: str) -> tuple[str, int, bool]:
-        """The fragment for the client, how many characters it used up, and whether `</parameter>` comes next."""
+        """Return the fragment for the client, the characters consumed, and whether `</parameter>` comes next."""
         end = text.find(VALUE_END)
         done = end >= 0
         at = self._skip_first_newline(text)
@@ -30,7 +30,7 @@ class QwenValueStream:
         if done:
             value = _strip_last_newline(text[max(at, 0) : end])
             return (f'{_escape_json(value)}"' if self._quoting else to_json(value, self._types)), end, True
-        # The line end in front of the tag goes with the tag, so both wait.
+        # The line end before the tag belongs to the tag, so both wait.
         certain = _count_certain(text)
         if certain <= at or not self._can_stream(text[at:certain]):
             return "", 0, False
@@ -39,14 +39,14 @@ class QwenValueStream:
         return fragment, certain, False
 
     def finish_incomplete(self, text: str) -> str:
-        """The answer ends inside the value: what was held back, as an unfinished string or as it was written."""
+        """Return what was held back when the answer ends inside the value."""
         at = max(self._skip_first_newline(text), 0)
         if self._quoting or not self._types or self._types <= _STRING_OR_NULL:
             return ("" if self._quoting else '"') + _escape_json(text[at:])
         return text[at:]
 
     def _skip_first_newline(self, text: str) -> int:
-        """Where the value begins in the text; -1 while only half a line end is there."""
+        """Return where the value starts; -1 while the line end is incomplete."""
         if not self._fresh:
             return 0
         if text in ("", "\r"):
@@ -56,12 +56,12 @@ class QwenValueStream:
     def _can_stream(self, value: str) -> bool:
         if self._quoting or not self._types or self._types == _STRING_ONLY:
             return True
-        begins = value.strip()
-        return self._types == _STRING_OR_NULL and not any(null.startswith(begins) for null in NULL_LITERALS)
+        stripped = value.strip()
+        return self._types == _STRING_OR_NULL and not any(null.startswith(stripped) for null in NULL_LITERALS)
 
 
 def _count_certain(text: str) -> int:
-    """How many characters cannot belong to the end of the value."""
+    """Return how many characters cannot belong to the end tag or its line end."""
     size = len(text)
     if text.endswith(_END_TAG_PREFIXES):
         size = min(size - len(start) for start in _END_TAG_PREFIXES if text.endswith(start))

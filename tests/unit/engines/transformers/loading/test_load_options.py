@@ -32,11 +32,11 @@ def test_gpu_numbers_become_integers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "mode"),
+    ("value", "mode"),
     [(None, None), (False, None), ("false", None), (True, "default"), ("max-autotune", "max-autotune")],
 )
-def test_compile_modes(given: object, mode: str | None) -> None:
-    assert read_options({"torch_compile": given}).compile_mode == mode
+def test_compile_modes(value: object, mode: str | None) -> None:
+    assert read_options({"torch_compile": value}).compile_mode == mode
 
 
 def test_bits_exclude_each_other() -> None:
@@ -58,7 +58,7 @@ def test_unknown_strategies() -> None:
         read_options({"sharding.strategy": "diagonal"})
 
 
-def test_requests_that_do_not_say_take_the_settings() -> None:
+def test_settings_are_defaults_of_requests() -> None:
     defaults = read_options({"num_beams": 4, "length_penalty": 0.5, "output_scores": True}).request_defaults
     filled = apply_request_defaults(Sampling(length_penalty=2.0), defaults)
     assert (filled.num_beams, filled.length_penalty, filled.logprobs) == (4, 2.0, 0)
@@ -74,17 +74,17 @@ def test_requests_that_do_not_say_take_the_settings() -> None:
     ],
 )
 def test_settings_that_rule_out_continuous_batching(options: LoadOptions, obstacle: str | None) -> None:
-    found = find_settings_obstacle(options)
-    assert found is None if obstacle is None else obstacle in (found or "")
+    actual = find_settings_obstacle(options)
+    assert actual is None if obstacle is None else obstacle in (actual or "")
 
 
 def test_the_strategy_that_is_used() -> None:
     assert choose_strategy(LoadOptions(), None) == ("continuous", None)
-    assert choose_strategy(LoadOptions(), "it has an encoder") == ("dynamic", None)
-    assert choose_strategy(LoadOptions(strategy="sorted_static"), "it has an encoder") == ("sorted_static", None)
-    strategy, warning = choose_strategy(LoadOptions(strategy="continuous"), "it has an encoder")
+    assert choose_strategy(LoadOptions(), "the model has an encoder") == ("dynamic", None)
+    assert choose_strategy(LoadOptions(strategy="sorted_static"), "the model has an encoder") == ("sorted_static", None)
+    strategy, warning = choose_strategy(LoadOptions(strategy="continuous"), "the model has an encoder")
     assert strategy == "dynamic"
-    assert "it has an encoder" in (warning or "")
+    assert "the model has an encoder" in (warning or "")
 
 
 def test_context_length() -> None:
@@ -94,12 +94,12 @@ def test_context_length() -> None:
         resolve_context_length({"max_position_embeddings": 2048}, None, {"rope_type": "linear", "factor": 4.0}) == 8192
     )
     assert resolve_context_length({"max_position_embeddings": 2048}, 4096, {"factor": 2.0}) == 4096
-    with pytest.raises(LoadFailed, match="context_length is 4096, and the model has 2048"):
+    with pytest.raises(LoadFailed, match="context_length is 4096, but the model supports 2048"):
         resolve_context_length({"max_position_embeddings": 2048}, 4096, None)
 
 
 @pytest.mark.parametrize(
-    ("settings", "devices", "alone", "quantized", "reason"),
+    ("settings", "devices", "single_process", "quantized", "reason"),
     [
         ({}, {"cuda:0"}, True, False, None),
         ({"cuda_graphs": "auto"}, {"cuda:1"}, True, False, None),
@@ -114,12 +114,12 @@ def test_context_length() -> None:
             {"cuda:0"},
             True,
             False,
-            "torch_compile: max-autotune records steps by itself",
+            "torch_compile: max-autotune uses its own CUDA graphs",
         ),
         ({}, {"cuda:0"}, True, True, "the weights are quantized"),
     ],
 )
-def test_where_steps_are_recorded(
-    settings: dict[str, object], devices: set[str], alone: bool, quantized: bool, reason: str | None
+def test_when_cuda_graphs_are_used(
+    settings: dict[str, object], devices: set[str], single_process: bool, quantized: bool, reason: str | None
 ) -> None:
-    assert find_graphs_obstacle(read_options(settings), devices, alone, quantized) == reason
+    assert find_graphs_obstacle(read_options(settings), devices, single_process, quantized) == reason

@@ -6,8 +6,7 @@ import logging
 
 import pytest
 
-from enginebay.engines.vllm.engine_process import LoadLog
-from enginebay.engines.vllm.patches.load_log import is_phase_line, parse_phases
+from enginebay.engines.vllm.patches.load_log import LoadLog, is_phase_line, parse_phases
 
 
 @pytest.mark.parametrize(

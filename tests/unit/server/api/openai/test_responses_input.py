@@ -1,4 +1,4 @@
-"""Requests to /v1/responses in the terms of a chat."""
+"""The translation of /v1/responses requests to chat requests."""
 
 from __future__ import annotations
 
@@ -23,59 +23,59 @@ from enginebay.server.api.openai.schemas import ResponsesBody
 from enginebay.server.api.openai.template_options import build_template_options
 
 
-def body(**fields: Any) -> ResponsesBody:
+def make_body(**fields: Any) -> ResponsesBody:
     return msgspec.convert({"model": "m", "input": "hi", **fields}, ResponsesBody)
 
 
-def messages(items: Any, **fields: Any) -> list[dict[str, Any]]:
-    return to_chat_messages(body(input=items, **fields), ServerLimits(messages=10))
+def translate(items: Any, **fields: Any) -> list[dict[str, Any]]:
+    return to_chat_messages(make_body(input=items, **fields), ServerLimits(messages=10))
 
 
-def call(call_id: str = "c1", **more: Any) -> dict[str, Any]:
-    return {"type": "function_call", "call_id": call_id, "name": "f", "arguments": '{"a": 1}', **more}
+def call(call_id: str = "c1", **fields: Any) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": call_id, "name": "f", "arguments": '{"a": 1}', **fields}
 
 
 def chat_call(call_id: str = "c1") -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 
 
-def test_what_an_sdk_has_added_to_items_and_what_a_model_has_spoilt() -> None:
+def test_sdk_fields_and_invalid_arguments_are_accepted() -> None:
     part = {"type": "output_text", "text": "yes", "annotations": [], "parsed": {"a": 1}}
-    said = {"type": "message", "role": "assistant", "content": [part]}
-    found = messages([said, call(arguments="{", parsed_arguments=None), call("c2", parsed_arguments={"a": 1})])
-    assert found[0]["content"] == "yes"
-    assert [one["function"]["arguments"] for one in found[0]["tool_calls"]] == ["{", '{"a": 1}']
+    message = {"type": "message", "role": "assistant", "content": [part]}
+    translated = translate([message, call(arguments="{", parsed_arguments=None), call("c2", parsed_arguments={"a": 1})])
+    assert translated[0]["content"] == "yes"
+    assert [call_["function"]["arguments"] for call_ in translated[0]["tool_calls"]] == ["{", '{"a": 1}']
 
 
-def test_text_is_what_the_user_says() -> None:
-    assert messages("hi") == [{"role": "user", "content": "hi"}]
+def test_a_string_is_a_user_message() -> None:
+    assert translate("hi") == [{"role": "user", "content": "hi"}]
 
 
 def test_instructions_come_first() -> None:
-    found = messages("hi", instructions="be brief")
-    assert found == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    translated = translate("hi", instructions="be brief")
+    assert translated == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
 
 
-def test_instructions_and_a_first_system_message_are_one() -> None:
+def test_instructions_and_a_first_system_message_are_merged() -> None:
     items = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
-    found = messages(items, instructions="be brief")
-    assert found[0] == {"role": "system", "content": "be brief\n\nbe kind"}
-    assert [one["role"] for one in found] == ["system", "user"]
+    translated = translate(items, instructions="be brief")
+    assert translated[0] == {"role": "system", "content": "be brief\n\nbe kind"}
+    assert [message["role"] for message in translated] == ["system", "user"]
 
 
 def test_parts_are_joined() -> None:
     parts = [{"type": "input_text", "text": "one"}, {"type": "input_text", "text": "two"}]
-    assert messages([{"type": "message", "role": "user", "content": parts}])[0]["content"] == "one\ntwo"
+    assert translate([{"type": "message", "role": "user", "content": parts}])[0]["content"] == "one\ntwo"
 
 
 def test_an_output_message_can_be_sent_back() -> None:
     part = {"type": "output_text", "text": "yes", "annotations": [], "logprobs": []}
     item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
-    assert messages([{"role": "user", "content": "?"}, item])[1] == {"role": "assistant", "content": "yes"}
+    assert translate([{"role": "user", "content": "?"}, item])[1] == {"role": "assistant", "content": "yes"}
 
 
-def test_calls_of_one_turn_are_one_message_and_outputs_know_their_name() -> None:
-    found = messages(
+def test_calls_of_one_turn_are_one_message_and_outputs_get_their_name() -> None:
+    translated = translate(
         [
             {"role": "assistant", "content": "wait"},
             call("c1", id="fc_1", status="completed"),
@@ -85,7 +85,7 @@ def test_calls_of_one_turn_are_one_message_and_outputs_know_their_name() -> None
             call("c3"),
         ]
     )
-    assert found == [
+    assert translated == [
         {"role": "assistant", "content": "wait", "tool_calls": [chat_call("c1"), chat_call("c2")]},
         {"role": "tool", "tool_call_id": "c2", "name": "f", "content": "two"},
         {"role": "tool", "tool_call_id": "c1", "name": "f", "content": "one"},
@@ -94,10 +94,10 @@ def test_calls_of_one_turn_are_one_message_and_outputs_know_their_name() -> None
 
 
 @pytest.mark.parametrize(
-    ("item", "error", "said"),
+    ("item", "error", "message"),
     [
         ({"type": "reasoning", "summary": []}, Unsupported, "'reasoning'"),
-        ({"type": "item_reference", "id": "x"}, Unsupported, "refers to an item"),
+        ({"type": "item_reference", "id": "x"}, Unsupported, "is an item_reference"),
         ({"role": "user", "content": [{"type": "input_image"}]}, Unsupported, "input[0].content[0]"),
         ({"role": "user", "content": [{"type": "input_text"}]}, InvalidRequest, "has no text"),
         ({"role": "user", "content": ["text"]}, InvalidRequest, "not an object"),
@@ -108,16 +108,16 @@ def test_calls_of_one_turn_are_one_message_and_outputs_know_their_name() -> None
         (call(name=3), InvalidRequest, "input[0].name is 3"),
     ],
 )
-def test_what_a_chat_cannot_say_is_refused(item: Any, error: type[EnginebayError], said: str) -> None:
+def test_unsupported_items_are_refused(item: Any, error: type[EnginebayError], message: str) -> None:
     with pytest.raises(error) as caught:
-        messages([item])
-    assert said in caught.value.message
+        translate([item])
+    assert message in caught.value.message
     assert caught.value.param == "input"
 
 
 def test_too_many_items() -> None:
-    with pytest.raises(InvalidRequest, match="at most 10"):
-        messages([{"role": "user", "content": "x"}] * 11)
+    with pytest.raises(InvalidRequest, match="the maximum is 10"):
+        translate([{"role": "user", "content": "x"}] * 11)
 
 
 @pytest.mark.parametrize(
@@ -137,16 +137,16 @@ def test_too_many_items() -> None:
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
     ],
 )
-def test_fields_that_ask_for_what_is_not_there(fields: dict[str, Any], param: str) -> None:
+def test_unsupported_fields_are_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises((Unsupported, InvalidRequest)) as caught:
-        check_unsupported_response_fields(body(**fields))
+        check_unsupported_response_fields(make_body(**fields))
     assert caught.value.param == param
     assert caught.value.hint
 
 
-def test_fields_that_ask_for_nothing_are_fine() -> None:
+def test_unsupported_fields_may_ask_for_nothing() -> None:
     check_unsupported_response_fields(
-        body(
+        make_body(
             background=False,
             truncation="disabled",
             reasoning={"effort": None},
@@ -158,13 +158,13 @@ def test_fields_that_ask_for_nothing_are_fine() -> None:
     )
 
 
-def test_log_probabilities_are_asked_for_by_include() -> None:
+def test_include_enables_log_probabilities() -> None:
     include = ["message.output_text.logprobs"]
-    assert read_logprobs(body()) is None
-    assert read_logprobs(body(include=include)) == 0
-    assert read_logprobs(body(include=include, top_logprobs=4)) == 4
+    assert read_logprobs(make_body()) is None
+    assert read_logprobs(make_body(include=include)) == 0
+    assert read_logprobs(make_body(include=include, top_logprobs=4)) == 4
     with pytest.raises(InvalidRequest) as caught:
-        read_logprobs(body(top_logprobs=4))
+        read_logprobs(make_body(top_logprobs=4))
     assert caught.value.param == "top_logprobs"
 
 
@@ -206,14 +206,14 @@ def test_a_choice_of_other_tools_is_refused(choice: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("tool", [{"type": "function", "function": {"name": "f"}}, {"type": "function", "name": 7}])
-def test_a_choice_in_the_form_of_a_chat_is_told_the_form_of_this_api(tool: dict[str, Any]) -> None:
+def test_a_tool_choice_in_chat_format_gets_a_hint(tool: dict[str, Any]) -> None:
     for choice in (tool, {"type": "allowed_tools", "mode": "auto", "tools": [tool]}):
         with pytest.raises(InvalidRequest, match="has no name") as caught:
             to_chat_tool_choice(choice)
         assert caught.value.param == "tool_choice" and '{"type": "function", "name": "…"}' in caught.value.hint
 
 
-def test_a_list_that_is_none_is_left_to_the_checks() -> None:
+def test_invalid_allowed_tools_are_passed_through() -> None:
     found = to_chat_tool_choice({"type": "allowed_tools", "tools": 7})
     assert found == {"type": "allowed_tools", "allowed_tools": {"mode": None, "tools": 7}}
 
@@ -222,14 +222,16 @@ def test_format_becomes_a_response_format() -> None:
     schema = {"type": "object"}
     flat = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
     nested = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
-    assert to_response_format(body(text={"format": flat})) == nested
-    assert to_response_format(body(text={"format": {"type": "json_object"}})) == {"type": "json_object"}
-    assert to_response_format(body(text={})) is None
-    assert to_response_format(body()) is None
+    assert to_response_format(make_body(text={"format": flat})) == nested
+    assert to_response_format(make_body(text={"format": {"type": "json_object"}})) == {"type": "json_object"}
+    assert to_response_format(make_body(text={})) is None
+    assert to_response_format(make_body()) is None
 
 
 def test_shared_fields_reach_the_sampling() -> None:
-    found = to_generation_fields(body(temperature=0.5, top_k=3, seed=7, stop=["x"], text={"format": {"type": "text"}}))
+    found = to_generation_fields(
+        make_body(temperature=0.5, top_k=3, seed=7, stop=["x"], text={"format": {"type": "text"}})
+    )
     assert (found.temperature, found.top_k, found.seed, found.stop) == (0.5, 3, 7, ["x"])
     assert found.response_format == {"type": "text"}
 
@@ -237,9 +239,9 @@ def test_shared_fields_reach_the_sampling() -> None:
 def test_template_options() -> None:
     assert build_template_options({"enable_thinking": False}, tools=[1]) == {"enable_thinking": False, "tools": [1]}
     assert build_template_options(None, tools=None) == {}
-    for taken in ("messages", "tools", "request", "self"):
-        with pytest.raises(InvalidRequest, match=taken):
-            build_template_options({taken: 1})
+    for reserved in ("messages", "tools", "request", "self"):
+        with pytest.raises(InvalidRequest, match=reserved):
+            build_template_options({reserved: 1})
 
 
 def test_errors_name_the_fields_of_this_api() -> None:

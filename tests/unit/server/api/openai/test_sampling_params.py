@@ -16,19 +16,19 @@ from enginebay.server.api.openai.schemas import ChatBody
 LIMITS = ServerLimits()
 
 
-def body(**fields: Any) -> ChatBody:
+def make_body(**fields: Any) -> ChatBody:
     return decode_body(
         ChatBody, json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}).encode()
     )
 
 
 def read(limits: ServerLimits = LIMITS, defaults: dict[str, Any] | None = None, **fields: Any) -> Sampling:
-    asked = body(**fields)
-    guided = read_constraint(asked, limits).guided
-    return read_sampling(asked, defaults or {}, limits, max_tokens=None, vocabulary_size=100, guided=guided)
+    body = make_body(**fields)
+    guided = read_constraint(body, limits).guided
+    return read_sampling(body, defaults or {}, limits, max_tokens=None, vocabulary_size=100, guided=guided)
 
 
-def test_what_is_not_said_is_left_unset() -> None:
+def test_missing_fields_stay_unset() -> None:
     assert read() == Sampling()
 
 
@@ -37,7 +37,7 @@ def test_the_request_wins_over_the_configuration() -> None:
     assert (found.temperature, found.top_p) == (0.7, 0.9)
 
 
-def test_every_plain_field_arrives() -> None:
+def test_every_shared_field_is_copied() -> None:
     values: dict[str, Any] = {
         "temperature": 0.5, "top_p": 0.8, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.3,
         "frequency_penalty": 0.4, "no_repeat_ngram_size": 3, "do_sample": True, "min_tokens": 2, "ignore_eos": True,
@@ -73,7 +73,7 @@ def test_stop_and_bias() -> None:
         ({"guided_json": "{not json"}, "guided_json"),
     ],
 )
-def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
+def test_errors_name_the_field(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read(**fields)
     assert caught.value.param == param
@@ -88,8 +88,8 @@ ASKS_FOR_NOTHING = [
 
 
 @pytest.mark.parametrize("fields", ASKS_FOR_NOTHING, ids=str)
-def test_fields_for_what_is_not_done_here_may_ask_for_nothing(fields: dict[str, Any]) -> None:
-    check_unsupported_fields(body(**fields), LIMITS)
+def test_unsupported_fields_may_ask_for_nothing(fields: dict[str, Any]) -> None:
+    check_unsupported_fields(make_body(**fields), LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -101,27 +101,27 @@ def test_fields_for_what_is_not_done_here_may_ask_for_nothing(fields: dict[str, 
     ],
     ids=str,
 )  # fmt: skip
-def test_fields_for_what_is_not_done_here_are_refused_by_name(fields: dict[str, Any]) -> None:
+def test_unsupported_fields_are_refused_by_name(fields: dict[str, Any]) -> None:
     with pytest.raises(Unsupported) as caught:
-        check_unsupported_fields(body(**fields), LIMITS)
+        check_unsupported_fields(make_body(**fields), LIMITS)
     assert caught.value.param == next(iter(fields)) and caught.value.hint
 
 
-def test_running_counts_are_not_made_and_that_is_said() -> None:
-    asked = {"include_usage": True, "continuous_usage_stats": True}
-    assert list_stream_notes(body(stream=True, stream_options=asked)).keys() == {
+def test_continuous_usage_stats_is_translated() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    assert list_stream_notes(make_body(stream=True, stream_options=options)).keys() == {
         "stream_options.continuous_usage_stats"
     }
     assert (
-        list_stream_notes(body(stream=True, stream_options={"continuous_usage_stats": False}))
+        list_stream_notes(make_body(stream=True, stream_options={"continuous_usage_stats": False}))
         == {}
-        == list_stream_notes(body())
+        == list_stream_notes(make_body())
     )
 
 
 def test_the_cap_on_tokens() -> None:
     with pytest.raises(InvalidRequest) as caught:
-        read_sampling(body(), {}, ServerLimits(max_tokens=10), max_tokens=11)
+        read_sampling(make_body(), {}, ServerLimits(max_tokens=10), max_tokens=11)
     assert caught.value.param == "max_tokens" and "10" in caught.value.message
 
 
@@ -163,7 +163,7 @@ def test_constraints(fields: dict[str, Any], expected: Guided | None) -> None:
         (b"\xff\xfe", None),
     ],
 )
-def test_bodies_that_cannot_be_read(text: bytes, param: str | None) -> None:
+def test_invalid_bodies(text: bytes, param: str | None) -> None:
     with pytest.raises(InvalidRequest) as caught:
         decode_body(ChatBody, text)
     assert caught.value.param == param
@@ -171,5 +171,5 @@ def test_bodies_that_cannot_be_read(text: bytes, param: str | None) -> None:
 
 def test_a_near_miss_is_suggested() -> None:
     with pytest.raises(InvalidRequest) as caught:
-        body(temprature=1)
+        make_body(temprature=1)
     assert "temperature" in caught.value.hint

@@ -1,4 +1,4 @@
-"""The OpenAPI document says what the server does."""
+"""The OpenAPI document matches the server."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from enginebay.server.api.openapi.request_schemas import BODIES
 from enginebay.server.api.routes import ROUTES
 from enginebay.server.encoding.error_responses import ERROR_TABLE
 
-DOCUMENT = build_document(ServerLimits(), ("tiny", "tiny-lora"), ("embedder",))
+DOCUMENT = build_document(ROUTES, ServerLimits(), ("tiny", "tiny-lora"), ("embedder",))
 SCHEMAS = DOCUMENT["components"]["schemas"]
 STRUCTS = {body.__name__: body for body in BODIES}
-OF_BODY = [(path, way) for (way, path), operation in OPERATIONS.items() if operation.body]
+OPERATIONS_WITH_BODY = [(path, way) for (way, path), operation in OPERATIONS.items() if operation.body]
 
 
 def validator(name: str) -> jsonschema.Draft202012Validator:
@@ -40,7 +40,7 @@ def operations() -> list[tuple[str, str, dict[str, Any]]]:
 def test_every_route_is_described_and_nothing_else() -> None:
     assert {(route.method, route.path) for route in ROUTES} == set(OPERATIONS)
     shown = {(way.upper(), path) for path, way, _ in operations()}
-    assert shown == {place for place, operation in OPERATIONS.items() if not operation.hidden}
+    assert shown == {route for route, operation in OPERATIONS.items() if not operation.hidden}
 
 
 def test_version_and_openapi() -> None:
@@ -50,7 +50,7 @@ def test_version_and_openapi() -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_all_references_lead_somewhere() -> None:
+def test_all_references_resolve() -> None:
     text = json.dumps(DOCUMENT)
     found = set(re.findall(r'"\$ref": "#/([^"]+)"', text))
     assert found
@@ -65,7 +65,7 @@ def test_all_schemas_are_schemas() -> None:
         jsonschema.Draft202012Validator.check_schema(schema)
 
 
-@pytest.mark.parametrize(("path", "way"), OF_BODY)
+@pytest.mark.parametrize(("path", "way"), OPERATIONS_WITH_BODY)
 def test_examples_fit_the_schema_and_the_struct(path: str, way: str) -> None:
     content = DOCUMENT["paths"][path][way.lower()]["requestBody"]["content"]["application/json"]
     name = content["schema"]["$ref"].rsplit("/", 1)[1]
@@ -75,7 +75,7 @@ def test_examples_fit_the_schema_and_the_struct(path: str, way: str) -> None:
         decode_body(STRUCTS[name], json.dumps(example["value"]).encode())
 
 
-def test_every_field_has_a_meaning() -> None:
+def test_every_field_has_a_description() -> None:
     for name in STRUCTS:
         for field, schema in SCHEMAS[name]["properties"].items():
             assert schema.get("description"), f"{name}.{field}"
@@ -94,16 +94,18 @@ def test_the_tables_name_fields_that_exist() -> None:
 def test_models_are_named() -> None:
     assert SCHEMAS["ChatBody"]["properties"]["model"]["enum"] == ["tiny", "tiny-lora"]
     assert SCHEMAS["EmbeddingBody"]["properties"]["model"]["enum"] == ["embedder"]
-    assert "enum" not in build_document(ServerLimits())["components"]["schemas"]["ChatBody"]["properties"]["model"]
+    assert (
+        "enum" not in build_document(ROUTES, ServerLimits())["components"]["schemas"]["ChatBody"]["properties"]["model"]
+    )
 
 
 def test_limits_of_the_configuration_show() -> None:
-    schemas = build_document(ServerLimits(n=3, stop=2, messages=7, max_tokens=99))["components"]["schemas"]
+    schemas = build_document(ROUTES, ServerLimits(n=3, stop=2, messages=7, max_tokens=99))["components"]["schemas"]
     fields = schemas["ChatBody"]["properties"]
     assert fields["n"]["anyOf"][0]["maximum"] == 3
     assert fields["max_tokens"]["anyOf"][0]["maximum"] == 99
     assert fields["messages"]["maxItems"] == 7
-    assert [one.get("maxItems") for one in fields["stop"]["anyOf"]] == [None, 2, None]
+    assert [option.get("maxItems") for option in fields["stop"]["anyOf"]] == [None, 2, None]
 
 
 @pytest.mark.parametrize(
@@ -144,11 +146,11 @@ def test_schema_and_struct_agree_on_unknown_and_null_fields() -> None:
             decode_body(struct, msgspec.json.encode({**example, "nonsense": 1}))
 
 
-def test_failures_are_listed_where_they_can_happen() -> None:
+def test_error_statuses_are_listed_where_they_can_occur() -> None:
     for path, way, found in operations():
         statuses = {int(status) for status in found["responses"]}
         assert {200, 400, 431, 500} <= statuses
-        route = next(one for one in ROUTES if (one.method.lower(), one.path) == (way, path))
+        route = next(route for route in ROUTES if (route.method.lower(), route.path) == (way, path))
         assert (401 in statuses) == (route.scope is not None) == bool(found["security"])
         assert (429 in statuses) == route.rate_limited
     chat = DOCUMENT["paths"]["/v1/chat/completions"]["post"]["responses"]
@@ -168,7 +170,7 @@ def test_streams_are_declared() -> None:
     assert set(content) == {"application/json", "text/event-stream"}
 
 
-def test_the_page_needs_nothing_from_elsewhere() -> None:
+def test_the_page_loads_nothing_from_other_hosts() -> None:
     page = resources.files("enginebay.server.api.openapi").joinpath("docs_page.html").read_text()
     assert "/openapi.json" in page
     assert not re.search(r"https?://", page)

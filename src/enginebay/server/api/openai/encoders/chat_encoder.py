@@ -1,4 +1,4 @@
-"""The forms of /v1/chat/completions."""
+"""Encodes the responses of /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from enginebay.text.tool_calls import ToolCallArguments, ToolCallStart
 
 @dataclass(slots=True, kw_only=True)
 class ChatEncoder(ChoicesEncoder):
-    """Writes one chat answer, in events or whole."""
+    """Encodes one chat completion, as JSON or as events."""
 
     object_name: ClassVar[str] = "chat.completion"
     chunk_object_name: ClassVar[bytes] = b"chat.completion.chunk"
 
     choices: int
 
-    # Whole
+    # JSON
 
     def _encode_choice(self, choice: ChoiceState) -> dict[str, Any]:
         text = choice.text
@@ -38,7 +38,7 @@ class ChatEncoder(ChoicesEncoder):
             "index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason
         }  # fmt: skip
 
-    # Streamed
+    # Events
 
     def _encode_event(self, index: int, delta: Any, finish: str | None = None, logprobs: Any = None) -> bytes:
         return self._encode_chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish})
@@ -52,16 +52,16 @@ class ChatEncoder(ChoicesEncoder):
         return b"".join(self._encode_event(index, role) for index in range(self.choices))
 
     def encode_text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes:
-        shown = encode_chat_logprobs(logprobs, self.token_bytes) if self.with_logprobs and logprobs else None
-        return self._encode_event(index, {"content": text}, None, shown)
+        encoded = encode_chat_logprobs(logprobs, self.token_bytes) if self.with_logprobs and logprobs else None
+        return self._encode_event(index, {"content": text}, None, encoded)
 
     def encode_tool_event(self, choice: ChoiceState, event: Any, next_call_id: Callable[[], str]) -> bytes:
         if isinstance(event, ToolCallStart):
             choice.append_event(event, next_call_id())
             call = choice.calls[-1]
             function = {"name": call.name, "arguments": ""}
-            shown = {"index": event.index, "id": call.id, "type": "function", "function": function}
-            return self._encode_event(choice.index, {"tool_calls": [shown]})
+            start = {"index": event.index, "id": call.id, "type": "function", "function": function}
+            return self._encode_event(choice.index, {"tool_calls": [start]})
         if isinstance(event, ToolCallArguments):
             fragment = {"index": event.index, "function": {"arguments": event.fragment}}
             return self._encode_event(choice.index, {"tool_calls": [fragment]})

@@ -1,4 +1,4 @@
-"""What the forms of chat and of plain completions have in common: an envelope around choices, whole or in events."""
+"""The envelope that chat completions and completions share, as JSON and as events."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(slots=True, kw_only=True)
 class ChoicesEncoder:
-    """Writes one answer. Subclasses say what a choice looks like."""
+    """Encodes one response. Subclasses encode the choices."""
 
-    object_name: ClassVar[str]  # the `object` of an answer in one piece
-    chunk_object_name: ClassVar[bytes]  # and that of an event
+    object_name: ClassVar[str]  # `object` of the JSON body
+    chunk_object_name: ClassVar[bytes]  # `object` of an event
 
     id: str
     created: int
@@ -34,14 +34,14 @@ class ChoicesEncoder:
     fingerprint: str
     with_logprobs: bool
     include_usage: bool
-    include_timing: bool = False  # with the usage
-    include_energy: bool = False  # likewise
+    include_timing: bool = False  # in the usage
+    include_energy: bool = False  # in the usage
     token_bytes: TokenBytes
 
     def encode_body(self, choices: Sequence[ChoiceState], usage: Usage, energy: Energy | None = None) -> bytes:
-        told = encode_usage(usage)
+        usage_fields = encode_usage(usage)
         if self.include_energy:
-            told["enginebay"] = encode_energy(energy)
+            usage_fields["enginebay"] = encode_energy(energy)
         return _encode(
             {
                 "id": self.id,
@@ -49,7 +49,7 @@ class ChoicesEncoder:
                 "created": self.created,
                 "model": self.model,
                 "choices": [self._encode_choice(choice) for choice in choices],
-                "usage": told,
+                "usage": usage_fields,
                 "system_fingerprint": self.fingerprint,
             }
         )
@@ -69,14 +69,14 @@ class ChoicesEncoder:
         return self._chunk_prefix() + _encode(choice) + self._chunk_suffix()
 
     def encode_closing(self, usage: Usage, timing: ResponseTiming, energy: Energy | None = None) -> bytes:
-        counts = b""
+        usage_event = b""
         if self.include_usage:
-            told = encode_usage(usage)
-            ours = {
+            usage_fields = encode_usage(usage)
+            own_fields = {
                 **(encode_timing(timing) if self.include_timing else {}),
                 **(encode_energy(energy) if self.include_energy else {}),
             }
-            if ours:
-                told["enginebay"] = ours
-            counts = self._chunk_prefix() + b'],"usage":' + _encode(told) + b"}\n\n"
-        return counts + b"data: [DONE]\n\n"
+            if own_fields:
+                usage_fields["enginebay"] = own_fields
+            usage_event = self._chunk_prefix() + b'],"usage":' + _encode(usage_fields) + b"}\n\n"
+        return usage_event + b"data: [DONE]\n\n"

@@ -1,4 +1,4 @@
-"""The forms of /v1/completions."""
+"""Encodes the responses of /v1/completions."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from enginebay.server.encoding.choice_state import ChoiceState
 
 @dataclass(slots=True, kw_only=True)
 class CompletionEncoder(ChoicesEncoder):
-    """Writes one answer, in events or whole. `echoes` holds the text each choice begins with."""
+    """Encodes one completion, as JSON or as events. `echoes`: the prompt that each choice starts with, or ""."""
 
     object_name: ClassVar[str] = "text_completion"
     chunk_object_name: ClassVar[bytes] = b"text_completion"
 
     echoes: Sequence[str]
-    _written_chars: dict[int, int] = field(default_factory=dict)  # characters of each choice so far
+    _written_chars: dict[int, int] = field(default_factory=dict)  # per choice
 
-    # Whole
+    # JSON
 
     def _encode_choice(self, choice: ChoiceState) -> dict[str, Any]:
         echo = self.echoes[choice.index]
@@ -34,7 +34,7 @@ class CompletionEncoder(ChoicesEncoder):
             "finish_reason": choice.finish_reason,
         }  # fmt: skip
 
-    # Streamed
+    # Events
 
     def _encode_event(self, index: int, text: str, finish: str | None = None, logprobs: Any = None) -> bytes:
         return self._encode_chunk({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish})
@@ -47,12 +47,12 @@ class CompletionEncoder(ChoicesEncoder):
         return b"".join(self._encode_event(index, echo) for index, echo in enumerate(self.echoes) if echo)
 
     def encode_text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes:
-        shown = None
+        encoded = None
         if self.with_logprobs and logprobs:
             before = self._written_chars.get(index, len(self.echoes[index]))
-            shown = encode_completion_logprobs(logprobs, self.token_bytes, before)
-            self._written_chars[index] = before + sum(map(len, shown["tokens"]))
-        return self._encode_event(index, text, None, shown)
+            encoded = encode_completion_logprobs(logprobs, self.token_bytes, before)
+            self._written_chars[index] = before + sum(map(len, encoded["tokens"]))
+        return self._encode_event(index, text, None, encoded)
 
     def encode_tool_event(self, choice: ChoiceState, event: Any, next_call_id: Callable[[], str]) -> bytes:
         raise NotImplementedError("completions call no tools")

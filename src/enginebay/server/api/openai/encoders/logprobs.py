@@ -1,4 +1,4 @@
-"""Log probabilities in the two forms the OpenAI API has for them."""
+"""Encodes log probabilities in the two formats of the OpenAI API."""
 
 from __future__ import annotations
 
@@ -9,47 +9,50 @@ from enginebay.contract import TokenLogprobs
 
 TokenBytes = Callable[[int], bytes]
 
-_MIN_LOGPROB = -9999.0  # JSON has no infinity; this is what OpenAI writes for a token that cannot be
+_MIN_LOGPROB = -9999.0  # JSON has no infinity; OpenAI uses this for impossible tokens
 
 
 def encode_chat_logprobs(tokens: Sequence[TokenLogprobs], token_bytes: TokenBytes) -> dict[str, Any]:
-    return {"content": [{**_encode_entry(one.token_id, one.logprob, token_bytes), "top_logprobs": [
-        _encode_entry(token, logprob, token_bytes) for token, logprob in one.top
-    ]} for one in tokens], "refusal": None}  # fmt: skip
+    return {"content": [{**_encode_entry(token.token_id, token.logprob, token_bytes), "top_logprobs": [
+        _encode_entry(token_id, logprob, token_bytes) for token_id, logprob in token.top
+    ]} for token in tokens], "refusal": None}  # fmt: skip
 
 
-def _encode_entry(token: int, logprob: float, token_bytes: TokenBytes) -> dict[str, Any]:
-    raw = token_bytes(token)
+def _encode_entry(token_id: int, logprob: float, token_bytes: TokenBytes) -> dict[str, Any]:
+    raw = token_bytes(token_id)
     return {
-        "token": raw.decode("utf-8", "replace") if raw else f"token_id:{token}",
+        "token": raw.decode("utf-8", "replace") if raw else f"token_id:{token_id}",
         "logprob": max(logprob, _MIN_LOGPROB),
         "bytes": list(raw) if raw else None,
     }
 
 
 def encode_completion_logprobs(tokens: Sequence[TokenLogprobs], token_bytes: TokenBytes, offset: int) -> dict[str, Any]:
-    """`offset`: characters of text before the first of these tokens."""
-    texts = [_decode_token(one.token_id, token_bytes) for one in tokens]
+    """Encode the tokens. `offset`: characters before the first of them."""
+    texts = [_decode_token(token.token_id, token_bytes) for token in tokens]
     offsets: list[int] = []
     for text in texts:
         offsets.append(offset)
         offset += len(text)
     return {
         "tokens": texts,
-        "token_logprobs": [max(one.logprob, _MIN_LOGPROB) for one in tokens],
+        "token_logprobs": [max(token.logprob, _MIN_LOGPROB) for token in tokens],
         "top_logprobs": [
-            {_decode_token(token, token_bytes): max(logprob, _MIN_LOGPROB) for token, logprob in reversed(one.top)}
-            for one in tokens
+            {
+                _decode_token(token_id, token_bytes): max(logprob, _MIN_LOGPROB)
+                for token_id, logprob in reversed(token.top)
+            }
+            for token in tokens
         ],
         "text_offset": offsets,
     }
 
 
-def _decode_token(token: int, token_bytes: TokenBytes) -> str:
-    """A token as text; half a character as OpenAI writes it."""
-    raw = token_bytes(token)
+def _decode_token(token_id: int, token_bytes: TokenBytes) -> str:
+    """Return the token's text, or OpenAI's `bytes:` notation for a partial character."""
+    raw = token_bytes(token_id)
     if not raw:
-        return f"token_id:{token}"
+        return f"token_id:{token_id}"
     try:
         return raw.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The forms of /v1/responses: the response object and its events. Pure."""
+"""Encodes the response object of /v1/responses and its events. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(slots=True)
 class ResponseEncoder:
-    """Writes the response object: `echoed` are the fields that say what was asked for."""
+    """Encodes the response object. `echoed_fields` repeat the request's fields."""
 
     id: str
     created: int
@@ -42,23 +42,23 @@ class ResponseEncoder:
     def encode_finished(
         self, output: ResponseOutput, usage: Usage, reason: str | None, energy: Energy | None = None
     ) -> dict[str, Any]:
-        """`reason` is the engine's reason to finish."""
-        told = encode_responses_usage(usage)
+        """Encode a finished response. `reason`: the engine's finish reason."""
+        usage_fields = encode_responses_usage(usage)
         if self.include_energy:
-            told["enginebay"] = encode_energy(energy)
-        cut = reason == "length"
-        status = "incomplete" if cut else "completed"
+            usage_fields["enginebay"] = encode_energy(energy)
+        truncated = reason == "length"
+        status = "incomplete" if truncated else "completed"
         return self._encode_response(
             status, output.encode_items(status),
-            usage=told,
-            incomplete_details={"reason": "max_output_tokens"} if cut else None,
-            completed_at=None if cut else int(time.time()),
+            usage=usage_fields,
+            incomplete_details={"reason": "max_output_tokens"} if truncated else None,
+            completed_at=None if truncated else int(time.time()),
         )  # fmt: skip
 
     def encode_failed(self, output: ResponseOutput, error: EnginebayError) -> dict[str, Any]:
         code = "invalid_prompt" if get_error_row(error).status < 500 else "server_error"
-        about = {"code": code, "message": encode_error(error)["message"]}
-        return self._encode_response("failed", output.encode_items("incomplete") if output.items else [], error=about)
+        details = {"code": code, "message": encode_error(error)["message"]}
+        return self._encode_response("failed", output.encode_items("incomplete") if output.items else [], error=details)
 
     def _encode_response(self, status: str, output: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         return {
@@ -80,16 +80,14 @@ def encode_responses_usage(usage: Usage) -> dict[str, Any]:
 
 
 class ResponseEventEncoder:
-    """The server-sent events of one response, numbered in the order in which they are made."""
+    """Encodes the server-sent events of one response, numbered in order."""
 
     def __init__(self, encoder: ResponseEncoder, output: ResponseOutput) -> None:
         self._encoder = encoder
         self._output = output
-        self._next_sequence_number = (
-            2  # 0 and 1 are the opening's, which is written first and made when the first token is there
-        )
+        self._next_sequence_number = 2  # 0 and 1 belong to the opening, which is encoded after the first token
         self._open_item: OutputItem | None = None
-        self._text_delta_template = b""  # one text delta, with places for its number and its text
+        self._text_delta_template = b""  # for % with a sequence number and a text
 
     def encode_opening(self) -> bytes:
         response = self._encoder.encode_in_progress()
@@ -99,14 +97,14 @@ class ResponseEventEncoder:
         )
 
     def encode_texts(self, texts: Sequence[str]) -> bytes:
-        """One event for each piece of plain text."""
+        """Encode one event per text."""
         message = self._output.current_message()
         before = self._switch_item(message)
         message.texts += texts
         first = self._next_sequence_number
         self._next_sequence_number += len(texts)
-        token = self._text_delta_template
-        return before + b"".join([token % (first + place, _encode(text)) for place, text in enumerate(texts)])
+        template = self._text_delta_template
+        return before + b"".join([template % (first + offset, _encode(text)) for offset, text in enumerate(texts)])
 
     def encode_event(self, event: ToolCallEvent, logprobs: Sequence[TokenLogprobs] = ()) -> bytes:
         item = self._output.append_event(event, logprobs)
@@ -114,35 +112,37 @@ class ResponseEventEncoder:
         if isinstance(event, ToolCallArguments):
             return before + self._encode_item_event("response.function_call_arguments.delta", {"delta": event.fragment})
         if isinstance(event, AnswerText):
-            shown_logprobs = self._output.encode_logprobs(logprobs)
+            encoded_logprobs = self._output.encode_logprobs(logprobs)
             return before + self._encode_part_event(
-                "response.output_text.delta", {"delta": event.text, "logprobs": shown_logprobs}
+                "response.output_text.delta", {"delta": event.text, "logprobs": encoded_logprobs}
             )
         return before
 
     def encode_closing(self, usage: Usage, reason: str | None, energy: Energy | None = None) -> bytes:
         before = b"" if self._output.items else self._switch_item(self._output.current_message())
         response = self._encoder.encode_finished(self._output, usage, reason, energy)
-        ended = self._close_item(response["status"])
-        return before + ended + self._encode_next(f"response.{response['status']}", {"response": response})
+        closing = self._close_item(response["status"])
+        return before + closing + self._encode_next(f"response.{response['status']}", {"response": response})
 
     def encode_failure(self, error: EnginebayError) -> bytes:
         return self._encode_next("response.failed", {"response": self._encoder.encode_failed(self._output, error)})
 
     def _switch_item(self, item: OutputItem) -> bytes:
-        """What ends the item before and begins this one, when it is a new one."""
+        """Close the open item and open this one, unless it is already open."""
         if item is self._open_item:
             return b""
-        ended = self._close_item("completed")
+        closing = self._close_item("completed")
         self._open_item = item
         if isinstance(item, FunctionCallItem):
-            begun = {**encode_item(item, "in_progress"), "arguments": ""}
-            return ended + self._encode_next("response.output_item.added", {"output_index": item.index, "item": begun})
-        begun = {**encode_item(item, "in_progress"), "content": []}
-        added = self._encode_next("response.output_item.added", {"output_index": item.index, "item": begun})
+            opened = {**encode_item(item, "in_progress"), "arguments": ""}
+            return closing + self._encode_next(
+                "response.output_item.added", {"output_index": item.index, "item": opened}
+            )
+        opened = {**encode_item(item, "in_progress"), "content": []}
+        added = self._encode_next("response.output_item.added", {"output_index": item.index, "item": opened})
         part = {**encode_text_part(item), "text": "", "logprobs": []}
         self._text_delta_template = _build_text_delta_template(item.id, item.index)
-        return ended + added + self._encode_part_event("response.content_part.added", {"part": part})
+        return closing + added + self._encode_part_event("response.content_part.added", {"part": part})
 
     def _close_item(self, status: str) -> bytes:
         item = self._open_item
@@ -150,35 +150,35 @@ class ResponseEventEncoder:
             return b""
         if isinstance(item, FunctionCallItem):
             arguments = {"name": item.name, "arguments": "".join(item.fragments)}
-            ended = self._encode_item_event("response.function_call_arguments.done", arguments)
+            closing = self._encode_item_event("response.function_call_arguments.done", arguments)
         else:
             part = encode_text_part(item)
             text = {"text": part["text"], "logprobs": part["logprobs"]}
-            ended = self._encode_part_event("response.output_text.done", text)
-            ended += self._encode_part_event("response.content_part.done", {"part": part})
-        whole = {"output_index": item.index, "item": encode_item(item, status)}
-        return ended + self._encode_next("response.output_item.done", whole)
+            closing = self._encode_part_event("response.output_text.done", text)
+            closing += self._encode_part_event("response.content_part.done", {"part": part})
+        done = {"output_index": item.index, "item": encode_item(item, status)}
+        return closing + self._encode_next("response.output_item.done", done)
 
-    def _encode_part_event(self, kind: str, more: Mapping[str, Any]) -> bytes:
-        return self._encode_item_event(kind, {"content_index": 0, **more})
+    def _encode_part_event(self, kind: str, fields: Mapping[str, Any]) -> bytes:
+        return self._encode_item_event(kind, {"content_index": 0, **fields})
 
-    def _encode_item_event(self, kind: str, more: Mapping[str, Any]) -> bytes:
+    def _encode_item_event(self, kind: str, fields: Mapping[str, Any]) -> bytes:
         assert self._open_item is not None
-        return self._encode_next(kind, {"item_id": self._open_item.id, "output_index": self._open_item.index, **more})
+        return self._encode_next(kind, {"item_id": self._open_item.id, "output_index": self._open_item.index, **fields})
 
-    def _encode_next(self, kind: str, more: Mapping[str, Any]) -> bytes:
+    def _encode_next(self, kind: str, fields: Mapping[str, Any]) -> bytes:
         number = self._next_sequence_number
         self._next_sequence_number += 1
-        return _encode_sse_event(kind, number, more)
+        return _encode_sse_event(kind, number, fields)
 
 
-def _encode_sse_event(kind: str, number: int, more: Mapping[str, Any]) -> bytes:
-    data = _encode({"type": kind, "sequence_number": number, **more})
+def _encode_sse_event(kind: str, number: int, fields: Mapping[str, Any]) -> bytes:
+    data = _encode({"type": kind, "sequence_number": number, **fields})
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
 
 def _build_text_delta_template(item_id: str, index: int) -> bytes:
-    """All of a text delta but its number and its text, which are put in with %."""
+    """Encode a text delta with placeholders for its sequence number and its text."""
     kind = b"response.output_text.delta"
     return (
         b'event: %b\ndata: {"type":"%b","sequence_number":%%d,"item_id":%b,"output_index":%d,"content_index":0,'

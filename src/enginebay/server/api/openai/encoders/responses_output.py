@@ -1,4 +1,4 @@
-"""What has come of a response so far: messages and calls in their order. Pure."""
+"""The output of a response so far: messages and function calls in order. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from enginebay.text.tool_calls import AnswerText, ToolCallArguments, ToolCallEve
 
 @dataclass(slots=True)
 class MessageItem:
-    """One piece of text of the output."""
+    """A message with one text part."""
 
     id: str
-    index: int  # among the items
+    index: int  # in the output
     texts: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
 
@@ -34,7 +34,7 @@ OutputItem = MessageItem | FunctionCallItem
 
 
 class ResponseOutput:
-    """The items of one output in their order. Text after a call is a message of its own."""
+    """The items of one output in order. Text after a call starts a new message."""
 
     def __init__(self, response_id: str, next_call_id: Callable[[], str], token_bytes: TokenBytes) -> None:
         self._suffix = response_id.removeprefix("resp_")
@@ -44,20 +44,20 @@ class ResponseOutput:
         self.items: list[OutputItem] = []
 
     def current_message(self) -> MessageItem:
-        """The message that text belongs to now."""
+        """Return the message that the next text belongs to. Add one if needed."""
         last = self.items[-1] if self.items else None
         if isinstance(last, MessageItem):
             return last
-        place = len(self.items)
-        made = MessageItem(f"msg_{self._suffix}_{place}", place)
-        self.items.append(made)
-        return made
+        index = len(self.items)
+        message = MessageItem(f"msg_{self._suffix}_{index}", index)
+        self.items.append(message)
+        return message
 
     def append_event(self, event: ToolCallEvent, logprobs: Sequence[TokenLogprobs] = ()) -> OutputItem:
-        """Keep one event, and say which item it belongs to."""
+        """Append one event, and return the item it belongs to."""
         if isinstance(event, ToolCallStart):
-            place = len(self.items)
-            call = FunctionCallItem(f"fc_{self._suffix}_{place}", place, self._next_call_id(), event.name)
+            index = len(self.items)
+            call = FunctionCallItem(f"fc_{self._suffix}_{index}", index, self._next_call_id(), event.name)
             self._calls.append(call)
             self.items.append(call)
             return call
@@ -71,19 +71,19 @@ class ResponseOutput:
         return message
 
     def encode_logprobs(self, tokens: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
-        """As this API writes them: `bytes` is always a list."""
-        found: list[dict[str, Any]] = encode_chat_logprobs(tokens, self._token_bytes)["content"] if tokens else []
-        for entry in found:
-            for one in (entry, *entry["top_logprobs"]):
-                one["bytes"] = one["bytes"] or []
-        return found
+        """Encode log probabilities for this API, in which `bytes` is always a list."""
+        entries: list[dict[str, Any]] = encode_chat_logprobs(tokens, self._token_bytes)["content"] if tokens else []
+        for entry in entries:
+            for token in (entry, *entry["top_logprobs"]):
+                token["bytes"] = token["bytes"] or []
+        return entries
 
     def encode_items(self, last_status: str = "completed") -> list[dict[str, Any]]:
-        """All items in OpenAI's form; `last` is the status of the last one, the others are complete."""
+        """Encode all items. The last one has `last_status`, the others are completed."""
         if not self.items:
-            self.current_message()  # an output always has something to read
-        done = [encode_item(item, "completed") for item in self.items[:-1]]
-        return [*done, encode_item(self.items[-1], last_status)]
+            self.current_message()  # an output has at least one item
+        completed = [encode_item(item, "completed") for item in self.items[:-1]]
+        return [*completed, encode_item(self.items[-1], last_status)]
 
 
 def encode_item(item: OutputItem, status: str) -> dict[str, Any]:
@@ -104,12 +104,12 @@ def encode_text_part(message: MessageItem) -> dict[str, Any]:
 
 
 class OutputParser:
-    """Tokens to events: text as it comes, and calls when there are tools."""
+    """Parses tokens into events: text, and calls if the request has tools."""
 
     def __init__(self, parser: ToolCallParser | None, restore_markers: Callable[[str, Sequence[int]], str]) -> None:
         self._parser = parser
-        self._restore_markers = restore_markers  # puts back the markers of calls that the engine leaves out
-        self._pending_logprobs: list[TokenLogprobs] = []  # of text that the parser still holds back
+        self._restore_markers = restore_markers  # restores call markers, which engines drop as special tokens
+        self._pending_logprobs: list[TokenLogprobs] = []  # of text that the parser holds back
 
     @property
     def is_plain_text(self) -> bool:
@@ -127,9 +127,9 @@ class OutputParser:
         return [] if self._parser is None else self._attach_logprobs(self._parser.end())
 
     def _attach_logprobs(self, events: Sequence[ToolCallEvent]) -> list[tuple[ToolCallEvent, Sequence[TokenLogprobs]]]:
-        """Log probabilities are of text alone: those of a call's tokens have no place in this API."""
-        found: list[tuple[ToolCallEvent, Sequence[TokenLogprobs]]] = []
+        """Pair each text with its log probabilities. Those of calls are dropped: this API has no field for them."""
+        pairs: list[tuple[ToolCallEvent, Sequence[TokenLogprobs]]] = []
         for event in events:
-            found.append((event, tuple(self._pending_logprobs) if isinstance(event, AnswerText) else ()))
+            pairs.append((event, tuple(self._pending_logprobs) if isinstance(event, AnswerText) else ()))
             self._pending_logprobs.clear()
-        return found
+        return pairs

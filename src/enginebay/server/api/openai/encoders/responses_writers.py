@@ -1,4 +1,4 @@
-"""A response on its way from the engine to the client, in one piece or as events."""
+"""Writes the responses of /v1/responses, as JSON or as events."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class ResponsesJsonWriter(ResponseWriter):
             self._engine_finish_reason = self.finish_reason = delta.finish_reason.value
 
     def _append(self, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
-        for event, known in self._parser.feed(text, token_ids, logprobs):
-            self._output.append_event(event, known)
+        for event, event_logprobs in self._parser.feed(text, token_ids, logprobs):
+            self._output.append_event(event, event_logprobs)
 
     def write_completed(self) -> None:
-        for event, known in self._parser.end():
-            self._output.append_event(event, known)
-        whole = self._encoder.encode_finished(self._output, self.usage, self._engine_finish_reason, self.energy)
-        self.exchange.respond(200, _encode(whole))
+        for event, event_logprobs in self._parser.end():
+            self._output.append_event(event, event_logprobs)
+        response = self._encoder.encode_finished(self._output, self.usage, self._engine_finish_reason, self.energy)
+        self.exchange.respond(200, _encode(response))
 
 
 class ResponsesSseWriter(SseWriter):
@@ -67,7 +67,7 @@ class ResponsesSseWriter(SseWriter):
         super().__init__(exchange, session)
         self._encoder = encoder
         self._parser = parser
-        self._texts: list[str] = []  # not yet made into events
+        self._texts: list[str] = []  # not encoded yet
         self._is_plain_text = parser.is_plain_text and not with_logprobs
         self._engine_finish_reason: str | None = None
 
@@ -90,7 +90,7 @@ class ResponsesSseWriter(SseWriter):
 
     def _encode_piece(self, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
         self._events_ready += [
-            self._encoder.encode_event(*found) for found in self._parser.feed(text, token_ids, logprobs)
+            self._encoder.encode_event(*pair) for pair in self._parser.feed(text, token_ids, logprobs)
         ]
 
     def _encode_texts(self) -> None:
@@ -102,7 +102,7 @@ class ResponsesSseWriter(SseWriter):
         return self._encoder.encode_opening()
 
     def _encode_closing(self) -> bytes:
-        held_back = b"".join(self._encoder.encode_event(*found) for found in self._parser.end())
+        held_back = b"".join(self._encoder.encode_event(*pair) for pair in self._parser.end())
         return held_back + self._encoder.encode_closing(self.usage, self._engine_finish_reason, self.energy)
 
     def _encode_failure(self, error: EnginebayError) -> bytes:

@@ -32,17 +32,17 @@ def call_ids() -> Callable[[], str]:
     return lambda: f"call_{next(numbers)}"
 
 
-def output() -> ResponseOutput:
+def make_output() -> ResponseOutput:
     return ResponseOutput("resp_1", call_ids(), lambda number: bytes([number]) if number < 256 else b"")
 
 
-def form() -> ResponseEncoder:
+def make_encoder() -> ResponseEncoder:
     body = ResponsesBody(model="m", input="hi", tools=TOOLS, tool_choice={"type": "function", "name": "f"})
     return ResponseEncoder("resp_1", 1_700_000_000, "m", build_echoed_fields(body, Sampling(temperature=0.5)))
 
 
-def parsed(stream: bytes) -> list[dict[str, Any]]:
-    """The events of a stream, checked for their framing, their numbers and OpenAI's types."""
+def parse_stream(stream: bytes) -> list[dict[str, Any]]:
+    """Return the events of a stream. Check their framing, their numbers and OpenAI's types."""
     found = []
     for block in stream.decode().split("\n\n")[:-1]:
         name, data = block.split("\n")
@@ -58,10 +58,10 @@ def kinds(events: list[dict[str, Any]]) -> list[str]:
     return [event["type"].removeprefix("response.") for event in events]
 
 
-def test_a_finished_response_is_one_for_the_sdk() -> None:
-    made = output()
-    made.append_event(AnswerText("Hello"))
-    found = Response.model_validate(form().encode_finished(made, USAGE, "stop"))
+def test_a_finished_response_validates_against_the_sdk() -> None:
+    output = make_output()
+    output.append_event(AnswerText("Hello"))
+    found = Response.model_validate(make_encoder().encode_finished(output, USAGE, "stop"))
     assert (found.status, found.output_text, found.incomplete_details) == ("completed", "Hello", None)
     assert found.temperature == 0.5
     assert found.tools[0].type == "function"
@@ -70,17 +70,17 @@ def test_a_finished_response_is_one_for_the_sdk() -> None:
 
 
 def test_a_response_that_was_cut_is_incomplete() -> None:
-    made = output()
-    made.append_event(ToolCallStart(0, "f"))
-    made.append_event(ToolCallArguments(0, '{"a'))
-    found = form().encode_finished(made, USAGE, "length")
+    output = make_output()
+    output.append_event(ToolCallStart(0, "f"))
+    output.append_event(ToolCallArguments(0, '{"a'))
+    found = make_encoder().encode_finished(output, USAGE, "length")
     assert found["status"] == "incomplete"
     assert found["incomplete_details"] == {"reason": "max_output_tokens"}
     assert found["output"][0]["status"] == "incomplete"
 
 
 def test_text_and_calls_keep_their_order() -> None:
-    made = output()
+    output = make_output()
     for event in (
         AnswerText("a"),
         AnswerText("b"),
@@ -89,16 +89,16 @@ def test_text_and_calls_keep_their_order() -> None:
         ToolCallArguments(0, "}"),
         AnswerText("c"),
     ):
-        made.append_event(event)
-    message, function, last = made.encode_items("incomplete")
+        output.append_event(event)
+    message, function, last = output.encode_items("incomplete")
     assert (message["content"][0]["text"], message["status"]) == ("ab", "completed")
     assert (function["call_id"], function["name"], function["arguments"]) == ("call_0", "f", "{}")
     assert (last["content"][0]["text"], last["status"]) == ("c", "incomplete")
     assert len({message["id"], function["id"], last["id"]}) == 3
 
 
-def test_nothing_said_is_an_empty_message() -> None:
-    assert output().encode_items()[0]["content"][0]["text"] == ""
+def test_no_output_is_an_empty_message() -> None:
+    assert make_output().encode_items()[0]["content"][0]["text"] == ""
 
 
 def test_usage() -> None:
@@ -106,10 +106,10 @@ def test_usage() -> None:
 
 
 def test_events_of_plain_text() -> None:
-    made = output()
-    events = ResponseEventEncoder(form(), made)
+    output = make_output()
+    events = ResponseEventEncoder(make_encoder(), output)
     body = events.encode_texts(["He", 'l"lo']) + events.encode_texts(["%d"])
-    found = parsed(events.encode_opening() + body + events.encode_closing(USAGE, "stop"))
+    found = parse_stream(events.encode_opening() + body + events.encode_closing(USAGE, "stop"))
     assert kinds(found) == [
         "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta", "output_text.delta",
         "output_text.delta", "output_text.done", "content_part.done", "output_item.done", "completed",
@@ -121,16 +121,16 @@ def test_events_of_plain_text() -> None:
 
 
 def test_events_of_calls() -> None:
-    events = ResponseEventEncoder(form(), output())
-    made = (
+    events = ResponseEventEncoder(make_encoder(), make_output())
+    parsed_events = (
         AnswerText("wait"),
         ToolCallStart(0, "f"),
         ToolCallArguments(0, "{"),
         ToolCallArguments(0, "}"),
         ToolCallStart(1, "f"),
     )
-    body = b"".join(events.encode_event(event) for event in made)
-    found = parsed(events.encode_opening() + body + events.encode_closing(USAGE, "stop"))
+    body = b"".join(events.encode_event(event) for event in parsed_events)
+    found = parse_stream(events.encode_opening() + body + events.encode_closing(USAGE, "stop"))
     assert kinds(found)[2:] == [
         "output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done",
         "output_item.done",
@@ -139,22 +139,22 @@ def test_events_of_calls() -> None:
         "output_item.added", "function_call_arguments.done", "output_item.done",
         "completed",
     ]  # fmt: skip
-    places = [event["output_index"] for event in found if "output_index" in event]
-    assert places == sorted(places)
+    indexes = [event["output_index"] for event in found if "output_index" in event]
+    assert indexes == sorted(indexes)
     assert [item["type"] for item in found[-1]["response"]["output"]] == ["message", "function_call", "function_call"]
 
 
 def test_events_of_an_answer_without_text() -> None:
-    events = ResponseEventEncoder(form(), output())
-    found = parsed(events.encode_opening() + events.encode_closing(USAGE, "length"))
+    events = ResponseEventEncoder(make_encoder(), make_output())
+    found = parse_stream(events.encode_opening() + events.encode_closing(USAGE, "length"))
     assert kinds(found)[-2:] == ["output_item.done", "incomplete"]
     assert found[-2]["item"]["status"] == "incomplete"
 
 
 def test_a_failure_in_the_middle() -> None:
-    events = ResponseEventEncoder(form(), output())
+    events = ResponseEventEncoder(make_encoder(), make_output())
     stream = events.encode_texts(["Hel"]) + events.encode_failure(EngineFailed("/secret/path broke"))
-    found = parsed(events.encode_opening() + stream)[-1]
+    found = parse_stream(events.encode_opening() + stream)[-1]
     assert found["type"] == "response.failed"
     assert found["response"]["error"]["code"] == "server_error"
     assert "/secret" not in json.dumps(found)
@@ -163,8 +163,8 @@ def test_a_failure_in_the_middle() -> None:
 
 def test_log_probabilities_have_bytes_even_for_unknown_tokens() -> None:
     token = TokenLogprobs(65, -0.5, ((65, -0.5), (300, -2.0)))
-    events = ResponseEventEncoder(form(), output())
-    found = parsed(
+    events = ResponseEventEncoder(make_encoder(), make_output())
+    found = parse_stream(
         events.encode_opening() + events.encode_event(AnswerText("A"), (token,)) + events.encode_closing(USAGE, "stop")
     )
     logprobs = found[4]["logprobs"]
@@ -177,11 +177,11 @@ def test_log_probabilities_belong_to_text_alone() -> None:
     def token(text: str) -> TokenLogprobs:
         return TokenLogprobs(ord(text), -1.0)
 
-    reader = OutputParser(
+    parser = OutputParser(
         create_guided_parser([{"type": "function", "function": {"name": "f"}}], "f"), lambda text, _: text
     )
-    read = [pair for char in '{"a":1}!' for pair in reader.feed(char, (ord(char),), (token(char),))]
-    read += reader.end()
+    read = [pair for char in '{"a":1}!' for pair in parser.feed(char, (ord(char),), (token(char),))]
+    read += parser.end()
     texts = [(event.text, known) for event, known in read if isinstance(event, AnswerText)]
     assert texts == [("!", (token("!"),))]
     assert all(not known for event, known in read if not isinstance(event, AnswerText))

@@ -1,4 +1,4 @@
-"""The `fleet:` block and the keys that give a model its place in it."""
+"""The `fleet:` section and the fleet keys of models."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_file_then_variables_then_flags(load: Any) -> None:
     config = load(text, environ=environ, flags={"fleet.memory_bytes": 7})
     fleet = config.fleet
     assert (fleet.queue, fleet.max_awake, fleet.hang_s, fleet.memory_bytes) == (1, 5, 6.0, 7)
-    origins = [str(config.origin(f"fleet.{name}")) for name in ("queue", "max_awake", "memory_bytes", "restarts")]
+    origins = [str(config.find_origin(f"fleet.{name}")) for name in ("queue", "max_awake", "memory_bytes", "restarts")]
     assert origins == ["bay.yaml:1", "ENGINEBAY_FLEET_MAX_AWAKE", "flag", "default"]
 
 
@@ -95,22 +95,22 @@ def test_variables(load: Any, variable: str, text: str, name: str, value: Any) -
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{max_awake: 0}", "fleet.max_awake: is 0, allowed is 1 and more"),
-        ("{memory_bytes: 8GiB}", "fleet.memory_bytes: is 8GiB, expected a whole number"),
-        ("{max_wait_s: -1}", "fleet.max_wait_s: is -1, allowed is 0 and more"),
-        ("{sleep: true}", "fleet.sleep: is true, allowed is auto, off, false, 1, 2"),
-        ("{sleep: 3}", "fleet.sleep: is 3, allowed is auto, off, false, 1, 2"),
-        ("{sleep: 0}", "fleet.sleep: is 0, allowed is auto, off, false, 1, 2"),
-        ("{standby: [fats]}", "fleet.standby: there is no engine called 'fats'; did you mean fast?"),
-        ("{standby: [auto]}", "fleet.standby: there is no engine called 'auto'; known: fast, wide"),
-        ("{standby: [fast, 5]}", "fleet.standby: there is no engine called 5; known: fast, wide"),
-        ("{standby: [wide, broad]}", "fleet.standby: names wide twice"),
+        ("{max_awake: 0}", "fleet.max_awake: expected at least 1, got 0"),
+        ("{memory_bytes: 8GiB}", "fleet.memory_bytes: expected a whole number, got '8GiB'"),
+        ("{max_wait_s: -1}", "fleet.max_wait_s: expected at least 0, got -1"),
+        ("{sleep: true}", "fleet.sleep: expected auto, off, false, 1 or 2, got true"),
+        ("{sleep: 3}", "fleet.sleep: expected auto, off, false, 1 or 2, got 3"),
+        ("{sleep: 0}", "fleet.sleep: expected auto, off, false, 1 or 2, got 0"),
+        ("{standby: [fats]}", "fleet.standby: unknown engine 'fats'; did you mean fast?"),
+        ("{standby: [auto]}", "fleet.standby: unknown engine 'auto'; known: fast, wide"),
+        ("{standby: [fast, 5]}", "fleet.standby: unknown engine 5; known: fast, wide"),
+        ("{standby: [wide, broad]}", "fleet.standby: lists wide twice"),
         ("{max_awaek: 1}", "fleet.max_awaek: unknown key; did you mean fleet.max_awake?"),
         ("{pinned: true}", "fleet.pinned: unknown key"),
-        ("5", "fleet: expected a section with keys of its own"),
+        ("5", "fleet: expected a mapping"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(load: Any, specs: Any, text: str, said: str) -> None:
+def test_a_problem_is_reported_with_its_key(load: Any, specs: Any, text: str, said: str) -> None:
     assert f"bay.yaml:1: {said}" in refusal(load, f"fleet: {text}")
     assert accepts(specs, f"fleet: {text}") is ("twice" in said)
 
@@ -139,7 +139,7 @@ def test_show_has_the_whole_block_and_it_loads_again(load: Any, specs: Any) -> N
 # --- keys of a model
 
 
-def test_a_model_has_its_place_in_the_fleet(load: Any, specs: Any) -> None:
+def test_fleet_keys_of_a_model(load: Any, specs: Any) -> None:
     text = """\
 models:
   plain: {}
@@ -186,34 +186,34 @@ def test_the_table_of_keys_and_the_dataclass_agree() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{load: later}", "load: is later, allowed is start, use"),
-        ("{pinned: 2}", "pinned: is 2, expected true or false"),
-        ("{idle_s: 0}", "idle_s: is 0, allowed is 1 and more"),
-        ("{memory_bytes: 0}", "memory_bytes: is 0, allowed is 1 and more"),
-        ("{sleep: deep}", "sleep: is deep, allowed is auto, off, false, 1, 2"),
-        ("{may_leave_host: maybe}", "may_leave_host: is maybe, expected true or false"),
-        ("{fallback: [wdie]}", "fallback: there is no engine called 'wdie'; did you mean wide?"),
-        ("{fallback: [auto]}", "fallback: there is no engine called 'auto'; known: fast, wide"),
-        ("{fallback: [wide, fast, broad]}", "fallback: names wide twice"),
-        ("{fallback: {wide: 1}}", "fallback: is a section, expected a list or text"),
-        ("{engine: broad, fallback: [wide]}", "fallback: names wide, the engine it is to replace"),
-        ("{fallback_on: [que]}", "fallback_on: has 'que', did you mean queue?"),
-        ("{fallback_on: [3]}", f"fallback_on: has '3', known: {', '.join(FALLBACK_TRIGGERS)}"),
+        ("{load: later}", "load: expected start or use, got 'later'"),
+        ("{pinned: 2}", "pinned: expected true or false, got 2"),
+        ("{idle_s: 0}", "idle_s: expected at least 1, got 0"),
+        ("{memory_bytes: 0}", "memory_bytes: expected at least 1, got 0"),
+        ("{sleep: deep}", "sleep: expected auto, off, false, 1 or 2, got 'deep'"),
+        ("{may_leave_host: maybe}", "may_leave_host: expected true or false, got 'maybe'"),
+        ("{fallback: [wdie]}", "fallback: unknown engine 'wdie'; did you mean wide?"),
+        ("{fallback: [auto]}", "fallback: unknown engine 'auto'; known: fast, wide"),
+        ("{fallback: [wide, fast, broad]}", "fallback: lists wide twice"),
+        ("{fallback: {wide: 1}}", "fallback: expected a list or text, got a mapping"),
+        ("{engine: broad, fallback: [wide]}", "fallback: lists wide, the engine it falls back from"),
+        ("{fallback_on: [que]}", "fallback_on: unknown item 'que'; did you mean queue?"),
+        ("{fallback_on: [3]}", f"fallback_on: unknown item '3'; known: {', '.join(FALLBACK_TRIGGERS)}"),
         ("{falback: wide}", "falback: unknown key; did you mean models.m.fallback?"),
     ],
 )
-def test_what_is_wrong_with_a_model(load: Any, specs: Any, text: str, said: str) -> None:
+def test_problems_of_a_model(load: Any, specs: Any, text: str, said: str) -> None:
     assert f"bay.yaml:1: models.m.{said}" in refusal(load, f"models: {{m: {text}}}")
-    only_the_loader_knows = "twice" in said or "replace" in said
+    only_the_loader_knows = "twice" in said or "falls back from" in said
     assert accepts(specs, f"models: {{m: {text}}}") is only_the_loader_knows
 
 
 def test_a_chain_may_not_name_the_engine_of_the_top_level(load: Any) -> None:
     said = refusal(load, "engine: wide\nmodels: {m: {fallback: [fast, wide]}}")
-    assert said == "bay.yaml:2: models.m.fallback: names wide, the engine it is to replace"
+    assert said == "bay.yaml:2: models.m.fallback: lists wide, the engine it falls back from"
 
 
-def test_an_engine_chosen_for_once_is_left_out_of_the_chain(load: Any) -> None:
+def test_an_engine_chosen_by_flag_is_dropped_from_the_chain(load: Any) -> None:
     text = "models: {m: {engine: fast, fallback: [wide]}, auto: {fallback: [fast, wide]}}"
     assert load(text).fallback_for("m") == ("wide",)
     assert load(text, flags={"engine": "wide"}).fallback_for("m") == ()
@@ -223,7 +223,7 @@ def test_an_engine_chosen_for_once_is_left_out_of_the_chain(load: Any) -> None:
     assert load(text).fallback_for("unheard of") == ()
 
 
-def test_what_is_said_of_the_model_wins_unless_the_fleet_is_told_later(load: Any) -> None:
+def test_the_models_key_wins_unless_the_fleets_source_is_stronger(load: Any) -> None:
     text = "fleet: {idle_s: 10, sleep: 1}\nmodels: {own: {idle_s: 20, sleep: off}, plain: {}}"
     config = load(text)
     assert [config.idle_s_for(name) for name in ("own", "plain", "unheard of")] == [20.0, 10.0, 10.0]
@@ -236,7 +236,7 @@ def test_what_is_said_of_the_model_wins_unless_the_fleet_is_told_later(load: Any
 # --- prompts that would leave this host
 
 
-LEAVES = "far would send this model's prompts to another host; set models.m.may_leave_host: true if they may leave it"
+LEAVES = "far would send this model's prompts to another host; set models.m.may_leave_host: true to allow it"
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_flag_or_a_variable_does_not_give_leave(load: Any, far_too: Any) -> No
     assert refusal(load, text, specs=far_too, environ=environ) == f"ENGINEBAY_ENGINE: engine: {LEAVES}"
 
 
-def test_every_such_place_is_named(load: Any, far_too: Any) -> None:
+def test_every_remote_engine_is_reported(load: Any, far_too: Any) -> None:
     text = "engine: far\nmodels: {m: {}, n: {engine: fast, fallback: far}}"
     said = refusal(load, text, specs=far_too)
     assert "the configuration has 2 problems" in said
@@ -285,15 +285,15 @@ def test_with_leave_it_is_fine(load: Any, far_too: Any, text: str) -> None:
     assert "m" in load(text, specs=far_too).models
 
 
-def test_leave_is_asked_for_again_when_an_engine_is_named_for_one_run(load: Any, far_too: Any) -> None:
+def test_may_leave_host_is_checked_for_an_engine_of_one_run(load: Any, far_too: Any) -> None:
     config = load("models: {m: {}, free: {may_leave_host: true}}", specs=far_too)
-    config.check_leaving("far", "free")
-    config.check_leaving("fast", "m")
+    config.check_may_leave_host("far", "free")
+    config.check_may_leave_host("fast", "m")
     for kind in ("far", "away"):
         with pytest.raises(ConfigError, match="would send this model's prompts to another host"):
-            config.check_leaving(kind, "m")
+            config.check_may_leave_host(kind, "m")
     with pytest.raises(ConfigError):
-        config.check_leaving("far", "a model the config does not have")
+        config.check_may_leave_host("far", "a model the config does not have")
 
 
 def test_problems_of_chains_come_with_all_others(tmp_path: Path, far_too: Any) -> None:

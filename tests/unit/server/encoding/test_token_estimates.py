@@ -22,10 +22,10 @@ PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + 
         ({"text": "a" * 40, "extras": {"tools": [{"description": "b" * 40}], "parallel": True}}, 20),
     ],
 )
-def test_what_a_prompt_costs_by_its_text(request_: dict[str, Any], tokens: int) -> None:
+def test_prompt_tokens_are_estimated_from_text(request_: dict[str, Any], tokens: int) -> None:
     assert estimate_prompt_tokens(GenerateRequest(**request_)) == tokens
 
 
-@pytest.mark.parametrize(("pieces", "letters", "tokens"), [(0, 0, 0), (3, 3, 3), (1, 400, 100), (5, 0, 5)])
-def test_what_an_answer_costs_by_its_text(pieces: int, letters: int, tokens: int) -> None:
-    assert estimate_completion_tokens(pieces, letters) == tokens
+@pytest.mark.parametrize(("pieces", "chars", "tokens"), [(0, 0, 0), (3, 3, 3), (1, 400, 100), (5, 0, 5)])
+def test_completion_tokens_are_estimated_from_text(pieces: int, chars: int, tokens: int) -> None:
+    assert estimate_completion_tokens(pieces, chars) == tokens

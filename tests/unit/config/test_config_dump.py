@@ -1,4 +1,4 @@
-"""What `bay config` prints: the effective config that loads again, and a schema that agrees with the loader."""
+"""`bay config`: the printed config loads again, and the schema agrees with the loader."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def test_the_example_is_valid_without_a_warning() -> None:
     assert set(config.models) == {"qwen", "support", "search"}
 
 
-def test_show_says_where_each_value_came_from(load: Any) -> None:
+def test_show_prints_the_origin_of_each_value(load: Any) -> None:
     environ = {"ENGINEBAY_OFFLINE": "true"}
     shown = to_yaml(load(RICH, environ=environ, flags={"model": "other"})).splitlines()
     assert "engine: fast  # bay.yaml:1" in shown
     assert "model: other  # flag" in shown
     assert "offline: true  # ENGINEBAY_OFFLINE" in shown
     assert "  memory: 0.9  # default" in shown
-    assert "  swap_space: 4  # bay.yaml:5; gone since fast 0.11; instead: offload" in shown
+    assert "  swap_space: 4  # bay.yaml:5; removed in fast 0.11; instead: offload" in shown
     assert "    method: ngram  # bay.yaml:5" in shown
 
 
@@ -97,7 +97,7 @@ def test_the_schema_accepts_what_the_loader_accepts(path: Path) -> None:
     ],
     ids=str,
 )
-def test_the_schema_refuses_what_the_loader_refuses(wrong: dict[str, Any], tmp_path: Path) -> None:
+def test_the_schema_rejects_what_the_loader_rejects(wrong: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "wrong.yaml"
     path.write_text(yaml.safe_dump(wrong))
     assert main(["config", "validate", str(path)]) == 2
@@ -114,12 +114,12 @@ def _clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ENGINEBAY_CONFIG", raising=False)
 
 
-def test_validate_says_fine_and_warns_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_prints_ok_and_warns_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     Path("c.yaml").write_text("engine: auto\nvllm: {swap_space: 4}\n")
     assert main(["config", "validate", "c.yaml"]) == 0
     out, err = capsys.readouterr()
-    assert out == "c.yaml: fine, 1 warning\n"
-    assert err.startswith("warning: c.yaml:2: vllm.swap_space: gone since vllm ")
+    assert out == "c.yaml: ok, 1 warning\n"
+    assert err.startswith("warning: c.yaml:2: vllm.swap_space: removed in vllm ")
     assert main(["config", "validate", "c.yaml", "--strict"]) == 2
     assert main(["config", "validate"]) == 0
 
@@ -129,8 +129,8 @@ def test_validate_lists_all_problems(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["config", "validate", "c.yaml"]) == 2
     err = capsys.readouterr().err.splitlines()
     assert err[0] == "bay: the configuration has 2 problems"
-    assert err[1] == "  c.yaml:1: engine: there is no engine called 'vlm'; did you mean vllm?"
-    assert err[2] == "  c.yaml:2: vllm.max_num_seqs: is 0, allowed is 1 to 1024"
+    assert err[1] == "  c.yaml:1: engine: unknown engine 'vlm'; did you mean vllm?"
+    assert err[2] == "  c.yaml:2: vllm.max_num_seqs: expected 1 to 1024, got 0"
     assert main(["config", "validate", "c.yaml", "--json"]) == 2
     found = json.loads(capsys.readouterr().out)
     assert (found["ok"], [one["key"] for one in found["problems"]]) == (False, ["engine", "vllm.max_num_seqs"])
@@ -138,7 +138,7 @@ def test_validate_lists_all_problems(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_missing_file_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "show", "none.yaml"]) == 2
-    assert capsys.readouterr().err.startswith("bay: there is no config file none.yaml\n")
+    assert capsys.readouterr().err.startswith("bay: config file not found: none.yaml\n")
 
 
 def test_show_and_flags(capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,12 +173,12 @@ def test_a_preset_is_shown_below_the_file(capsys: pytest.CaptureFixture[str], mo
 def test_a_preset_that_does_not_exist_is_bad_usage(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", command, "--preset", "vllm-thruput"]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("bay: there is no preset called 'vllm-thruput'\n") and "did you mean vllm-throughput?" in err
+    assert err.startswith("bay: unknown preset 'vllm-thruput'\n") and "did you mean vllm-throughput?" in err
 
 
-def test_a_preset_without_effect_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_preset_without_effect_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "show", "--preset", "vllm-low-latency", "--engine", "llamacpp"]) == 0
-    assert "vllm-low-latency counts on vllm alone, and llamacpp is chosen" in capsys.readouterr().err
+    assert "vllm-low-latency applies to vllm only, and llamacpp is chosen" in capsys.readouterr().err
     assert main(["config", "show", "--preset", "vllm-low-latency", "--engine", "llamacpp", "--strict"]) == 2
 
 
@@ -196,4 +196,4 @@ def test_the_file_can_be_named_as_for_other_commands(
     assert main(["config", command, "-c", str(file)]) == 0
     assert "mine.yaml" in capsys.readouterr().out
     assert main(["config", command, str(file), "--config", str(file)]) == 2
-    assert "name the file once" in capsys.readouterr().err
+    assert "pass the file once" in capsys.readouterr().err

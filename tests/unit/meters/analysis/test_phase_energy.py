@@ -1,4 +1,4 @@
-"""Idle power, and energy told apart by phase."""
+"""Idle power, and energy by phase."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_idle_power_is_the_mean_of_an_idle_window() -> None:
     assert measure_idle_power_w(samples, GPU, 5.0, 15.0) == found.power_w
 
 
-def test_idle_power_that_still_falls_is_told() -> None:
+def test_falling_idle_power_is_reported() -> None:
     samples = play_trace(PowerTrace(((0.0, 160.0), (10.0, 110.0))), make_sample_times(20.0))
     assert [problem.code for problem in measure_idle_power(samples, GPU, 5.0, 15.0).problems] == ["unsteady"]
 
@@ -32,7 +32,7 @@ def test_no_samples_give_no_idle_power() -> None:
     assert [problem.code for problem in found.problems] == ["no_samples"]
 
 
-def test_phases_that_last_are_told_apart() -> None:
+def test_long_phases_are_separated() -> None:
     samples = play_trace(SERVING, make_sample_times(70.0, bursts=[4.8, 6.3]), period_s=0.1)
     phases = [
         PhaseInterval(5.03, 6.52, "prefill"),
@@ -48,7 +48,7 @@ def test_phases_that_last_are_told_apart() -> None:
     assert sum(told.joules.values()) == pytest.approx(SERVING.energy_j(5.03, 68.0), rel=0.001)
 
 
-def test_phases_that_take_turns_too_fast_are_not_told_apart() -> None:
+def test_phases_that_alternate_too_fast_are_not_separated() -> None:
     samples = play_trace(SERVING, make_sample_times(70.0), period_s=0.1)
     phases = [PhaseInterval(10 + n * 0.05, 10.05 + n * 0.05, "prefill" if n % 2 else "decode") for n in range(200)]
     told = measure_phase_energy(samples, GPU, phases)

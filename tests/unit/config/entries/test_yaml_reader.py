@@ -1,4 +1,4 @@
-"""Reading YAML: lines, duplicates, and files that mean harm."""
+"""Reading YAML: lines, duplicates, and malicious files."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def test_values_keep_the_line_of_their_key(tmp_path: Path) -> None:
     root = read_yaml_file(path, "f.yaml", ProblemCollector())
     assert root.value["a"].origin.line == 1
     assert root.value["b"].value["c"].origin.line == 5
-    assert root.value["b"].value["c"].place == "b.c"
+    assert root.value["b"].value["c"].key_path == "b.c"
     assert root.to_plain() == {"a": 1, "b": {"c": [1, 2]}}
 
 
 def test_a_key_given_twice_is_a_problem(tmp_path: Path) -> None:
     _, problems = read(tmp_path, "a:\n  b: 1\n  c: 2\n  b: 3\n")
-    assert problems == ["f.yaml:4: a.b: is given twice, first on line 2"]
+    assert problems == ["f.yaml:4: a.b: duplicate key, first set on line 2"]
 
 
 def test_merge_keys_share_settings_and_own_keys_win(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_an_empty_file_is_an_empty_config(tmp_path: Path, text: str) -> None:
         ("a: &a\n  b: *a\n", "nested too deeply"),
         ("a: " + "[" * 1500 + "]" * 1500 + "\n", "nested too deeply"),
         ("a: " + "[" * 60 + "]" * 60 + "\n", "nested too deeply"),
-        ("<<: 3\n", "f.yaml:1: `<<` takes a mapping"),
+        ("<<: 3\n", "f.yaml:1: `<<` expects a mapping"),
         (b"a: \xff\n", "f.yaml: is not UTF-8 text"),
         (b"a: \x00\n", "f.yaml:1: not valid YAML"),
         (b"#" * (MAX_BYTES + 1), "f.yaml: the file is over 1 MiB"),

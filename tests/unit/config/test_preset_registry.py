@@ -1,4 +1,4 @@
-"""Presets: the guide's settings under the guide's names, below the file, and never silently without effect."""
+"""Presets: names and settings of the guide, overridden by the file, never silently without effect."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_preset_then_file_then_environment_then_flags(with_preset: Any) -> None:
     assert "  gpu_memory_utilization: 0.8  # bay.yaml:2\n" in shown
 
 
-def test_the_more_specific_place_of_the_file_wins_over_a_preset(with_preset: Any) -> None:
+def test_the_more_specific_key_of_the_file_wins_over_a_preset(with_preset: Any) -> None:
     config = with_preset("vllm-low-latency", "batching: {batch_size: 2}\nmodels: {m: {vllm: {max_num_seqs: 7}}}\n")
     assert config.settings_for("vllm", "m") == {"batching.batch_size": 2, "max_num_seqs": 7, "enforce_eager": True}
 
@@ -107,12 +107,12 @@ def test_an_open_choice_of_the_file_is_made_by_the_preset(with_preset: Any, text
         ("model: m\nmodels: {m: {engine: pytorch}}", {}, True),
     ],
 )
-def test_a_preset_without_effect_is_said(with_preset: Any, text: str, flags: dict[str, Any], warned: bool) -> None:
+def test_a_preset_without_effect_is_reported(with_preset: Any, text: str, flags: dict[str, Any], warned: bool) -> None:
     config = with_preset("vllm-throughput", text, flags=flags)
     assert [one.key for one in config.warnings] == (["preset"] if warned else [])
     if warned:
-        assert "vllm-throughput counts on vllm alone, and " in config.warnings[0].message
-        with pytest.raises(ConfigError, match="preset: vllm-throughput counts on vllm alone"):
+        assert "vllm-throughput applies to vllm only, and " in config.warnings[0].message
+        with pytest.raises(ConfigError, match="preset: vllm-throughput applies to vllm only"):
             with_preset("vllm-throughput", text, flags=flags, strict=True)
 
 
@@ -122,7 +122,7 @@ def test_a_preset_may_choose_an_engine_of_a_models_fallback(with_preset: Any) ->
 
 
 def test_an_unknown_preset_is_named_with_the_nearest(with_preset: Any) -> None:
-    with pytest.raises(ConfigError, match="there is no preset called 'vllm-thruput'") as error:
+    with pytest.raises(ConfigError, match="unknown preset 'vllm-thruput'") as error:
         with_preset("vllm-thruput")
     assert (error.value.hint, error.value.exit_code) == ("did you mean vllm-throughput?", 2)
     with pytest.raises(ConfigError) as error:

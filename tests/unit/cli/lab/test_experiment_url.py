@@ -1,4 +1,4 @@
-"""`bay experiment --url`: what is asked of the server before anything is measured, and what is said at the end."""
+"""`bay experiment --url`: checks before the measurement and output at the end."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ LOAD = ("--profile", "poisson:rate=20,requests=20")
 
 @pytest.fixture()
 def plans() -> list[Any]:
-    """The studies that would be carried out."""
+    """The planned studies."""
     return []
 
 
 @pytest.fixture()
 def outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plans: list[Any]) -> Callable[[list[Run]], None]:
-    """Says which runs a study has; without a word, none. Nothing is measured."""
+    """Set the runs of a study; default: none. Nothing is measured."""
     given: list[Run] = []
 
     def carry_out(bench: Any, study: Any, *_: Any) -> run_study.StudyOutcome:
@@ -47,13 +47,13 @@ def experiment(url: str, *more: str) -> int:
 
 @pytest.mark.usefixtures("outcome")
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
-def test_a_model_that_the_server_lacks_is_refused_before_a_study_is_written_down(
+def test_a_missing_model_is_rejected_before_a_study_is_created(
     plans: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
     with serve_pages(LISTED) as url:
         assert experiment(url, "-m", "nope", "--tokenizer", "bytes", *more) == 2
     said = capsys.readouterr().err
-    assert "has no model 'nope'" in said and "name one of: alpha, beta" in said and "measuring" not in said
+    assert "has no model 'nope'" in said and "choose one of: alpha, beta" in said and "measuring" not in said
     assert not plans and not (tmp_path / "home" / "runs").exists()
 
 
@@ -108,10 +108,10 @@ def test_a_study_without_a_single_answer_fails(
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_a_page_is_offered_only_of_runs(
+def test_a_report_is_suggested_only_with_runs(
     outcome: Callable[[list[Run]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int
 ) -> None:
     outcome([write_run(tmp_path / "made", f"r{number}") for number in range(count)])
     with serve_pages({}) as url:
         assert experiment(url, "-m", "alpha", "--tokenizer", "bytes") == 0
-    assert ("makes a page of them" in capsys.readouterr().err) is bool(count)
+    assert ("writes a page" in capsys.readouterr().err) is bool(count)

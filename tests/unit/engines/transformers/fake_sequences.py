@@ -1,4 +1,4 @@
-"""Rows without a model: tokens are characters."""
+"""Sequences without a model: tokens are characters."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ EOS = 0
 
 
 class LetterTokenizer:
-    """Token n is the character n; 0 ends a sequence and has no text."""
+    """Token n is the character n; 0 is the EOS token and has no text."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "".join(chr(i) for i in ids if i)
 
 
-def make_row(
-    key: int,
+def make_sequence(
+    sequence_id: int,
     prompt: int | str = 4,
     lora: str | None = None,
     context: int = 4096,
@@ -29,5 +29,12 @@ def make_row(
     ids = tuple(map(ord, prompt)) if isinstance(prompt, str) else tuple(range(1, prompt + 1))
     request = GenerateRequest(token_ids=ids, sampling=Sampling(**sampling), lora=lora)
     return SequenceState(
-        key, key if number is None else number, 0, request, 1, frozenset({EOS}), context, LetterTokenizer()
+        sequence_id,
+        sequence_id if number is None else number,
+        0,
+        request,
+        1,
+        frozenset({EOS}),
+        context,
+        LetterTokenizer(),
     )

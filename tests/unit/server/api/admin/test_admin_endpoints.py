@@ -1,4 +1,4 @@
-"""/admin/*: which order each request becomes, who may give it, and what is said when it fails."""
+"""/admin/*: the command of each request, access control, and error responses."""
 
 from __future__ import annotations
 
@@ -38,43 +38,49 @@ KEYS = Keyring([PLAIN, ADMIN])
 AS_ADMIN = {"authorization": "Bearer admin-key"}
 
 
-class Scripted:
-    """A fleet that does what it is told to have done."""
+class ScriptedFleet:
+    """A fleet that records commands and returns or raises `result`."""
 
     def __init__(self) -> None:
-        self.orders: list[tuple[str, dict[str, Any]]] = []
-        self.answer: Any = {"said": "done"}
+        self.commands: list[tuple[str, dict[str, Any]]] = []
+        self.result: Any = {"result": "done"}
         self.go = asyncio.Event()
         self.go.set()
         self.done = 0
 
-    async def order(self, command: str, arguments: dict[str, Any]) -> Any:
-        self.orders.append((command, arguments))
+    async def run_admin_command(self, command: str, arguments: dict[str, Any]) -> Any:
+        self.commands.append((command, arguments))
         await self.go.wait()
         self.done += 1
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
 
 
-class Wire:
-    """The connection's end of an exchange."""
+class RecordingTransport:
+    """Records the response of an exchange."""
 
     congested = False
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.written = b""
-        self.answered = asyncio.Event()
+        self.finished = asyncio.Event()
 
-    def common(self) -> bytes:
+    def common_headers(self) -> bytes:
         return b""
+
+    def unsent_bytes(self) -> int:
+        return 0
+
+    def abort(self) -> None:
+        self.finished.set()
 
     def write(self, data: bytes) -> None:
         self.written += data
 
-    def finished(self, _: Exchange) -> None:
-        self.answered.set()
+    def finish_exchange(self, _: Exchange) -> None:
+        self.finished.set()
 
     @property
     def status(self) -> int:
@@ -91,40 +97,40 @@ class Wire:
 
 class Server:
     def __init__(self, keyring: Keyring, **config: Any) -> None:
-        self.fleet = Scripted()
-        rates: Any = SimpleNamespace(take=None)  # whoever is counted here fails
+        self.fleet = ScriptedFleet()
+        rates: Any = SimpleNamespace(take=None)  # counting a request fails
         context = ServerContext(
             ServerConfig(**config), ModelCatalog([]), ServerMetrics(), ServerLog(level="error"), rates, cast("Any", None),
-            cast("Any", self.fleet), 1.0,
+            cast("Any", self.fleet), 1.0, ROUTES,
         )  # fmt: skip
         keyless = not keyring and not context.config.allow_without_key
         self.app = App(context, keyring, Tracer(), keyless=keyless)
 
     def send(
         self, method: str, target: str, body: Any = None, peer: str = "127.0.0.1:5000", **headers: str
-    ) -> tuple[Wire, Exchange]:
-        wire = Wire(peer)
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
-        exchange = Exchange(cast("Any", wire), method, target, {"host": "localhost:8000", **given})
+    ) -> tuple[RecordingTransport, Exchange]:
+        transport = RecordingTransport(peer)
+        fields = {name.replace("_", "-"): value for name, value in headers.items()}
+        exchange = Exchange(transport, method, target, {"host": "localhost:8000", **fields})
         exchange.body = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         self.app.handle(exchange)
-        return wire, exchange
+        return transport, exchange
 
-    async def ask(self, method: str, target: str, body: Any = None, **more: str) -> Wire:
-        wire, _ = self.send(method, target, body, **more)
-        await asyncio.wait_for(wire.answered.wait(), 30)
-        return wire
+    async def request(self, method: str, target: str, body: Any = None, **more: str) -> RecordingTransport:
+        transport, _ = self.send(method, target, body, **more)
+        await asyncio.wait_for(transport.finished.wait(), 30)
+        return transport
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    made = Server(Keyring())
-    yield made
-    await made.app.close()
+    server = Server(Keyring())
+    yield server
+    await server.app.close()
 
 
 ADAPTER = {"model": "m", "name": "n", "path": tempfile.gettempdir()}
-PROPER: list[tuple[str, str, Any, str, dict[str, Any]]] = [
+VALID: list[tuple[str, str, Any, str, dict[str, Any]]] = [
     ("GET", "/admin/ps", None, "ps", {}),
     ("GET", "/admin/switches", None, "switches", {}),
     ("GET", "/admin/meters", None, "meters", {}),
@@ -142,18 +148,18 @@ PROPER: list[tuple[str, str, Any, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "target", "body", "command", "arguments"), PROPER)
-async def test_requests_become_orders(
+@pytest.mark.parametrize(("method", "target", "body", "command", "arguments"), VALID)
+async def test_requests_run_commands(
     server: Server, method: str, target: str, body: Any, command: str, arguments: dict[str, Any]
 ) -> None:
-    answer = await server.ask(method, target, body)
-    assert (answer.status, answer.body) == (200, {"said": "done"})
-    assert server.fleet.orders == [(command, arguments)]
+    answer = await server.request(method, target, body)
+    assert (answer.status, answer.body) == (200, {"result": "done"})
+    assert server.fleet.commands == [(command, arguments)]
 
 
-def test_every_admin_route_is_tried_here() -> None:
-    asked = {(method, target.partition("?")[0]) for method, target, *_ in PROPER}
-    assert asked == {(route.method, route.path) for route in ROUTES if route.path.startswith("/admin/")}
+def test_every_admin_route_is_covered() -> None:
+    covered = {(method, target.partition("?")[0]) for method, target, *_ in VALID}
+    assert covered == {(route.method, route.path) for route in ROUTES if route.path.startswith("/admin/")}
     assert all(route.scope == "admin" and not route.rate_limited for route in ROUTES if route.path.startswith("/admin"))
 
 
@@ -182,16 +188,16 @@ def test_every_admin_route_is_tried_here() -> None:
         *(("GET", f"/admin/logs?model=m&lines={n}", None, "lines") for n in ("0", "10001", "-1", "x", "", "1e2", "9" * 9999)),
     ],
 )  # fmt: skip
-async def test_what_is_wrong_is_named_and_nothing_is_ordered(
+async def test_errors_name_the_parameter_and_run_no_command(
     server: Server, method: str, target: str, body: Any, param: str | None
 ) -> None:
-    answer = await server.ask(method, target, body)
+    answer = await server.request(method, target, body)
     assert answer.status == 400 and answer.body["error"]["param"] == param
-    assert server.fleet.orders == []
+    assert server.fleet.commands == []
 
 
 async def test_a_misspelt_field_is_corrected_to_the_name_on_the_wire(server: Server) -> None:
-    answer = await server.ask("POST", "/admin/switch", {"frm": "a", "to": "b"})
+    answer = await server.request("POST", "/admin/switch", {"frm": "a", "to": "b"})
     assert "did you mean from?" in answer.body["error"]["message"].lower()
 
 
@@ -211,58 +217,58 @@ SECRET = "cannot open /models/x.gguf"
         (EnginebayError(SECRET), 500, None, None),
     ],
 )
-async def test_administrators_are_told_the_whole_reason(
+async def test_administrators_get_the_full_reason(
     server: Server, error: EnginebayError, status: int, code: str | None, param: str | None
 ) -> None:
-    server.fleet.answer = error
-    answer = await server.ask("POST", "/admin/load", {"model": "m"})
-    found = answer.body["error"]
-    assert (answer.status, found["code"], found["param"]) == (status, code, param)
-    assert found["message"].startswith(SECRET) and error.hint[1:] in found["message"]
-    assert (found["type"] == "server_error") == (status >= 500)
+    server.fleet.result = error
+    answer = await server.request("POST", "/admin/load", {"model": "m"})
+    fields = answer.body["error"]
+    assert (answer.status, fields["code"], fields["param"]) == (status, code, param)
+    assert fields["message"].startswith(SECRET) and error.hint[1:] in fields["message"]
+    assert (fields["type"] == "server_error") == (status >= 500)
     assert ("retry-after: 7" in answer.head) == isinstance(error, Overloaded)
 
 
-async def test_what_nobody_expected_stays_in_the_log(server: Server) -> None:
-    server.fleet.answer = ValueError(SECRET)
-    answer = await server.ask("GET", "/admin/ps")
+async def test_unexpected_errors_stay_in_the_log(server: Server) -> None:
+    server.fleet.result = ValueError(SECRET)
+    answer = await server.request("GET", "/admin/ps")
     assert answer.status == 500 and SECRET not in answer.written.decode()
 
 
-async def test_an_order_goes_on_when_the_client_hangs_up(server: Server) -> None:
+async def test_a_command_continues_when_the_client_disconnects(server: Server) -> None:
     server.fleet.go.clear()
-    wire, exchange = server.send("POST", "/admin/load", {"model": "m"})
-    while not server.fleet.orders:
+    transport, exchange = server.send("POST", "/admin/load", {"model": "m"})
+    while not server.fleet.commands:
         await asyncio.sleep(0)
     exchange.closed = True
     assert exchange.on_close is None  # which would be called now
     server.fleet.go.set()
     while not server.fleet.done:
         await asyncio.sleep(0)
-    assert wire.written == b""
+    assert transport.written == b""
 
 
-# Who may
+# Access control
 
 
-@pytest.mark.parametrize(("method", "target", "body"), [one[:3] for one in PROPER])
-async def test_only_keys_with_the_scope(method: str, target: str, body: Any) -> None:
+@pytest.mark.parametrize(("method", "target", "body"), [case[:3] for case in VALID])
+async def test_only_keys_with_the_admin_scope(method: str, target: str, body: Any) -> None:
     server = Server(KEYS)
-    assert (await server.ask(method, target, body)).status == 401
-    refused = await server.ask(method, target, body, authorization="Bearer plain-key")
+    assert (await server.request(method, target, body)).status == 401
+    refused = await server.request(method, target, body, authorization="Bearer plain-key")
     assert refused.status == 403 and "scope admin" in refused.body["error"]["message"]
-    assert server.fleet.orders == []
-    for _ in range(3):  # more than the key has requests a minute
-        far = await server.ask(method, target, body, peer="10.0.0.9:1", host="models.example", **AS_ADMIN)
-        assert far.status == 200
+    assert server.fleet.commands == []
+    for _ in range(3):  # more than the key's requests per minute
+        remote = await server.request(method, target, body, peer="10.0.0.9:1", host="models.example", **AS_ADMIN)
+        assert remote.status == 200
 
 
 @pytest.mark.parametrize("config", [{}, {"allow_without_key": True}, {"cors_origins": ("https://app.example",)}])
-async def test_without_keys_only_this_host_manages(config: dict[str, Any]) -> None:
+async def test_without_keys_only_local_clients_may_manage(config: dict[str, Any]) -> None:
     server = Server(Keyring(), **config)
     for peer in ("127.0.0.1:1", "::1:1", "::ffff:127.0.0.1:1", "local"):
-        assert (await server.ask("GET", "/admin/ps", peer=peer)).status == 200
-    for far in (
+        assert (await server.request("GET", "/admin/ps", peer=peer)).status == 200
+    for remote in (
         {"peer": "10.0.0.9:1"},
         {"peer": "::ffff:10.0.0.9:1"},
         {"x_forwarded_for": "10.0.0.9"},
@@ -271,5 +277,5 @@ async def test_without_keys_only_this_host_manages(config: dict[str, Any]) -> No
         {"origin": "https://evil.example"},
         {"origin": "https://app.example"},
     ):
-        assert (await server.ask("GET", "/admin/ps", **far)).status == 403, far
-    assert len(server.fleet.orders) == 4
+        assert (await server.request("GET", "/admin/ps", **remote)).status == 403, remote
+    assert len(server.fleet.commands) == 4

@@ -1,4 +1,4 @@
-"""The `server:` block: defaults, checks, variables, flags, and what `bay config` prints of it."""
+"""The `server:` section: defaults, checks, variables, flags, `bay config`."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def test_file_then_variables_then_flags(load: Any) -> None:
     server = config.server
     assert (server.host, server.port, server.workers) == ("0.0.0.0", 0, 3)
     assert (server.limits.n, server.limits.queue, server.limits.running) == (3, 5, 1024)
-    assert str(config.origin("server.host")) == "bay.yaml:1"
-    assert str(config.origin("server.port")) == "flag"
-    assert str(config.origin("server.limits.queue")) == "ENGINEBAY_SERVER_LIMITS_QUEUE"
-    assert str(config.origin("server.limits.stop")) == "default"
+    assert str(config.find_origin("server.host")) == "bay.yaml:1"
+    assert str(config.find_origin("server.port")) == "flag"
+    assert str(config.find_origin("server.limits.queue")) == "ENGINEBAY_SERVER_LIMITS_QUEUE"
+    assert str(config.find_origin("server.limits.stop")) == "default"
 
 
 @pytest.mark.parametrize(
@@ -89,27 +89,36 @@ def test_variables_are_text_where_text_is_meant(load: Any, variable: str, text: 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{port: 70000}", "server.port: is 70000, allowed is 0 to 65535"),
-        ("{port: -1}", "server.port: is -1, allowed is 0 to 65535"),
-        ("{port: http}", "server.port: is http, expected a whole number"),
-        ("{workers: 0}", "server.workers: is 0, allowed is 1 to 64"),
-        ("{workers: true}", "server.workers: is true, expected a whole number"),
-        ("{drain_s: .inf}", "server.drain_s: is inf, expected a finite number"),
-        ("{host: ''}", "server.host: is empty, expected an address"),
-        ("{log_format: jsn}", "server.log_format: is jsn, allowed is text, json; did you mean json?"),
+        ("{port: 70000}", "server.port: expected 0 to 65535, got 70000"),
+        ("{port: -1}", "server.port: expected 0 to 65535, got -1"),
+        ("{port: http}", "server.port: expected a whole number, got 'http'"),
+        ("{workers: 0}", "server.workers: expected 1 to 64, got 0"),
+        ("{workers: true}", "server.workers: expected a whole number, got true"),
+        ("{drain_s: .inf}", "server.drain_s: expected a finite number, got inf"),
+        ("{host: ''}", "server.host: expected an address, got an empty value"),
+        ("{log_format: jsn}", "server.log_format: expected text or json, got 'jsn'; did you mean json?"),
         ("{prot: 1}", "server.prot: unknown key; did you mean server.port?"),
         ("{limits: {body_byte: 1}}", "server.limits.body_byte: unknown key; did you mean server.limits.body_bytes?"),
         ("{body_bytes: 4096}", "server.body_bytes: unknown key here; did you mean server.limits.body_bytes?"),
-        ("{limits: {n: 0}}", "server.limits.n: is 0, allowed is 1 and more"),
-        ("{limits: {schema_depth: 1000}}", "server.limits.schema_depth: is 1000, allowed is 1 to 200"),
-        ("{limits: 5}", "server.limits: expected a section with keys of its own"),
-        ("5", "server: expected a section with keys of its own"),
-        ("{cors_origins: [https://a.org/]}", "server.cors_origins: has 'https://a.org/', expected origins"),
-        ("{cors_origins: [1]}", "server.cors_origins: has '1', expected origins"),
-        ("{cors_origins: 'javascript://x'}", "server.cors_origins: has 'javascript://x', expected origins"),
+        ("{limits: {n: 0}}", "server.limits.n: expected at least 1, got 0"),
+        ("{limits: {schema_depth: 1000}}", "server.limits.schema_depth: expected 1 to 200, got 1000"),
+        ("{limits: 5}", "server.limits: expected a mapping"),
+        ("5", "server: expected a mapping"),
+        (
+            "{cors_origins: [https://a.org/]}",
+            "server.cors_origins: expected lower-case origins such as https://app.example.org, or *, got 'https://a.org/'",
+        ),
+        (
+            "{cors_origins: [1]}",
+            "server.cors_origins: expected lower-case origins such as https://app.example.org, or *, got '1'",
+        ),
+        (
+            "{cors_origins: 'javascript://x'}",
+            "server.cors_origins: expected lower-case origins such as https://app.example.org, or *, got 'javascript://x'",
+        ),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(load: Any, specs: Any, text: str, said: str) -> None:
+def test_a_problem_is_reported_with_its_key(load: Any, specs: Any, text: str, said: str) -> None:
     assert f"bay.yaml:1: {said}" in refusal(load, f"server: {text}")
     if "empty" not in said and "origins" not in said and "inf" not in said:
         assert not Draft202012Validator(build_json_schema(specs)).is_valid(yaml.safe_load(f"server: {text}"))

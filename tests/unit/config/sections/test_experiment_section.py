@@ -1,4 +1,4 @@
-"""Keys of an experiment: what is checked here, what is left to the lab, and what `show` and the schema make of them."""
+"""Keys of an experiment: checks, data left to the lab, `show` and the schema."""
 
 from __future__ import annotations
 
@@ -63,26 +63,26 @@ def test_what_show_prints_of_a_study_loads_again(load: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("engines: [fast, fats]", "engines: there is no engine called 'fats'; did you mean fast?"),
-        ("engines: [wide, broad]", "engines: names wide twice"),
-        ("workload: synthetic", "workload: is synthetic, expected a mapping"),
-        ("profile: [1]", "profile: is [1], expected a mapping or text"),
-        ("limits: 200", "limits: is 200, expected a mapping"),
-        ("parity: maybe", "parity: is maybe, expected a mapping or true or false"),
-        ("price_per_hour: -1", "price_per_hour: is -1, allowed is 0 and more"),
-        ("price_per_hour: .nan", "price_per_hour: is nan, expected a finite number"),
-        ("sweep: 3", "sweep: is 3, expected a mapping or a list"),
-        ("sweep: [3]", "sweep: a sweep holds grids, not '3'"),
+        ("engines: [fast, fats]", "engines: unknown engine 'fats'; did you mean fast?"),
+        ("engines: [wide, broad]", "engines: lists wide twice"),
+        ("workload: synthetic", "workload: expected a mapping, got 'synthetic'"),
+        ("profile: [1]", "profile: expected a mapping or text, got [1]"),
+        ("limits: 200", "limits: expected a mapping, got 200"),
+        ("parity: maybe", "parity: expected a mapping or true or false, got 'maybe'"),
+        ("price_per_hour: -1", "price_per_hour: expected at least 0, got -1"),
+        ("price_per_hour: .nan", "price_per_hour: expected a finite number, got nan"),
+        ("sweep: 3", "sweep: expected a mapping or a list, got 3"),
+        ("sweep: [3]", "sweep: expected a grid of values, got '3'"),
         ("sweep: {fast.eager: []}", "sweep: the sweep has no values for fast.eager"),
-        ("sweep: {num_cycles: [1, 2]}", "sweep: num_cycles is the same in the whole study"),
+        ("sweep: {num_cycles: [1, 2]}", "sweep: num_cycles applies to the whole study"),
         ("wrkload: {}", "wrkload: unknown key; did you mean workload?"),
         (
             "profile: {kind: closed}\ntraffic_simulation: {enabled: true}",
-            "traffic_simulation.enabled: says the same as profile (bay.yaml:1); keep one of them",
+            "traffic_simulation.enabled: duplicates profile (bay.yaml:1); keep one of them",
         ),
     ],
 )
-def test_a_problem_is_one_line_with_its_place(load: Any, text: str, says: str) -> None:
+def test_a_problem_is_one_line_with_its_key(load: Any, text: str, says: str) -> None:
     with pytest.raises(ConfigError) as error:
         load(text)
     assert says in error.value.message and error.value.message.startswith("bay.yaml:")
@@ -91,7 +91,7 @@ def test_a_problem_is_one_line_with_its_place(load: Any, text: str, says: str) -
 
 def test_traffic_simulation_is_a_profile_in_other_words(load: Any) -> None:
     def sending(text: str, **more: Any) -> Any:
-        return load(text, **more).experiment.sending
+        return load(text, **more).experiment.effective_profile
 
     traffic = "traffic_simulation: {enabled: true, mode: constant, target_qps: 3}\n"
     assert sending("") is None
@@ -136,17 +136,17 @@ def test_a_workloads_file_is_beside_the_config_that_names_it(tmp_path: Path, loa
     ],
 )
 def test_the_engines_of_a_study(load: Any, text: str, flags: dict[str, Any], engines: tuple[str, ...]) -> None:
-    assert load(text, flags=flags).study_engines() == engines
+    assert load(text, flags=flags).list_study_engines() == engines
 
 
 def test_the_documentation_has_every_key_of_an_experiment() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[4] / "docs" / "configuration.md").read_text(encoding="utf-8")
     section = text.partition("## Experiments")[2].partition("\n## ")[0]
     assert [name for name in EXPERIMENT_KEYS if f"`{name.rpartition('.')[2]}`" not in section] == []
 
 
 def test_the_studies_of_the_documentation_load(load: Any) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[4] / "docs" / "configuration.md").read_text(encoding="utf-8")
     blocks = text.partition("## Experiments")[2].partition("\n## ")[0].split("```yaml\n")[1:]
     found = [load(block.partition("```")[0], specs=installed(), strict=True) for block in blocks]
     assert [len(expand_sweep(config.experiment.sweep)) for config in found] == [1, 8]

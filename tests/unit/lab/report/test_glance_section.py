@@ -1,4 +1,4 @@
-"""The panels on top of the page: who is ahead, and whether that is settled."""
+"""Headline panels: which engine leads, and whether the difference is significant."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from enginebay.lab.report.engine_pairs import compare_engine_pairs
 from enginebay.lab.report.report_points import arrange_runs
 from enginebay.lab.report.sections.glance_section import render_glance
-from tests.unit.lab.report.report_runs import MadeRun, make_run, make_study
+from tests.unit.lab.report.report_runs import InMemoryRun, make_run, make_study
 
 INVALID = {"status": "invalid", "reasons": [{"code": "send_lag", "severity": "invalid", "message": "late"}]}
 
 
-def panels(runs: list[MadeRun]) -> dict[str, str]:
+def panels(runs: list[InMemoryRun]) -> dict[str, str]:
     """The text of each panel by its title, and of the heading as `load`."""
     report = arrange_runs(runs)
     found = render_glance(report, compare_engine_pairs(report))
@@ -61,23 +61,23 @@ def test_a_load_where_an_engine_is_invalid_gives_way_to_one_where_all_are_valid(
     assert "Poisson, 2/s" in panels(runs)["load"]
 
 
-def test_what_is_not_settled_says_how_many_runs_would_do() -> None:
+def test_an_inconclusive_comparison_estimates_the_runs_needed() -> None:
     runs = [
         make_run(engine, 4.0, cycle, point=point, token_s=0.01 * (1 + noise))
         for cycle, noises in enumerate([(0.0, 0.05), (0.06, 0.0), (0.0, 0.04)], start=1)
         for point, (engine, noise) in enumerate(zip("ab", noises, strict=True))
     ]
     said = panels(runs)["TPOT median, ms"]
-    assert "Not settled" in said
-    assert re.search(r"would settle a difference of this size|so small that", said)
+    assert "Inconclusive" in said
+    assert re.search(r"would resolve a difference of this size|so small that", said)
 
 
-def test_nothing_is_settled_by_one_cycle() -> None:
+def test_one_cycle_is_inconclusive() -> None:
     said = panels(make_study(cycles=1))["TPOT median, ms"]
-    assert "Not settled" in said and "not to be believed: one pair has no interval" in said
+    assert "Inconclusive" in said and "not reliable: one pair has no interval" in said
 
 
-def test_runs_that_are_invalid_settle_nothing() -> None:
+def test_invalid_runs_are_inconclusive() -> None:
     said: dict[str, Any] = panels(make_study(cycles=3, verdict=INVALID))
     assert "invalid" in said["load"]
     assert "Invalid: must not be published" in said["TPOT median, ms"]

@@ -1,4 +1,4 @@
-"""Sweeps: written out, and pruned of what an engine would refuse or ignore."""
+"""Sweeps: expanded, and pruned of what an engine refuses or ignores."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ def test_equal_points_are_one_and_true_is_not_one() -> None:
 @pytest.mark.parametrize(
     ("sweep", "says"),
     [
-        ([3], "a sweep holds grids, not '3'"),
+        ([3], "expected a grid of values, got '3'"),
         ({"a": []}, "the sweep has no values for a"),
         ({"a": None}, "the sweep has no values for a"),
         ({"a": {}}, "the sweep has no values for a"),
-        ({"a.b": [1], "a": {"b": [2]}}, "the sweep has a.b twice"),
-        ({"engines": [["a"]]}, "engines is the same in the whole study"),
-        ({"inference": {"sweep": [1]}}, "sweep is the same in the whole study"),
+        ({"a.b": [1], "a": {"b": [2]}}, "the sweep lists a.b twice"),
+        ({"engines": [["a"]]}, "engines applies to the whole study"),
+        ({"inference": {"sweep": [1]}}, "sweep applies to the whole study"),
         (
             {"a": list(range(MAX_POINTS)), "b": [1, 2]},
-            f"the sweep has {2 * MAX_POINTS} points, allowed is {MAX_POINTS}",
+            f"the sweep has {2 * MAX_POINTS} points, at most {MAX_POINTS} are allowed",
         ),
     ],
 )
-def test_what_is_no_sweep(sweep: Any, says: str) -> None:
+def test_invalid_sweeps(sweep: Any, says: str) -> None:
     with pytest.raises(ConfigError) as error:
         expand_sweep(sweep)
     assert says in error.value.message and error.value.hint
@@ -109,7 +109,7 @@ def test_each_point_is_the_config_with_its_changes_on_top(tmp_path: Path, specs:
     assert kept[1].label == 'fast max_num_seqs=32 profile={"kind": "closed", "concurrency": 2}'
 
 
-def test_settings_of_another_engine_are_left_out_and_equal_points_run_once(study: Any) -> None:
+def test_settings_of_another_engine_are_dropped_and_equal_points_run_once(study: Any) -> None:
     text = "engines: [fast, broad]\nsweep: {fast.max_num_seqs: [1, 2], batching.batch_size: [4, 8]}\n"
     kept, dropped = study(text)
     assert kept == [
@@ -180,12 +180,12 @@ def test_engines_may_be_swept(study: Any) -> None:
         (
             "fp_precision: [float16, float32]",
             ["fast fp_precision=float16", "fast fp_precision=float32", "wide fp_precision=float32"],
-            {"wide fp_precision=float16": "fp_precision: is float16, allowed is float32 (on wide)"},
+            {"wide fp_precision=float16": "fp_precision: expected float32, got 'float16' (on wide)"},
         ),
         (
             "fast.swap_space: [4]",
             ["wide"],
-            {"fast swap_space=4": "fast.swap_space: gone since fast 0.11; instead: offload"},
+            {"fast swap_space=4": "fast.swap_space: removed in fast 0.11; instead: offload"},
         ),
         (
             "min_output_tokens: [1, 64], max_output_tokens: 32",
@@ -217,12 +217,12 @@ def test_a_key_of_the_file_without_effect_drops_no_point_unless_strict(study: An
     ("sweep", "says"),
     [
         ("fast.max_num_seq: [1]", "sweep.fast.max_num_seq: unknown key; did you mean fast.max_num_seqs?"),
-        ("fast.max_num_seqs: [1, 5000]", "sweep.fast.max_num_seqs: is 5000, allowed is 1 to 1024"),
+        ("fast.max_num_seqs: [1, 5000]", "sweep.fast.max_num_seqs: expected 1 to 1024, got 5000"),
         (
             "fp_precision: [float8]",
-            "sweep.fp_precision: is float8, allowed is float16, bfloat16, float32; did you mean float32?",
+            "sweep.fp_precision: expected float16, bfloat16 or float32, got 'float8'; did you mean float32?",
         ),
-        ("engine: [fats]", "sweep.engine: there is no engine called 'fats'; did you mean fast?"),
+        ("engine: [fats]", "sweep.engine: unknown engine 'fats'; did you mean fast?"),
     ],
 )
 def test_what_is_wrong_on_every_engine_is_an_error(study: Any, sweep: str, says: str) -> None:
@@ -241,7 +241,7 @@ def test_what_is_wrong_on_every_engine_is_an_error(study: Any, sweep: str, says:
     ],
 )
 def test_a_swept_key_cannot_be_a_flag_too(study: Any, sweep: str, flags: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="is swept, and set by a flag too"):
+    with pytest.raises(ConfigError, match="is swept and also set by a flag"):
         study(f"engine: fast\nsweep: {{{sweep}}}\n", flags=flags)
 
 
