@@ -1,9 +1,9 @@
-"""What a worker costs: each engine in process and through its worker, in interleaved pairs, and the ceiling of the stream itself.
+"""Overhead of a worker: each engine in process and through its worker, in interleaved pairs, and the stream's limit.
 
     make bench-worker            all engines
-    bench/worker_overhead.py llamacpp     one of them; `fake` is the ceiling
+    bench/worker_overhead.py llamacpp     one of them; `fake` measures the stream's limit
 
-The bar: the worker keeps at least 97% of the engine's own speed (the 95% interval of the ratio reaches 0.97), and one
+Target: the worker keeps at least 97% of the engine's own speed (the 95% interval of the ratio reaches 0.97), and one
 worker stream carries at least 200,000 tokens/s at 256 concurrent requests.
 """
 
@@ -47,21 +47,21 @@ T95 = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
 def compute_interval(ratios: list[float]) -> tuple[float, float, float]:
-    """Mean and 95% interval of ratios."""
+    """Return the mean and 95% interval of ratios."""
     mean = statistics.mean(ratios)
     half = T95[len(ratios) - 1] * statistics.stdev(ratios) / len(ratios) ** 0.5
     return mean, mean - half, mean + half
 
 
 class InProcessEngine:
-    """The engine called directly in its own environment, by bench/in_process_engine.py, told over a pipe when to run."""
+    """The engine called directly in its own environment by bench/in_process_engine.py, controlled over a pipe."""
 
     def __init__(self, plan: LaunchPlan, env: Mapping[str, str] | None = None) -> None:
         load = plan.launch.load
         self._process = subprocess.Popen(
             [
                 str(plan.launch.python),
-                str(Path(__file__).with_name("in_process.py")),
+                str(Path(__file__).with_name("in_process_engine.py")),
                 str(Path(bootstrap.__file__)),
                 json.dumps(asdict(load)),
             ],
@@ -77,9 +77,9 @@ class InProcessEngine:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("@"):
-                found: dict[str, Any] = json.loads(line[1:])
-                return found
-        raise SystemExit("the engine in process ended: see its log")
+                message: dict[str, Any] = json.loads(line[1:])
+                return message
+        raise SystemExit("the in-process engine exited: see its log")
 
     def run(self, ids: list[int], streams: int) -> float:
         assert self._process.stdin is not None
@@ -94,9 +94,9 @@ class InProcessEngine:
 
 
 async def measure_through_worker(worker: ModelWorker, ids: list[int], streams: int) -> float:
-    """Output tokens per second of `streams` requests at once."""
+    """Return the output tokens per second of `streams` concurrent requests."""
 
-    async def one(number: int) -> int:
+    async def generate(number: int) -> int:
         sampling = Sampling(temperature=0.0, max_tokens=TOKENS[streams], ignore_eos=True)
         async for event in worker.client.generate(GenerateRequest(token_ids=(*ids, number + 100), sampling=sampling)):
             if isinstance(event, Done):
@@ -104,12 +104,12 @@ async def measure_through_worker(worker: ModelWorker, ids: list[int], streams: i
         raise SystemExit("a stream ended without Done")
 
     started = time.perf_counter()
-    tokens = sum(await asyncio.gather(*(one(number) for number in range(streams))))
+    tokens = sum(await asyncio.gather(*(generate(number) for number in range(streams))))
     return tokens / (time.perf_counter() - started)
 
 
 async def compare(kind: str) -> bool:
-    """Interleaved pairs of one engine in process and through its worker; both are loaded the whole time."""
+    """Compare one engine in process and through its worker, in interleaved pairs; both stay loaded."""
     plan = make_launch_plan("smollm2", engine=kind, config=load_config(None), settings=SETTINGS[kind])
     direct = InProcessEngine(plan)
     good = True
@@ -121,8 +121,8 @@ async def compare(kind: str) -> bool:
                 for pair in range(-1, PAIRS):  # the first pair warms up
                     order = [direct.run, measure_through_worker] if pair % 2 else [measure_through_worker, direct.run]
                     speed: dict[bool, float] = {}
-                    for way in order:
-                        if way is measure_through_worker:
+                    for measure in order:
+                        if measure is measure_through_worker:
                             speed[True] = await measure_through_worker(worker, ids, streams)
                         else:
                             speed[False] = await asyncio.to_thread(direct.run, ids, streams)
@@ -136,7 +136,7 @@ async def compare(kind: str) -> bool:
 
 def report(kind: str, streams: int, pairs: list[tuple[float, float]]) -> bool:
     mean, low, high = compute_interval([through / direct for direct, through in pairs])
-    direct, through = (statistics.mean(one[side] for one in pairs) for side in (0, 1))
+    direct, through = (statistics.mean(pair[side] for pair in pairs) for side in (0, 1))
     verdict = "met" if high >= 0.97 else "MISSED"
     print(
         f"{kind:<13}{streams:>8}{direct:>14.1f}{through:>14.1f}{mean:>10.3f}   [{low:.3f}, {high:.3f}]   {verdict}",
@@ -146,10 +146,10 @@ def report(kind: str, streams: int, pairs: list[tuple[float, float]]) -> bool:
 
 
 class _TextChecker:
-    """Collects one request's text and compares it with what the script says."""
+    """Collects one request's text and compares it with the script."""
 
-    def __init__(self, wanted: str, ended: Any) -> None:
-        self._wanted, self._ended, self._pieces = wanted, ended, list[str]()
+    def __init__(self, expected: str, ended: Any) -> None:
+        self._expected, self._ended, self._pieces = expected, ended, list[str]()
 
     def on_token(self, text: str, token_id: int) -> None:
         self._pieces.append(text)
@@ -160,8 +160,8 @@ class _TextChecker:
     def on_flush(self) -> None: ...
 
     def on_done(self, done: Done) -> None:
-        if "".join(self._pieces) != self._wanted:
-            raise SystemExit("a request got another text than its own")
+        if "".join(self._pieces) != self._expected:
+            raise SystemExit("a request got the text of another one")
         self._ended()
 
     def on_error(self, error: EnginebayError) -> None:
@@ -169,7 +169,7 @@ class _TextChecker:
 
 
 async def measure_ceiling(streams: int = 256, tokens: int = 800) -> bool:
-    """The fake engine as fast as it goes, one token per request per step, every text checked."""
+    """Measure the fake engine at full speed, one token per request and step; check every text."""
     scripts = {f"<{number:03d}>": f"{number:03d} says {'abcdefghij' * 100}"[:tokens] for number in range(streams)}
     plan = make_launch_plan(
         "fake", engine="fake", config=load_config(None), settings={"script_by_prompt": scripts, "max_batch": streams}
@@ -187,15 +187,15 @@ async def measure_ceiling(streams: int = 256, tokens: int = 800) -> bool:
 
             before = await worker.client.state()
             started = time.perf_counter()
-            for key, wanted in scripts.items():
-                worker.client.submit(GenerateRequest(token_ids=tuple(key.encode())), _TextChecker(wanted, ended))
+            for key, expected in scripts.items():
+                worker.client.submit(GenerateRequest(token_ids=tuple(key.encode())), _TextChecker(expected, ended))
             await finished.wait()
             speeds.append(streams * tokens / (time.perf_counter() - started))
             steps = (await worker.client.state()).flushes - before.flushes
     mean, low, high = compute_interval(speeds)
     verdict = "met" if high >= 200_000 else "MISSED"
     print(
-        f"\none stream, {streams} requests, {steps} engine steps a round: {mean:,.0f} tokens/s [{low:,.0f}, {high:,.0f}]   {verdict}"
+        f"\none stream, {streams} requests, {steps} engine steps per round: {mean:,.0f} tokens/s [{low:,.0f}, {high:,.0f}]   {verdict}"
     )
     return high >= 200_000
 

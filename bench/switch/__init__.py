@@ -1,1 +1,1 @@
-"""How long it takes to switch from one model to another, beside killing and starting the engine's own server."""
+"""Benchmark of model switches against restarting the engine's own server."""

@@ -1,16 +1,15 @@
-"""From a request for the model that is not awake to the first token of its answer, beside killing and starting the
-engine's own server.
+"""Time from a request for a model that is not awake to its first token, compared with a restart of the engine's server.
 
     make bench-switch
-    python -m bench.switch --engines llamacpp --depths cold --pairs 2      a quick look
+    python -m bench.switch --engines llamacpp --depths cold --pairs 2      a quick run
 
-Ours is `bay serve` with two names of the same model, of which one may be awake, so that every request for the other is a
-switch: from `asleep` (its worker was kept), from `standby` (nothing but a process with the library imported) or from
-`cold` (nothing). Bare is the engine's own server with the same model and settings: SIGKILL, start, the first token. Both
-are timed by the client that streams the answer, and take turns. Before each measurement the other side is at rest, and
-the standby, which starts after each switch that took the last one, is ready again: the time for that is not counted.
+Ours is `bay serve` with two names of the same model and max_awake 1, so every request for the other name is a switch:
+from `asleep` (its worker is kept), from `standby` (a process with the library imported) or from `cold` (nothing). Bare
+is the engine's own server with the same model and settings: SIGKILL, start, first token. The streaming client times
+both, and they take turns. Before each measurement the other side is idle and the standby is ready again; that time does
+not count.
 
-The bars: from asleep every switch under 1 s; from standby at most half of the bare start on vllm; from cold no slower
+Targets: from asleep every switch under 1 s; from standby at most half of the bare start on vllm; from cold no slower
 than the bare start, within the 95% interval of the ratio.
 """
 
@@ -26,13 +25,13 @@ from bench.switch.bay_switching import START_STATES, BaySwitching, SwitchTiming
 from bench.switch.native_restart import NativeRestart
 from bench.switch.switch_report import SwitchComparison, judge, print_comparison_table, print_pair, print_slowest
 
-_PROMPT = "Say {number}."  # short: it is the switch that is measured, not the prompt
+_PROMPT = "Say {number}."  # short: only the switch is measured
 
 
 def compare(kind: str, depth: str, pairs: int) -> SwitchComparison:
-    """Interleaved pairs of one engine at one depth. Each has loaded the model once before the first."""
+    """Measure interleaved pairs of one engine and start state. Each has loaded the model once before."""
     ours, bare = BaySwitching(kind, depth), NativeRestart(kind)
-    found: list[tuple[SwitchTiming, float]] = []
+    timings: list[tuple[SwitchTiming, float]] = []
     try:
         bare.start()
         ours.start()
@@ -42,29 +41,27 @@ def compare(kind: str, depth: str, pairs: int) -> SwitchComparison:
                 theirs, mine = bare.switch(prompt), ours.switch(prompt)
             else:
                 mine, theirs = ours.switch(prompt), bare.switch(prompt)
-            found.append((mine, theirs))
+            timings.append((mine, theirs))
             print_pair(kind, depth, pair + 1, mine, theirs)
-        return SwitchComparison(kind, depth, found)
+        return SwitchComparison(kind, depth, timings)
     finally:
         bare.stop()
         ours.stop()
 
 
 def main(kinds: Sequence[str], depths: Sequence[str], pairs: int) -> int:
-    print("each side waits for the other to be at rest, and for the standby, if there is one, to be ready", flush=True)
-    found = [compare(kind, depth, pairs) for kind in kinds for depth in depths]
-    print_comparison_table(found)
-    print_slowest(found)
-    return 0 if judge(found) else 1
+    print("each side waits until the other is idle and its standby is ready", flush=True)
+    comparisons = [compare(kind, depth, pairs) for kind in kinds for depth in depths]
+    print_comparison_table(comparisons)
+    print_slowest(comparisons)
+    return 0 if judge(comparisons) else 1
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(
-        description="How long a switch takes, beside a bare restart of the engine's server."
-    )
+    options = argparse.ArgumentParser(description="Compare a model switch with a restart of the engine's own server.")
     options.add_argument("--engines", nargs="+", choices=NATIVE_SERVERS, default=["llamacpp", "transformers", "vllm"])
     options.add_argument("--depths", nargs="+", choices=START_STATES, default=START_STATES)
-    options.add_argument("--pairs", type=int, default=5, choices=range(1, 11), help="fewer than 5 judge no ratio")
-    given = options.parse_args()
+    options.add_argument("--pairs", type=int, default=5, choices=range(1, 11), help="ratios are judged with at least 5")
+    arguments = options.parse_args()
     exit_on_sigterm()
-    sys.exit(main(given.engines, given.depths, given.pairs))
+    sys.exit(main(arguments.engines, arguments.depths, arguments.pairs))

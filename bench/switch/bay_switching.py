@@ -1,4 +1,4 @@
-"""`bay serve` with two models of which one may be awake: each request for the other one is a switch."""
+"""`bay serve` with two models and max_awake 1: each request for the other one is a switch."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from bench.worker_overhead import SETTINGS
 
 START_STATES = ("asleep", "standby", "cold")
 _BAY = Path(sys.executable).with_name("bay")
-_NAMES = ("first", "second")  # the same model twice: it is the switch that is measured
+_NAMES = ("first", "second")  # the same model twice: only the switch is measured
 _TOKENS = 4
 _POLL_S = 0.1
 _TIMEOUT_S = 300.0
 
-SwitchRecord = Mapping[str, Any]  # a switch, as /admin/switches tells it
+SwitchRecord = Mapping[str, Any]  # a switch in /admin/switches
 
 
 @dataclass(frozen=True, slots=True)
 class SwitchTiming:
-    """One switch: what the client saw, and what the server wrote down."""
+    """One switch, as the client measured and the server recorded it."""
 
     seconds: float
     record: SwitchRecord
 
 
 def build_config(kind: str, depth: str) -> dict[str, Any]:
-    """Pure."""
+    """Build the server configuration. Pure."""
     fleet: dict[str, Any] = {"max_awake": 1, "min_residency_s": 0, "sleep": "auto" if depth == "asleep" else "off"}
     if depth == "standby":
         fleet["standby"] = [kind]
@@ -51,7 +51,7 @@ def build_config(kind: str, depth: str) -> dict[str, Any]:
 
 
 class BaySwitching:
-    """Switches between its two models, always from the same depth."""
+    """Switches between its two models, always from the same start state."""
 
     def __init__(self, kind: str, depth: str) -> None:
         self._kind = kind
@@ -63,7 +63,7 @@ class BaySwitching:
         self._url = f"http://127.0.0.1:{find_free_port()}"
 
     def start(self) -> None:
-        """Until it answers, has been at both models, and is at rest."""
+        """Start the server, load both models once and wait until it is idle."""
         config = self._directory / "config.yaml"
         config.write_text(yaml.safe_dump(build_config(self._kind, self._depth)))
         command = [str(_BAY), "serve", "--config", str(config), "--port", self._url.rpartition(":")[2]]
@@ -73,13 +73,13 @@ class BaySwitching:
             self._url, build_chat_body(_NAMES[0], _TOKENS, False), self._headers, timeout_s=_TIMEOUT_S
         )
         self._wait_idle()
-        self._time_switch("Say hi.")  # asleep: from now on both are loaded
+        self._time_switch("Say hi.")  # for asleep: both are loaded from now on
 
     def switch(self, prompt: str) -> SwitchTiming:
-        """To the model that is not awake. It came from the depth that is measured, or nothing is measured."""
+        """Switch to the model that is not awake. Exits if it did not start from the measured state."""
         switched = self._time_switch(prompt)
         if switched.record["from"] != self._depth:
-            raise SystemExit(f"a switch to be made from {self._depth} was made from {switched.record['from']}")
+            raise SystemExit(f"expected a switch from {self._depth}, got one from {switched.record['from']}")
         return switched
 
     def _time_switch(self, prompt: str) -> SwitchTiming:
@@ -89,29 +89,29 @@ class BaySwitching:
         try:
             seconds = time_first_text(self._url, body, self._headers) - started
         except NotReady as problem:
-            raise SystemExit(f"the request for {name} was not answered: {problem}\n{self._read_log_tail()}") from None
+            raise SystemExit(f"the request for {name} failed: {problem}\n{self._read_log_tail()}") from None
         self._awake = 1 - self._awake
         return SwitchTiming(seconds, self._wait_idle())
 
     def _wait_idle(self) -> SwitchRecord:
-        """Until the switch is written down whole, no model moves and the standby, if there is one, is ready again."""
+        """Wait until the switch is fully recorded, no transition runs and the standby is ready again."""
         deadline = time.monotonic() + _TIMEOUT_S
         while time.monotonic() < deadline:
             record: SwitchRecord = self._get_admin("switches")["switches"][-1]
-            whole = record["model"] == _NAMES[self._awake] and "first_token" in record["phases"]
-            if whole and self._is_idle():
+            complete = record["model"] == _NAMES[self._awake] and "first_token" in record["phases"]
+            if complete and self._is_idle():
                 return record
             time.sleep(_POLL_S)
-        raise SystemExit(f"{self._kind} did not come to rest after a switch\n{self._read_log_tail()}")
+        raise SystemExit(f"{self._kind} did not become idle after a switch\n{self._read_log_tail()}")
 
     def _is_idle(self) -> bool:
-        found = self._get_admin("ps")
-        states = {model["state"] for model in found["models"]}
-        spare = self._depth != "standby" or self._kind in found["standby"]
-        return spare and "awake" in states and states <= {"awake", "asleep", "cold"}
+        fleet = self._get_admin("ps")
+        states = {model["state"] for model in fleet["models"]}
+        standby_ready = self._depth != "standby" or self._kind in fleet["standby"]
+        return standby_ready and "awake" in states and states <= {"awake", "asleep", "cold"}
 
-    def _get_admin(self, what: str) -> Any:
-        request = urllib.request.Request(f"{self._url}/admin/{what}", headers=self._headers)
+    def _get_admin(self, path: str) -> Any:
+        request = urllib.request.Request(f"{self._url}/admin/{path}", headers=self._headers)
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
 

@@ -1,4 +1,4 @@
-"""One streamed chat request, timed by the client's clock until the first text of the answer has arrived."""
+"""Times a streamed chat request on the client until the first text arrives."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from urllib.parse import urlsplit
 from bench.server.http_responses import CONTENT, parse_head
 
 _READ = 1 << 16
-_RETRY_S = 0.02  # between two tries to reach a server that is not up yet
+_RETRY_S = 0.02  # between attempts to reach a starting server
 _TIMEOUT_S = 300.0
 
 
 class NotReady(Exception):
-    """The server does not listen, or answers that it is not ready."""
+    """The server does not listen, or responds that it is not ready."""
 
 
 def time_first_text(url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> float:
-    """When the first text came, by `time.perf_counter`; the answer is read to its end. Raises `NotYet`."""
-    place = urlsplit(url)
+    """Return when the first text arrived, by `time.perf_counter`. Reads the whole response. Raises `NotReady`."""
+    address = urlsplit(url)
     try:
-        with socket.create_connection((place.hostname or "", place.port or 80), timeout=_TIMEOUT_S) as connection:
-            connection.sendall(_build_request(place.netloc, body, headers))
+        with socket.create_connection((address.hostname or "", address.port or 80), timeout=_TIMEOUT_S) as connection:
+            connection.sendall(_build_request(address.netloc, body, headers))
             return _wait_first_text(connection)
     except ConnectionError as problem:
         raise NotReady(str(problem)) from None
 
 
 def retry_first_text(url: str, body: Mapping[str, Any], check: Callable[[], None]) -> float:
-    """The same, of a server that is being started; `check` raises when it will never answer."""
+    """Retry `time_first_text` while a server starts. `check` raises if it has exited."""
     deadline = time.monotonic() + _TIMEOUT_S
     while True:
         try:
@@ -40,7 +40,7 @@ def retry_first_text(url: str, body: Mapping[str, Any], check: Callable[[], None
         except NotReady as problem:
             check()
             if time.monotonic() > deadline:
-                raise SystemExit(f"no answer within {_TIMEOUT_S:.0f} s: {problem}") from None
+                raise SystemExit(f"no response within {_TIMEOUT_S:.0f} s: {problem}") from None
         time.sleep(_RETRY_S)
 
 
@@ -53,14 +53,14 @@ def _build_request(host: str, body: Mapping[str, Any], headers: Mapping[str, str
 
 
 def _wait_first_text(connection: socket.socket) -> float:
-    came, answer = 0.0, b""
-    while piece := connection.recv(_READ):
-        answer += piece
-        if not came and CONTENT.search(answer):
-            came = time.perf_counter()
-    head = parse_head(answer)
+    arrived_at, response = 0.0, b""
+    while chunk := connection.recv(_READ):
+        response += chunk
+        if not arrived_at and CONTENT.search(response):
+            arrived_at = time.perf_counter()
+    head = parse_head(response)
     if head is None or head.status != 200:
-        raise NotReady(f"answered {answer[:300]!r}")
-    if not came:
-        raise SystemExit(f"an answer without text: {answer[-500:]!r}")
-    return came
+        raise NotReady(f"responded {response[:300]!r}")
+    if not arrived_at:
+        raise SystemExit(f"a response without text: {response[-500:]!r}")
+    return arrived_at

@@ -1,4 +1,4 @@
-"""The engine's own server, switched the way it can be: killed, and started again."""
+"""The engine's own server, which can only switch by a kill and a restart."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 class NativeRestart:
-    """One server at a time, each on a port of its own, so that none waits for what the last one held."""
+    """One server at a time, each on its own port, so that none waits for the previous one's port."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -30,12 +30,12 @@ class NativeRestart:
         self._server: BenchServerProcess | None = None
 
     def start(self) -> None:
-        """Not measured: the first one fills the caches."""
+        """Warm up: the first start fills the caches."""
         self.switch("Say hi.")
 
     def switch(self, prompt: str) -> float:
-        """Seconds from the kill of the running server to the first token of the next one."""
-        disable_openmp_spinning()  # ours do, where cores are few; set here, it is passed on
+        """Return the seconds from the kill of the running server to the first token of the next one."""
+        disable_openmp_spinning()  # as our workers do on few cores; inherited by the server
         port = find_free_port()
         launch: NativeLaunch = NATIVE_SERVERS[self._kind](self._plan, SETTINGS[self._kind], port)
         environment = {"PYTHONPATH": str(_ROOT), **launch.environment}

@@ -223,7 +223,7 @@ def judge(figures: dict[str, Any]) -> list[str]:
             )
             continue
         print(
-            f"{load:<7}sum of requests {requests['sum_j']:,.0f} J, GPU above idle {requests['gpu_above_idle_j']:,.0f} J: {share:.1%}"
+            f"{load:<7}sum of requests {values['sum_j']:,.0f} J, GPU above idle {values['gpu_above_idle_j']:,.0f} J: {share:.1%}"
         )
         if abs(share - 1) > SUM_BAR:
             problems.append(f"{load}: the requests' joules are {share:.1%} of what the GPU drew above idle")

@@ -1,4 +1,4 @@
-"""The openai engine, in a worker, against servers that others wrote: `vllm serve` and `transformers serve`."""
+"""The openai engine in a worker, against third-party servers: `vllm serve` and `transformers serve`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Remote:
         return Load("openai", "enginebay.engines.openai.engine:OpenAIEngine", "far", "", chosen)
 
     def ask(self, path: str, **body: Any) -> Any:
-        """The server's own, unstreamed answer."""
+        """Return the server's own, unstreamed response."""
         return post_json(
             f"{self.url}/v1{path}", {"model": self.model, "temperature": 0, "max_tokens": 16, **body}, {}, 120
         )
@@ -92,7 +92,7 @@ async def _answer(client: WorkerClient, request: GenerateRequest) -> Answered:
     return Answered("".join(pieces), len(pieces), deltas[-1].finish_reason, done)
 
 
-async def test_a_chat_streams_and_is_what_the_server_says_itself(remote: Remote, tmp_path: Path) -> None:
+async def test_a_streamed_chat_equals_the_servers_own_response(remote: Remote, tmp_path: Path) -> None:
     async with _worker(remote, tmp_path / "log") as client:
         ours = await _answer(client, CHAT)
     theirs = await asyncio.to_thread(remote.ask, "/chat/completions", messages=list(MESSAGES))
@@ -123,7 +123,7 @@ async def test_many_at_once(remote: Remote, tmp_path: Path) -> None:
                 await asyncio.sleep(0.02)
 
 
-async def test_leaving_ends_the_request(remote: Remote, tmp_path: Path) -> None:
+async def test_disconnecting_ends_the_request(remote: Remote, tmp_path: Path) -> None:
     async with _worker(remote, tmp_path / "log") as client:
         endless = replace(CHAT, sampling=Sampling(temperature=0, max_tokens=400))
         stream = client.generate(endless)
@@ -137,7 +137,7 @@ async def test_leaving_ends_the_request(remote: Remote, tmp_path: Path) -> None:
         assert (await _answer(client, CHAT)).text
 
 
-async def test_n_is_done_or_refused(remote: Remote, tmp_path: Path) -> None:
+async def test_n_is_supported_or_refused(remote: Remote, tmp_path: Path) -> None:
     two = replace(CHAT, sampling=replace(GREEDY, temperature=0.7, n=2))  # vLLM takes n with sampling only
     async with _worker(remote, tmp_path / "log") as client:
         if remote.kind == "transformers":  # which reads n and forgets it
@@ -149,7 +149,7 @@ async def test_n_is_done_or_refused(remote: Remote, tmp_path: Path) -> None:
     assert all(texts)
 
 
-async def test_what_the_server_refuses_is_told(remote: Remote, tmp_path: Path) -> None:
+async def test_the_servers_refusal_is_reported(remote: Remote, tmp_path: Path) -> None:
     async with _worker(remote, tmp_path / "log", extras=True) as client:
         if remote.kind == "transformers":  # which knows none of vLLM's fields
             with pytest.raises(InvalidRequest, match="Unexpected fields") as refused:
@@ -181,7 +181,7 @@ async def test_vllms_own_fields(remote: Remote, tmp_path: Path) -> None:
         assert " " not in stop.text and stop.reason is FinishReason.STOP
 
 
-async def test_the_context_and_the_names_are_asked_for(remote: Remote, tmp_path: Path) -> None:
+async def test_the_context_and_the_names_come_from_the_server(remote: Remote, tmp_path: Path) -> None:
     if remote.kind != "vllm":
         pytest.skip("transformers serve does not list what it serves")
     async with _worker(remote, tmp_path / "log") as client:

@@ -1,4 +1,4 @@
-"""Workers as processes: how they start, fail, die, and what they leave behind: nothing."""
+"""Worker processes start, fail and die, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENDLESS = GenerateRequest(token_ids=tuple(b"hello"), sampling=Sampling(ignore_eo
 
 @pytest.fixture(autouse=True)
 def _private(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What other programs of this user start is not ours to count. Short, since sockets go there."""
+    """Hide the workers of other programs. The path is short because sockets are created there."""
     with tempfile.TemporaryDirectory(prefix="bay") as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         yield
@@ -90,7 +90,7 @@ async def test_the_socket_is_private_and_gone_afterwards(launch: Callable[..., W
     assert await _gone(lambda: any(map(_alive, pids)))
 
 
-async def test_a_killed_worker_gives_a_clear_error_with_its_last_words(launch: Callable[..., WorkerLaunch]) -> None:
+async def test_a_killed_worker_gives_a_clear_error_with_its_log_tail(launch: Callable[..., WorkerLaunch]) -> None:
     process = await WorkerProcess.start(launch(step_s=0.01))
     client = WorkerClient(process.address, process.build_death_error)
     running = await _first_token(client)
@@ -108,7 +108,7 @@ async def test_a_killed_worker_gives_a_clear_error_with_its_last_words(launch: C
     await process.close()
 
 
-async def test_a_crash_in_the_engine_is_told(launch: Callable[..., WorkerLaunch]) -> None:
+async def test_a_crash_in_the_engine_is_reported(launch: Callable[..., WorkerLaunch]) -> None:
     process = await WorkerProcess.start(launch(crash_after_tokens=20, step_s=0.005))
     client = WorkerClient(process.address, process.build_death_error)
     with pytest.raises(WorkerDied, match="SIGSEGV") as death:
@@ -119,7 +119,7 @@ async def test_a_crash_in_the_engine_is_told(launch: Callable[..., WorkerLaunch]
     await process.close()
 
 
-async def test_a_parent_that_cannot_listen_says_so_at_once(
+async def test_a_parent_that_cannot_accept_fails_at_once(
     launch: Callable[..., WorkerLaunch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def accept(_: object) -> None:
@@ -131,10 +131,10 @@ async def test_a_parent_that_cannot_listen_says_so_at_once(
     assert list(runtime_dir().iterdir()) == []
 
 
-async def test_one_that_cannot_be_killed_is_left_alone(
+async def test_a_worker_that_cannot_be_killed_is_abandoned(
     launch: Callable[..., WorkerLaunch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It hangs inside the kernel, on a device or a disk. Whoever ends it goes on."""
+    """It is stuck in the kernel, on a device or a disk. `close` gives up on it."""
     monkeypatch.setattr(process_module, "_KILL_TIMEOUT_S", 0.2)
     process = await WorkerProcess.start(launch())
 
@@ -145,7 +145,7 @@ async def test_one_that_cannot_be_killed_is_left_alone(
     monkeypatch.setattr(process._process, "wait", never)
     await asyncio.wait_for(process.close(grace_s=0), 30)
     assert not process.directory.exists()
-    assert f"process {process.pid} was killed and does not end" in process.launch.log.read_text()
+    assert f"process {process.pid} was killed but does not exit" in process.launch.log.read_text()
 
 
 async def test_one_failing_request_does_not_harm_the_worker(launch: Callable[..., WorkerLaunch]) -> None:
@@ -207,11 +207,11 @@ PARENT = """
     from pathlib import Path
     from enginebay.contract import Load
     from enginebay.util.paths import runtime_dir
-    from enginebay.worker.client_side.worker_process import Launch, WorkerProcess
+    from enginebay.worker.client_side.worker_process import WorkerLaunch, WorkerProcess
 
     async def main():
         load = Load("fake", "enginebay.engines.fake.engine:FakeEngine", "toy", "", {"load_s": float(sys.argv[2])})
-        start = WorkerProcess.start(Launch(load, Path(sys.executable), runtime_dir(), Path(sys.argv[1])))
+        start = WorkerProcess.start(WorkerLaunch(load, Path(sys.executable), runtime_dir(), Path(sys.argv[1])))
         task = asyncio.create_task(start)
         await asyncio.sleep(0.7)
         if float(sys.argv[2]) == 0:
@@ -239,7 +239,7 @@ async def test_the_worker_ends_when_its_parent_dies(tmp_path: Path, death: signa
     assert await _gone(lambda: not set(runtime_dir().iterdir()) <= before), "a socket directory was left behind"
 
 
-async def test_a_worker_that_heeds_nothing_ends_with_its_parent(tmp_path: Path) -> None:
+async def test_a_stopped_worker_ends_with_its_parent(tmp_path: Path) -> None:
     arguments = [sys.executable, "-c", textwrap.dedent(PARENT), str(tmp_path / "log"), "0"]
     parent = subprocess.Popen(arguments, stdout=subprocess.PIPE)
     assert parent.stdout is not None and parent.stdout.readline() == b"up\n"
@@ -252,7 +252,7 @@ async def test_a_worker_that_heeds_nothing_ends_with_its_parent(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("how", ["serve", "standby"])
-def test_a_worker_whose_parent_died_before_it_was_there_leaves_nothing(how: str, tmp_path: Path) -> None:
+def test_a_worker_whose_parent_died_first_leaves_nothing(how: str, tmp_path: Path) -> None:
     directory = tmp_path / "w1-1"
     directory.mkdir()
     (directory / "c").touch()  # nobody listens there any more
@@ -279,8 +279,8 @@ async def test_health_and_reflection_answer(launch: Callable[..., WorkerLaunch])
     await process.close()
 
 
-async def test_a_session_that_has_ended_takes_no_requests(launch: Callable[..., WorkerLaunch]) -> None:
-    """It says so at once: whoever still holds it would otherwise wait for ever."""
+async def test_a_closed_client_takes_no_requests(launch: Callable[..., WorkerLaunch]) -> None:
+    """It raises at once: a request would otherwise wait forever."""
     worker = await WorkerProcess.start(launch())
     try:
         client = WorkerClient(worker.address)

@@ -1,0 +1,1 @@
+"""The fleet: loads, evicts and restarts the models of this host."""

@@ -4,22 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from enginebay.meters.sample import Meter, Sample
-
-_MAX_READINGS = 100_000
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """When the meter was called and when it returned."""
-
-    meter: str
-    before_s: float
-    after_s: float
 
 
 class MeterSampler:
@@ -30,22 +17,16 @@ class MeterSampler:
     """
 
     def __init__(
-        self,
-        meters: Sequence[Meter],
-        interval_s: float = 0.1,
-        *,
-        burst_s: float = 0.5,
-        burst_interval_s: float = 0.005,
+        self, meters: Sequence[Meter], interval_s: float = 0.1, *, burst_s: float = 0.5, burst_interval_s: float = 0.005
     ) -> None:
         self._meters = tuple(meters)
         self._interval_s = interval_s
         self._burst_s = burst_s
         self._burst_interval_s = burst_interval_s
-        self._lock = threading.Lock()  # guards the next four
+        self._lock = threading.Lock()  # guards the next three
         self._samples: list[Sample] = []
         self._latest: dict[str, Sample] = {}
         self._failures: dict[str, str] = {}
-        self._readings: deque[Reading] = deque(maxlen=_MAX_READINGS)
         self._energy_meters: set[str] = set()  # names; used by the thread only
         self._burst_until_s = 0.0
         self._stopping = False
@@ -79,13 +60,6 @@ class MeterSampler:
             drained, self._samples = self._samples, []
         return drained
 
-    def drain_readings(self) -> list[Reading]:
-        """Return the reading times since the last call; only the newest are kept."""
-        with self._lock:
-            drained = list(self._readings)
-            self._readings.clear()
-        return drained
-
     def latest(self) -> dict[str, Sample]:
         """Return the newest sample of each device."""
         with self._lock:
@@ -117,20 +91,17 @@ class MeterSampler:
             self._wake.clear()
 
     def _read(self, meter: Meter) -> None:
-        before_s = time.monotonic()
         try:
             samples = meter.read()
         except Exception as error:  # one meter's failure must not stop the others
             samples = []
             with self._lock:
                 self._failures[meter.name] = f"{type(error).__name__}: {error}"
-        after_s = time.monotonic()
         if any(sample.energy_j is not None for sample in samples):
             self._energy_meters.add(meter.name)
         with self._lock:
             self._samples.extend(samples)
             self._latest.update({sample.device: sample for sample in samples})
-            self._readings.append(Reading(meter.name, before_s, after_s))
 
 
 def _compute_next_due(due_s: float, interval_s: float, now_s: float) -> float:

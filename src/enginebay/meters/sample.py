@@ -24,9 +24,7 @@ class Sample:
     temperature_c: float | None = None
     throttle: tuple[str, ...] = ()  # reasons for reduced clocks
     cpu_s: float | None = None  # CPU time of all cores, counts up
-    peak_memory_bytes: int | None = (
-        None  # highest so far, as recorded by the OS; for a tree, the sum over its processes
-    )
+    peak_memory_bytes: int | None = None  # highest so far, by the OS; for a tree, the sum over its processes
     wraps_at_j: float | None = None  # the energy counter wraps to 0 after this many joules
     limit_w: float | None = None  # sustained power limit
 

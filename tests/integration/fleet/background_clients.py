@@ -1,4 +1,4 @@
-"""Clients that ask one request after another, and count how each of them ended."""
+"""Clients that send one request after another and count the outcomes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BEGUN = 3  # events of a stream, by which something of its answer has come
 
 @dataclass
 class OutcomeTally:
-    """How requests ended. There is no other end than these; one that is `lost` was never told how it stands."""
+    """How requests ended. A `lost` one got neither a complete answer nor an error."""
 
     whole: int = 0
     told: Counter[str] = field(default_factory=Counter)  # error events at the end of a stream, by code
@@ -32,7 +32,7 @@ class OutcomeTally:
 
 
 class BackgroundWorkload:
-    """`async with Load(url, ["toy"])`: asks within the block; at its end, all that was asked is waited for."""
+    """`async with BackgroundWorkload(url, ["toy"])`: sends requests within the block and awaits them at its end."""
 
     def __init__(
         self, url: str, models: Sequence[str], *, streams: int = 4, wholes: int = 4, max_tokens: int = 40,
@@ -70,7 +70,7 @@ class BackgroundWorkload:
             await self._client.aclose()
 
     def stop(self) -> None:
-        """Nothing more is asked."""
+        """Send no more requests."""
         self._stopping = True
 
     @property
@@ -82,13 +82,13 @@ class BackgroundWorkload:
         return self.streamed.ended + self.unstreamed.ended
 
     async def wait_for_end(self, within_s: float = 60.0) -> None:
-        """Until one more request has ended, however."""
+        """Wait until one more request has ended."""
         before = self.ended
         async with asyncio.timeout(within_s), self._progress:
             await self._progress.wait_for(lambda: self.ended > before)
 
     async def wait_mid_stream(self, within_s: float = 60.0) -> None:
-        """Until a stream has just had its first tokens."""
+        """Wait until a stream has received its first tokens."""
         async with asyncio.timeout(within_s), self._progress:
             self._begun = False
             await self._progress.wait_for(lambda: self._begun)
@@ -100,7 +100,7 @@ class BackgroundWorkload:
                 self._progress.notify_all()
 
     async def wait_answers_for_all(self, times: int = 1, within_s: float = 180.0, *, streams: bool = False) -> None:
-        """Until each client has had that many whole answers more; those of streams only if asked for."""
+        """Wait for `times` more complete answers per client; streams count only with `streams`."""
         waited = [number for number, stream in enumerate(self._kinds) if streams or not stream]
         goals = {number: self.answers[number] + times for number in waited}
         async with asyncio.timeout(within_s), self._progress:
@@ -158,7 +158,7 @@ class BackgroundWorkload:
 
 
 def _note_end(tally: OutcomeTally, made: int, body: dict[str, Any], reason: str | None) -> bool:
-    """Whether the answer is all that was asked for."""
+    """Record the end of an answer. Return whether it is complete."""
     if made == body["max_tokens"] and reason == "length":
         tally.whole += 1
         return True

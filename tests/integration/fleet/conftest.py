@@ -1,4 +1,4 @@
-"""Each server of these tests gets a place of its own, and must leave it as it was."""
+"""Each server of these tests gets an isolated environment and must leave nothing behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.integration.fleet.shared_fleets import vllm_fleet as vllm_fleet
 
 @pytest.fixture
 def site() -> Iterator[ServerSite]:
-    """After the test, no process, socket or temporary file of the server may be there."""
+    """Assert after the test that no process, socket or temporary file of the server is left."""
     folder = Path(tempfile.mkdtemp(prefix="bay", dir="/tmp"))  # short: sockets have short paths
     found = ServerSite(folder)
     for name in ("run", "tmp", "home"):

@@ -1,4 +1,4 @@
-"""Requests to a server with several models, and a look at who is loaded there."""
+"""A client of a server with several models, and of its admin API."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class StreamedAnswer:
 
 
 class FleetClient:
-    """One server, asked as a client and as an administrator."""
+    """Talks to one server as a client and as an administrator."""
 
     def __init__(self, server: BayProcess, headers: dict[str, str] | None = None) -> None:
         self.server = server
@@ -97,7 +97,7 @@ class FleetClient:
 
     @contextmanager
     def open_stream(self, model: str, **fields: Any) -> Iterator[Iterator[str]]:
-        """Events of a stream as they come, until its client leaves at the end of the block. At least one has come."""
+        """Yield a stream's events after the first one. The client disconnects at the end of the block."""
         body = {**BODY, "model": model, "stream": True, **fields}
         with httpx.stream("POST", f"{self.server.url}{CHAT}", json=body, timeout=120) as answer:
             assert answer.status_code == 200 and "x-enginebay-fallback" not in answer.headers
@@ -107,15 +107,15 @@ class FleetClient:
 
     # As an administrator
 
-    def post_admin(self, place: str, body: Any = None) -> Any:
-        """Carried out, or the test has failed."""
-        answer = self.try_post_admin(place, body)
+    def post_admin(self, path: str, body: Any = None) -> Any:
+        """Post and assert success."""
+        answer = self.try_post_admin(path, body)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    def try_post_admin(self, place: str, body: Any = None) -> httpx.Response:
-        method = "GET" if place.partition("?")[0] in ("ps", "switches", "logs") else "POST"
-        return httpx.request(method, f"{self.server.url}/admin/{place}", json=body, headers=self.headers, timeout=240)
+    def try_post_admin(self, path: str, body: Any = None) -> httpx.Response:
+        method = "GET" if path.partition("?")[0] in ("ps", "switches", "logs") else "POST"
+        return httpx.request(method, f"{self.server.url}/admin/{path}", json=body, headers=self.headers, timeout=240)
 
     def list_admin_models(self) -> dict[str, dict[str, Any]]:
         return {model["name"]: model for model in self.post_admin("ps")["models"]}
@@ -128,7 +128,7 @@ class FleetClient:
         return found
 
     def wait_idle(self) -> None:
-        """No request runs or waits, by the fleet's own count, which is taken once a second."""
+        """Wait until no request runs or waits, by the fleet's count, which updates once a second."""
         wait_until(
             lambda: not any(one["running"] or one["waiting"] for one in self.list_admin_models().values()),
             20,
@@ -146,7 +146,7 @@ class FleetClient:
         return [one["id"] for one in answer.json()["data"]]
 
     def read_metric(self, name: str, **labels: str) -> float:
-        """The sum of all samples of this name with these labels."""
+        """Return the sum of all samples with this name and these labels."""
         lines = httpx.get(f"{self.server.url}/metrics", headers=self.headers, timeout=60).text.splitlines()
         wanted = [f'{label}="{value}"' for label, value in labels.items()]
         found = [
@@ -160,7 +160,7 @@ class FleetClient:
         return [line for line in lines if level in (None, line["level"]) and event in (None, line["event"])]
 
     def _read_lines(self) -> list[str]:
-        """Those that are written to their ends."""
+        """Return the complete lines."""
         return self.server.read_log().rpartition("\n")[0].splitlines()
 
 
@@ -168,7 +168,7 @@ class FleetClient:
 def run_fleet(
     models: dict[str, Any], home_: Path | None = None, server: dict[str, Any] | None = None, **fleet: Any
 ) -> Iterator[FleetClient]:
-    """A server with these models, which logs in JSON. `home_`: where it keeps what it measures."""
+    """Run a server with these models that logs JSON. `home_`: its ENGINEBAY_HOME."""
     config: dict[str, object] = {"models": models, "fleet": fleet, "server": {"log_format": "json", **(server or {})}}
     with run_server(config=config, environ={"ENGINEBAY_HOME": str(home_)} if home_ else None) as found:
         yield FleetClient(found)
@@ -178,7 +178,7 @@ def run_fleet(
 
 
 def fake_model(**settings: Any) -> dict[str, Any]:
-    """A model on the fake engine that is loaded when it is asked for; what the engine does not know is the model's."""
+    """Build a model on the fake engine that loads on first use. Keys of the model are separated from engine settings."""
     own = ("load", "pinned", "idle_s", "memory_bytes", "sleep", "fallback", "fallback_on", "may_leave_host", "openai")
     kept = {name: settings.pop(name) for name in own if name in settings}
     return {"engine": "fake", "load": "use", **kept, "fake": settings}
@@ -186,7 +186,7 @@ def fake_model(**settings: Any) -> dict[str, Any]:
 
 @contextmanager
 def hold_loading(fleet: FleetClient, model: str) -> Iterator[None]:
-    """A cold model is being loaded until the block ends, however slow the machine: its worker stands still meanwhile."""
+    """Keep a cold model loading until the block ends, by suspending its worker."""
     while (worker := _suspend_loading_worker(fleet, model)) is None:
         pass
     try:
@@ -196,7 +196,7 @@ def hold_loading(fleet: FleetClient, model: str) -> Iterator[None]:
 
 
 def _suspend_loading_worker(fleet: FleetClient, model: str) -> psutil.Process | None:
-    """None if its load was over before that."""
+    """Return the suspended worker, or None if its load finished first."""
     assert fleet.ask(model, {"prefer": "wait=0"}).status_code == 503
     wait_until(lambda: find_workers_for(fleet.server, model) or fleet.read_states()[model] != "loading", 60, "a worker")
     for worker in find_workers_for(fleet.server, model):
@@ -210,14 +210,14 @@ def _suspend_loading_worker(fleet: FleetClient, model: str) -> psutil.Process | 
 
 
 def make_home(folder: Path, *parts: str) -> Path:
-    """A home that has these parts of the tests' own one, such as models, and nothing else."""
+    """Create a home with only these parts of the tests' home, such as models."""
     for part in parts:
         (folder / part).symlink_to(home_dir() / part)
     return folder
 
 
 class BackgroundCall:
-    """Does something in a thread; `result` waits for it and raises what it raised."""
+    """Runs a call in a thread; `result` waits for it and raises its error."""
 
     def __init__(self, work: Any, *args: Any, **fields: Any) -> None:
         self._future: Future[Any] = Future()

@@ -1,4 +1,4 @@
-"""Surroundings of its own for one server, and a look at what it has left there."""
+"""An isolated environment for one server, and what the server leaves there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MARK = "XDG_RUNTIME_DIR"
 
 @dataclass(frozen=True)
 class ServerSite:
-    """Whatever the server starts inherits these variables, so nothing of it can hide, whoever its parent is."""
+    """All processes of the server inherit these variables, so each can be found whatever its parent is."""
 
     folder: Path
 
@@ -34,13 +34,13 @@ class ServerSite:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The engines and models are those of the tests."""
+        """Uses the engines and models of the tests."""
         kept = str(self.folder / "compiled")  # for the next start, so it is nothing left behind
         return {_MARK: str(self.runtime), "TMPDIR": str(self.folder / "tmp"), "TORCHINDUCTOR_CACHE_DIR": kept}
 
     @property
     def alone(self) -> dict[str, str]:
-        """With a home of its own as well: for the fake engine, which needs nothing there."""
+        """Also has its own home: for the fake engine, which needs nothing there."""
         return {**self.environ, "ENGINEBAY_HOME": str(self.home)}
 
     def list_processes(self) -> list[psutil.Process]:
@@ -54,7 +54,7 @@ class ServerSite:
             return False
 
     def list_leftovers(self) -> list[str]:
-        """Processes, sockets and temporary files that are there now."""
+        """Return the current processes, sockets and temporary files."""
         files = [path for name in ("run", "tmp") for path in (self.folder / name).rglob("*")]
         return [
             *(f"process {one.pid}: {' '.join(read_command(one)) or 'has just ended'}" for one in self.list_processes()),
@@ -62,22 +62,22 @@ class ServerSite:
         ]
 
     def list_directories(self) -> list[Path]:
-        """Of workers, each with its sockets."""
+        """Return the workers' directories."""
         return sorted((self.runtime / "enginebay").glob("w*"))
 
     def list_loads(self) -> list[Path]:
-        """Of workers that have a model, or are loading one."""
+        """Return the load files of workers that have or load a model."""
         return sorted((self.runtime / "enginebay").glob("w*/load.json"))
 
 
 def find_children(server: BayProcess, *words: str) -> list[psutil.Process]:
-    """Those alive whose command line has all these words in it."""
+    """Return live children whose command line contains all these words."""
     found = {one: " ".join(read_command(one)) for one in psutil.Process(server.process.pid).children()}
     return [one for one, line in found.items() if line and all(word in line for word in words)]
 
 
 def find_workers(server: BayProcess, how: str = "serve") -> list[psutil.Process]:
-    """`how` is `standby` for spare ones."""
+    """Return the workers; `how` is `standby` for standbys."""
     return find_children(server, "worker/bootstrap.py", f" {how} ")
 
 
@@ -91,7 +91,7 @@ def find_workers_for(server: BayProcess, model: str) -> list[psutil.Process]:
 
 
 def _read_load(worker: psutil.Process) -> dict[str, Any]:
-    """What it was told to load."""
+    """Return what it loads."""
     with contextlib.suppress(OSError, psutil.NoSuchProcess):  # it may end meanwhile
         found: dict[str, Any] = json.loads((Path(worker.cmdline()[-1]) / "load.json").read_text())
         return found
@@ -99,7 +99,7 @@ def _read_load(worker: psutil.Process) -> dict[str, Any]:
 
 
 async def wait_another_worker(server: BayProcess, known: Collection[int], within_s: float = 30.0) -> psutil.Process:
-    """One that is none of these."""
+    """Wait for a worker that is none of these."""
     async with asyncio.timeout(within_s):
         while True:
             found = [one for one in find_workers(server) if one.pid not in known]
@@ -116,5 +116,5 @@ def wait_until(condition: Callable[[], object], within_s: float, what: str) -> N
 
 
 def read_worker_deaths(server: BayProcess) -> list[str]:
-    """What the server's log says of workers' ends."""
+    """Return the crash lines of the server's log."""
     return [line for line in server.read_log().splitlines() if "worker died" in line]

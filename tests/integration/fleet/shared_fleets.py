@@ -1,4 +1,4 @@
-"""Servers with real engines that several files of tests ask, since loading takes most of their time."""
+"""Servers with real engines, shared by several test files because loading takes most of their time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.fleet.fleet_client import FleetClient, run_fleet
 
-# The embedded model, as small as each engine has it.
+# The default model with minimal settings per engine.
 SMALL: dict[str, dict[str, Any]] = {
     "llamacpp": {"source": "smollm2", "engine": "llamacpp", "llamacpp": {"context_length": 512, "max_batch": 8}},
     "transformers": {
@@ -33,7 +33,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="package")
 def vllm_fleet() -> Iterator[FleetClient]:
-    """Two models on vllm, one of them awake at a time, and a spare process with the library imported."""
+    """Two models on vllm, one awake at a time, and a standby."""
     models = {name: {**SMALL["vllm"], "load": "use"} for name in ("one", "two")}
     with run_fleet(models, max_awake=1, min_residency_s=0, standby=["vllm"]) as fleet:
         yield fleet

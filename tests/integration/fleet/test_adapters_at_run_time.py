@@ -1,4 +1,4 @@
-"""LoRA adapters that come and go while their model serves."""
+"""LoRA adapters are added and removed while their model serves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.integration.fleet.fleet_client import REAL, FleetClient
 
 @pytest.mark.slow
 async def test_in_the_running_worker(mixed_fleet: FleetClient, tmp_path: Path) -> None:
-    """Transformers takes adapters in without a new start."""
+    """Transformers loads adapters without a restart."""
     fleet, path = mixed_fleet, make_adapter("transformers", tmp_path)
     plain = fleet.ask_text("dense", body=REAL)
     pid = fleet.list_admin_models()["dense"]["pid"]
@@ -35,7 +35,7 @@ async def test_in_the_running_worker(mixed_fleet: FleetClient, tmp_path: Path) -
 
 @pytest.mark.slow
 async def test_in_a_worker_that_takes_over(mixed_fleet: FleetClient, tmp_path: Path) -> None:
-    """llama.cpp reads adapters with the model only: a new worker comes, and nobody notices."""
+    """llama.cpp loads adapters only with the model: a new worker takes over unnoticed."""
     fleet, path = mixed_fleet, make_adapter("llamacpp", tmp_path)
     plain = fleet.ask_text("small", body=REAL)
     pid = fleet.list_admin_models()["small"]["pid"]
@@ -58,7 +58,7 @@ def _unharmed(load: BackgroundWorkload) -> None:
 
 
 @pytest.mark.parametrize("model", ["small", "dense"])
-def test_an_adapter_that_is_none_changes_nothing(mixed_fleet: FleetClient, model: str, tmp_path: Path) -> None:
+def test_an_invalid_adapter_changes_nothing(mixed_fleet: FleetClient, model: str, tmp_path: Path) -> None:
     said = mixed_fleet.ask_text(model, body=REAL)
     (tmp_path / "none").write_text("no adapter")
     refused = mixed_fleet.try_post_admin("adapters", {"model": model, "name": "none", "path": str(tmp_path / "none")})

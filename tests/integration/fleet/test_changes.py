@@ -1,4 +1,4 @@
-"""Changes while requests come in without a pause: of the configuration, of an engine's version, of the awake model."""
+"""Changes of the configuration, of an engine's version and of the awake model under constant load."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OTHER_LLAMACPP = "2026.9.11063"  # an older one than that which is installed wit
 
 
 class Configured(FleetClient):
-    """A server whose configuration file can be written anew."""
+    """A server whose configuration file can be rewritten."""
 
     file: Path
     workers = 1
@@ -47,7 +47,7 @@ class Configured(FleetClient):
         self.file.write_text(_config(models, **blocks))
 
     def hang_up(self) -> None:
-        """Until the server has said what became of it."""
+        """Reload by SIGHUP and wait until the server has logged it."""
         before = len(self.read_log(event="configuration reloaded"))
         os.kill(self.server.process.pid, signal.SIGHUP)
         wait_until(lambda: len(self.read_log(event="configuration reloaded")) > before, 60, "the new configuration")
@@ -74,7 +74,7 @@ def configured(folder: Path, models: dict[str, Any], home: Path | None = None, *
 
 @pytest.fixture
 def changing(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Configured]:
-    """With one server process, or as many as the test says."""
+    """Run one server process, or as many as the test requests."""
     server = {"workers": getattr(request, "param", 1)}
     with configured(tmp_path, {"toy": _toy(512), "gone": _toy(512)}, tmp_path, server=server) as fleet:
         fleet.workers = server["workers"]
@@ -86,7 +86,7 @@ def _toy(context_length: int, **settings: Any) -> dict[str, Any]:
 
 
 def _unharmed(load: BackgroundWorkload) -> None:
-    """How many there were is for the test to wait for, by `answers_for_all`: on a busy machine they are few."""
+    """The tests wait for enough answers with `wait_answers_for_all`: on a busy machine they are few."""
     assert (load.streamed.refused, load.unstreamed.refused, load.streamed.told, load.lost) == ({}, {}, {}, [])
     assert load.streamed.whole + load.unstreamed.whole == load.asked == load.ended > 0
 
@@ -95,7 +95,7 @@ def _unharmed(load: BackgroundWorkload) -> None:
 
 
 @pytest.mark.parametrize(("changing", "by"), [(1, "signal"), (1, "order"), (2, "signal")], indirect=["changing"])
-async def test_a_configuration_is_taken_in_under_load(changing: Configured, by: str) -> None:
+async def test_a_configuration_is_applied_under_load(changing: Configured, by: str) -> None:
     old = changing.list_admin_models()["toy"]["pid"]
     async with BackgroundWorkload(changing.server.url, ["toy"]) as load:
         await load.wait_answers_for_all(streams=True)
@@ -141,7 +141,7 @@ async def test_many_changes_under_load(changing: Configured) -> None:
     assert len(changing.list_admin_models()) == 1
 
 
-async def test_nothing_of_a_broken_configuration_is_taken_in(changing: Configured) -> None:
+async def test_nothing_of_an_invalid_configuration_is_applied(changing: Configured) -> None:
     pid = changing.list_admin_models()["toy"]["pid"]
     async with BackgroundWorkload(changing.server.url, ["toy", "gone"]) as load:
         await load.wait_answers_for_all()
@@ -150,22 +150,22 @@ async def test_nothing_of_a_broken_configuration_is_taken_in(changing: Configure
         assert refused.status_code == 400
         assert "models.toy.pinned" in refused.json()["error"]["message"] and refused.json()["error"]["message"]
         os.kill(changing.server.process.pid, signal.SIGHUP)
-        await asyncio.to_thread(_until_told, changing)
+        await asyncio.to_thread(_wait_for_errors, changing)
         await load.wait_answers_for_all()
     _unharmed(load)
     assert changing.list_admin_models()["toy"]["pid"] == pid and changing.describe_model("toy")["context_length"] == 512
 
 
-def _until_told(fleet: Configured) -> None:
-    """By the order and by the signal, in the same words."""
+def _wait_for_errors(fleet: Configured) -> None:
+    """The command and the signal log the same error."""
     wait_until(lambda: len(fleet.read_log(event="reload failed")) == 2, 20, "the errors in the log")
     ordered, signalled = fleet.read_log(event="reload failed")
     assert "models.toy.pinned" in ordered["error"] and ordered["level"] == signalled["level"] == "error"
     assert ordered["error"] == signalled["error"]
 
 
-async def test_settings_that_do_not_load_leave_all_as_it_was(changing: Configured) -> None:
-    """Also those that would: all or nothing."""
+async def test_settings_that_do_not_load_change_nothing(changing: Configured) -> None:
+    """All or nothing: the valid ones are not applied either."""
     pids = {name: one["pid"] for name, one in changing.list_admin_models().items()}
     async with BackgroundWorkload(changing.server.url, ["toy", "gone"]) as load:
         await load.wait_answers_for_all()
@@ -177,11 +177,11 @@ async def test_settings_that_do_not_load_leave_all_as_it_was(changing: Configure
     assert {name: one["pid"] for name, one in changing.list_admin_models().items()} == pids
     assert changing.describe_model("toy")["context_length"] == 512
     changing.write({"toy": _toy(1024), "gone": _toy(1024), "fresh": fake_model()})
-    assert sorted(changing.post_admin("reload")["changed"]) == ["gone", "toy"]  # put right, it is taken in
+    assert sorted(changing.post_admin("reload")["changed"]) == ["gone", "toy"]  # applied once corrected
 
 
-async def test_a_changed_model_that_loads_and_never_answers(tmp_path: Path) -> None:
-    """It leaves all as it was, and keeps no later change waiting."""
+async def test_a_changed_model_that_loads_but_never_responds(tmp_path: Path) -> None:
+    """It changes nothing and does not block later changes."""
     fleet = {"hang_s": 10}
     with configured(tmp_path, {"toy": _toy(512)}, tmp_path, fleet=fleet) as changing:
         pid = changing.list_admin_models()["toy"]["pid"]
@@ -189,10 +189,10 @@ async def test_a_changed_model_that_loads_and_never_answers(tmp_path: Path) -> N
             await load.wait_answers_for_all()
             changing.write({"toy": _toy(1024, prefill_s=3000)}, fleet=fleet)
             refused = await asyncio.to_thread(changing.try_post_admin, "reload")
-            assert refused.status_code == 503 and "no answer within 10 s" in refused.json()["error"]["message"]
+            assert refused.status_code == 503 and "did not respond within 10 s" in refused.json()["error"]["message"]
             changing.write({"toy": _toy(1024, prefill_s=3000)}, fleet={"hang_s": 3})  # what is written now counts
             refused = await asyncio.to_thread(changing.try_post_admin, "reload")
-            assert "no answer within 3 s" in refused.json()["error"]["message"]
+            assert "did not respond within 3 s" in refused.json()["error"]["message"]
             await load.wait_answers_for_all()
         _unharmed(load)
         assert (
@@ -203,7 +203,7 @@ async def test_a_changed_model_that_loads_and_never_answers(tmp_path: Path) -> N
         assert changing.post_admin("reload")["changed"] == ["toy"]
 
 
-def test_what_only_a_new_start_can_change(changing: Configured) -> None:
+def test_keys_that_need_a_restart(changing: Configured) -> None:
     changing.write({"toy": _toy(1024)}, server={"port": 1})
     # The port was given on the command line, which goes before the file.
     assert changing.post_admin("reload")["changed"] == ["toy"]
@@ -213,7 +213,7 @@ def test_what_only_a_new_start_can_change(changing: Configured) -> None:
     assert changing.describe_model("toy")["context_length"] == 1024
 
 
-def test_a_cold_model_on_another_engine_is_told_as_such(tmp_path: Path) -> None:
+def test_a_cold_model_on_another_engine_is_reported(tmp_path: Path) -> None:
     with configured(tmp_path, {"toy": _toy(512)}) as fleet:
         before = fleet.list_admin_models()["toy"]
         fleet.post_admin("unload", {"model": "toy"})
@@ -280,7 +280,7 @@ async def test_llamacpp_is_changed_under_load(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def two_versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with another llamacpp than the one that is installed beside `bay`."""
+    """A home with another llamacpp version than the one installed next to `bay`."""
     home = make_home(tmp_path_factory.mktemp("home"), "models")
     subprocess.run(
         [sys.executable, "-m", "enginebay.cli.main", "engines", "install", f"llamacpp=={OTHER_LLAMACPP}"],
@@ -315,7 +315,7 @@ async def test_an_engine_is_upgraded_under_load(two_versions: Path, tmp_path: Pa
 
 
 async def test_models_are_switched_under_load(tmp_path: Path) -> None:
-    """Clients ask for both all the time, while there is room for one, and an administrator switches besides."""
+    """Clients request both all the time although one fits, and an administrator switches as well."""
     models = {name: fake_model(step_s=0.002) for name in ("one", "two")}
     with run_fleet(models, tmp_path, max_awake=1, min_residency_s=0.2) as fleet:
         async with BackgroundWorkload(fleet.server.url, ["one", "two"], streams=4, wholes=4) as load:

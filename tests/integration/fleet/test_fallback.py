@@ -1,4 +1,4 @@
-"""Requests that go on to the next engine of a model's chain: for which reasons, how it is told, and when they do not."""
+"""Fallback to the next engine of a model's chain: for which reasons, how it is reported, and when it does not happen."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def chains(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetClient]:
 
 
 def _of_unknown_architecture() -> bytes:
-    """The embedded model, which calls itself something else. Keys of the same length, so that all else stays."""
+    """The default model with another architecture name. Keys of the same length keep all offsets."""
     return models.ensure_model("smollm2").path.read_bytes().replace(b"llama", b"lhama")
 
 
@@ -96,7 +96,7 @@ def test_an_engine_that_is_not_installed(chains: FleetClient) -> None:
 
 
 def test_a_model_that_does_not_load(chains: FleetClient) -> None:
-    """Nor does anybody wait for the next try, a minute later, once it is known."""
+    """Later requests do not wait for the next attempt a minute later."""
     for _ in range(4):
         began = time.monotonic()
         _fell_back(chains, "broken", "llamacpp instead of fake: load")
@@ -111,7 +111,7 @@ def test_a_context_that_is_too_short(chains: FleetClient) -> None:
     _fell_back(chains, "able", "llamacpp instead of fake: context", messages=LONG)
 
 
-def test_a_parameter_that_an_engine_cannot_do(chains: FleetClient) -> None:
+def test_a_parameter_that_an_engine_refuses(chains: FleetClient) -> None:
     answer = _fell_back(chains, "able", "llamacpp instead of fake: capability", ignore_eos=False, max_tokens=8, **REGEX)
     assert answer.json()["choices"][0]["message"]["content"] in ("yes", "no")
 
@@ -120,7 +120,7 @@ def test_an_architecture_that_is_unknown_to_an_engine(chains: FleetClient) -> No
     _fell_back(chains, "strange", "fake instead of llamacpp: architecture")
 
 
-def test_a_stream_tells_it_too(chains: FleetClient) -> None:
+def test_a_stream_reports_it_too(chains: FleetClient) -> None:
     stream = chains.stream("able", messages=LONG)
     assert stream.whole and stream.headers["x-enginebay-fallback"] == "llamacpp instead of fake: context"
 
@@ -139,7 +139,7 @@ def test_a_queue_that_is_too_long(tmp_path: Path) -> None:
 # What whoever does not wait, and an administrator, has of a chain
 
 
-def test_who_does_not_wait_has_one_engine_loaded(tmp_path: Path) -> None:
+def test_a_request_that_does_not_wait_loads_one_engine(tmp_path: Path) -> None:
     found = {
         "slow": _chain(load_s=3),
         "missing": {**SMALL["llamacpp"], "engine": "vllm", "load": "use", "fallback": ["llamacpp"]},
@@ -153,7 +153,7 @@ def test_who_does_not_wait_has_one_engine_loaded(tmp_path: Path) -> None:
         wait_until(lambda: fleet.read_states()["missing@llamacpp"] == "awake", 20, "the engine that can be had")
 
 
-def test_orders_to_a_model_reach_the_engine_that_serves_it(chains: FleetClient) -> None:
+def test_admin_commands_reach_the_engine_that_serves_the_model(chains: FleetClient) -> None:
     _fell_back(chains, "missing", "llamacpp instead of vllm: unavailable")
     assert (
         chains.post_admin("logs?model=missing")["lines"]
@@ -179,7 +179,7 @@ def test_reasons_that_were_not_declared(chains: FleetClient) -> None:
     assert "x-enginebay-fallback" not in refused.headers
 
 
-def test_mistakes_of_the_request(chains: FleetClient) -> None:
+def test_client_errors_do_not_fall_back(chains: FleetClient) -> None:
     refused = chains.ask("able", temperature=-1)
     assert refused.status_code == 400 and "x-enginebay-fallback" not in refused.headers
     assert chains.ask("nobody").status_code == 404
@@ -195,7 +195,7 @@ def test_never_after_the_first_token(chains: FleetClient) -> None:
     assert chains.list_admin_models()["dying@llamacpp"]["state"] == "cold"
 
 
-def test_when_all_fail_the_first_one_is_told_of(chains: FleetClient) -> None:
+def test_if_all_fail_the_first_error_is_returned(chains: FleetClient) -> None:
     refused = chains.ask("hopeless", **REGEX)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "guided_regex"
     assert chains.ask_text("hopeless")
@@ -213,7 +213,7 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetClient]:
         run_fleet(
             {"near": _remote_chain(f"{other.server.url}/v1", may_leave_host=True)},
             tmp_path_factory.mktemp("near"),
-            backoff_s=60,  # a further try of its own engine might take so long that streams begin with word of it
+            backoff_s=60,  # a retry of its own engine could delay streams enough to start them with comments
         ) as fleet,
     ):
         yield fleet
@@ -257,7 +257,7 @@ def test_tools_of_a_chat_that_leaves_the_host(remote: FleetClient, stream: bool)
     assert called.function.name == "weather" and json.loads(called.function.arguments) == {"town": "Ulm"}
 
 
-def test_nothing_leaves_the_host_unless_it_may(tmp_path: Path) -> None:
+def test_nothing_leaves_the_host_without_permission(tmp_path: Path) -> None:
     file = tmp_path / "enginebay.yaml"
     file.write_text(yaml.safe_dump({"models": {"near": _remote_chain("http://127.0.0.1:9/v1")}}))
     refused = subprocess.run(
@@ -267,8 +267,8 @@ def test_nothing_leaves_the_host_unless_it_may(tmp_path: Path) -> None:
     assert refused.returncode == 2 and "may_leave_host" in refused.stderr and "Traceback" not in refused.stderr
 
 
-def test_a_remote_that_is_gone_is_no_answer(tmp_path: Path) -> None:
-    """Both engines of the chain fail; the first one's failure is told."""
+def test_an_unreachable_remote_fails(tmp_path: Path) -> None:
+    """Both engines of the chain fail; the first error is returned."""
     with run_fleet({"near": _remote_chain("http://127.0.0.1:9/v1", may_leave_host=True)}, tmp_path) as fleet:
         refused = httpx.post(f"{fleet.server.url}{CHAT}", json={**BODY, "model": "near"}, timeout=60)
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "engine_unavailable"

@@ -1,4 +1,4 @@
-"""Processes that are killed under load: each request ends in an answer or a clear error, and nothing is left behind."""
+"""Processes killed under load: each request ends with an answer or a clear error, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.integration.fleet.server_site import (
 from tests.integration.server.bay_process import BayProcess, run_server
 
 MB = 1 << 20
-# Restarted at once and for ever: here a death is no sign of anything.
+# Restart at once and without limit: here the test causes the crashes.
 PATIENT = {"restarts": 1000, "backoff_s": 0.05, "backoff_max_s": 0.1}
 
 
@@ -80,7 +80,7 @@ async def test_workers_killed_under_load(case: Case, site: ServerSite) -> None:
 
 
 async def _kill_worker(server: BayProcess, load: BackgroundWorkload, in_a_stream: bool) -> None:
-    """In the middle of an answer or at any moment, once it works: a request meets one death at most."""
+    """Kill the worker mid-stream or at any time once it serves: a request sees at most one crash."""
     await load.wait_answers_for_all()
     if in_a_stream:
         await load.wait_mid_stream()
@@ -110,7 +110,7 @@ async def test_two_models_of_which_one_is_killed_again_and_again(site: ServerSit
 
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_the_server_itself_is_killed_under_load(workers: int, site: ServerSite) -> None:
-    """Its clients lose their connections, or are told. All that it started ends: workers, guards, spare ones, server processes."""
+    """Clients lose their connections or get an error. Workers, guards, standbys and server processes all end."""
     config: dict[str, object] = {
         "models": {name: {"engine": "fake", "fake": {"step_s": 0.01}} for name in ("one", "two")},
         "fleet": {"standby": ["fake"]},
@@ -128,7 +128,7 @@ async def test_the_server_itself_is_killed_under_load(workers: int, site: Server
 
 
 async def test_a_server_process_is_killed_under_load(site: ServerSite) -> None:
-    """Those that it was answering lose their connections, for nobody is there to tell them; the others notice nothing."""
+    """Its own clients lose their connections; the others notice nothing."""
     config: dict[str, object] = {
         "models": {"toy": {"engine": "fake", "fake": {"step_s": 0.005}}},
         "server": {"workers": 2},

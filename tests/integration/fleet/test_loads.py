@@ -1,4 +1,4 @@
-"""Loads that hang, fail, crash or do not fit, and workers that never stay alive: told at once, and tried again in time."""
+"""Loads that hang, fail, crash or do not fit, and crash loops: reported at once and retried later."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUICK = {"backoff_s": 0.05, "backoff_max_s": 0.1}
 
 
 def _config(fleet: dict[str, Any] | None = None, **models: dict[str, Any]) -> dict[str, object]:
-    """Models of the fake engine, loaded when they are asked for; keys of its own are under `fake`."""
+    """Build models of the fake engine that load on first use; engine settings are under `fake`."""
     found = {name: {"engine": "fake", "load": "use", **keys} for name, keys in models.items()}
     return {"models": found, "fleet": {**QUICK, **(fleet or {})}}
 
@@ -34,7 +34,7 @@ def _config(fleet: dict[str, Any] | None = None, **models: dict[str, Any]) -> di
     [("hang", "failed_load"), ("error", "failed_load"), ("crash", "failed_load"), ("out_of_memory", "out_of_memory")],
 )
 async def test_a_load_that_never_succeeds(how: str, cause: str, site: ServerSite) -> None:
-    """Those who ask for it are told; the others do not notice."""
+    """Its clients get an error; the others do not notice."""
     fleet, models = {"restarts": 1000}, {"toy": {}, "bad": {"fake": {"fail_load": how}}}
     file = site.home / "enginebay.yaml"
     file.write_text(yaml.safe_dump(_config(fleet, **models)))
@@ -59,7 +59,7 @@ async def test_a_load_that_never_succeeds(how: str, cause: str, site: ServerSite
 
 
 def test_a_load_that_never_succeeds_at_the_start(site: ServerSite) -> None:
-    """The server then does not start, and says why."""
+    """The server does not start and reports why."""
     command = [sys.executable, "-m", "enginebay.cli.main", "serve", "toy", "--engine", "fake", "--port", "0"]
     environ = {**psutil.Process().environ(), **site.alone}
     found = subprocess.run(
@@ -70,7 +70,7 @@ def test_a_load_that_never_succeeds_at_the_start(site: ServerSite) -> None:
 
 @pytest.mark.parametrize("allowed", [True, False])
 def test_a_load_that_runs_out_of_memory(allowed: bool, site: ServerSite) -> None:
-    """With smaller settings, once, where the configuration allows it."""
+    """Retried once with smaller settings if the configuration allows it."""
     fake = {"context_length": 4096, "oom_above": 2048}
     config = _config(toy={"smaller_on_out_of_memory": allowed, "fake": fake})
     with run_server(config=config, environ=site.alone) as server:
@@ -84,7 +84,7 @@ def test_a_load_that_runs_out_of_memory(allowed: bool, site: ServerSite) -> None
 
 
 async def test_two_models_of_which_one_fits(site: ServerSite) -> None:
-    """They take turns, and all requests are answered. A process for the next turn may wait beside it, without a model."""
+    """They take turns, and all requests are answered. A standby for the next turn may exist."""
     fleet = {"memory_bytes": 3 * GB, "min_residency_s": 0.2, "sleep": "off"}
     model = {"memory_bytes": 2 * GB, "fake": {"step_s": 0.002}}
     with run_server(config=_config(fleet, one=model, two=model), environ=site.alone) as server:
@@ -115,7 +115,7 @@ async def test_a_model_that_never_fits(site: ServerSite) -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_never_stays_alive(site: ServerSite) -> None:
-    """After so many deaths requests are refused at once, until an administrator or the end of the window says otherwise."""
+    """In a crash loop requests are rejected at once, until an administrator or the end of the window allows a retry."""
     keys = site.home / "keys.yaml"
     plain, admin = create_key(keys, "plain")[0], create_key(keys, "admin", admin=True)[0]
     config = _config({"restarts": 2, "restart_window_s": 20}, toy={"fake": {"crash_after_tokens": 20}})
@@ -135,7 +135,7 @@ def test_a_worker_that_never_stays_alive(site: ServerSite) -> None:
 
 
 def _refused_at_once(server: BayProcess, key: str, known: int) -> None:
-    """Nothing is tried for them, nor do they wait for the end of the window of 20 s."""
+    """They trigger no load and do not wait for the end of the 20 s window."""
     began = time.monotonic()
     for stream in (False, True, False):
         assert assert_error(ask(server, build_bearer(key), stream=stream), 503)["code"] == "engine_unavailable"

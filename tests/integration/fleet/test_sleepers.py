@@ -1,4 +1,4 @@
-"""Models that sleep: one that does not wake, one that dies asleep, one whose worker stands still."""
+"""Sleeping models: one that does not wake, one that crashes asleep, one whose worker hangs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.integration.server.bay_process import run_server
 
 
 def _put_to_sleep(fleet: FleetClient) -> int:
-    """One sleeps, the other is awake; gives back the sleeper's process."""
+    """Put one model to sleep and wake the other. Return the sleeping worker's process."""
     fleet.ask_text("one")
     fleet.ask_text("two")
     wait_until(lambda: fleet.read_states() == {"one": "asleep", "two": "awake"}, 30, "one of them asleep")
     return int(fleet.list_admin_models()["one"]["pid"])
 
 
-def test_one_that_does_not_wake_is_loaded_anew(tmp_path: Path) -> None:
+def test_a_model_that_does_not_wake_is_reloaded(tmp_path: Path) -> None:
     models = {"one": fake_model(wake_fails=True), "two": fake_model()}
     with run_fleet(models, tmp_path, max_awake=1, min_residency_s=0) as fleet:
         sleeper = _put_to_sleep(fleet)
@@ -30,7 +30,7 @@ def test_one_that_does_not_wake_is_loaded_anew(tmp_path: Path) -> None:
         assert fleet.list_switches()[-1]["from"] == "cold"
 
 
-def test_a_request_that_wakes_its_model_has_waited_once_and_is_no_retry(tmp_path: Path) -> None:
+def test_a_request_that_wakes_its_model_waits_once_and_is_no_retry(tmp_path: Path) -> None:
     with run_fleet({"one": fake_model(), "two": fake_model()}, tmp_path, max_awake=1, min_residency_s=0) as fleet:
         _put_to_sleep(fleet)
         assert fleet.ask_text("one")
@@ -41,7 +41,7 @@ def test_a_request_that_wakes_its_model_has_waited_once_and_is_no_retry(tmp_path
         assert fleet.read_metric("enginebay_retries_total", model="one") == 0
 
 
-def test_the_death_of_a_sleeper_moves_nobody(tmp_path: Path) -> None:
+def test_the_crash_of_a_sleeping_worker_evicts_nobody(tmp_path: Path) -> None:
     with run_fleet({"one": fake_model(), "two": fake_model()}, tmp_path, max_awake=1, min_residency_s=0) as fleet:
         os.kill(_put_to_sleep(fleet), signal.SIGKILL)
         wait_until(lambda: fleet.read_states()["one"] == "cold", 30, "the sleeper's death")
@@ -51,7 +51,7 @@ def test_the_death_of_a_sleeper_moves_nobody(tmp_path: Path) -> None:
         assert fleet.ask_text("one")
 
 
-def test_keys_of_the_fleet_are_taken_in_by_a_reload(tmp_path: Path) -> None:
+def test_a_reload_applies_fleet_keys(tmp_path: Path) -> None:
     config = tmp_path / "fleet.yaml"
     config.write_text("fleet: {memory_bytes: 1000000000, queue: 0}\nmodels: {one: {engine: fake}}\n")
     with run_server(options=("--config", str(config)), environ={"ENGINEBAY_HOME": str(tmp_path)}) as server:

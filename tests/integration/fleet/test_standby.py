@@ -1,4 +1,4 @@
-"""Spare processes with an engine's library imported: taken by the next cold load, and replaced."""
+"""Standby workers: the next cold load takes one, and it is replaced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.integration.fleet.shared_fleets import SMALL
 
 
 def _spare(fleet: FleetClient, kind: str, within_s: float = 20, other_than: int = 0) -> int:
-    """The process id of the spare one, as soon as there is one."""
+    """Wait for a standby and return its process id."""
     wait_until(
         lambda: fleet.post_admin("ps")["standby"].get(kind, other_than) != other_than, within_s, f"a spare {kind}"
     )
@@ -31,7 +31,7 @@ def spared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetClient]:
     assert not is_alive(spare), "it has outlived its server"
 
 
-def test_a_cold_load_takes_the_spare_process(spared: FleetClient) -> None:
+def test_a_cold_load_takes_the_standby(spared: FleetClient) -> None:
     for name in ("one", "two", "one"):
         spare = _spare(spared, "fake")
         assert [one.pid for one in find_workers(spared.server, "standby") if one.pid == spare]
@@ -44,7 +44,7 @@ def test_a_cold_load_takes_the_spare_process(spared: FleetClient) -> None:
     assert spared.read_metric("enginebay_switch_seconds_count", came_from="standby") == 3
 
 
-def test_a_spare_process_that_dies_is_replaced(spared: FleetClient) -> None:
+def test_a_standby_that_dies_is_replaced(spared: FleetClient) -> None:
     spare = _spare(spared, "fake")
     psutil.Process(spare).kill()
     fresh = _spare(spared, "fake", other_than=spare)
@@ -54,8 +54,8 @@ def test_a_spare_process_that_dies_is_replaced(spared: FleetClient) -> None:
     assert spared.read_log(event="worker died") == []  # no model was lost
 
 
-def test_a_load_does_not_wait_for_a_spare_process(tmp_path: Path) -> None:
-    """Both are loaded at the start, one right after the other, and only then is there time for a spare one."""
+def test_a_load_does_not_wait_for_a_standby(tmp_path: Path) -> None:
+    """Both load at startup, one after the other; the standby starts only then."""
     models = {name: fake_model(load="start") for name in ("one", "two")}
     with run_fleet(models, tmp_path, standby=["fake"]) as fleet:
         assert fleet.list_switches()[0]["from"] == "cold"
@@ -64,7 +64,7 @@ def test_a_load_does_not_wait_for_a_spare_process(tmp_path: Path) -> None:
         assert len(pids) == 2 and spare not in pids
 
 
-def test_a_spare_llamacpp() -> None:
+def test_a_llamacpp_standby() -> None:
     models = {"small": {**SMALL["llamacpp"], "load": "use"}}
     with run_fleet(models, standby=["llamacpp"]) as fleet:
         spare = _spare(fleet, "llamacpp")
@@ -76,8 +76,8 @@ def test_a_spare_llamacpp() -> None:
 
 
 @pytest.mark.slow
-def test_a_spare_vllm_saves_the_import(vllm_fleet: FleetClient) -> None:
-    """Which takes half of a cold start."""
+def test_a_vllm_standby_saves_the_import(vllm_fleet: FleetClient) -> None:
+    """The import takes half of a cold start."""
     for name in ("one", "two"):
         vllm_fleet.wait_idle()
         if vllm_fleet.list_admin_models()[name]["pid"]:

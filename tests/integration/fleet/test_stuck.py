@@ -1,4 +1,4 @@
-"""Workers that stand still or cannot be reached, and disks that are full: found out, told, and survived."""
+"""Hung or unreachable workers and full disks: detected, reported and survived."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MODELS = {"toy": {"engine": "fake", "fake": {"step_s": 0.004}}}
 
 
 async def test_a_worker_that_is_stopped_counts_as_hung(site: ServerSite) -> None:
-    """Killed and replaced. Those that had not read anything yet are answered by the next one."""
+    """It is killed and replaced. The next worker answers requests that had no output yet."""
     config: dict[str, object] = {"models": MODELS, "fleet": {"hang_s": 2}}
     with run_server(config=config, environ=site.alone) as server:
         async with BackgroundWorkload(server.url, ["toy"]) as load:
@@ -50,7 +50,7 @@ async def test_a_worker_that_is_stopped_counts_as_hung(site: ServerSite) -> None
 
 
 async def test_an_engine_that_stops_stepping_counts_as_hung(site: ServerSite) -> None:
-    """Its process is well and answers questions: only its steps tell."""
+    """Its process is healthy and answers RPCs: only the missing steps show it."""
     config: dict[str, object] = {
         "models": {"toy": {"engine": "fake", "fake": {"hang_after_tokens": 5}}},
         "fleet": {"hang_s": 1, "restarts": 2, "backoff_s": 0.05},
@@ -64,7 +64,7 @@ async def test_an_engine_that_stops_stepping_counts_as_hung(site: ServerSite) ->
 
 @pytest.mark.parametrize("gone", ["s", "t", "st"])
 def test_sockets_that_were_removed(gone: str, site: ServerSite) -> None:
-    """By somebody who tidies up. A server process that comes new cannot reach the worker: it is replaced."""
+    """A cleanup job deleted them. A new server process cannot reach the worker: it is replaced."""
     config: dict[str, object] = {"models": MODELS, "server": {"workers": 2}}
     with run_server(config=config, environ=site.alone) as server:
         worker = find_worker(server)
@@ -91,8 +91,8 @@ def _answers(port: int) -> bool:
         return False
 
 
-async def test_a_disk_without_room_for_logs(site: ServerSite) -> None:
-    """Neither the log of a worker nor what was measured is worth an answer."""
+async def test_a_disk_without_space_for_logs(site: ServerSite) -> None:
+    """Requests are answered even if neither logs nor measurements can be written."""
     logs, log = site.home / "logs", site.home / "logs" / "fake-toy.log"
     logs.mkdir()
     log.symlink_to("/dev/full")
@@ -108,7 +108,7 @@ async def test_a_disk_without_room_for_logs(site: ServerSite) -> None:
 
 @pytest.fixture
 def tiny(site: ServerSite) -> Iterator[Path]:
-    """The directory of sockets, on a file system with room for next to nothing."""
+    """The socket directory on a tiny file system."""
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=64,mode=700", "tmpfs", str(site.runtime)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
         pytest.skip("only root can mount a small file system")
@@ -122,8 +122,8 @@ def tiny(site: ServerSite) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(site.runtime)], check=True)
 
 
-async def test_a_disk_without_room_for_sockets(site: ServerSite, tiny: Path) -> None:
-    """No worker can be started: requests are told so at once. They are answered when there is room again."""
+async def test_a_disk_without_space_for_sockets(site: ServerSite, tiny: Path) -> None:
+    """No worker can start: requests fail at once, and succeed when there is space again."""
     models = {"toy": {"engine": "fake", "load": "use"}}
     config: dict[str, object] = {"models": models, "fleet": {"backoff_s": 0.1, "backoff_max_s": 0.2, "restarts": 1000}}
     with run_server(config=config, environ=site.alone) as server:

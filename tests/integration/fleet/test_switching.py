@@ -1,4 +1,4 @@
-"""Models that take turns: who comes, who leaves and how deep, what it takes, and that nobody is cut off."""
+"""Models that take turns: loads, evictions, their phases, and no request is cut off."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ STEP_S = 0.02
 
 @pytest.fixture(scope="module")
 def turns(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetClient]:
-    """Room for one model at a time."""
+    """One model fits at a time."""
     models = {name: fake_model(step_s=STEP_S) for name in ("one", "two", "three")}
     with run_fleet(models, tmp_path_factory.mktemp("home"), max_awake=1, min_residency_s=0) as fleet:
         yield fleet
 
 
-def test_phases_of_a_switch_are_written_down(turns: FleetClient) -> None:
+def test_phases_of_a_switch_are_recorded(turns: FleetClient) -> None:
     turns.ask_text("one")
     turns.ask_text("two")
     turns.ask_text("one")
@@ -49,7 +49,7 @@ def test_phases_of_a_switch_are_written_down(turns: FleetClient) -> None:
     assert turns.list_admin_models()["one"]["last_switch"] == last
 
 
-def test_a_model_sleeps_by_order_and_wakes_for_a_request(turns: FleetClient) -> None:
+def test_a_model_sleeps_on_command_and_wakes_for_a_request(turns: FleetClient) -> None:
     turns.ask_text("one")
     pid = turns.list_admin_models()["one"]["pid"]
     slept = turns.post_admin("sleep", {"model": "one"})
@@ -90,7 +90,7 @@ def test_workers_are_kept_across_switches(turns: FleetClient) -> None:
 
 
 class Busy:
-    """A long answer of `one`, requests for these models that came before its end, and the switches that followed."""
+    """Send requests for these models during a long answer of `one`. Return the switches that followed."""
 
     def __init__(self, fleet: FleetClient, *names: str) -> None:
         self._begin(fleet, names)
@@ -129,7 +129,7 @@ def test_a_busy_model_is_never_cut_off(turns: FleetClient) -> None:
 
 
 def test_requests_for_several_models_are_collated(turns: FleetClient) -> None:
-    """A B A C B, all while A is busy: two swaps would be the least, five the worst."""
+    """A B A C B while A is busy: two switches are the best case, five the worst."""
     busy = Busy(turns, "one", "two", "one", "three", "two")
     assert busy.stream.whole
     raised = [one["model"] for one in busy.switches]
@@ -188,7 +188,7 @@ def test_without_memory_for_two_the_switch_is_cold(tmp_path: Path) -> None:
         assert [one["from"] for one in fleet.list_switches()] == ["cold"] * 3
 
 
-def test_a_model_that_can_never_fit_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_can_never_fit_is_rejected(tmp_path: Path) -> None:
     models = {"small": fake_model(memory_bytes=GIB), "huge": fake_model(memory_bytes=9 * GIB)}
     with run_fleet(models, tmp_path, memory_bytes=3 * GIB, min_residency_s=0) as fleet:
         assert fleet.ask_text("small")
@@ -197,7 +197,7 @@ def test_a_model_that_can_never_fit_is_refused(tmp_path: Path) -> None:
         assert fleet.read_states() == {"small": "awake", "huge": "cold"}
 
 
-def test_a_missed_objective_is_warned_about(tmp_path: Path) -> None:
+def test_a_missed_slo_logs_a_warning(tmp_path: Path) -> None:
     models = {"fast": fake_model(), "slow": fake_model(load_s=2.1)}
     with run_fleet(models, tmp_path, max_awake=1, min_residency_s=0, switch_slo_s=2) as fleet:
         fleet.ask_text("fast")
@@ -236,7 +236,7 @@ def test_models_take_turns_across_engines(mixed_fleet: FleetClient) -> None:
 
 
 def _take_turns(fleet: FleetClient, *names: str) -> None:
-    """The same answers each time, from the same workers, which start, import and load nothing for it."""
+    """The same workers give the same answers each time, without a start, import or load."""
     said = {name: fleet.ask_text(name, body=REAL) for name in names}
     assert all(said.values())
     pids = {name: fleet.list_admin_models()[name]["pid"] for name in names}

@@ -1,4 +1,4 @@
-"""Requests for a model that is not loaded: they wait, are told how long, or are refused as they asked to be."""
+"""Requests for a model that is not loaded: they wait with progress, or are rejected by their own limit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetClient]:
 
 @pytest.fixture
 def slow(waiting: FleetClient) -> FleetClient:
-    """The slow model is cold, and how long it takes to load is known."""
+    """The slow model is cold, and its load time is known."""
     if not any(one["model"] == "slow" for one in waiting.list_switches()):
         waiting.ask_text("slow")
     waiting.wait_idle()
@@ -50,11 +50,11 @@ def slow(waiting: FleetClient) -> FleetClient:
 
 
 def _longest_s(fleet: FleetClient) -> float:
-    """What loading the slow model took; on a busy machine that is more than it says."""
+    """Return the measured load time of the slow model; on a busy machine it exceeds the setting."""
     return max(one["total_s"] for one in fleet.list_switches() if one["model"] == "slow")
 
 
-def test_a_stream_is_told_how_the_load_goes_on(slow: FleetClient) -> None:
+def test_a_stream_reports_load_progress(slow: FleetClient) -> None:
     longest_s, stream = _longest_s(slow), StreamedAnswer()
     with hold_loading(slow, "slow"):
         streaming = BackgroundCall(slow.stream_into, stream, "slow")
@@ -80,7 +80,7 @@ def test_sdks_read_a_stream_with_comments(slow: FleetClient) -> None:
     assert len(text) == 4
 
 
-def test_others_just_wait(slow: FleetClient) -> None:
+def test_plain_requests_just_wait(slow: FleetClient) -> None:
     began = time.monotonic()
     answer = slow.ask("slow")
     assert answer.status_code == 200 and answer.headers["x-enginebay-engine"].startswith("fake ")
@@ -88,8 +88,8 @@ def test_others_just_wait(slow: FleetClient) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_does_not_wait_is_told_when_to_come_back(slow: FleetClient, stream: bool) -> None:
-    """At once: it is still cold, as the answer says."""
+def test_a_request_that_does_not_wait_gets_retry_after(slow: FleetClient, stream: bool) -> None:
+    """At once: the response says that the model is cold."""
     refused = slow.ask("slow", {"prefer": "wait=0"}, stream=stream)
     assert refused.status_code == 503 and LOAD_S <= int(refused.headers["retry-after"]) <= _longest_s(slow) + 1
     assert refused.json()["error"]["code"] == "overloaded"
@@ -97,7 +97,7 @@ def test_who_does_not_wait_is_told_when_to_come_back(slow: FleetClient, stream: 
     wait_until(lambda: slow.read_states()["slow"] == "awake", 30, "the load, or nobody would ever have it")
 
 
-def test_who_waits_a_little_is_refused_in_time(slow: FleetClient) -> None:
+def test_a_short_wait_is_rejected_in_time(slow: FleetClient) -> None:
     longest_s = _longest_s(slow)
     with hold_loading(slow, "slow"):
         began = time.monotonic()
@@ -147,7 +147,7 @@ def test_a_load_that_fails_ends_a_stream_with_an_error_event(waiting: FleetClien
     assert waiting.read_metric("enginebay_errors_total", model="broken", kind="load_failed") == 1
 
 
-def test_what_is_wrong_with_a_request_comes_after_the_comments_too(waiting: FleetClient) -> None:
+def test_a_request_error_can_follow_the_comments(waiting: FleetClient) -> None:
     with waiting.server.openai() as client, pytest.raises(APIError) as refused:
         for _ in client.chat.completions.create(
             model="small", stream=True, messages=[{"role": "user", "content": "long " * 100}]
@@ -157,15 +157,15 @@ def test_what_is_wrong_with_a_request_comes_after_the_comments_too(waiting: Flee
     assert waiting.ask("small", messages=[{"role": "user", "content": "long " * 100}]).status_code == 400
 
 
-def test_a_wait_is_the_requests_own(waiting: FleetClient) -> None:
-    """Many at once for one cold model: it is loaded once, and all are answered."""
+def test_many_requests_wait_for_one_load(waiting: FleetClient) -> None:
+    """A cold model loads once, and all are answered."""
     before = len(waiting.list_switches())
     asked = [BackgroundCall(waiting.ask_text, "quick") for _ in range(10)]
     assert len({one.result() for one in asked}) >= 1
     assert [one["model"] for one in waiting.list_switches()[before:]] == ["quick"]
 
 
-def test_only_so_many_may_wait(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_queue_is_bounded(tmp_path_factory: pytest.TempPathFactory) -> None:
     models = {"slow": fake_model(load_s=1), "other": fake_model()}
     with run_fleet(models, tmp_path_factory.mktemp("home"), queue=1) as fleet:
         with hold_loading(fleet, "slow"):
@@ -180,8 +180,8 @@ def test_only_so_many_may_wait(tmp_path_factory: pytest.TempPathFactory) -> None
         assert fleet.ask_text("slow") and fleet.ask_text("other")
 
 
-def test_several_server_processes_tell_the_same(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What they know of the fleet comes from another process, and so do its refusals."""
+def test_several_server_processes_respond_alike(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """They query the fleet in another process, and its rejections come from there."""
     models = {"slow": fake_model(load_s=2), "broken": fake_model(fail_load="error")}
     with run_fleet(models, tmp_path_factory.mktemp("home"), {"workers": 2}, queue=2) as fleet:
         streams = [StreamedAnswer(), StreamedAnswer()]
@@ -210,7 +210,7 @@ def test_no_wait_is_longer_than_the_configuration_allows(tmp_path_factory: pytes
         assert fleet.describe_model("slow")["state"] == "loading"
 
 
-def test_a_model_that_dies_comes_back_beside_a_load(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_crashed_model_reloads_in_parallel_with_a_load(tmp_path_factory: pytest.TempPathFactory) -> None:
     models = {"chat": fake_model(), "slow": fake_model(load_s=1)}
     with run_fleet(models, tmp_path_factory.mktemp("home"), backoff_s=0, max_awake=2) as fleet:
         fleet.ask_text("chat")

@@ -205,7 +205,7 @@ def test_commands(managed: Managed, tmp_path: Path) -> None:
 
 def test_commands_that_fail(managed: Managed) -> None:
     unknown = managed.bay("load", "nobody")
-    assert unknown.returncode == 2 and "there is no model 'nobody'" in unknown.stderr
+    assert unknown.returncode == 2 and "unknown model 'nobody'" in unknown.stderr
     refused = managed.bay("ps", key="plain")
     assert refused.returncode == 1 and "ENGINEBAY_ADMIN_KEY" in refused.stderr
     assert "Traceback" not in unknown.stderr + refused.stderr

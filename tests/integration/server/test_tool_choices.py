@@ -127,7 +127,7 @@ def test_a_refusal_of_the_engine_names_the_field_of_the_request(server: BayProce
             body = {"model": "hermes", **prompted, **fields}
             answer = httpx.post(f"{server.url}/v1/{place}", json=body, timeout=60)
             assert answer.status_code == 400
-            assert "finite size" in answer.json()["error"]["message"] and answer.json()["error"]["param"] == param
+            assert "no finite value" in answer.json()["error"]["message"] and answer.json()["error"]["param"] == param
 
 
 def test_an_answer_by_a_schema_where_a_tool_must_be_called(server: BayProcess, client: OpenAI) -> None:

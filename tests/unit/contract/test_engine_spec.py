@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from enginebay import contract
 from enginebay.contract import EngineSpec, Probe, parameters
 from enginebay.engines.registry import load_built_in_specs
 
@@ -21,3 +22,13 @@ def test_a_spec_declares_every_request_parameter_and_no_other(spec: EngineSpec) 
 def test_a_probe_survives_json() -> None:
     probe = Probe("1", {"torch": "2"}, ("a",), None, ("LlamaForCausalLM",), ("cpu", "cuda"), ("note",), {"n": "why"})
     assert Probe.from_json(json.loads(json.dumps(probe.to_json()))) == probe
+
+
+@pytest.mark.parametrize(("old", "new"), contract.DEPRECATED_NAMES.items())
+def test_deprecated_names_are_aliases(old: str, new: str) -> None:
+    assert getattr(contract, old) is getattr(contract, new) and old not in contract.__all__
+
+
+def test_unknown_names_are_not_exported() -> None:
+    with pytest.raises(ImportError):
+        from enginebay.contract import Nothing  # type: ignore[attr-defined]  # noqa: F401

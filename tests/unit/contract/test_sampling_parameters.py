@@ -24,9 +24,9 @@ from enginebay.errors import InvalidRequest, Unsupported
 def test_values_outside_the_range_are_refused_by_name(name: str) -> None:
     low, high = RANGES[name]
     for value in (low - 1, high + 1):
-        with pytest.raises(InvalidRequest) as refusal:
+        with pytest.raises(InvalidRequest) as caught:
             Sampling(**{name: value})
-        assert refusal.value.param == name
+        assert caught.value.param == name
 
 
 @pytest.mark.parametrize("name", sorted(RANGES))
@@ -67,11 +67,11 @@ def test_every_field_is_a_parameter_that_engines_declare() -> None:
     assert {field.name for field in fields(Sampling)} - {"guided"} <= set(parameters())
 
 
-def test_requested_leaves_out_what_is_neutral() -> None:
+def test_neutral_values_do_not_count_as_requested() -> None:
     neutral = Sampling(temperature=1.0, top_k=0, repetition_penalty=1.0, n=1, ignore_eos=False)
     assert collect_requested_parameters(neutral) == {}
-    asked = collect_requested_parameters(Sampling(top_k=-1, stop=("a",), guided=Guided(regex="a")), lora="x")
-    assert asked == {"top_k": -1, "stop": ("a",), "guided_regex": "a", "lora": "x"}
+    requested = collect_requested_parameters(Sampling(top_k=-1, stop=("a",), guided=Guided(regex="a")), lora="x")
+    assert requested == {"top_k": -1, "stop": ("a",), "guided_regex": "a", "lora": "x"}
 
 
 def test_a_request_has_exactly_one_prompt() -> None:
@@ -84,8 +84,8 @@ def test_negotiate_names_what_is_refused_and_what_is_translated() -> None:
     table = {"top_k": translates("off is 0"), "seed": honours(), "num_beams": refuses("best_of")}
     request = GenerateRequest(text="a", sampling=Sampling(top_k=-1, seed=1))
     assert negotiate("some", table, request, {}) == {"top_k": "off is 0"}
-    with pytest.raises(Unsupported) as refusal:
+    with pytest.raises(Unsupported) as caught:
         negotiate("some", table, GenerateRequest(text="a", sampling=Sampling(num_beams=2)), {})
-    assert refusal.value.param == "num_beams" and "best_of" in refusal.value.hint
+    assert caught.value.param == "num_beams" and "best_of" in caught.value.hint
     with pytest.raises(Unsupported, match="not with this model"):
         negotiate("some", table, request, {"seed": "not with this model"})

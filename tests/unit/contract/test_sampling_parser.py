@@ -10,12 +10,12 @@ from enginebay.contract.sampling_parser import _PARSERS
 from enginebay.errors import InvalidRequest
 
 
-def test_every_parameter_can_be_read() -> None:
+def test_every_parameter_has_a_parser() -> None:
     assert set(_PARSERS) == {field.name for field in fields(Sampling)}
 
 
-def test_values_of_json_become_parameters() -> None:
-    given = {
+def test_json_values_are_parsed() -> None:
+    values = {
         "temperature": 1,
         "top_k": 5.0,
         "stop": "x",
@@ -23,7 +23,7 @@ def test_values_of_json_become_parameters() -> None:
         "logit_bias": {"7": -1},
         "seed": None,
     }
-    assert parse_sampling({**given, "guided": {"json": {"type": "object"}}}) == Sampling(
+    assert parse_sampling({**values, "guided": {"json": {"type": "object"}}}) == Sampling(
         temperature=1.0,
         top_k=5,
         stop=("x",),
@@ -42,13 +42,13 @@ def test_values_of_json_become_parameters() -> None:
         ("guided", "json"), ("guided", {"xml": "a"}), ("guided", {"regex": 5}), ("temperature", 9),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_named(name: str, value: Any) -> None:
-    with pytest.raises(InvalidRequest) as refusal:
+def test_errors_name_the_parameter(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
         parse_sampling({name: value})
-    assert refusal.value.param == name
+    assert caught.value.param == name
 
 
-def test_an_unknown_name_gets_the_nearest() -> None:
-    with pytest.raises(InvalidRequest, match="temprature") as refusal:
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(InvalidRequest, match="temprature") as caught:
         parse_sampling({"temprature": 1})
-    assert "temperature" in refusal.value.hint
+    assert "temperature" in caught.value.hint

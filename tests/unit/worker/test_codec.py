@@ -18,19 +18,19 @@ FULL = Sampling(
 )  # fmt: skip
 
 
-def _there_and_back(request: GenerateRequest) -> GenerateRequest:
+def _round_trip(request: GenerateRequest) -> GenerateRequest:
     return codec.decode_submit(pb.Submit.FromString(codec.encode_submit(1, request).SerializeToString()))
 
 
 def test_every_parameter_crosses_the_wire() -> None:
     assert all(getattr(FULL, field.name) != getattr(Sampling(), field.name) for field in fields(Sampling))
     request = GenerateRequest(token_ids=(1, 2, 3), sampling=FULL, lora="adapter", energy=True)
-    assert _there_and_back(request) == request
+    assert _round_trip(request) == request
 
 
 def test_unset_stays_unset() -> None:
     request = GenerateRequest(token_ids=(1,))
-    assert _there_and_back(request) == request
+    assert _round_trip(request) == request
 
 
 @given(
@@ -44,13 +44,13 @@ def test_unset_stays_unset() -> None:
 )
 def test_constraints_cross_the_wire(guided: Guided) -> None:
     request = GenerateRequest(token_ids=(1,), sampling=Sampling(guided=guided))
-    assert _there_and_back(request) == request
+    assert _round_trip(request) == request
 
 
 @pytest.mark.parametrize(
     "energy", [None, Energy(12.5, 90.25), Energy(0.0, 90.0), Energy(absent="no meter"), Energy(None, 90.0, "shared")]
 )
-def test_the_last_word_crosses_the_wire(energy: Energy | None) -> None:
+def test_done_crosses_the_wire(energy: Energy | None) -> None:
     done = Done(Usage(7, 5, 3), Timing(0.25, 1.5), energy)
     message = pb.Done.FromString(codec.encode_done(9, done).SerializeToString())
     assert message.request == 9 and codec.decode_done(message) == done

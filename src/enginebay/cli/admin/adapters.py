@@ -8,16 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from enginebay.cli.admin.admin_client import JsonOption, KeyOption, UrlOption, post_admin
+from enginebay.cli.admin.admin_client import KeyOption, UrlOption, post_admin
+from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.output.console import emit_json
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Add and remove LoRA adapters on a running server.",
-)
+app = create_app(help="Add and remove LoRA adapters on a running server.", no_args_is_help=True)
 ModelArgument = Annotated[str, typer.Argument(help="The base model of the adapter")]
 NameArgument = Annotated[str, typer.Argument(help="The adapter's name; clients send it as the model")]
 

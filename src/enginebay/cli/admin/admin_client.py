@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from enginebay.cli.admin.server_address import DEFAULT_URL, ServerAddress, resolve_server
-from enginebay.cli.output.console import note
+from enginebay.cli.output.console import note, redraw_line
 from enginebay.errors import EnginebayError, RequestError
 
 _GET_TIMEOUT_S = 10.0  # for requests that the server answers at once
@@ -38,7 +38,6 @@ KeyOption = Annotated[
         show_envvar=True,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output")]
 
 
 class ServerUnreachable(EnginebayError):
@@ -148,11 +147,9 @@ def show_elapsed(activity: str, delay_s: float = _QUIET_PERIOD_S) -> Iterator[No
                 note(f"{activity} ...")
                 return
             wait_s = 1.0
-            sys.stderr.write(f"\r\x1b[K{activity} ... {time.monotonic() - started:.0f} s")
-            sys.stderr.flush()
+            redraw_line(f"{activity} ... {time.monotonic() - started:.0f} s")
         if live:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            redraw_line()
 
     thread = threading.Thread(target=show, daemon=True)
     thread.start()

@@ -6,16 +6,11 @@ from typing import Annotated
 
 import typer
 
-from enginebay.cli.admin.admin_client import JsonOption, KeyOption, ServerUnreachable, UrlOption, get_admin
+from enginebay.cli.admin.admin_client import KeyOption, ServerUnreachable, UrlOption, get_admin
+from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.output.console import emit_json, note
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Show the last lines of a model's log.",
-)
+app = create_app(help="Show the last lines of a model's log.", no_args_is_help=True)
 
 
 @app.command()

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import typer
-
-from enginebay.cli.admin.admin_client import JsonOption, KeyOption, UrlOption, post_admin
+from enginebay.cli.admin.admin_client import KeyOption, UrlOption, post_admin
+from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.output.console import emit_json
 from enginebay.util.text_format import pluralize
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Apply configuration changes to a running server.",
-)
+app = create_app(help="Apply configuration changes to a running server.")
 
 
 @app.command()

@@ -42,10 +42,11 @@ def _parse_url(url: str) -> ServerAddress:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{url!r} is not a server URL", "use http://HOST:PORT", param="url")
     base = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
-    return ServerAddress(base, _is_loopback(parts.hostname))
+    return ServerAddress(base, is_loopback(parts.hostname))
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or address is this host. Pure."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:

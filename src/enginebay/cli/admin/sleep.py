@@ -6,16 +6,11 @@ from typing import Annotated
 
 import typer
 
-from enginebay.cli.admin.admin_client import JsonOption, KeyOption, UrlOption, post_admin
+from enginebay.cli.admin.admin_client import KeyOption, UrlOption, post_admin
+from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.output.console import emit_json
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Put a model on a running server to sleep.",
-)
+app = create_app(help="Put a model on a running server to sleep.", no_args_is_help=True)
 
 
 @app.command()

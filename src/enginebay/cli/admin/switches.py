@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import typer
-
-from enginebay.cli.admin.admin_client import JsonOption, KeyOption, UrlOption, get_admin
+from enginebay.cli.admin.admin_client import KeyOption, UrlOption, get_admin
+from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.output.console import emit_json, note, print_table
 
-app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help="Show recent model switches."
-)
+app = create_app(help="Show recent model switches.")
 
 
 @app.command()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json as jsonlib
+import os
+import select
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,20 +16,19 @@ import typer
 
 from enginebay.cli.admin.admin_client import KeyOption, UrlOption, fetch
 from enginebay.cli.admin.server_address import ServerAddress, resolve_server
+from enginebay.cli.options.command_app import create_app
 from enginebay.cli.output.console import emit_json, print_table
-from enginebay.cli.output.quit_key import WaitForQuit, listen_for_quit_key, wait_without_keys
 from enginebay.errors import EnginebayError
+
+_KEYS = frozenset(b"qQ")
+
+WaitForQuit = Callable[[float], bool]  # waits this many seconds; True: quit
 
 if TYPE_CHECKING:
     from enginebay.cli.output.top_tables import ServerSummary, TopRow
     from enginebay.server.telemetry.prometheus_text import Samples
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Watch a server's models live.",
-)
+app = create_app(help="Watch a server's models live.")
 _TIMEOUT_S = 5.0
 
 
@@ -134,8 +136,42 @@ def scrape(server: ServerAddress, key: str | None) -> Samples:
 
 def _to_metrics_error(address: str, status: int) -> EnginebayError:
     if status in (401, 403):
-        return EnginebayError(
-            f"access to the metrics denied ({status})",
-            "pass a key: --key or ENGINEBAY_API_KEY",
-        )
+        return EnginebayError(f"access to the metrics denied ({status})", "pass a key: --key or ENGINEBAY_API_KEY")
     return EnginebayError(f"{address} returned {status}", "is this an Enginebay server?")
+
+
+@contextmanager
+def listen_for_quit_key() -> Iterator[WaitForQuit]:
+    """Yield a wait that `q` ends. Restores the terminal afterwards; without a terminal it only waits."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        yield wait_without_keys
+        return
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    settings = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor, termios.TCSANOW)  # keys arrive unbuffered; Ctrl-C still interrupts
+        yield lambda seconds: _is_quit_pressed_within(descriptor, seconds)
+    finally:
+        with suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(descriptor, termios.TCSANOW, settings)
+
+
+def wait_without_keys(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+def _is_quit_pressed_within(descriptor: int, seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while (left_s := until - time.monotonic()) > 0:
+        if select.select([descriptor], [], [], left_s)[0]:
+            try:
+                typed = os.read(descriptor, 1024)
+            except OSError:
+                typed = b""
+            if not typed or _KEYS & {*typed}:  # empty: the terminal is gone
+                return True
+    return False

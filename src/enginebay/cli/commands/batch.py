@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from enginebay.cli.event_loop import run_in_loop
+from enginebay.cli.options.command_app import create_app
 from enginebay.cli.options.sampling_options import with_sampling
 from enginebay.cli.options.stack_options import (
     ConfigOption,
@@ -40,7 +41,7 @@ from enginebay.stack import AsyncStack
 PROGRESS_INTERVAL_S = 10.0  # between progress lines off a terminal
 _RETRY_HINT = "retry with --retry-failed"
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = create_app()
 
 
 @app.command()

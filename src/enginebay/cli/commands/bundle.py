@@ -7,21 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.output.console import emit_json, note, print_table
 from enginebay.util.text_format import pluralize
 
 if TYPE_CHECKING:
     from enginebay.bundle.bundle_manifest import BundledEngine, BundleManifest
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Create, verify and install offline bundles.",
-)
+app = create_app(help="Create, verify and install offline bundles.", no_args_is_help=True)
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output")]
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Directory with bundle.json and the parts")]
 
 

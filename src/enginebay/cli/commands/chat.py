@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from enginebay.cli.options.command_app import create_app
 from enginebay.cli.options.sampling_options import with_sampling
 from enginebay.cli.options.stack_options import (
     TRUNCATED_NOTE,
@@ -27,7 +28,7 @@ from enginebay.contract import Delta, FinishReason
 from enginebay.errors import RequestError, UsageError
 from enginebay.stack import Stack
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = create_app()
 
 _HELP = "/reset clears the conversation, /exit or Ctrl-D quits, Ctrl-C stops an answer"
 

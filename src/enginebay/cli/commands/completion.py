@@ -11,15 +11,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from enginebay.cli.main import COMMANDS, import_command
+from enginebay.cli.options.command_app import create_app
 from enginebay.cli.output.completion_scripts import SCRIPTS, CompletionCommand, CompletionOption
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Print the shell completion script.",
-)
+app = create_app(help="Print the shell completion script.", no_args_is_help=True)
 
 
 @app.command()

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from enginebay.cli.options.command_app import JsonOption, create_app
+
 if TYPE_CHECKING:
     from enginebay.config import resolved_config
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = create_app(no_args_is_help=True)
 
 FileArgument = Annotated[
     Path | None,
@@ -18,7 +20,6 @@ FileArgument = Annotated[
 ]
 ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="Same as FILE")]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Treat keys without effect as errors")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output")]
 EngineOption = Annotated[str | None, typer.Option("--engine", help="Validate for this engine")]
 PresetOption = Annotated[
     str | None,

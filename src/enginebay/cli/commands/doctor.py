@@ -6,14 +6,10 @@ from typing import Annotated
 
 import typer
 
+from enginebay.cli.options.command_app import create_app
 from enginebay.cli.output.console import emit_json
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Check this host: what is installed, missing or broken.",
-)
+app = create_app(help="Check this host: what is installed, missing or broken.")
 _MARKS = {"ok": "ok", "absent": "-", "broken": "BROKEN"}
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from enginebay.cli.admin.admin_client import JsonOption, KeyOption, ServerUnreachable, UrlOption, post_admin
+from enginebay.cli.admin.admin_client import KeyOption, ServerUnreachable, UrlOption, post_admin
+from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.options.stack_options import ConfigOption
 from enginebay.cli.output.console import emit_json, note, print_table
 
@@ -15,13 +16,7 @@ if TYPE_CHECKING:
     from enginebay.contract import EngineSpec
     from enginebay.environments import Environment
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="List, install, remove and explain engines.",
-)
+app = create_app(help="List, install, remove and explain engines.", no_args_is_help=True)
 _PIP_NOT_FOUND = "No matching distribution found"  # in pip's output
 
 
@@ -81,8 +76,7 @@ def install(
     ],
     recreate: Annotated[bool, typer.Option("--recreate", help="Rebuild it if it is already installed")] = False,
     device: Annotated[
-        str | None,
-        typer.Option("--for", metavar="cpu|cuda", help="Build for this kind of host (default: detected)"),
+        str | None, typer.Option("--for", metavar="cpu|cuda", help="Build for this kind of host (default: detected)")
     ] = None,
     package: Annotated[bool, typer.Option("--package", help="KIND is a package name, not an engine")] = False,
     python: Annotated[

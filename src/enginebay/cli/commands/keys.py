@@ -7,17 +7,11 @@ from typing import Annotated
 
 import typer
 
+from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.output.console import emit_json, note, print_table
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Create, list and revoke API keys.",
-)
+app = create_app(help="Create, list and revoke API keys.", no_args_is_help=True)
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output")]
 FileOption = Annotated[
     Path | None,
     typer.Option(
@@ -43,11 +37,7 @@ def create(
 
     path = _resolve_file(file)
     text, created = create_key(
-        path,
-        name,
-        admin=admin,
-        requests_per_minute=requests_per_minute,
-        tokens_per_minute=tokens_per_minute,
+        path, name, admin=admin, requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute
     )
     if json:
         emit_json({**created.to_json(), "key": text})

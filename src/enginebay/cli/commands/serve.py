@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from enginebay.cli.event_loop import run_in_loop
+from enginebay.cli.options.command_app import create_app
 from enginebay.cli.options.stack_options import (
     ConfigOption,
     EngineOption,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from enginebay.server.auth.api_keys import Keyring
     from enginebay.server.supervisor.desired_state import DesiredState
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = create_app()
 
 
 @app.command()

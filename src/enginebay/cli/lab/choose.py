@@ -14,6 +14,7 @@ import typer
 from enginebay.cli.lab import choose_output as output
 from enginebay.cli.lab.lab_dependencies import require_lab
 from enginebay.cli.lab.study_progress import SearchProgress
+from enginebay.cli.options.command_app import create_app
 from enginebay.cli.options.stack_options import ConfigOption, OfflineOption, SetKeyOption
 from enginebay.cli.output.console import emit_json, note
 from enginebay.config.layers.layer_sources import parse_assignments
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from enginebay.lab.study.study_point import StudyPoint
     from enginebay.models import StoredModel
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = create_app()
 
 
 @dataclass(frozen=True, slots=True)

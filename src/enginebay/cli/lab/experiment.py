@@ -12,6 +12,7 @@ import typer
 
 from enginebay.cli.lab.lab_credentials import build_admin_headers, build_inference_headers
 from enginebay.cli.lab.lab_dependencies import require_lab
+from enginebay.cli.options.command_app import create_app
 from enginebay.cli.options.stack_options import OfflineOption, SetKeyOption
 from enginebay.cli.output.console import emit_json, note, print_table
 from enginebay.config.layers.layer_sources import parse_assignments
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from enginebay.lab.study.study_point import StudyPoint
     from enginebay.lab.workload.workload_spec import TextTokenizer
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = create_app()
 
 
 @app.command()
@@ -35,8 +36,7 @@ def experiment(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="Config file; see docs/lab.md")] = None,
     *,
     engine: Annotated[
-        list[str] | None,
-        typer.Option("--engine", "-e", "--backend", help="Engine to measure; repeatable"),
+        list[str] | None, typer.Option("--engine", "-e", "--backend", help="Engine to measure; repeatable")
     ] = None,
     preset: Annotated[str | None, typer.Option("--preset", help="Preset to start from; see `bay presets`")] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="Model (default: the configured one)")] = None,
@@ -63,8 +63,7 @@ def experiment(
         ),
     ] = False,
     allow_mixed: Annotated[
-        bool,
-        typer.Option("--allow-mixed-engines", "--allow-mixed-backends", help="Also average across engines"),
+        bool, typer.Option("--allow-mixed-engines", "--allow-mixed-backends", help="Also average across engines")
     ] = False,
     tokenizer: Annotated[
         str | None,
@@ -162,8 +161,7 @@ def plan_engine_points(
     if warnings and not ignore_warnings:
         lines = "\n".join(f"  {line}" for line in warnings)
         raise ConfigError(
-            f"an engine would ignore a setting\n{lines}",
-            "remove the setting, or pass --ignore-engine-warnings",
+            f"an engine would ignore a setting\n{lines}", "remove the setting, or pass --ignore-engine-warnings"
         )
     return points, dropped, chosen[0].config.experiment.num_cycles, _record_inputs(config, preset, flags)
 
@@ -356,6 +354,5 @@ def _print_results(outcome: StudyOutcome, folder: Path, allow_mixed: bool, json:
         raise EnginebayError(f"{pluralize(len(outcome.failed), 'point')} failed", "see the messages above")
     if outcome.runs and all(run.measures.get("answered") == 0 for run in outcome.runs):
         raise EnginebayError(
-            "no request of the study was answered",
-            f"see the messages above, or `bay results show {outcome.study_id}`",
+            "no request of the study was answered", f"see the messages above, or `bay results show {outcome.study_id}`"
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
+from enginebay.cli.admin.server_address import is_loopback
 from enginebay.errors import UsageError
 
 API_KEY_VARIABLE, OPENAI_KEY_VARIABLE = "ENGINEBAY_API_KEY", "OPENAI_API_KEY"
@@ -45,13 +45,7 @@ def build_admin_headers(urls: Iterable[str | None], variable: str | None, enviro
 def is_loopback_url(url: str) -> bool:
     """Return whether a URL points to loopback."""
     try:
-        name = urlsplit(url).hostname or ""
-    except ValueError:
-        return False
-    if name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
+        return is_loopback(urlsplit(url).hostname or "")
     except ValueError:
         return False
 

@@ -10,15 +10,11 @@ import typer
 
 from enginebay.cli.lab.lab_dependencies import require_lab
 from enginebay.cli.lab.results import note_corrupt
+from enginebay.cli.options.command_app import create_app
 from enginebay.cli.output.console import note
 from enginebay.util.text_format import pluralize
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+app = create_app(no_args_is_help=True)
 
 
 @app.command()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from enginebay.cli.lab.lab_dependencies import require_lab
+from enginebay.cli.options.command_app import JsonOption, create_app
 from enginebay.cli.output.console import emit_json, note, print_table
 from enginebay.util.text_format import pluralize
 
@@ -17,23 +18,14 @@ if TYPE_CHECKING:
     from enginebay.lab.store.run_errors import CorruptRun
     from enginebay.lab.store.run_reader import Run
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="List, show, compare, aggregate and export benchmark runs.",
-)
+app = create_app(help="List, show, compare, aggregate and export benchmark runs.", no_args_is_help=True)
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output")]
 RunsOption = Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Directory of runs")]
 RunsArgument = Annotated[
-    list[str],
-    typer.Argument(metavar="RUN...", help="Run ids or prefixes, study ids, or `latest` for the last study"),
+    list[str], typer.Argument(metavar="RUN...", help="Run ids or prefixes, study ids, or `latest` for the last study")
 ]
 AllowMixedOption = Annotated[
-    bool,
-    typer.Option("--allow-mixed-engines", "--allow-mixed-backends", help="Also average across engines"),
+    bool, typer.Option("--allow-mixed-engines", "--allow-mixed-backends", help="Also average across engines")
 ]
 
 LISTED_FIGURES = ("output_tokens_per_s", "ttft_s.median", "ttft_s.p95", "e2e_s.p95", "j_per_output_token")

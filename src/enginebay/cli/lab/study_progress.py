@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from enginebay.cli.output.console import note
+from enginebay.cli.output.console import note, redraw_line
 from enginebay.util.text_format import pluralize
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from enginebay.lab.search.candidates import Candidate
     from enginebay.lab.store.run_reader import Run
     from enginebay.lab.store.study_plan import StudyStep
-
 
 _REFRESH_S = 0.5
 _PLAIN_REFRESH_S = 30.0
@@ -80,13 +79,11 @@ class StudyProgress:
 
     def clear(self) -> None:
         if self._is_terminal:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            redraw_line()
 
     def _draw_line(self, text: str) -> None:
         if self._is_terminal:
-            sys.stderr.write(f"\r\x1b[K{self._head}: {text}")
-            sys.stderr.flush()
+            redraw_line(f"{self._head}: {text}")
 
     def _format_time_left(self) -> str:
         """Estimate from the mean of the runs so far; empty before the first one ends."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from enginebay.cli.output.console import note
+from enginebay.cli.output.console import note, redraw_line
 from enginebay.config.layers.layer_sources import parse_assignments
 from enginebay.config.loader import load_config
 from enginebay.config.sections.config_keys import ConfigKeys
@@ -99,12 +99,10 @@ class StatusLine:
 
     def update(self, text: str) -> None:
         if self._is_live:
-            sys.stderr.write(f"\r\x1b[K{text} ...")
-            sys.stderr.flush()
+            redraw_line(f"{text} ...")
         elif time.monotonic() - self._started > self._after_s:
             note(f"{text} ...")
 
     def clear(self) -> None:
         if self._is_live:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            redraw_line()

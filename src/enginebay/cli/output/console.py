@@ -35,6 +35,12 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def redraw_line(text: str = "") -> None:
+    """Replace the current line of the terminal on stderr."""
+    sys.stderr.write(f"\r\x1b[K{text}")
+    sys.stderr.flush()
+
+
 def print_error(error: EnginebayError) -> int:
     """Print an error with its hint; return its exit code."""
     note(f"bay: {error.message}")

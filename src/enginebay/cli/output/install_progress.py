@@ -29,11 +29,7 @@ def _show_spinner(title: str) -> Iterator[ProgressReporter]:
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (
-        SpinnerColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
+    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(title)

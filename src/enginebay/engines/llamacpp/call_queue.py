@@ -1,4 +1,4 @@
-"""Requests as the engine holds them, and which of them may start now. Pure."""
+"""Queue of library calls: decides which may start, by free slots and cache. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from enginebay.engines.llamacpp.request_body import LlamaBodyBuilder
 
 @dataclass(eq=False, slots=True)
 class ActiveRequest:
-    """A request the engine has taken and not ended."""
+    """A submitted request that has not finished."""
 
     number: int
     body_builder: LlamaBodyBuilder
@@ -24,13 +24,13 @@ class ActiveRequest:
 
 @dataclass(eq=False, slots=True)
 class LibraryCall:
-    """What one thread does: one or more choices of one request, which start as one call of the library."""
+    """One call of the library, run by one thread: one or more choices of one request."""
 
     request: ActiveRequest
     outputs: Sequence[ChoiceOutput]
-    reserved_tokens: int  # the most cache it can come to need
-    prompt_tokens: int = 0  # tokens
-    prefilled_tokens: int = 0  # of the prompt, as the library last told
+    reserved_tokens: int  # upper bound of the cache it needs
+    prompt_tokens: int = 0
+    prefilled_tokens: int = 0  # as the library last reported
 
     @property
     def slots(self) -> int:
@@ -38,17 +38,17 @@ class LibraryCall:
 
 
 def split_choices(n: int, together: bool, max_size: int) -> list[int]:
-    """How the choices of a request are spread over calls: together as far as allowed, else one by one."""
+    """Return the number of choices in each call: up to `max_size` together if allowed, else one each."""
     size = max(1, max_size) if together else 1
     return [min(size, n - start) for start in range(0, n, size)]
 
 
 @dataclass(slots=True)
 class CallQueue:
-    """First come, first served, as far as slots and cache reach. The library itself never has to queue.
+    """Starts calls first come, first served while slots and cache last. The library itself never queues.
 
-    It computes one adapter at a time, and lets another's requests wait as long as there are more of the first: here they
-    take turns, in the order in which they came.
+    The library computes one adapter at a time and would starve requests of another. Here adapters take turns in order
+    of arrival.
     """
 
     free_slots: int
@@ -60,18 +60,18 @@ class CallQueue:
         self.waiting.append(call)
 
     def admit(self) -> list[LibraryCall]:
-        """Calls that may start now, in order; their slots and cache are taken."""
-        found: list[LibraryCall] = []
+        """Return the calls to start now, in order, and reserve their slots and cache."""
+        admitted: list[LibraryCall] = []
         while self.waiting and self._fits(self.waiting[0]):
             call = self.waiting.popleft()
             self.free_slots -= call.slots
             self.free_tokens -= call.reserved_tokens
             self.running.add(call)
-            found.append(call)
-        return found
+            admitted.append(call)
+        return admitted
 
     def _fits(self, call: LibraryCall) -> bool:
-        same = all(one.request.adapter == call.request.adapter for one in self.running)
+        same = all(other.request.adapter == call.request.adapter for other in self.running)
         return same and call.slots <= self.free_slots and call.reserved_tokens <= self.free_tokens
 
     def release(self, call: LibraryCall) -> None:
@@ -80,22 +80,22 @@ class CallQueue:
         self.running.discard(call)
 
     def drop_waiting(self, request: ActiveRequest) -> None:
-        """Forget what has not started of a request."""
+        """Remove the request's calls that have not started."""
         self.waiting = deque(call for call in self.waiting if call.request is not request)
 
     def count_waiting_requests(self) -> int:
-        """Requests of which nothing has started."""
+        """Return the number of requests with no started call."""
         started = {call.request.number for call in self.running}
         return len({call.request.number for call in self.waiting} - started)
 
     def count_cached_tokens(self, shared: bool) -> int:
-        """Tokens of running requests in the cache; where it is `shared`, the choices of a call have one prompt."""
+        """Return the tokens of running requests in the cache. In a `shared` cache the choices of a call share the prompt."""
         return sum(_count_cached_tokens(call, shared) for call in self.running)
 
 
 def _count_cached_tokens(call: LibraryCall, shared: bool) -> int:
-    going_on = [output for output in call.outputs if output.finish_reason is None]
-    made = sum(output.count for output in going_on)
-    if not made:
-        return call.prefilled_tokens if going_on else 0  # the first choice computes the prompt for all
-    return call.prompt_tokens * (1 if shared else len(going_on)) + made
+    unfinished = [output for output in call.outputs if output.finish_reason is None]
+    generated = sum(output.count for output in unfinished)
+    if not generated:
+        return call.prefilled_tokens if unfinished else 0  # the first choice computes the prompt for all
+    return call.prompt_tokens * (1 if shared else len(unfinished)) + generated

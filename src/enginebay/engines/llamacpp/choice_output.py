@@ -1,4 +1,4 @@
-"""One choice's output as it grows: token ids complete, text in whole characters, stop strings and stop tokens found."""
+"""Output of one choice: complete token ids, text in whole characters, stop strings and stop tokens."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from enginebay.contract import FinishReason, Sampling, TokenLogprobs
 from enginebay.text.tokenization.detokenizer import StopScanner
 
-# (text, id of the token that completed it, how many tokens before it were not reported) -> their ids
+# (text, id of its last token, number of unreported tokens before it) -> ids of the unreported tokens
 FindUnreported = Callable[[str, int, int], list[int]]
 OutputPiece = tuple[str, list[int], Sequence[TokenLogprobs]]
 
 
 class ChoiceOutput:
-    """Takes the library's chunks for one choice. `finish_reason` is set when nothing more is wanted."""
+    """Collects the library's chunks for one choice. `finish_reason` is set once the output is complete."""
 
     __slots__ = (
         "_attempt_tokens",
@@ -39,7 +39,7 @@ class ChoiceOutput:
         self.count = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
-        self._attempt_tokens = 0  # tokens of this attempt that the library has counted
+        self._attempt_tokens = 0  # tokens the library has counted in this attempt
         self._stop_scanner = StopScanner(sampling.stop)
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._top_logprobs = sampling.logprobs or 0
@@ -47,7 +47,7 @@ class ChoiceOutput:
 
     @property
     def attempt_limit(self) -> int:
-        """Where the current attempt ends: min_tokens first, since end tokens are banned until then."""
+        """Token count at which the current attempt ends: min_tokens first, since end tokens are banned until then."""
         return self.min_tokens if self.count < self.min_tokens else self.limit
 
     def begin_attempt(self) -> None:
@@ -56,17 +56,17 @@ class ChoiceOutput:
     def add_chunk(
         self, text: str, token_id: int, tokens_made: int, logprobs: Sequence[Mapping[str, Any]] = ()
     ) -> OutputPiece:
-        """One chunk: what to send on. `made` is how many tokens this attempt has made so far."""
+        """Add one chunk and return what to send. `tokens_made` counts the tokens of this attempt."""
         missing = tokens_made - self._attempt_tokens - 1
         self._attempt_tokens = tokens_made
         ids = [token_id] if missing <= 0 else [*self._find_unreported(text, token_id, missing), token_id]
-        room = self.limit - self.count
-        if len(ids) > room:  # the limit falls inside a character, which then has no text
-            ids, text, logprobs = ids[:room], "", ()
+        remaining = self.limit - self.count
+        if len(ids) > remaining:  # the limit cuts a character, whose text is dropped
+            ids, text, logprobs = ids[:remaining], "", ()
         self.ids += ids
         self.count += len(ids)
         searching = self.count > self.min_tokens
-        stopped = [one for one in ids if one in self._stop_ids] if self._stop_ids and searching else ()
+        stopped = [token for token in ids if token in self._stop_ids] if self._stop_ids and searching else ()
         if stopped:
             self._finish(FinishReason.STOP, stopped[0])
             return self._stop_scanner.finish(), ids, _parse_logprobs(logprobs, self._top_logprobs)
@@ -76,10 +76,10 @@ class ChoiceOutput:
         return ready, ids, _parse_logprobs(logprobs, self._top_logprobs)
 
     def end_attempt(self, stop_type: str, out_of_context: bool) -> str:
-        """The library has ended the attempt. Gives back text that was held; decides whether the output is finished.
+        """Handle the end of an attempt: return held text and decide whether the output is complete.
 
-        It is not when only min_tokens are reached, or when the last tokens ended inside a character and were never
-        reported: those are made again.
+        It is incomplete if only min_tokens is reached, or if the last tokens ended inside a character and were not
+        reported. Those are generated again.
         """
         if self.finish_reason is not None:
             return ""
@@ -90,7 +90,7 @@ class ChoiceOutput:
         return self._stop_scanner.finish() if self.finish_reason is not None else ""
 
     def give_up(self) -> str:
-        """No attempt makes progress any more: the output ends here."""
+        """End the output, because attempts make no more progress."""
         self._finish(FinishReason.LENGTH, None)
         return self._stop_scanner.finish()
 
@@ -99,12 +99,12 @@ class ChoiceOutput:
         self.stop_reason = stop_reason
 
 
-def _parse_logprobs(found: Sequence[Mapping[str, Any]], top: int) -> Sequence[TokenLogprobs]:
+def _parse_logprobs(tokens: Sequence[Mapping[str, Any]], top: int) -> Sequence[TokenLogprobs]:
     return [
         TokenLogprobs(
-            one["id"],
-            one["logprob"],
-            tuple((other["id"], other["logprob"]) for other in one["top_logprobs"][:top]),
+            token["id"],
+            token["logprob"],
+            tuple((other["id"], other["logprob"]) for other in token["top_logprobs"][:top]),
         )
-        for one in found
+        for token in tokens
     ]

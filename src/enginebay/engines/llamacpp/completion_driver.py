@@ -1,4 +1,4 @@
-"""Runs one call to its end: attempts, chunks, errors. One thread per call, blocked in the library."""
+"""Run one library call to completion: attempts, chunks, errors. Each call blocks its own thread."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from enginebay.engines.llamacpp.request_body import CompletionAttempt
 from enginebay.engines.llamacpp.stderr_tail import StderrTail, find_schema_error, truncate_reason
 from enginebay.errors import ContextOverflow, EnginebayError, EngineFailed, InvalidRequest
 
-_EXTRA_TOKENS = 4  # a character has at most four bytes, so that many more tokens bring one to its end
-_SCHEMA_CACHE_SIZE = 256  # verdicts kept: one costs a step of the model to find again
+_EXTRA_TOKENS = 4  # enough to complete a character, which has at most four bytes
+_SCHEMA_CACHE_SIZE = 256  # checking a schema costs one step of the model
 _ATTEMPT_SEED_OFFSET = 1_000_003
 _BAD_REQUEST = 400
-_PROBE_TEXT = "@"  # no JSON text begins with it
+_PROBE_TEXT = "@"  # no JSON text starts with it
 
 
 class LlamaDriver:
-    """What all calls share: the library, the sink, and which JSON schemas have been tried."""
+    """Runs calls. Holds what they share: the library, the sink, and a cache of checked JSON schemas."""
 
     def __init__(self, library: LlamaServer, sink: Sink, prompt_cache: bool) -> None:
         self._library = library
@@ -32,7 +32,7 @@ class LlamaDriver:
         self._find_schema_error = lru_cache(_SCHEMA_CACHE_SIZE)(self._try_schema)
 
     def run(self, call: LibraryCall) -> None:
-        """Blocks until every choice of the call has ended. Raises what went wrong."""
+        """Block until every choice of the call has finished. Raises an `EnginebayError` on failure."""
         if call.request.body_builder.schema is not None:
             self._check_schema(call.request.body_builder.schema, call.request.body_builder.lora)
         self._attempt(call, call.outputs, tries=0)
@@ -74,37 +74,36 @@ class LlamaDriver:
         self._sink.flush()
 
     def _check_schema(self, schema: Mapping[str, Any], lora: Mapping[str, Any]) -> None:
-        """Refuse a schema that the library does not follow: it would run on without any constraint, and say nothing.
+        """Reject a schema that the library does not enforce: it would silently generate without a constraint.
 
-        It is tried with the request's own adapter: with another, the try would wait for all that run with this one.
+        Checks it with the request's adapter. With another one the check would wait for all requests of this adapter.
         """
         problem = self._find_schema_error(json.dumps(schema, sort_keys=True), json.dumps(lora))
         if problem is not None:
             raise make_schema_error(problem)
 
     def _try_schema(self, text: str, lora: str) -> str | None:
-        """None where the library follows this JSON schema, else why not, as far as it tells.
+        """Return None if the library enforces this JSON schema, else its reason, which may be empty.
 
-        One token is made under it, with a bias towards a text that no JSON begins with. If that one comes out, the
-        schema is not in force.
+        Generates one token, biased towards a text that no JSON starts with. If that token comes out, the schema is not
+        enforced.
         """
-        token = self._library.call_route("POST", "/tokenize", {"content": _PROBE_TEXT, "add_special": False})["tokens"][
-            -1
-        ]
+        tokenized = self._library.call_route("POST", "/tokenize", {"content": _PROBE_TEXT, "add_special": False})
+        token = tokenized["tokens"][-1]
         schema = json.loads(text)
         body = {"prompt": [token], "n_predict": 1, "json_schema": schema, "logit_bias": [[token, 1000.0]]}
-        fixed = {"samplers": ["temperature"], "temperature": 0.0, "verbose": True, "return_tokens": True}
-        words = StderrTail()
-        answer = self._library.run_completion({**body, **fixed, **json.loads(lora)})
-        if "error" in answer:
-            if answer["error"].get("code") != _BAD_REQUEST:
-                raise to_error(answer)  # which says nothing of the schema
-            return truncate_reason(str(answer["error"].get("message", "")))
-        return find_schema_error(words.read(), schema) if answer["__verbose"]["tokens"] == [token] else None
+        options = {"samplers": ["temperature"], "temperature": 0.0, "verbose": True, "return_tokens": True}
+        stderr = StderrTail()
+        response = self._library.run_completion({**body, **options, **json.loads(lora)})
+        if "error" in response:
+            if response["error"].get("code") != _BAD_REQUEST:
+                raise to_error(response)  # not about the schema
+            return truncate_reason(str(response["error"].get("message", "")))
+        return find_schema_error(stderr.read(), schema) if response["__verbose"]["tokens"] == [token] else None
 
 
 class _ChunkHandler:
-    """The callback of one attempt. Runs once per token, so it does little and never raises."""
+    """Callback of one attempt. Runs once per token, so it is cheap; it never raises."""
 
     __slots__ = ("_call", "_ends_at_limit", "_open_choices", "_outputs", "_request", "_sink", "error")
 
@@ -118,7 +117,7 @@ class _ChunkHandler:
         self.error: Exception | None = None
 
     def handle(self, chunk: dict[str, Any]) -> bool:
-        """True ends the attempt in the library."""
+        """Handle one chunk. Returns True to end the attempt."""
         if self._request.cancelled:
             return True
         try:
@@ -154,38 +153,41 @@ class _ChunkHandler:
         return self._open_choices == 0 or (self._ends_at_limit and output.count >= output.limit)
 
     def _send_token(self, output: ChoiceOutput, choice: dict[str, Any], details: dict[str, Any]) -> None:
-        found = choice["logprobs"]
+        logprobs_field = choice["logprobs"]
         text, ids, logprobs = output.add_chunk(
-            details["content"], details["tokens"][0], details["tokens_predicted"], found["content"] if found else ()
+            details["content"],
+            details["tokens"][0],
+            details["tokens_predicted"],
+            logprobs_field["content"] if logprobs_field else (),
         )
         self._sink.token(self._request.number, text, ids, output.choice, logprobs)
 
 
 def make_schema_error(problem: str) -> InvalidRequest:
-    """`problem` is what the library says of the schema, or empty."""
-    what = "llama.cpp cannot follow this JSON schema"
+    """Return the error for an unsupported schema. `problem` is the library's reason, or empty."""
+    message = "llama.cpp does not support this JSON schema"
     if problem:
-        return InvalidRequest(f"{what}: {problem}", "change or leave out what it names", param="guided_json")
-    hint = "check its types and keywords; the log of the worker names the one it stumbled over"
-    return InvalidRequest(what, hint, param="guided_json")
+        return InvalidRequest(f"{message}: {problem}", "change or remove the part it names", param="guided_json")
+    hint = "check its types and keywords; see the worker's log"
+    return InvalidRequest(message, hint, param="guided_json")
 
 
 def to_error(response: Mapping[str, Any]) -> EnginebayError:
-    """The library's error as ours."""
-    found = response.get("error", response)
-    message = str(found.get("message", found))
-    if found.get("type") == "exceed_context_size_error":
-        return make_context_overflow(int(found.get("n_prompt_tokens", 0)), int(found.get("n_ctx", 0)))
-    if found.get("code") == _BAD_REQUEST:
+    """Convert the library's error response to an Enginebay error."""
+    error = response.get("error", response)
+    message = str(error.get("message", error))
+    if error.get("type") == "exceed_context_size_error":
+        return make_context_overflow(int(error.get("n_prompt_tokens", 0)), int(error.get("n_ctx", 0)))
+    if error.get("code") == _BAD_REQUEST:
         param = "guided_grammar" if "grammar" in message else None
         hint = "check the grammar" if param else "correct the request"
-        return InvalidRequest(f"llama.cpp refuses the request: {message}", hint, param=param)
-    return EngineFailed(f"llama.cpp failed on this request: {message}", "the log of the worker has more")
+        return InvalidRequest(f"llama.cpp rejects the request: {message}", hint, param=param)
+    return EngineFailed(f"llama.cpp failed on this request: {message}", "see the worker's log")
 
 
 def make_context_overflow(prompt_tokens: int, context_length: int) -> ContextOverflow:
     return ContextOverflow(
-        f"the prompt has {prompt_tokens} tokens, and the context holds {context_length} with the answer",
+        f"the prompt has {prompt_tokens} tokens, but the context holds {context_length} including the output",
         "shorten the prompt, or raise context_length",
         param="prompt",
     )

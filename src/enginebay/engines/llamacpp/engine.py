@@ -1,4 +1,4 @@
-"""llama.cpp in this process, through xllamacpp: its server batches continuously, we hand it one call per thread."""
+"""The llamacpp engine. llama.cpp's server runs in this process and batches continuously; each call has a thread."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LlamaCppEngine:
         self._plan = plan_load(load, file, detect_host(library))
         self._server = LlamaServer(library, self._path, self._plan, load.loras)
         self._versions = _list_versions(library)
-        self._adapter_ids = {name: place for place, name in enumerate(load.loras)}
+        self._adapter_ids = {name: index for index, name in enumerate(load.loras)}
         self._queue = CallQueue(self._plan.max_batch, self._plan.cache_tokens)
         self._active: dict[int, ActiveRequest] = {}
         self._threads: set[threading.Thread] = set()
@@ -48,13 +48,13 @@ class LlamaCppEngine:
             version=library.__version__,
             versions=_list_versions(library),
             settings=tuple(name for name in dir(params) if not name.startswith("_")),
-            devices=tuple(sorted({_parse_device_kind(one) for one in library.get_device_info()})),
+            devices=tuple(sorted({_parse_device_kind(device) for device in library.get_device_info()})),
             notes=(library.get_system_info().strip(" |"),),
         )
 
     @classmethod
     def warm(cls) -> None:
-        """Import the library; it looks for devices when a model is loaded."""
+        """Import the library. It looks for devices only when a model is loaded."""
         import_library()
 
     def start(self, sink: Sink) -> None:
@@ -75,7 +75,7 @@ class LlamaCppEngine:
             warnings=self._plan.warnings,
             refused={}
             if self._is_embedding
-            else {"embeddings": "the model is loaded to generate; load it with task: embed"},
+            else {"embeddings": "the model is loaded for generation; load it with task: embed"},
         )
 
     @property
@@ -89,7 +89,7 @@ class LlamaCppEngine:
     def submit(self, number: int, request: GenerateRequest) -> None:
         if self._is_embedding:
             raise Unsupported(
-                "this model is loaded for embeddings", "ask it for embeddings, or set task: generate if it can"
+                "this model is loaded for embeddings", "request embeddings, or load it with task: generate"
             )
         calls = self._build_calls(number, request)
         with self._lock:
@@ -99,30 +99,30 @@ class LlamaCppEngine:
             self._start_admitted()
 
     def _build_calls(self, number: int, request: GenerateRequest) -> list[LibraryCall]:
-        """The request's calls of the library. Raises when the prompt does not fit or a parameter is wrong."""
-        prompt, context = len(request.token_ids or ()), self._plan.context_length
-        if prompt + 1 > context:
-            raise make_context_overflow(prompt, context)
+        """Return the library calls for a request. Raises if the prompt does not fit or a parameter is invalid."""
+        prompt_tokens, context = len(request.token_ids or ()), self._plan.context_length
+        if prompt_tokens + 1 > context:
+            raise make_context_overflow(prompt_tokens, context)
         sampling = request.sampling
-        limit = min(sampling.max_tokens or context, context - prompt)
-        held = ActiveRequest(number, LlamaBodyBuilder(request, context, self._adapter_ids), request.lora)
+        limit = min(sampling.max_tokens or context, context - prompt_tokens)
+        active = ActiveRequest(number, LlamaBodyBuilder(request, context, self._adapter_ids), request.lora)
         outputs = [ChoiceOutput(choice, sampling, limit, self._find_unreported) for choice in range(sampling.n)]
-        # A choice that ends by a stop token, or goes on after min_tokens, must be ended or continued on its own.
+        # Stop tokens and min_tokens end or continue each choice separately.
         together = not sampling.stop_token_ids and not sampling.min_tokens
-        need = prompt + limit
-        most = min(self._plan.max_batch, self._plan.cache_tokens // need)
+        need = prompt_tokens + limit
+        max_size = min(self._plan.max_batch, self._plan.cache_tokens // need)
         calls: list[LibraryCall] = []
-        for size in split_choices(sampling.n, together, most):
-            calls.append(LibraryCall(held, outputs[:size], size * need, prompt))
+        for size in split_choices(sampling.n, together, max_size):
+            calls.append(LibraryCall(active, outputs[:size], size * need, prompt_tokens))
             del outputs[:size]
-        held.calls_left = len(calls)
+        active.calls_left = len(calls)
         return calls
 
     def _find_unreported(self, text: str, token_id: int, missing: int) -> list[int]:
         return self._token_pieces.find_unreported(text, token_id, missing)
 
     def _start_admitted(self) -> None:
-        """With the lock held."""
+        """Start the calls that fit. The caller holds the lock."""
         for call in self._queue.admit():
             thread = threading.Thread(
                 target=self._run_call, args=(call,), name=f"call-{call.request.number}", daemon=True
@@ -131,50 +131,50 @@ class LlamaCppEngine:
             thread.start()
 
     def _run_call(self, call: LibraryCall) -> None:
-        held = call.request
+        request = call.request
         problem: EnginebayError | None = None
         try:
-            if not held.cancelled:
+            if not request.cancelled:
                 self._driver.run(call)
         except EnginebayError as error:
             problem = error
-        except Exception as error:  # one request's surprise must not end the others
+        except Exception as error:  # one request must not fail the others
             problem = EngineFailed(f"llama.cpp failed on this request: {type(error).__name__}: {error}")
         with self._lock:
-            held.calls_left -= 1
-            if problem is not None or not held.calls_left:
-                self._active.pop(held.number, None)
+            request.calls_left -= 1
+            if problem is not None or not request.calls_left:
+                self._active.pop(request.number, None)
             if problem is not None:
-                self._queue.drop_waiting(held)
-            failed = problem if not held.cancelled else None
-            held.cancelled |= problem is not None  # ends the request's other calls
+                self._queue.drop_waiting(request)
+            failed = problem if not request.cancelled else None
+            request.cancelled |= problem is not None  # stops the request's other calls
             self._queue.release(call)
             self._threads.discard(threading.current_thread())
             self._start_admitted()
         if failed is not None:
-            self._sink.error(held.number, failed)
+            self._sink.error(request.number, failed)
             self._sink.flush()
 
     def cancel(self, number: int) -> None:
-        """What waits is forgotten; what runs ends at its next chunk, which comes with every step."""
+        """Drop waiting calls. Running calls end at their next chunk, which comes with every step."""
         with self._lock:
-            held = self._active.pop(number, None)
-            if held is not None:
-                held.cancelled = True
-                self._queue.drop_waiting(held)
+            request = self._active.pop(number, None)
+            if request is not None:
+                request.cancelled = True
+                self._queue.drop_waiting(request)
                 self._start_admitted()
 
     def embed(self, inputs: Sequence[Sequence[int]]) -> Embedding:
         if not self._is_embedding:
             raise Unsupported("this model is loaded for generation", "load it with task: embed", param="embeddings")
-        for one in inputs:
-            if len(one) > self._plan.context_length:
-                raise make_context_overflow(len(one), self._plan.context_length)
-        answer = self._server.embed({"input": [list(one) for one in inputs]})
-        if "data" not in answer:
-            raise to_error(answer)
-        rows = sorted(answer["data"], key=lambda row: int(row["index"]))
-        return Embedding(tuple(tuple(row["embedding"]) for row in rows), int(answer["usage"]["prompt_tokens"]))
+        for ids in inputs:
+            if len(ids) > self._plan.context_length:
+                raise make_context_overflow(len(ids), self._plan.context_length)
+        response = self._server.embed({"input": [list(ids) for ids in inputs]})
+        if "data" not in response:
+            raise to_error(response)
+        rows = sorted(response["data"], key=lambda row: int(row["index"]))
+        return Embedding(tuple(tuple(row["embedding"]) for row in rows), int(response["usage"]["prompt_tokens"]))
 
     def tokenize(self, text: str, add_special: bool) -> list[int]:
         body = {"content": text, "add_special": add_special, "parse_special": True}
@@ -184,7 +184,7 @@ class LlamaCppEngine:
         return len(self._active)
 
     def stats(self) -> Stats:
-        """Steps by the library's count; it keeps that of the cache to itself, so the cache's is ours."""
+        """Return statistics. The library counts the steps; it does not report cache usage, so the engine counts that."""
         steps = self._server.read_metrics().get("n_decode_total")
         with self._lock:
             cached = self._queue.count_cached_tokens(self._plan.has_shared_cache)
@@ -193,7 +193,7 @@ class LlamaCppEngine:
         return Stats(None if steps is None else int(steps), used, waiting)
 
     def metrics(self) -> dict[str, float]:
-        """The library's own counters."""
+        """Return the library's own counters."""
         return self._server.read_metrics()
 
     def close(self) -> None:
@@ -201,22 +201,22 @@ class LlamaCppEngine:
             self.cancel(number)
         for thread in list(self._threads):
             thread.join(_CLOSE_TIMEOUT_S)
-        if not self._threads:  # else the process ends with the library still busy, which is safe; waiting for it is not
+        if not self._threads:  # exiting while the library is busy is safe; waiting for it is not
             self._server.close()
 
 
 def _list_versions(library: Any) -> dict[str, str]:
-    found: str = library.__version__  # importlib.metadata takes longer to import than the library
+    version: str = library.__version__  # importlib.metadata takes longer to import than the library
     build = library.BUILD_INFO
     return {
-        "xllamacpp": found,
-        "llama.cpp": f"b{found.rpartition('.')[2]}",
+        "xllamacpp": version,
+        "llama.cpp": f"b{version.rpartition('.')[2]}",
         "build": f"{build['build_target']}, {build['compiler']}",
     }
 
 
 def _parse_device_kind(device: dict[str, Any]) -> str:
-    """cpu, cuda, metal, vulkan: the device's name without its number."""
+    """Return the device's name without its number: cpu, cuda, metal, vulkan."""
     return str(device["name"]).rstrip("0123456789").lower()
 
 

@@ -1,7 +1,7 @@
-"""Translates a regular expression into GBNF, llama.cpp's grammar language. The whole output must match.
+"""Translate a regular expression to GBNF, llama.cpp's grammar language. The whole output must match.
 
-llama.cpp itself takes no regular expressions. Lazy and greedy repeats are the same here, since only the set of
-matching texts counts. What has no counterpart (look-around, back references, flags) is refused by name.
+llama.cpp does not support regular expressions. Lazy and greedy repeats are equivalent here, since only the set of
+matching texts matters. Constructs without a counterpart (look-around, back references, flags) are rejected.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ _ANCHOR_ESCAPES = ("b", "B", "A", "Z")
 
 
 def regex_to_gbnf(pattern: str) -> str:
-    """A grammar whose texts are those that `pattern` matches in full."""
+    """Return a grammar for the texts that `pattern` fully matches."""
     return f"root ::= {_RegexToGbnf(_strip_end_anchors(pattern)).parse()}\n"
 
 
 def to_terminal(text: str) -> str:
-    """A GBNF terminal for exactly this text."""
+    """Return a GBNF terminal for exactly this text."""
     return '"' + "".join(map(_escape_char, text)) + '"'
 
 
 def choice_to_gbnf(choices: tuple[str, ...]) -> str:
-    """A grammar for exactly one of these texts."""
+    """Return a grammar for exactly one of these texts."""
     return f"root ::= {' | '.join(to_terminal(choice) for choice in choices)}\n"
 
 
 def _strip_end_anchors(pattern: str) -> str:
-    """The pattern without `^` and `$` at its ends: the output always is the whole match."""
+    """Strip `^` and `$` from the ends: the whole output always has to match."""
     for anchor in ("^", "\\A"):
         pattern = pattern.removeprefix(anchor)
     for anchor in ("$", "\\Z"):
@@ -45,7 +45,7 @@ def _strip_end_anchors(pattern: str) -> str:
 
 
 def _escape_char(char: str) -> str:
-    """One character as GBNF writes it, in a terminal and in a class. It has no escape for '^' and '-': hex instead."""
+    """Escape one character for a terminal or a class. GBNF has no escape for '^' and '-', so they become hex."""
     code = ord(char)
     if char in '\\"[]':
         return "\\" + char
@@ -57,7 +57,7 @@ def _escape_char(char: str) -> str:
 
 
 class _RegexToGbnf:
-    """One pass over the pattern, writing GBNF as it goes."""
+    """Single-pass translator."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
@@ -100,7 +100,7 @@ class _RegexToGbnf:
         if char in "*+?":
             raise self.make_syntax_error(f"'{char}' with nothing to repeat")
         if char in "^$":
-            raise self.make_unsupported(f"'{char}' inside the pattern", "anchors only at the two ends")
+            raise self.make_unsupported(f"'{char}' inside the pattern", "anchors only at the start and the end")
         return to_terminal(char)
 
     def parse_group(self) -> str:
@@ -113,7 +113,7 @@ class _RegexToGbnf:
         return f"({inner})"
 
     def skip_group_prefix(self) -> None:
-        """Step over `?:` and `?P<name>`; every other `(?` changes what is matched and is refused."""
+        """Skip `?:` and `?P<name>`. Rejects every other `(?`, since it changes what matches."""
         rest = self.pattern[self.position :]
         if rest.startswith("?:"):
             self.position += 2
@@ -122,8 +122,8 @@ class _RegexToGbnf:
         if named and ">" in rest:
             self.position += rest.index(">") + 1
             return
-        what = _GROUP_KINDS.get(rest[:2], "an inline flag")
-        raise self.make_unsupported(f"{what} '({rest[:3]}'", "a plain group")
+        construct = _GROUP_KINDS.get(rest[:2], "an inline flag")
+        raise self.make_unsupported(f"{construct} '({rest[:3]}'", "a plain group")
 
     def parse_escape(self) -> str:
         char = self.advance()
@@ -134,11 +134,11 @@ class _RegexToGbnf:
         if char in _ANCHOR_ESCAPES:
             raise self.make_unsupported(f"'\\{char}'", "explicit characters")
         if char in "123456789":
-            raise self.make_unsupported(f"the back reference '\\{char}'", "the referenced part written out")
+            raise self.make_unsupported(f"the back reference '\\{char}'", "the referenced part itself")
         return f'"{self.parse_escaped_char(char)}"'
 
     def parse_escaped_char(self, char: str) -> str:
-        """GBNF for one escaped character, valid in a terminal and in a class."""
+        """Return GBNF for one escaped character, valid in a terminal and in a class."""
         if char in _CONTROLS:
             return _CONTROLS[char]
         if char in _HEX_DIGITS:
@@ -171,18 +171,18 @@ class _RegexToGbnf:
         if escaped in _CLASSES:
             return _CLASSES[escaped]
         if escaped.lower() in _CLASSES:
-            raise self.make_unsupported(f"'\\{escaped}' inside '[...]'", "a class of its own")
+            raise self.make_unsupported(f"'\\{escaped}' inside '[...]'", "a separate class")
         if escaped == "b":
             return "\\x08"
         return _escape_char(escaped) if not escaped.isalnum() else self.parse_escaped_char(escaped)
 
     def parse_dash(self) -> str:
-        """A dash makes a range, except first or last in the class."""
+        """Return a range dash, or a literal dash if it is first or last in the class."""
         first = self.pattern[self.position - 2] in "[^" and self.pattern[max(self.position - 3, 0)] != "\\"
         return _escape_char("-") if first or self.next_is("]") else "-"
 
     def parse_quantifier(self) -> str:
-        """The quantifier after an atom, as GBNF writes it; empty when there is none."""
+        """Return the quantifier after an atom in GBNF; empty if there is none."""
         if self.position >= len(self.pattern):
             return ""
         char = self.pattern[self.position]
@@ -198,11 +198,11 @@ class _RegexToGbnf:
         elif self.next_is("+"):
             raise self.make_unsupported("a possessive repeat", "a plain one")
         elif self.position < len(self.pattern) and self.pattern[self.position] == "*":
-            raise self.make_syntax_error("two repeats after each other")
+            raise self.make_syntax_error("two consecutive repeats")
         return count
 
     def parse_bounds(self) -> str:
-        """`{m}`, `{m,}`, `{,n}` or `{m,n}`; a brace that is none of these is a plain character."""
+        """Parse `{m}`, `{m,}`, `{,n}` or `{m,n}`; any other brace is a plain character."""
         end = self.pattern.find("}", self.position)
         low, comma, high = self.pattern[self.position + 1 : max(end, 0)].partition(",")
         if end < 0 or not (low or high) or not all(part.isdigit() for part in (low, high) if part):
@@ -223,8 +223,8 @@ class _RegexToGbnf:
 
     def make_syntax_error(self, what: str) -> InvalidRequest:
         return InvalidRequest(
-            f"the regex has {what} at place {self.position}", "correct the regex", param="guided_regex"
+            f"the regex has {what} at position {self.position}", "correct the regex", param="guided_regex"
         )
 
     def make_unsupported(self, what: str, instead: str) -> Unsupported:
-        return Unsupported(f"llamacpp cannot follow a regex with {what}", f"use {instead}", param="guided_regex")
+        return Unsupported(f"llamacpp does not support a regex with {what}", f"use {instead}", param="guided_regex")

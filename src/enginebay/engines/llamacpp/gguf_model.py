@@ -1,4 +1,4 @@
-"""The GGUF file as this engine needs it: read by `enginebay.text.gguf.gguf_reader`, with this engine's hints."""
+"""Read a GGUF file, with this engine's error hints."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from enginebay.text.gguf.gguf_reader import GgufFile, is_gguf, read_gguf
 
 
 def read_gguf_model(path: Path) -> GgufFile:
-    """What the file says about itself. Raises `ModelInvalid` when it is no GGUF file, cut short or corrupt."""
+    """Read the file's metadata. Raises `ModelInvalid` if it is missing, truncated, corrupt or not a GGUF file."""
     if not path.exists():
-        raise ModelInvalid(f"there is no model file {path}", "check the path, or pull the model again")
+        raise ModelInvalid(f"model file not found: {path}", "check the path, or pull the model again")
     if not is_gguf(path):
         raise ModelInvalid(
-            f"{path} is not a GGUF file (it does not begin with 'GGUF')",
-            "llama.cpp runs GGUF files only; use the transformers or vllm engine for other formats",
+            f"{path} is not a GGUF file (it does not start with 'GGUF')",
+            "llama.cpp only runs GGUF files; use engine transformers or vllm for other formats",
         )
     return read_gguf(path)
 
 
 def get_model_number(file: GgufFile, name: str) -> int:
-    """A number below the architecture's own prefix, such as `block_count`; 0 where there is none.
+    """Return a number under the architecture's prefix, such as `block_count`; 0 if it is missing.
 
-    Some models give one for each layer: then the largest.
+    Returns the largest if the model has one per layer.
     """
     value = file.metadata.get(f"{file.architecture}.{name}")
     if isinstance(value, tuple):
-        value = max((one for one in value if isinstance(one, int)), default=0)
+        value = max((number for number in value if isinstance(number, int)), default=0)
     return value if isinstance(value, int) else 0

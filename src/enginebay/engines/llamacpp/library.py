@@ -1,7 +1,7 @@
-"""The one door to xllamacpp: loads a model, and asks its server what has no Python method.
+"""The only module that calls xllamacpp: loads a model, and calls the server's HTTP routes that have no Python method.
 
-`xllamacpp.Server` always listens. It gets a unix socket in a directory of our own (0700) and a random key, so that
-nobody else can reach it; no port is opened.
+`xllamacpp.Server` always listens. It gets a Unix socket in a private directory (0700) and a random key, so that no
+other user can reach it. It opens no port.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from enginebay.errors import ConfigError, EngineFailed, EngineMissing, LoadFaile
 _WORKER_DIR = "ENGINEBAY_WORKER_DIR"
 _PREFIX, _SOCKET = "bay-llamacpp-", "s.sock"
 _MAX_SOCKET_PATH = 99  # the system's limit is 108 bytes, 104 on macOS
-# 6 us and more, by processor: `make bench-spinning`. A thread that spins may keep away the one it waits for.
+# 6 us or more, depending on the CPU: `make bench-spinning`. A spinning thread may block the one it waits for.
 _SPIN_COUNT = "3000"
 _TENSOR_SPLIT = "tensor_split"
-_LOG_LEVEL_WARNING = 2  # the library's log level: at 3 it writes several lines for each request
+_LOG_LEVEL_WARNING = 2  # at level 3 the library logs several lines per request
 
 
 def import_library(busy_wait: bool = False) -> Any:
-    """xllamacpp, imported so that its threads do not spin for long on a core that others need."""
+    """Import xllamacpp. Unless `busy_wait`, its threads do not spin for long on shared cores."""
     if not busy_wait:
         os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     try:
@@ -47,10 +47,10 @@ def import_library(busy_wait: bool = False) -> Any:
 
 
 def detect_host(library: Any) -> LlamaHost:
-    """Cores this process may use, and free memory of the GPUs that the library can use."""
+    """Return the allowed cores, free main memory and free memory of usable GPUs."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    gpus = [one for one in library.get_device_info() if "GPU" in one["type"].name]
-    return LlamaHost(cores, get_free_bytes(), sum(int(one["memory_free"]) for one in gpus))
+    gpus = [device for device in library.get_device_info() if "GPU" in device["type"].name]
+    return LlamaHost(cores, get_free_bytes(), sum(int(gpu["memory_free"]) for gpu in gpus))
 
 
 class LlamaServer:
@@ -60,13 +60,13 @@ class LlamaServer:
         self._key = secrets.token_hex(16)
         self._directory = _make_private_directory()
         self._socket = str(self._directory / _SOCKET)
-        words = StderrTail()
+        stderr = StderrTail()
         try:
             params = self._build_params(library, path, plan, loras)
             self._server: Any = _preserve_signal_handlers(lambda: library.Server(params))
         except RuntimeError as problem:
             self._remove_socket()
-            raise _make_load_error(path, loras, problem, words.read()) from None
+            raise _make_load_error(path, loras, problem, stderr.read()) from None
         except BaseException:
             self._remove_socket()
             raise
@@ -85,11 +85,11 @@ class LlamaServer:
         params.verbosity = _LOG_LEVEL_WARNING
         for name, value in plan.attributes.items():
             set_attribute(library, params, name, value)
-        params.lora_adapters = [library.CommonAdapterLoraInfo(str(one), 1.0) for one in loras.values()]
+        params.lora_adapters = [library.CommonAdapterLoraInfo(str(adapter), 1.0) for adapter in loras.values()]
         return params
 
     def stream_completion(self, body: Mapping[str, Any], callback: Any) -> None:
-        """Blocks until the request has ended. `callback` gets each chunk here, and cancels by returning True."""
+        """Block until the request has finished. Calls `callback` with each chunk; it returns True to cancel."""
         self._server.handle_completions(dict(body), callback)
 
     def run_completion(self, body: Mapping[str, Any]) -> Any:
@@ -99,31 +99,31 @@ class LlamaServer:
         return self._server.handle_embeddings(dict(body))
 
     def read_metrics(self) -> dict[str, float]:
-        """The library's own counters, such as `n_decode_total` and `n_busy_slots_per_decode`."""
+        """Return the library's counters, such as `n_decode_total` and `n_busy_slots_per_decode`."""
         text = self._server.handle_metrics()
         lines = (text.decode() if isinstance(text, bytes) else text).splitlines()
         pairs = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
         return {name.partition(":")[2]: float(value) for name, _, value in pairs}
 
     def call_route(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """A question to the server's own HTTP routes."""
+        """Call one of the server's HTTP routes and return its JSON response."""
         connection = _UnixConnection(self._socket)
         try:
             headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
             connection.request(method, path, None if body is None else json.dumps(body), headers)
-            answer = connection.getresponse()
-            text = answer.read()
+            response = connection.getresponse()
+            text = response.read()
         except OSError as problem:
-            raise EngineFailed(f"llama.cpp does not answer {path}: {problem}") from None
+            raise EngineFailed(f"llama.cpp does not respond to {path}: {problem}") from None
         finally:
             connection.close()
-        if answer.status != http.client.OK:
-            said = text[:200].decode("utf-8", "replace")
-            raise EngineFailed(f"llama.cpp answers {path} with {answer.status}: {said}")
+        if response.status != http.client.OK:
+            detail = text[:200].decode("utf-8", "replace")
+            raise EngineFailed(f"llama.cpp returned status {response.status} for {path}: {detail}")
         return json.loads(text)
 
     def close(self) -> None:
-        """Ends the server. No call may be running: it would wait for this thread, and this thread for it."""
+        """Stop the server. No call may be running: it would deadlock with this thread."""
         self._server = None
         self._remove_socket()
 
@@ -143,7 +143,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def set_attribute(library: Any, params: Any, name: str, value: Any) -> None:
-    """Set an attribute by dotted name, with enum members looked up in the library."""
+    """Set an attribute by dotted name. Resolves enum members in the library."""
     *parents, last = name.split(".")
     try:
         target = params
@@ -151,13 +151,13 @@ def set_attribute(library: Any, params: Any, name: str, value: Any) -> None:
             target = getattr(target, parent)
         present = getattr(target, last)
         value = _resolve_enums(library, value)
-        if last == _TENSOR_SPLIT:  # has a place for every device there could be
-            value = [float(one) for one in value] + [0.0] * (len(present) - len(value))
+        if last == _TENSOR_SPLIT:  # has one entry per possible device
+            value = [float(share) for share in value] + [0.0] * (len(present) - len(value))
         setattr(target, last, value)
     except (AttributeError, AssertionError, TypeError, ValueError) as problem:
         raise ConfigError(
-            f"xllamacpp {library.__version__} does not take {name} = {value!r}: {problem}",
-            "check the name and the type of the value",
+            f"xllamacpp {library.__version__} rejects {name} = {value!r}: {problem}",
+            "check the name and the value's type",
             param=name,
         ) from None
 
@@ -166,44 +166,44 @@ def _resolve_enums(library: Any, value: Any) -> Any:
     if isinstance(value, EnumMember):
         return getattr(getattr(library, value.enum), value.member)
     if isinstance(value, list):
-        return [_resolve_enums(library, one) for one in value]
+        return [_resolve_enums(library, item) for item in value]
     return value
 
 
 def _make_private_directory() -> Path:
-    """A new directory that only this user can enter, with a path short enough for a socket.
+    """Create a directory that only this user can enter, with a path short enough for a socket.
 
-    In the worker's own directory where there is one: that is removed even when the worker is killed.
+    Prefers the worker's own directory, which is removed even if the worker is killed.
     """
     for parent in (os.environ.get(_WORKER_DIR), tempfile.gettempdir()):
         if parent and len(os.fsencode(parent)) <= _MAX_SOCKET_PATH - len(f"/{_PREFIX}12345678/{_SOCKET}"):
-            with contextlib.suppress(OSError):  # the directory may be gone, or not ours to write
+            with contextlib.suppress(OSError):  # the directory may be missing or read-only
                 return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
 
 
 def _preserve_signal_handlers(make: Any) -> Any:
-    """Some builds of the server install handlers of their own for SIGINT and SIGTERM: put ours back."""
-    ours = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Call `make`, then restore the SIGINT and SIGTERM handlers, which some builds of the server replace."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return make()
     finally:
         if threading.current_thread() is threading.main_thread():
-            for number, handler in ours.items():
+            for number, handler in handlers.items():
                 if handler is not None:
                     signal.signal(number, handler)
 
 
 def _make_load_error(path: Path, loras: Mapping[str, str], problem: Exception, log_text: str) -> Exception:
-    """Why the library refused. It only says that it did, so the files and its log are looked at here."""
+    """Return the error for a failed load. The library gives no reason, so check the files and its log."""
     for file in (path, *map(Path, loras.values())):
         read_gguf_model(file)
     if is_out_of_memory(log_text):
         return OutOfMemory(f"not enough memory to load {path}", "lower context_length, max_batch or kv_cache_tokens")
     if "unknown model architecture" in log_text.lower():
-        return UnknownArchitecture(f"llama.cpp does not know the architecture of {path}", "use another engine")
+        return UnknownArchitecture(f"llama.cpp does not support the architecture of {path}", "use another engine")
     adapters = f" with the adapters {', '.join(loras)}" if loras else ""
     return LoadFailed(
         f"llama.cpp could not load {path}{adapters}: {problem}",
-        "the log of the worker says why; where memory is short, lower context_length, max_batch or kv_cache_tokens",
+        "see the worker's log; if memory is short, lower context_length, max_batch or kv_cache_tokens",
     )

@@ -1,4 +1,4 @@
-"""Turns load settings into attributes of xllamacpp.CommonParams. Pure: the attributes are only named here."""
+"""Convert load settings to attributes of xllamacpp.CommonParams. Pure: does not import the library."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from enginebay.engines.llamacpp.settings import (
 from enginebay.errors import ConfigError
 from enginebay.text.gguf.gguf_reader import GgufFile
 
-_DEFAULT_CACHE_BYTES = 2**30  # what the KV cache takes of main memory when no size was asked for
+_DEFAULT_CACHE_BYTES = 2**30  # KV cache in main memory when no size is set
 _BYTES_OF_TYPE = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 1.0625, "q5_1": 0.75, "q5_0": 0.6875}
 _BYTES_OF_SMALL_TYPE = 0.625
 _DEFAULT_UBATCH_TOKENS = 512
 _SIZE_SETTINGS = ("context_length", "max_batch", "batching.batch_size")
 
-# Settings that go over unchanged, and the attribute each becomes.
+# Settings passed on unchanged -> attribute.
 _DIRECT_ATTRIBUTES = {
     "cache_type_k": "cache_type_k", "cache_type_v": "cache_type_v", "numa": "numa", "split_mode": "split_mode",
     "gpu_layers": "n_gpu_layers", "main_gpu": "main_gpu", "tensor_split": "tensor_split", "swa_full": "swa_full",
@@ -35,8 +35,7 @@ _DIRECT_ATTRIBUTES = {
     "rope_scaling.yarn_beta_slow": "yarn_beta_slow", "rope_scaling.yarn_orig_ctx": "yarn_orig_ctx",
 }  # fmt: skip
 
-
-# What the escape hatch may not touch: it would open a port, read another file or undo what a request is promised.
+# `extra` must not set these: they would open a port, read another file or break a request's guarantees.
 _PROTECTED_ATTRIBUTES = frozenset(
     [
         "model",
@@ -64,13 +63,13 @@ _PROTECTED_ATTRIBUTES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class EnumMember:
-    """A member of one of the library's enums, by the end of its name."""
+    """A member of one of the library's enums, by name."""
 
     enum: str
     member: str
 
 
-# The enum behind each attribute that takes one, and what its members' names begin with.
+# Attribute -> its enum and the prefix of the members' names.
 _ENUMS = {
     "cache_type_k": ("ggml_type", "GGML_TYPE_"),
     "cache_type_v": ("ggml_type", "GGML_TYPE_"),
@@ -86,7 +85,7 @@ _SPECULATION = ("common_speculative_type", "COMMON_SPECULATIVE_TYPE_")
 
 @dataclass(frozen=True, slots=True)
 class LlamaHost:
-    """What this machine offers a model."""
+    """The machine's cores and free memory."""
 
     cores: int
     free_bytes: int  # of main memory
@@ -95,7 +94,7 @@ class LlamaHost:
 
 @dataclass(frozen=True, slots=True)
 class LlamaLoadPlan:
-    """How a model will be loaded."""
+    """Sizes, attributes and effective settings of one load."""
 
     context_length: int
     max_batch: int
@@ -107,28 +106,32 @@ class LlamaLoadPlan:
 
     @property
     def has_shared_cache(self) -> bool:
-        """Is there less cache than every request at full length would need?"""
+        """Whether the cache is smaller than every request at full length would need."""
         return self.cache_tokens < self.context_length * self.max_batch
 
 
 def plan_load(load: Load, file: GgufFile, host: LlamaHost) -> LlamaLoadPlan:
-    """Every setting resolved. Raises `ConfigError` for what cannot be."""
+    """Resolve every setting. Raises `ConfigError` for impossible values."""
     settings = {name: value for name, value in load.settings.items() if value is not None}
     unknown = [name for name in settings if name not in SETTINGS]
     if unknown:
-        raise ConfigError(f"llamacpp has no setting {unknown[0]}", "`bay engines matrix` lists them", param=unknown[0])
+        raise ConfigError(
+            f"llamacpp has no setting {unknown[0]}", "`bay engines matrix` lists all settings", param=unknown[0]
+        )
     context = _decide_context_length(settings, file)
     batch = int(settings.get("max_batch") or settings.get("batching.batch_size") or DEFAULT_BATCH)
     embedding = load.task == "embed"
     step = int(settings.get("batch_size") or (STEP_TOKENS_GPU if _uses_gpu(settings, host) else STEP_TOKENS_CPU))
-    whole = max(context, step)  # an embedding is computed in one piece, and its cache is of no use to the next one
-    cache = whole if embedding else _decide_cache_tokens(settings, file, host, context, batch)
+    single_step = max(context, step)  # an embedding is computed in one piece, and its cache is not reused
+    cache = single_step if embedding else _decide_cache_tokens(settings, file, host, context, batch)
     attributes = _build_sizes(settings, step, context, batch, cache)
     attributes |= {name: _to_native(name, settings[key]) for key, name in _DIRECT_ATTRIBUTES.items() if key in settings}
     attributes |= _build_compute(settings, host) | _build_load_mode(settings) | _build_speculation(settings)
     if embedding:
-        attributes |= {"embedding": True, "n_batch": whole, "n_ubatch": whole} | _build_pooling(settings, file)
-        # With a cache for each text, texts of unequal length are cut, and only the last piece of each is pooled.
+        attributes |= {"embedding": True, "n_batch": single_step, "n_ubatch": single_step} | _build_pooling(
+            settings, file
+        )
+        # With separate caches the library splits texts of unequal length and pools only each text's last part.
         attributes["kv_unified"] = True
     attributes |= _read_extra(settings)
     return LlamaLoadPlan(
@@ -143,47 +146,45 @@ def plan_load(load: Load, file: GgufFile, host: LlamaHost) -> LlamaLoadPlan:
 
 
 def _read_extra(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The escape hatch."""
-    given = dict(settings.get("extra") or {})
-    for name in given:
+    """Return `extra`. Raises `ConfigError` for protected attributes."""
+    extra = dict(settings.get("extra") or {})
+    for name in extra:
         if name.partition(".")[0] in _PROTECTED_ATTRIBUTES:
-            raise ConfigError(
-                f"extra.{name} is not for the escape hatch", "it is set by Enginebay itself", param="extra"
-            )
-    return given
+            raise ConfigError(f"llamacpp.extra must not set {name}", "remove it: Enginebay sets it", param="extra")
+    return extra
 
 
 def _decide_context_length(settings: Mapping[str, Any], file: GgufFile) -> int:
     trained = file.context_length or DEFAULT_CONTEXT
-    asked = settings.get("context_length")
-    if asked is None:
+    requested = settings.get("context_length")
+    if requested is None:
         return min(trained, DEFAULT_CONTEXT)
-    if asked > trained:
+    if requested > trained:
         raise ConfigError(
-            f"context_length is {asked}, and this model was made for {trained}",
-            f"set context_length to {trained} or less: llama.cpp's server goes no further",
+            f"context_length is {requested}, but the model was trained for {trained}",
+            f"set context_length to {trained} or less: llama.cpp's server supports no more",
             param="context_length",
         )
-    return int(asked)
+    return int(requested)
 
 
 def _decide_cache_tokens(settings: Mapping[str, Any], file: GgufFile, host: LlamaHost, context: int, batch: int) -> int:
-    """Cache for every request at full length, as far as memory goes.
+    """Return cache tokens for every request at full length, as far as memory allows.
 
-    With a cache of its own a request's answer does not depend on what else runs; a shared one takes less memory.
+    With its own cache a request's output does not depend on other requests; a shared cache takes less memory.
     """
-    asked = settings.get("kv_cache_tokens")
-    if asked is not None:
-        if asked < context:
+    requested = settings.get("kv_cache_tokens")
+    if requested is not None:
+        if requested < context:
             raise ConfigError(
-                f"kv_cache_tokens is {asked}, below context_length {context}",
-                "one request alone must fit: raise the one or lower the other",
+                f"kv_cache_tokens is {requested}, below context_length {context}",
+                "one request must fit: raise kv_cache_tokens or lower context_length",
                 param="kv_cache_tokens",
             )
-        return int(min(asked, context * batch))
+        return int(min(requested, context * batch))
     free = host.gpu_free_bytes if _uses_gpu(settings, host) else host.free_bytes
-    asked_for_size = _uses_gpu(settings, host) or any(name in settings for name in _SIZE_SETTINGS)
-    limit = free // 2 if asked_for_size else min(free // 2, _DEFAULT_CACHE_BYTES)
+    size_is_set = _uses_gpu(settings, host) or any(name in settings for name in _SIZE_SETTINGS)
+    limit = free // 2 if size_is_set else min(free // 2, _DEFAULT_CACHE_BYTES)
     per_token = estimate_cache_bytes_per_token(settings, file)
     affordable = int(limit / per_token) if per_token else context * batch
     return max(context, min(context * batch, affordable))
@@ -194,7 +195,7 @@ def _uses_gpu(settings: Mapping[str, Any], host: LlamaHost) -> bool:
 
 
 def estimate_cache_bytes_per_token(settings: Mapping[str, Any], file: GgufFile) -> float:
-    """Bytes of KV cache for one token, from the model's shape; 0 when the file does not tell."""
+    """Return the KV cache bytes per token, from the model's shape; 0 if the file does not say."""
     layers, heads = get_model_number(file, "block_count"), get_model_number(file, "attention.head_count")
     width = get_model_number(file, "embedding_length")
     if not (layers and heads and width):
@@ -203,7 +204,7 @@ def estimate_cache_bytes_per_token(settings: Mapping[str, Any], file: GgufFile) 
     key = get_model_number(file, "attention.key_length") or width // heads
     value = get_model_number(file, "attention.value_length") or width // heads
     types = (settings.get("cache_type_k", "f16"), settings.get("cache_type_v", "f16"))
-    key_size, value_size = (_BYTES_OF_TYPE.get(one, _BYTES_OF_SMALL_TYPE) for one in types)
+    key_size, value_size = (_BYTES_OF_TYPE.get(cache_type, _BYTES_OF_SMALL_TYPE) for cache_type in types)
     return float(layers * kv_heads * (key * key_size + value * value_size))
 
 
@@ -213,7 +214,7 @@ def _build_sizes(settings: Mapping[str, Any], step: int, context: int, batch: in
         "n_ctx": cache,
         "n_parallel": batch,
         "kv_unified": cache < context * batch,
-        "n_batch": max(step, inner, batch),  # a step holds a token of every request, or the library aborts
+        "n_batch": max(step, inner, batch),  # the library aborts unless a step holds one token of every request
         "n_ubatch": inner,
         "cache_ram_mib": int(settings.get("prompt_cache_mib") or 0),
         "ctx_shift": False,
@@ -222,18 +223,18 @@ def _build_sizes(settings: Mapping[str, Any], step: int, context: int, batch: in
 
 def _build_compute(settings: Mapping[str, Any], host: LlamaHost) -> dict[str, Any]:
     threads = int(settings.get("threads") or host.cores)
-    found: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "cpuparams.n_threads": threads,
         "cpuparams_batch.n_threads": int(settings.get("threads_batch") or threads),
     }
     attention = settings.get("flash_attention", "auto")
     member = {True: "ENABLED", False: "DISABLED"}.get(attention, "AUTO")
-    found["flash_attn_type"] = _to_native("flash_attn_type", member)
-    # The library tries how many layers fit the GPU by loading twice: for nothing where there is none.
-    found["fit_params"] = bool(host.gpu_free_bytes) and settings.get("gpu_layers", -1) == -1
+    attributes["flash_attn_type"] = _to_native("flash_attn_type", member)
+    # To find how many layers fit the GPU the library loads twice: useless without a GPU.
+    attributes["fit_params"] = bool(host.gpu_free_bytes) and settings.get("gpu_layers", -1) == -1
     if "kv_offload" in settings:
-        found["no_kv_offload"] = not settings["kv_offload"]
-    return found
+        attributes["no_kv_offload"] = not settings["kv_offload"]
+    return attributes
 
 
 def _build_load_mode(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,7 +248,7 @@ def _build_load_mode(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _build_pooling(settings: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
     chosen = settings.get("pooling")
     if chosen is None and get_model_number(file, "pooling_type"):
-        return {}  # the model says it, and the library reads it there
+        return {}  # the library reads it from the model
     return {"pooling_type": _to_native("pooling_type", chosen or "mean")}
 
 
@@ -258,21 +259,21 @@ def _build_speculation(settings: Mapping[str, Any]) -> dict[str, Any]:
     count = settings.get("speculative.num_tokens")
     enum, prefix = _SPECULATION
     if method == "ngram":
-        found: dict[str, Any] = {"speculative.types": [EnumMember(enum, f"{prefix}NGRAM_SIMPLE")]}
-        found |= {"speculative.ngram_simple.size_m": int(count)} if count else {}
+        attributes: dict[str, Any] = {"speculative.types": [EnumMember(enum, f"{prefix}NGRAM_SIMPLE")]}
+        attributes |= {"speculative.ngram_simple.size_m": int(count)} if count else {}
         size = settings.get("speculative.ngram_max")
-        return found | ({"speculative.ngram_simple.size_n": int(size)} if size else {})
+        return attributes | ({"speculative.ngram_simple.size_n": int(size)} if size else {})
     if not settings.get("speculative.model"):
         raise ConfigError(
-            "speculative.method is draft, and no draft model is named",
+            "speculative.method is draft, but speculative.model is not set",
             "set speculative.model to a GGUF file with the same tokenizer, or use method ngram",
             param="speculative.model",
         )
-    found = {
+    attributes = {
         "speculative.types": [EnumMember(enum, f"{prefix}DRAFT_SIMPLE")],
         "speculative.draft.mparams.path": str(settings["speculative.model"]),
     }
-    return found | ({"speculative.draft.n_max": int(count)} if count else {})
+    return attributes | ({"speculative.draft.n_max": int(count)} if count else {})
 
 
 def _to_native(attribute: str, value: Any) -> Any:
@@ -285,12 +286,12 @@ def _to_native(attribute: str, value: Any) -> Any:
 def _list_effective(
     settings: Mapping[str, Any], attributes: Mapping[str, Any], context: int, batch: int, cache: int
 ) -> dict[str, Any]:
-    """Settings as they run: what was asked and taken, and what was decided for the rest."""
-    defaults = {name: one.default for name, one in SETTINGS.items() if one.default is not None}
-    found = {name: value for name, value in {**defaults, **settings}.items() if name not in _REFUSED_SETTINGS}
-    found.pop("batching.batch_size", None)
+    """Return the effective settings: the given ones, and the values chosen for the rest."""
+    defaults = {name: setting.default for name, setting in SETTINGS.items() if setting.default is not None}
+    effective = {name: value for name, value in {**defaults, **settings}.items() if name not in _REFUSED_SETTINGS}
+    effective.pop("batching.batch_size", None)
     return {
-        **found,
+        **effective,
         "context_length": context,
         "max_batch": batch,
         "kv_cache_tokens": cache,
@@ -301,18 +302,18 @@ def _list_effective(
     }
 
 
-_REFUSED_SETTINGS = frozenset(name for name, one in SETTINGS.items() if one.capability.support is Support.REFUSES)
+_REFUSED_SETTINGS = frozenset(
+    name for name, setting in SETTINGS.items() if setting.capability.support is Support.REFUSES
+)
 
 
 def _list_warnings(settings: Mapping[str, Any], host: LlamaHost) -> tuple[str, ...]:
-    """One line for each setting that was given and has no effect."""
-    found = [
+    """Return one warning per given setting that has no effect."""
+    warnings = [
         f"{name} has no effect on llamacpp; instead: {SETTINGS[name].capability.detail}"
         for name, value in settings.items()
         if name in _REFUSED_SETTINGS and value not in (False, SETTINGS[name].default)
     ]
     if settings.get("gpu_layers", -1) > 0 and not host.gpu_free_bytes:
-        found.append(
-            "gpu_layers has no effect: there is no GPU that llama.cpp can use here, and it computes on the processor"
-        )
-    return tuple(found)
+        warnings.append("gpu_layers has no effect: llama.cpp finds no usable GPU and runs on the CPU")
+    return tuple(warnings)

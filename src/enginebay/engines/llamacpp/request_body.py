@@ -1,6 +1,6 @@
-"""Turns a request into the body that llama.cpp's server takes. Pure.
+"""Convert a request to the body of llama.cpp's server. Pure.
 
-Every sampler is named and every value given, so that none of the library's own defaults (top_k 40, min_p 0.05) applies.
+Names every sampler and sets every value, so that none of the library's defaults (top_k 40, min_p 0.05) applies.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from enginebay.engines.llamacpp.gbnf import choice_to_gbnf, regex_to_gbnf
 from enginebay.engines.llamacpp.llguidance_schema import to_llguidance_schema
 from enginebay.errors import InvalidRequest, Unsupported
 
-_RANDOM_SEED = 0xFFFFFFFF  # what llama.cpp takes as "draw one"
+_RANDOM_SEED = 0xFFFFFFFF  # llama.cpp draws a random seed for this value
 _LLGUIDANCE_PREFIX = "%llguidance"
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionAttempt:
-    """One call of the library: from which tokens on, how many at most, for how many choices."""
+    """One call of the library: the output so far, the token budget, and the number of choices."""
 
-    output: Sequence[int]  # generated so far; goes behind the prompt
+    output: Sequence[int]  # generated so far; appended to the prompt
     budget: int
     choices: int
-    seed_offset: int  # added to the seed, so that choices and attempts draw differently
-    ban_end_tokens: bool  # end tokens are banned: min_tokens is not reached
+    seed_offset: int  # added to the seed, so that choices and attempts sample differently
+    ban_end_tokens: bool  # until min_tokens is reached
 
 
 class LlamaBodyBuilder:
-    """What all calls for one request have in common, computed once. Raises `RequestError` for what cannot be done."""
+    """Builds the bodies of one request's calls. Raises `RequestError` for unsupported parameters."""
 
     def __init__(self, request: GenerateRequest, context_length: int, loras: Mapping[str, int]) -> None:
         sampling = request.sampling
@@ -45,8 +45,8 @@ class LlamaBodyBuilder:
         self.lora = {"lora": build_lora_scales(request.lora, loras)} if loras or request.lora else {}
         self._common = {
             "stream": True,
-            "verbose": True,  # brings the token ids and the count
-            "return_progress": True,  # a chunk for each step of the prompt, which is when a cancel is seen
+            "verbose": True,  # adds the token ids and the count
+            "return_progress": True,  # one chunk per prefill step, so that a cancel takes effect
             "sse_ping_interval": -1,
             **_build_samplers(sampling, context_length),
             **_build_guided(sampling.guided, self.schema),
@@ -57,7 +57,7 @@ class LlamaBodyBuilder:
     def build(self, attempt: CompletionAttempt) -> dict[str, Any]:
         bias: dict[int, Any] = dict(self._bias)
         if attempt.ban_end_tokens:
-            bias |= dict.fromkeys(self._stop_ids, False)  # False bans a token altogether
+            bias |= dict.fromkeys(self._stop_ids, False)  # False bans a token
         return {
             **self._common,
             "prompt": [*self._prompt, *attempt.output],
@@ -70,7 +70,7 @@ class LlamaBodyBuilder:
 
 
 def fold_seed(seed: int | None, offset: int = 0) -> int:
-    """A seed of any size as the 32 bits that llama.cpp takes; small ones stay what they are."""
+    """Fold a seed of any size to llama.cpp's 32 bits. Small seeds do not change."""
     if seed is None:
         return _RANDOM_SEED
     wide = seed & 0xFFFFFFFFFFFFFFFF
@@ -78,24 +78,24 @@ def fold_seed(seed: int | None, offset: int = 0) -> int:
 
 
 def build_lora_scales(adapter: str | None, loras: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Every loaded adapter with its strength: all off but the chosen one."""
+    """Return the scale of every loaded adapter: 1 for the chosen one, 0 for the others."""
     if adapter is not None and adapter not in loras:
         known = ", ".join(loras) or "none"
-        raise InvalidRequest(f"there is no adapter {adapter!r}", f"loaded adapters: {known}", param="lora")
-    return [{"id": place, "scale": 1.0 if name == adapter else 0.0} for name, place in loras.items()]
+        raise InvalidRequest(f"unknown adapter {adapter!r}", f"loaded adapters: {known}", param="lora")
+    return [{"id": index, "scale": 1.0 if name == adapter else 0.0} for name, index in loras.items()]
 
 
 def parse_json_schema(guided: Guided | None) -> dict[str, Any] | None:
-    """The schema a request asks for, as the library takes it; `{}` means any object."""
+    """Return the request's JSON schema, adapted to the library; `{}` means any object."""
     if guided is None or guided.json is None:
         return None
     try:
         schema = json.loads(guided.json)
     except ValueError as problem:
-        raise InvalidRequest(f"the JSON schema is not JSON: {problem}", param="guided_json") from None
+        raise InvalidRequest(f"the JSON schema is not valid JSON: {problem}", param="guided_json") from None
     if not isinstance(schema, dict):
         raise InvalidRequest(
-            "the JSON schema is not an object", 'give one like {"type": "object"}', param="guided_json"
+            "the JSON schema is not an object", 'use an object such as {"type": "object"}', param="guided_json"
         )
     try:
         return to_llguidance_schema(schema)
@@ -114,13 +114,13 @@ def _build_guided(guided: Guided | None, schema: dict[str, Any] | None) -> dict[
         return {"grammar": choice_to_gbnf(guided.choice)}
     grammar = guided.grammar or ""
     if grammar.lstrip().startswith(_LLGUIDANCE_PREFIX):
-        # The library runs on without any constraint when such a grammar has a mistake.
-        raise Unsupported("llamacpp takes grammars in GBNF only", "rewrite it in GBNF", param="guided_grammar")
+        # The library silently drops the constraint if such a grammar has an error.
+        raise Unsupported("llamacpp only supports GBNF grammars", "rewrite the grammar in GBNF", param="guided_grammar")
     return {"grammar": grammar}
 
 
 def _build_samplers(sampling: Sampling, context_length: int) -> dict[str, Any]:
-    """Penalties, then temperature, then truncation: the order of the other engines, not llama.cpp's own."""
+    """Return the sampler chain: penalties, temperature, truncation. That is the other engines' order, not llama.cpp's."""
     value = sampling.value
     chain = [
         ("temperature", {"temperature": 0.0 if sampling.greedy else value("temperature")}),
@@ -144,10 +144,10 @@ def _build_samplers(sampling: Sampling, context_length: int) -> dict[str, Any]:
 
 
 def _build_logit_bias(sampling: Sampling, prompt: Sequence[int]) -> dict[int, float]:
-    """The request's own biases, and what makes up for llama.cpp counting the prompt in frequency_penalty.
+    """Return the request's biases, corrected for llama.cpp counting the prompt in frequency_penalty.
 
-    It subtracts penalty x count over prompt and output; adding penalty x count of the prompt leaves the output's part.
-    That is exact only while repetition_penalty, which multiplies, is off.
+    It subtracts penalty x count over prompt and output. Adding penalty x count of the prompt leaves the output's part.
+    That is exact only with repetition_penalty off, since that one multiplies.
     """
     bias = dict(sampling.logit_bias)
     penalty = sampling.value("frequency_penalty")

@@ -1,4 +1,4 @@
-"""What the llamacpp engine takes and how it is installed, without importing its library."""
+"""Capabilities and install recipe of the llamacpp engine. Does not import its library."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _GRPC = ("grpcio", "grpcio-health-checking", "grpcio-reflection", "protobuf")
 REQUEST = {
     "temperature": honours(),
     "top_p": honours(),
-    "top_k": honours("0 and -1 are off"),
+    "top_k": honours("0 and -1 disable it"),
     "min_p": honours(),
     "repetition_penalty": honours(),
-    "presence_penalty": translates("llama.cpp's own, for which a token of the prompt is present too"),
-    "frequency_penalty": honours("over the output alone, unless repetition_penalty is set too"),
+    "presence_penalty": translates("llama.cpp's own, which also counts prompt tokens"),
+    "frequency_penalty": honours("counts the output only, unless repetition_penalty is also set"),
     "no_repeat_ngram_size": refuses("repetition_penalty"),
     "do_sample": translates("temperature = 0 when false"),
-    "min_tokens": honours("end tokens are banned until then"),
+    "min_tokens": honours("bans end tokens until then"),
     "max_tokens": honours(),
     "stop": honours(),
     "stop_token_ids": honours(),
@@ -29,19 +29,19 @@ REQUEST = {
     "num_beams": refuses(_BEAMS),
     "length_penalty": refuses(f"{_BEAMS}: it only matters in beam search"),
     "early_stopping": refuses(f"{_BEAMS}: it only matters in beam search"),
-    "logprobs": honours("of the model's own distribution; none for a token that ends inside a character"),
+    "logprobs": honours("of the model's raw distribution; none for a token that ends inside a character"),
     "logit_bias": honours(),
-    "guided_json": honours("formats it does not know are left out"),
+    "guided_json": honours("drops unknown formats"),
     "guided_regex": translates("a GBNF grammar"),
     "guided_grammar": honours(),
     "guided_choice": translates("a GBNF grammar"),
-    "lora": honours("adapters in GGUF form"),
+    "lora": honours("adapters in GGUF format"),
     "embeddings": honours("with task: embed"),
 }
 
 SPEC = EngineSpec(
     kind="llamacpp",
-    summary="GGUF models in process: loads in a second, the fastest single stream on a CPU",
+    summary="GGUF models in process: loads in a second, fastest single stream on a CPU",
     engine="enginebay.engines.llamacpp.engine:LlamaCppEngine",
     module="xllamacpp",
     distributions=("xllamacpp",),

@@ -1,7 +1,6 @@
-"""What the library wrote while it loaded or took a JSON schema: it only says that it failed, or not even that.
+"""Read the library's stderr output to find why a load or a JSON schema failed: its API does not say.
 
-It writes to the process's standard error. Where that is a file, as a worker's log is, it can be read back; nothing is
-redirected, so that the words of a process that dies stay where they are.
+Works if stderr is a file, as a worker's log is. Nothing is redirected, so a dying process still logs its last lines.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 _MAX_BYTES = 64 * 1024
-_SETTLE_S = 0.1  # a thread of the library's own does the writing
+_SETTLE_S = 0.1  # the library writes from its own thread
 _OUT_OF_MEMORY_PHRASES = (
     "failed to allocate",
     "unable to allocate",
@@ -29,17 +28,17 @@ _MAX_REASON = 300
 
 
 class StderrTail:
-    """What is written to a file descriptor from now on."""
+    """Reads what is written to a file descriptor from now on."""
 
     def __init__(self, descriptor: int = 2) -> None:
         self._descriptor = descriptor
         self._start: int | None = None
         with contextlib.suppress(OSError):
-            found = os.fstat(descriptor)
-            self._start = found.st_size if stat.S_ISREG(found.st_mode) else None
+            status = os.fstat(descriptor)
+            self._start = status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def read(self) -> str:
-        """Empty where it cannot be read."""
+        """Return the text; empty if it cannot be read."""
         if self._start is None:
             return ""
         time.sleep(_SETTLE_S)
@@ -52,19 +51,19 @@ class StderrTail:
 
 
 def is_out_of_memory(text: str) -> bool:
-    low = text.lower()
-    return any(word in low for word in _OUT_OF_MEMORY_PHRASES)
+    lowered = text.lower()
+    return any(phrase in lowered for phrase in _OUT_OF_MEMORY_PHRASES)
 
 
 def find_schema_error(text: str, schema: Mapping[str, Any]) -> str:
-    """Why the library cannot follow this JSON schema; empty where the text does not tell.
+    """Return why the library rejects this JSON schema; empty if the text does not say.
 
-    Each report quotes the schema it is about: another request's may stand beside it.
+    Each report quotes its schema, since the text may hold reports of other requests.
     """
     for report in text.split(_SCHEMA_REPORT)[1:]:
         reason, _, where = report.partition(_REPORT_WHERE)
         quoted = where.partition(_REPORT_SCHEMA)[2].partition("\n")[0]
-        with contextlib.suppress(ValueError):  # cut short
+        with contextlib.suppress(ValueError):  # cut off
             if json.loads(quoted) == schema:
                 return truncate_reason(" ".join(reason.split()))
     return ""

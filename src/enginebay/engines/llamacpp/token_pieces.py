@@ -1,7 +1,7 @@
-"""Names the tokens that llama.cpp does not report: those that end inside a UTF-8 character.
+"""Recover the tokens that llama.cpp does not report: those that end inside a UTF-8 character.
 
-Its server sends nothing until a character is complete, and then only the id of the completing token. How many tokens
-came before it is known from the count, and which bytes they hold from the text, so they can be looked up.
+Its server sends nothing until a character is complete, and then only the id of the last token. The count gives the
+number of missing tokens and the text gives their bytes, so the vocabulary yields their ids.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
 
 
 class TokenPieces:
-    """The bytes of every token of a vocabulary, and the way back."""
+    """The bytes of every token of a vocabulary, and the reverse mapping."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = pieces
@@ -36,20 +36,20 @@ class TokenPieces:
         return len(self._pieces)
 
     def find_token(self, text: str) -> int | None:
-        """The token that is exactly this text."""
+        """Return the token with exactly this text."""
         return self._ids.get(text.encode())
 
     def find_unreported(self, text: str, last_id: int, missing: int) -> list[int]:
-        """The ids of the `missing` tokens before `last_id` that together with it made `text`; empty when not found."""
-        whole = text.encode()
+        """Return the ids of the `missing` tokens before `last_id` that with it form `text`; empty if not found."""
+        data = text.encode()
         last = self._pieces[last_id] if last_id < len(self._pieces) else b""
-        if last and whole.endswith(last):
-            whole = whole[: -len(last)]
-        return next(_iter_segmentations(whole, missing, self._ids), [])
+        if last and data.endswith(last):
+            data = data[: -len(last)]
+        return next(_iter_segmentations(data, missing, self._ids), [])
 
 
 def _iter_segmentations(data: bytes, count: int, ids: Mapping[bytes, int]) -> Iterator[list[int]]:
-    """Ways to cut `data` into exactly `count` tokens, long first pieces first, as BPE merges them."""
+    """Yield the ways to split `data` into exactly `count` tokens, longest first piece first, as BPE merges."""
     if count == 0:
         if not data:
             yield []
@@ -62,7 +62,7 @@ def _iter_segmentations(data: bytes, count: int, ids: Mapping[bytes, int]) -> It
 
 
 def _to_bytes(text: str, kind: int, byte_level: bool) -> bytes:
-    """The bytes a token stands for; empty for control tokens, which never are part of a character."""
+    """Return a token's bytes; empty for control tokens, which are never part of a character."""
     if kind in (_CONTROL, _UNKNOWN):
         return b""
     if kind == _BYTE:
@@ -76,9 +76,9 @@ def _to_bytes(text: str, kind: int, byte_level: bool) -> bytes:
 
 @cache
 def _build_byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: every byte has a printable letter, unprintable bytes take those from U+0100 on."""
+    """Return GPT-2's byte alphabet. Unprintable bytes map to letters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     letters = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in set(printable)]
-    letters.update({chr(0x100 + place): byte for place, byte in enumerate(others)})
+    letters.update({chr(0x100 + offset): byte for offset, byte in enumerate(others)})
     return letters

@@ -1,4 +1,4 @@
-"""Connections to the server: opened, kept while idle, and closed. All in one event loop."""
+"""Pool of connections to the server, used in one event loop."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _MAX_IDLE_CONNECTIONS = 64
 
 
 class NoResponse(Exception):
-    """The connection ended before a byte of the answer: the request may be sent again."""
+    """The connection closed before any byte of the response. The request can be retried."""
 
     def __init__(self, reused: bool) -> None:
-        super().__init__("it closed the connection without an answer")
-        self.reused = reused  # it had lain idle: most likely the server had closed it long since
+        super().__init__("it closed the connection without a response")
+        self.reused = reused  # the server probably closed it while it was idle
 
 
 class RemoteConnection:
-    """One connection, used for one request at a time."""
+    """One connection. Handles one request at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -42,40 +42,40 @@ class RemoteConnection:
         )
 
     async def send(self, request: bytes) -> RemoteResponse:
-        """Send a request and wait for the head of its answer. Raises `Unanswered`, `OSError` or `Garbled`."""
-        asked_at = self._loop.time()
+        """Send a request and wait for the response head. Raises `NoResponse`, `OSError` or `MalformedResponse`."""
+        sent_at = self._loop.time()
         parser = HttpResponseParser()
-        early = b""
-        heard = False
+        body = b""
+        received = False
         try:
             self._writer.write(request)
             await self._writer.drain()
             while not parser.status:
                 data = await self._reader.read(_READ_BYTES)
                 if not data:
-                    if not heard:
+                    if not received:
                         raise NoResponse(self._responses > 0)
                     parser.end()
-                heard = True
-                early += parser.feed(data)
+                received = True
+                body += parser.feed(data)
         except ConnectionError:
-            if heard:
+            if received:
                 raise
             raise NoResponse(self._responses > 0) from None
         self._responses += 1
-        return RemoteResponse(self, parser, early, asked_at)
+        return RemoteResponse(self, parser, body, sent_at)
 
     async def read(self) -> bytes:
         return await self._reader.read(_READ_BYTES)
 
     def close(self) -> None:
-        """At once: what is still to be sent or read does not matter any more."""
+        """Close at once, without sending or reading the rest."""
         with contextlib.suppress(Exception):
             self._writer.transport.abort()
 
 
 class RemoteResponse:
-    """An answer whose head has come."""
+    """A response whose head has arrived."""
 
     def __init__(
         self, connection: RemoteConnection, parser: HttpResponseParser, buffered: bytes, sent_at: float
@@ -85,7 +85,7 @@ class RemoteResponse:
         self.status = parser.status
         self.headers = parser.headers
         self._parser = parser
-        self._buffered = buffered  # the part of the body that came with the head
+        self._buffered = buffered  # body bytes that came with the head
 
     @property
     def is_complete(self) -> bool:
@@ -96,7 +96,7 @@ class RemoteResponse:
         return self.is_complete and self._parser.keep_alive
 
     async def read(self) -> bytes:
-        """What has come of the body, at least a byte; nothing at its end. Raises `OSError` or `Garbled`."""
+        """Return the next bytes of the body; empty at its end. Raises `OSError` or `MalformedResponse`."""
         body, self._buffered = self._buffered, b""
         while not body and not self._parser.is_complete:
             data = await self.connection.read()
@@ -107,7 +107,7 @@ class RemoteResponse:
         return body
 
     async def read_all(self, max_bytes: int) -> bytes:
-        """The body, or its first part where it is longer than that."""
+        """Return the body, truncated to `max_bytes`."""
         body = b""
         while len(body) <= max_bytes and (data := await self.read()):
             body += data
@@ -115,7 +115,7 @@ class RemoteResponse:
 
 
 class ConnectionPool:
-    """Opens connections, and keeps those that can be used again."""
+    """Opens connections and keeps the reusable ones."""
 
     def __init__(self, server: RemoteServer) -> None:
         self._server = server
@@ -123,22 +123,22 @@ class ConnectionPool:
         self._tls: ssl.SSLContext | None = None
 
     async def acquire(self) -> RemoteConnection:
-        """One that lay idle or a new one. Raises `OSError`, `TimeoutError` among them."""
+        """Return an idle or a new connection. Raises `OSError`, including `TimeoutError`."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_usable:
                 return connection
             connection.close()
-        remote = self._server
-        if remote.uses_tls and self._tls is None:
+        server = self._server
+        if server.uses_tls and self._tls is None:
             self._tls = ssl.create_default_context()
-        async with asyncio.timeout(remote.connect_timeout_s):
+        async with asyncio.timeout(server.connect_timeout_s):
             return RemoteConnection(
-                *await asyncio.open_connection(remote.host, remote.port, ssl=self._tls, limit=_READ_BYTES)
+                *await asyncio.open_connection(server.host, server.port, ssl=self._tls, limit=_READ_BYTES)
             )
 
     def release(self, response: RemoteResponse) -> None:
-        """Kept if its answer was read to the end, else closed."""
+        """Keep the connection if its response was fully read, else close it."""
         connection = response.connection
         if not response.is_reusable or len(self._idle) >= _MAX_IDLE_CONNECTIONS:
             return connection.close()

@@ -1,4 +1,4 @@
-"""A remote server as an engine: one thread with an event loop, however many answers stream."""
+"""The openai engine: forwards requests to a remote server. One thread with an event loop serves all streams."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CLOSE_TIMEOUT_S = 5.0
 
 @dataclass(eq=False, slots=True)
 class _RemoteRequest:
-    """A request that the engine has taken and not ended."""
+    """A submitted request that has not finished."""
 
     number: int
     path: str
@@ -36,19 +36,21 @@ class _RemoteRequest:
 
 
 class OpenAIEngine:
-    """Implements `contract.Engine`; nothing is computed here."""
+    """Implements `contract.Engine` for a model on a remote server."""
 
     def __init__(self, load: Load) -> None:
         if load.task != "generate":
-            raise LoadFailed("the engine openai only generates", f"for task: {load.task} use an engine of this host")
+            raise LoadFailed(
+                "the openai engine only supports task: generate", f"use a local engine for task: {load.task}"
+            )
         if load.loras:
-            raise LoadFailed("the engine openai takes no adapters", SPEC.request["lora"].detail)
+            raise LoadFailed("the openai engine does not support adapters", SPEC.request["lora"].detail)
         self._load = load
         self._settings = resolve_settings(load)
         self._server = parse_remote_server(load)
-        found = asyncio.run(fetch_listed_model(self._server)) if self._settings["verify"] else ListedModel()
-        self._context_length: int = self._settings["context_length"] or found.context_length
-        self._warnings = (*self._server.warnings, *found.warnings)
+        listed = asyncio.run(fetch_listed_model(self._server)) if self._settings["verify"] else ListedModel()
+        self._context_length: int = self._settings["context_length"] or listed.context_length
+        self._warnings = (*self._server.warnings, *listed.warnings)
         self._body_builder = OpenAIBodyBuilder(
             self._server.model,
             self._context_length,
@@ -58,7 +60,7 @@ class OpenAIEngine:
         )
         self._thread: threading.Thread | None = None
         self._active: dict[int, _RemoteRequest] = {}
-        self._waiting: deque[_RemoteRequest] = deque()  # this and what follows belong to the loop's thread
+        self._waiting: deque[_RemoteRequest] = deque()  # from here on: used only in the loop's thread
         self._running: set[_RemoteRequest] = set()
 
     @classmethod
@@ -88,7 +90,7 @@ class OpenAIEngine:
         )
 
     def meter(self) -> Absent:
-        return Absent("openai", "the model runs elsewhere")
+        return Absent("openai", "the model runs on a remote server")
 
     # Called by the worker's threads
 
@@ -107,7 +109,7 @@ class OpenAIEngine:
         raise Unsupported("openai does not support embeddings", SPEC.request["embeddings"].detail, param="embeddings")
 
     def tokenize(self, text: str, add_special: bool) -> list[int]:
-        raise Unsupported("the tokenizer of a remote model is not known here", "ask the remote server")
+        raise Unsupported("the tokenizer of a remote model is unknown", "tokenize on the remote server")
 
     def running(self) -> int:
         return len(self._active)
@@ -122,7 +124,7 @@ class OpenAIEngine:
         try:
             done.result(_CLOSE_TIMEOUT_S)
         except TimeoutError:
-            _log.warning("connections to %s could not be closed in time", self._server.authority)
+            _log.warning("connections to %s did not close in time", self._server.authority)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_TIMEOUT_S)
         if not self._thread.is_alive():
@@ -131,7 +133,7 @@ class OpenAIEngine:
     # In the loop's thread
 
     def _enqueue(self, call: _RemoteRequest) -> None:
-        if self._active.get(call.number) is call:  # else cancelled on its way
+        if self._active.get(call.number) is call:  # else cancelled meanwhile
             self._waiting.append(call)
             self._start_waiting()
 
@@ -161,8 +163,8 @@ class OpenAIEngine:
             await self._client.generate(call.number, call.path, call.body, call.choices, call.prompt_tokens, self._sink)
         except EnginebayError as error:
             problem = error
-        except Exception as error:  # one request's surprise must not end the others
-            _log.exception("a request failed in an unforeseen way")
+        except Exception as error:  # one request must not fail the others
+            _log.exception("a request failed unexpectedly")
             problem = EngineFailed(f"the request to {self._server.authority} failed: {type(error).__name__}")
         finally:
             self._active.pop(call.number, None)

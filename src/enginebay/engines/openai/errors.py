@@ -1,6 +1,6 @@
-"""From what a server answered instead of tokens to our errors. The key is in none of them.
+"""Convert a remote server's error responses to Enginebay errors. None of them contains the key.
 
-Clients see the messages of request errors and of `Overloaded`: those do not say where the server is (`in_full` does).
+Clients see the messages of request errors and of `Overloaded`, so those do not name the server. `describe_in_full` does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OVERFLOW = re.compile(
 
 
 def replace_lone_surrogates(text: str) -> str:
-    """Without halves of characters, which no message could carry."""
+    """Replace lone surrogates, which cannot be encoded."""
     if text.isascii():
         return text
     try:
@@ -46,7 +46,7 @@ def replace_lone_surrogates(text: str) -> str:
 
 
 def parse_retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
-    """How long the server wants to be left alone; None when it does not say."""
+    """Return the Retry-After header in seconds; None if it is missing or invalid."""
     value = headers.get("retry-after", "").strip()
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", value):
         return float(value)
@@ -59,64 +59,66 @@ def parse_retry_after_s(headers: Mapping[str, str], now: datetime | None = None)
 
 
 def error_from_status(server: RemoteServer, status: int, headers: Mapping[str, str], body: bytes) -> EnginebayError:
-    """The error for an answer other than 200."""
-    told = _RemoteError(server, _parse_body(body))
-    place = server.authority
-    if status in (401, 403):  # its own words may repeat parts of the key
-        hint = "check what openai.key_env or openai.key_file names" if server.api_key else "set openai.key_env"
-        what = "refuses our key" if server.api_key else "wants a key"
-        return Unreachable(f"the remote server {place} {what} (HTTP {status})", hint)
+    """Return the error for a response with a status other than 200."""
+    remote = _RemoteError(server, _parse_body(body))
+    authority = server.authority
+    if status in (401, 403):  # its message may repeat parts of the key
+        hint = (
+            "check the key that openai.key_env or openai.key_file refers to" if server.api_key else "set openai.key_env"
+        )
+        problem = "rejects the API key" if server.api_key else "requires an API key"
+        return Unreachable(f"the remote server {authority} {problem} (HTTP {status})", hint)
     if 300 <= status < 400:
         return EngineFailed(
-            f"{place} redirects to another address, which is not followed (HTTP {status})",
+            f"{authority} redirects to another address, which Enginebay does not follow (HTTP {status})",
             "set openai.url to the address it redirects to",
         )
     if status in (400, 413, 422):
-        refused = told.to_request_error()
-        refused.add_note(f"{place} refuses the request (HTTP {status}){told.suffix}")
-        return refused
+        rejected = remote.to_request_error()
+        rejected.add_note(f"{authority} rejects the request (HTTP {status}){remote.suffix}")
+        return rejected
     if status == 404:
         return EngineFailed(
-            f"{place} knows no such path or model (HTTP 404){told.suffix}", "check openai.url and openai.model"
+            f"{authority} has no such path or model (HTTP 404){remote.suffix}", "check openai.url and openai.model"
         )
     if status in (429, 503):
         wait = parse_retry_after_s(headers)
         busy = Overloaded(
-            "the server that runs the model takes no more requests now",
+            "the remote server is overloaded",
             "try again later",
             retry_after_s=1.0 if wait is None else wait,
         )
-        busy.add_note(f"{place} takes no more requests now (HTTP {status}){told.suffix}")
+        busy.add_note(f"{authority} is overloaded (HTTP {status}){remote.suffix}")
         _log.warning("%s", describe_in_full(busy))
         return busy
     if status in (408, 504):
-        return Unreachable(f"{place} did not answer in time (HTTP {status}){told.suffix}")
+        return Unreachable(f"{authority} timed out (HTTP {status}){remote.suffix}")
     failed = Unreachable if status >= 500 else EngineFailed
-    return failed(f"{place} failed (HTTP {status}){told.suffix}")
+    return failed(f"{authority} failed (HTTP {status}){remote.suffix}")
 
 
 def describe_in_full(error: EnginebayError) -> str:
-    """An error's message as those who run this host may read it: with the server's place. Not for clients."""
+    """Return the error's message with the server's address, for operators. Not for clients."""
     return next(iter(getattr(error, "__notes__", ())), error.message)
 
 
 def error_from_event(server: RemoteServer, error: Any) -> EnginebayError:
-    """The error for one that came in the stream, where the status could not say it any more."""
-    told = _RemoteError(server, error)
-    if told.code in ("400", "422", "invalid_request_error", "BadRequestError") or told.is_overflow:
-        return told.to_request_error()
-    return EngineFailed(f"{server.authority} failed on this request{told.suffix}")
+    """Return the error for an error event inside a stream."""
+    remote = _RemoteError(server, error)
+    if remote.code in ("400", "422", "invalid_request_error", "BadRequestError") or remote.is_overflow:
+        return remote.to_request_error()
+    return EngineFailed(f"{server.authority} failed on this request{remote.suffix}")
 
 
 class _RemoteError:
-    """What a server says about an error, in any of the usual shapes."""
+    """A server's error object, in any of the common formats."""
 
     def __init__(self, remote: RemoteServer, error: Any) -> None:
         inner = error.get("error", error) if isinstance(error, Mapping) else error
         fields: Mapping[str, Any] = inner if isinstance(inner, Mapping) else {"message": inner}
-        said = next((fields[name] for name in ("message", "detail", "error", "title") if fields.get(name)), "")
-        said = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
-        self.message = _sanitize_line(remote, said)
+        message = next((fields[name] for name in ("message", "detail", "error", "title") if fields.get(name)), "")
+        message = message if isinstance(message, str) else json.dumps(message, ensure_ascii=False)
+        self.message = _sanitize_line(remote, message)
         self.code = str(fields.get("code") or fields.get("type") or "")
         param = fields.get("param")
         self.param = _sanitize_line(remote, param)[:64] if isinstance(param, str) and param else None
@@ -127,7 +129,7 @@ class _RemoteError:
         return f": {self.message}" if self.message else ""
 
     def to_request_error(self) -> EnginebayError:
-        message = f"the server that runs the model refuses the request{self.suffix}"
+        message = f"the remote server rejects the request{self.suffix}"
         if self.is_overflow:
             return ContextOverflow(message, "shorten the prompt or max_tokens", param=self.param)
         return InvalidRequest(message, param=self.param)
@@ -138,11 +140,11 @@ def _parse_body(body: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return "" if text.startswith("<") else text  # the page of some proxy says nothing
+        return "" if text.startswith("<") else text  # a proxy's HTML page is no use
 
 
 def _sanitize_line(remote: RemoteServer, text: str) -> str:
-    """One short line of printable characters, without the key."""
+    """Return one short line of printable characters, without the key."""
     if remote.api_key:
         text = text.replace(remote.api_key, "***")
     line = " ".join("".join(char if char.isprintable() else " " for char in replace_lone_surrogates(text)).split())

@@ -1,4 +1,4 @@
-"""An HTTP/1.1 answer, read as it arrives. No input or output here; every size has a bound."""
+"""Incremental HTTP/1.1 response parser. Does no I/O; bounds every size."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _NO_BODY = (204, 304)
 
 
 class MalformedResponse(Exception):
-    """What came is not what was agreed on; the message says what is wrong with it."""
+    """The server sent an invalid response. The message is a noun phrase: "<server> sent <message>"."""
 
 
 class HttpResponseParser:
-    """Takes the bytes of one answer in any pieces and gives back those of its body."""
+    """Accepts the bytes of one response in any pieces and returns those of its body."""
 
     def __init__(self) -> None:
-        self.status = 0  # 0: the head is not complete yet
+        self.status = 0  # 0: the head is incomplete
         self.headers: dict[str, str] = {}
         self.is_complete = False
-        self.keep_alive = False  # the connection may be used again, once the answer is complete
+        self.keep_alive = False  # the connection is reusable once the response is complete
         self._buffer = bytearray()
         self._body = bytearray()
         self._total = 0
@@ -33,24 +33,24 @@ class HttpResponseParser:
         self._state = self._read_head
 
     def feed(self, data: bytes) -> bytes:
-        """The part of the body that is in the data. Raises `Garbled`."""
+        """Return the part of the body in the data. Raises `MalformedResponse`."""
         self._buffer += data
         while self._state():
             pass
         body, self._body = bytes(self._body), bytearray()
         self._total += len(body)
         if self._total > _MAX_BODY_BYTES:
-            raise MalformedResponse(f"an answer of more than {_MAX_BODY_BYTES >> 20} MiB")
+            raise MalformedResponse(f"a response of more than {_MAX_BODY_BYTES >> 20} MiB")
         return body
 
     def end(self) -> None:
-        """The connection was closed. Raises `Garbled` when that leaves the answer incomplete."""
+        """Handle a closed connection. Raises `MalformedResponse` if the response is incomplete."""
         if self._state == self._read_until_close:
             self.is_complete = True
         if not self.is_complete:
-            raise MalformedResponse("an answer that breaks off")
+            raise MalformedResponse("a truncated response")
 
-    # One state each: True when it did something and there may be more to do.
+    # Parser states. Each returns True if it made progress and there may be more to do.
 
     def _read_head(self) -> bool:
         end = self._buffer.find(b"\r\n\r\n")
@@ -82,12 +82,12 @@ class HttpResponseParser:
         elif coding == "chunked":
             self._state = self._read_chunk_size
         elif coding:
-            raise MalformedResponse("an answer in an unknown transfer encoding")
+            raise MalformedResponse("a response with an unknown transfer encoding")
         elif length is None:
             self.keep_alive = False
             self._state = self._read_until_close
         elif not re.fullmatch(r"[0-9]{1,15}", length):
-            raise MalformedResponse("a Content-Length that is no number")
+            raise MalformedResponse("a Content-Length that is not a number")
         else:
             self._remaining = int(length)
             self._state = self._read_counted
@@ -143,7 +143,7 @@ class HttpResponseParser:
 
     def _finish(self) -> None:
         self.is_complete = True
-        self.keep_alive &= not self._buffer  # bytes that nobody asked for: do not go on with this one
+        self.keep_alive &= not self._buffer  # unexpected extra bytes: do not reuse the connection
         self._state = self._read_nothing
 
     def _consume_body(self) -> None:
@@ -164,13 +164,13 @@ class HttpResponseParser:
 
 
 def _parse_headers(lines: list[bytes]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(b":")
         if not colon or not _NAME.match(name):
-            raise MalformedResponse("a header that is none")
+            raise MalformedResponse("an invalid header")
         key, text = name.decode("ascii").lower(), value.strip().decode("latin-1")
-        if key in ("content-length", "transfer-encoding") and found.get(key, text) != text:
-            raise MalformedResponse(f"two different headers {key}")
-        found[key] = text
-    return found
+        if key in ("content-length", "transfer-encoding") and headers.get(key, text) != text:
+            raise MalformedResponse(f"two different {key} headers")
+        headers[key] = text
+    return headers

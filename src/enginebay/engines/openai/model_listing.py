@@ -1,4 +1,4 @@
-"""What a server says about its models, asked once at load."""
+"""Look up the model in the server's model list, once at load."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from enginebay.errors import EnginebayError, LoadFailed
 _MAX_LIST_BYTES = 1 << 24
 _MAX_SHOWN = 5
 _CONTEXT_FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length")
-_SKIP_HINT = "if it is right as it is, set openai.verify: false"
+_SKIP_HINT = "to skip this check, set openai.verify: false"
 
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
     """The model as the server lists it."""
 
-    context_length: int = 0  # 0: it does not say
+    context_length: int = 0  # 0: unknown
     warnings: tuple[str, ...] = ()
 
 
 async def fetch_listed_model(server: RemoteServer) -> ListedModel:
-    """Raises `LoadFailed` when the server does not answer, refuses the key, or does not have the model."""
+    """Fetch the model's entry. Raises `LoadFailed` if the server does not respond, rejects the key or lacks the model."""
     client = RemoteClient(server)
     try:
         body = await client.fetch("/models", _MAX_LIST_BYTES)
@@ -40,17 +40,15 @@ async def fetch_listed_model(server: RemoteServer) -> ListedModel:
 
 
 def parse_listed_model(server: RemoteServer, body: bytes) -> ListedModel:
-    """The model's entry in a list of models. Pure."""
+    """Return the model's entry in the server's model list. Pure."""
     entries = _parse_entries(body)
     if entries is None:
         raise LoadFailed(
-            f"what {server.authority} gives as its models is no list of models",
-            f"openai.url is the address up to and with /v1; {_SKIP_HINT}",
+            f"{server.authority} did not return a list of models",
+            f"set openai.url to the base URL including /v1; {_SKIP_HINT}",
         )
     if not entries:
-        return ListedModel(
-            warnings=(f"{server.authority} lists no models: whether it has {server.model} is not known",)
-        )
+        return ListedModel(warnings=(f"{server.authority} lists no models; cannot check that it has {server.model}",))
     entry = entries.get(server.model)
     if entry is None:
         raise LoadFailed(
@@ -62,10 +60,10 @@ def parse_listed_model(server: RemoteServer, body: bytes) -> ListedModel:
 
 def _parse_entries(body: bytes) -> dict[str, Mapping[str, Any]] | None:
     try:
-        found = json.loads(body)
+        listing = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    rows = found.get("data") if isinstance(found, dict) else found
+    rows = listing.get("data") if isinstance(listing, dict) else listing
     if not isinstance(rows, list):
         return None
     return {row["id"]: row for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)}
@@ -73,11 +71,11 @@ def _parse_entries(body: bytes) -> dict[str, Mapping[str, Any]] | None:
 
 def _read_context_length(entry: Mapping[str, Any]) -> int:
     values = (entry.get(name) for name in _CONTEXT_FIELDS)
-    return next((one for one in values if isinstance(one, int) and not isinstance(one, bool) and one > 0), 0)
+    return next((value for value in values if isinstance(value, int) and not isinstance(value, bool) and value > 0), 0)
 
 
 def _list_nearest(wanted: str, names: list[str]) -> str:
-    """A few of the names, the nearest first."""
+    """Return a few of the names, closest match first."""
     near = get_close_matches(wanted, names, n=_MAX_SHOWN, cutoff=0.3)
     shown = [*near, *(name for name in names if name not in near)][:_MAX_SHOWN]
     text = ", ".join("".join(char if char.isprintable() else "?" for char in name[:80]) for name in shown)

@@ -1,4 +1,4 @@
-"""The server to ask, as the settings describe it: its address, its key, its patience."""
+"""The remote server, from the settings: address, API key, timeouts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True, slots=True)
 class RemoteServer:
-    """Where requests go. The key is in nothing that is printed."""
+    """Address, key and timeouts of the server. The key never appears in its repr."""
 
     uses_tls: bool
     host: str
     port: int
-    base_path: str  # the path in front of /chat/completions
+    base_path: str  # the path before /chat/completions
     model: str
     api_key: str = field(default="", repr=False)
     connect_timeout_s: float = 10.0
@@ -36,14 +36,14 @@ class RemoteServer:
 
     @property
     def authority(self) -> str:
-        """What messages call it."""
+        """Host and port, as messages and the Host header show them."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _DEFAULT_PORTS["https" if self.uses_tls else "http"] else f"{host}:{self.port}"
 
     @property
     def warnings(self) -> tuple[str, ...]:
         if self.api_key and not self.uses_tls and self.host not in _LOOPBACK_HOSTS:
-            return (f"the key travels to {self.authority} unencrypted; use https",)
+            return (f"the API key is sent to {self.authority} unencrypted; use https",)
         return ()
 
     def build_get(self, path: str) -> bytes:
@@ -59,7 +59,7 @@ class RemoteServer:
             f"Host: {self.authority}",
             f"User-Agent: enginebay/{__version__}",
             f"Accept: {accept}",
-            "Accept-Encoding: identity",  # what is compressed comes in lumps
+            "Accept-Encoding: identity",  # compression delays chunks
         ]
         if self.api_key:
             lines.append(f"Authorization: Bearer {self.api_key}")
@@ -67,59 +67,59 @@ class RemoteServer:
 
 
 def resolve_settings(load: Load) -> dict[str, Any]:
-    """Every setting with its value or default; none holds a secret."""
+    """Return every setting with its value or default. None holds a secret."""
     defaults = {name: setting.default for name, setting in SPEC.settings.items()}
     return {**defaults, **{name: value for name, value in load.settings.items() if value is not None}}
 
 
 def parse_remote_server(load: Load, environ: Mapping[str, str] = os.environ) -> RemoteServer:
-    """Raises `ConfigError` for an address or a key that cannot be used."""
-    given = resolve_settings(load)
-    address = _parse_url(given["url"])
+    """Parse the settings. Raises `ConfigError` for an invalid address or key."""
+    settings = resolve_settings(load)
+    address = _parse_url(settings["url"])
     return RemoteServer(
         uses_tls=address.scheme == "https",
         host=_parse_host(address),
         port=address.port or _DEFAULT_PORTS[address.scheme],
         base_path=quote(address.path.rstrip("/"), safe="/%:@!$&'()*+,;=~"),
-        model=given["model"] or load.model,
-        api_key=_read_key(given["key_env"], given["key_file"], environ),
-        connect_timeout_s=given["connect_timeout_s"],
-        first_token_timeout_s=given["first_token_timeout_s"],
-        token_timeout_s=given["token_timeout_s"],
-        retries=given["retries"],
+        model=settings["model"] or load.model,
+        api_key=_read_key(settings["key_env"], settings["key_file"], environ),
+        connect_timeout_s=settings["connect_timeout_s"],
+        first_token_timeout_s=settings["first_token_timeout_s"],
+        token_timeout_s=settings["token_timeout_s"],
+        retries=settings["retries"],
     )
 
 
 def _parse_url(url: str | None) -> SplitResult:
-    wanted = "set openai.url to an address such as https://api.example.com/v1"
+    hint = "set openai.url to a URL such as https://api.example.com/v1"
     if not url:
-        raise ConfigError("the engine openai needs the address of a server", wanted, param="openai.url")
+        raise ConfigError("the openai engine needs openai.url", hint, param="openai.url")
     try:
-        found = urlsplit(url.strip())
-        _ = found.port  # read only now, and refused when it is no number
+        address = urlsplit(url.strip())
+        _ = address.port  # raises ValueError if it is not a number
     except ValueError:
-        raise ConfigError("openai.url is not an address", wanted, param="openai.url") from None
-    if found.scheme not in _DEFAULT_PORTS or not found.hostname:
-        raise ConfigError("openai.url is not an http or https address", wanted, param="openai.url")
-    if found.username is not None or found.password is not None or found.query or found.fragment:
-        # Not shown: whatever stands there may be a secret.
+        raise ConfigError("openai.url is not a valid URL", hint, param="openai.url") from None
+    if address.scheme not in _DEFAULT_PORTS or not address.hostname:
+        raise ConfigError("openai.url is not an http or https URL", hint, param="openai.url")
+    if address.username is not None or address.password is not None or address.query or address.fragment:
+        # Not shown, since it may hold a secret.
         raise ConfigError(
-            "openai.url holds more than scheme, host, port and path",
-            "give the key as openai.key_env or openai.key_file",
+            "openai.url contains more than scheme, host, port and path",
+            "set the API key with openai.key_env or openai.key_file",
             param="openai.url",
         )
-    return found
+    return address
 
 
 def _parse_host(address: SplitResult) -> str:
     host = address.hostname or ""
     try:
-        found = host if ":" in host else host.encode("idna").decode("ascii")
+        ascii_host = host if ":" in host else host.encode("idna").decode("ascii")
     except UnicodeError:
-        found = ""
-    if not found or not found.isprintable() or " " in found:
-        raise ConfigError("the host in openai.url is not a name", "check the address", param="openai.url")
-    return found
+        ascii_host = ""
+    if not ascii_host or not ascii_host.isprintable() or " " in ascii_host:
+        raise ConfigError("the host in openai.url is invalid", "check openai.url", param="openai.url")
+    return ascii_host
 
 
 def _read_key(variable: str | None, file: str | None, environ: Mapping[str, str]) -> str:
@@ -129,8 +129,8 @@ def _read_key(variable: str | None, file: str | None, environ: Mapping[str, str]
         key = environ.get(variable, "").strip()
         if not key:
             raise ConfigError(
-                f"the environment variable {variable} of openai.key_env is not set",
-                f"set {variable} to the API key where bay is started",
+                f"openai.key_env: the environment variable {variable} is not set",
+                f"set {variable} to the API key before starting bay",
                 param="openai.key_env",
             )
         return _check_key(key, "openai.key_env")
@@ -144,14 +144,18 @@ def _read_key_file(path: Path) -> str:
         with path.open(encoding="utf-8") as opened:
             return opened.read(_MAX_KEY_LENGTH + 2).strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(
-            f"the key file {path} cannot be read: {reason}", "check openai.key_file", param="openai.key_file"
+            f"cannot read the key file {path}: {reason}", "check openai.key_file", param="openai.key_file"
         ) from None
 
 
 def _check_key(key: str, param: str) -> str:
-    """A key that fits a header; nothing of it may be shown."""
+    """Return the key if it fits a header. Errors must not show any part of it."""
     if not key or len(key) > _MAX_KEY_LENGTH or not key.isascii() or not key.isprintable() or " " in key:
-        raise ConfigError(f"what {param} names holds no API key", "it must be one line without spaces", param=param)
+        raise ConfigError(
+            f"{param} does not refer to a valid API key",
+            "the key must be one line of ASCII without spaces",
+            param=param,
+        )
     return key

@@ -1,4 +1,4 @@
-"""What is sent for a request: the path and the JSON body. Pure."""
+"""Build the path and JSON body of a remote request. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ COMPLETIONS_PATH = "/completions"
 
 _CHAT_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
 _PENALTIES = ("presence_penalty", "frequency_penalty")
-_SPECIAL_TOKEN_MARGIN = 16  # special tokens that a server may put around a text
+_SPECIAL_TOKEN_MARGIN = 16  # special tokens that a server may add to a text
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAIBodyBuilder:
-    """How this server wants its requests."""
+    """Builds requests for one server."""
 
     model: str
     context_length: int = 0  # 0: unknown
@@ -30,7 +30,7 @@ class OpenAIBodyBuilder:
     max_tokens_name: str = "max_tokens"
 
     def build(self, request: GenerateRequest) -> tuple[str, bytes]:
-        """Path and body. Raises a `RequestError` for what cannot be asked there."""
+        """Return path and body. Raises a `RequestError` for unsupported parameters."""
         sampling = request.sampling
         chat = request.messages is not None
         body: dict[str, Any] = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}}
@@ -64,31 +64,33 @@ class OpenAIBodyBuilder:
     def _build_prompt(self, request: GenerateRequest) -> dict[str, Any]:
         for name, value in request.extras.items():
             if value is not None and value != []:
-                raise Unsupported(f"{name} belongs to a chat, and this is a plain prompt", "send messages", param=name)
+                raise Unsupported(
+                    f"{name} only applies to a chat, and this is a plain prompt", "send messages", param=name
+                )
         prompt = list(request.token_ids) if request.token_ids is not None else request.text
         return {"prompt": prompt, "max_tokens": self._resolve_max_tokens(request)}
 
     def _resolve_max_tokens(self, request: GenerateRequest) -> int:
-        """Never left open: servers then stop after 16 tokens."""
+        """Return max_tokens. It is always sent, since servers stop after 16 tokens by default."""
         if request.sampling.max_tokens is not None:
             return request.sampling.max_tokens
         if request.token_ids is not None:
-            room = self.context_length - len(request.token_ids)
-            if self.context_length and room < 1:
+            remaining = self.context_length - len(request.token_ids)
+            if self.context_length and remaining < 1:
                 raise ContextOverflow(
-                    f"the prompt has {len(request.token_ids)} tokens, the context holds {self.context_length}",
+                    f"the prompt has {len(request.token_ids)} tokens, but the context holds {self.context_length}",
                     "shorten the prompt",
                     param="prompt",
                 )
-        else:  # no token is shorter than a byte
-            room = self.context_length - len((request.text or "").encode(errors="replace")) - _SPECIAL_TOKEN_MARGIN
-        if room < 1:
+        else:  # a token has at least one byte
+            remaining = self.context_length - len((request.text or "").encode(errors="replace")) - _SPECIAL_TOKEN_MARGIN
+        if remaining < 1:
             raise InvalidRequest(
-                "how much room a remote model has for this prompt is not known here",
-                "say how long the answer may become",
+                "the remaining context of the remote model is unknown",
+                "set max_tokens",
                 param="max_tokens",
             )
-        return room
+        return remaining
 
     def _build_sampling(self, sampling: Sampling) -> dict[str, Any]:
         body = {name: getattr(sampling, name) for name in ("temperature", "top_p", *_PENALTIES)}
@@ -104,7 +106,7 @@ class OpenAIBodyBuilder:
             return {"structured_outputs": {name: value for name, value in constraint.items() if value is not None}}
         if not chat and not self.extras:
             raise Unsupported(
-                "OpenAI's API guides the output of chats only", f"send messages, or {EXTRAS}", param="guided_json"
+                "OpenAI's API supports guided output for chats only", f"send messages, or {EXTRAS}", param="guided_json"
             )
         schema = json.loads(guided.json)
         if not schema:
@@ -119,7 +121,7 @@ class OpenAIBodyBuilder:
             if value is not None:
                 body[name] = value
         if body.get("top_k") == 0:
-            body["top_k"] = -1  # off, for old servers and new
+            body["top_k"] = -1  # disabled, on old and new servers
         if sampling.min_tokens:
             body["min_tokens"] = sampling.min_tokens
         if sampling.stop_token_ids:
@@ -133,5 +135,5 @@ _RESERVED_FIELDS = frozenset(("model", "stream", "stream_options", "messages", "
 
 
 def _encode(body: Mapping[str, Any]) -> bytes:
-    # Plain ASCII: half a character in a text would otherwise fit no encoding.
+    # ASCII, because a lone surrogate fits no other encoding.
     return json.dumps(body, separators=(",", ":")).encode("ascii")

@@ -1,4 +1,4 @@
-"""Server-sent events, read as they arrive."""
+"""Incremental parser for server-sent events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _MAX_EVENT_BYTES = 1 << 22
 
 
 class SseReader:
-    """Takes bytes in any pieces and gives back the data of each complete event; comments and names are left out."""
+    """Accepts bytes in any pieces and returns the data of each complete event. Skips comments and event names."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -16,27 +16,27 @@ class SseReader:
         self._size = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Raises `Garbled` for an event beyond all measure."""
+        """Return the completed events. Raises `MalformedResponse` for an oversized event."""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        found: list[bytes] = []
+        events: list[bytes] = []
         for line in lines:
-            self._feed_line(line.removesuffix(b"\r"), found)
+            self._feed_line(line.removesuffix(b"\r"), events)
         if len(self._rest) + self._size > _MAX_EVENT_BYTES:
             raise MalformedResponse(f"an event of more than {_MAX_EVENT_BYTES >> 20} MiB")
-        return found
+        return events
 
     def end(self) -> list[bytes]:
-        """The answer is complete; not every server puts an empty line behind the last event."""
-        found: list[bytes] = []
-        self._feed_line(self._rest.removesuffix(b"\r"), found)
-        self._feed_line(b"", found)
+        """Return the last event. Not every server sends an empty line after it."""
+        events: list[bytes] = []
+        self._feed_line(self._rest.removesuffix(b"\r"), events)
+        self._feed_line(b"", events)
         self._rest = b""
-        return found
+        return events
 
-    def _feed_line(self, line: bytes, found: list[bytes]) -> None:
+    def _feed_line(self, line: bytes, events: list[bytes]) -> None:
         if not line:
             if self._data:
-                found.append(b"\n".join(self._data))
+                events.append(b"\n".join(self._data))
                 self._data, self._size = [], 0
         elif line.startswith(b"data:"):
             value = line[5:].removeprefix(b" ")

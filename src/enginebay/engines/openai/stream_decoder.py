@@ -1,4 +1,4 @@
-"""The chunks of a streamed answer, turned into what a sink is told."""
+"""Decode the chunks of a streamed response and pass them to the sink."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _DONE = b"[DONE]"
 _LENGTH_REASONS = ("length", "max_tokens", "model_length")
 _STOP_REASONS = ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "tool_calls", "function_call")
 _ERROR_REASONS = ("error", "abort")
-_MAX_COUNT = 2**32 - 1  # of a count that a message can carry
+_MAX_COUNT = 2**32 - 1  # fits the worker protocol's counters
 
 
 class _ChoiceState:
-    """One answer to the request."""
+    """State of one choice."""
 
     __slots__ = ("deferred_text", "finish", "in_reasoning", "seen", "tool_calls")
 
@@ -29,34 +29,34 @@ class _ChoiceState:
         self.seen = False
         self.in_reasoning = False
         self.tool_calls: ToolCallWriter | None = None
-        self.deferred_text: list[str] = []  # what was said during calls; it cannot stand inside one
+        self.deferred_text: list[str] = []  # content that came during tool calls; sent after them
         self.finish: tuple[FinishReason, str | int | None] | None = None
 
 
 class StreamDecoder:
-    """All choices of one request. The last finish waits for the count of tokens, which comes behind it.
+    """Decodes all choices of one request. Holds the last finish until the usage arrives, which follows it.
 
-    Thoughts, which some servers send apart, are text in <think> tags, as the models themselves write them.
+    Wraps reasoning that the server sends as a separate field in <think> tags, as the models write it.
     """
 
     def __init__(self, server: RemoteServer, number: int, choices: int, sink: Sink) -> None:
-        self.done = False  # the server said so
-        self.delivered = False  # the sink has all of it
+        self.done = False  # the server sent [DONE]
+        self.delivered = False  # the sink has everything
         self.usage: Usage | None = None
         self._server = server
         self._number = number
         self._sink = sink
         self._choices = [_ChoiceState() for _ in range(choices)]
         self._open_choices = choices
-        self._pending_finish: int | None = None  # the choice whose finish waits
+        self._pending_finish: int | None = None  # the choice whose finish is held
 
     @property
     def finished(self) -> bool:
-        """Every choice has ended; only the count of tokens may be missing."""
+        """Whether every choice has finished. The usage may still be missing."""
         return self._open_choices == 0
 
     def feed(self, payload: bytes) -> bool:
-        """One event. True when it brought something of the answer. Raises `Garbled`, or the error in it."""
+        """Decode one event. Returns True if it had output. Raises `MalformedResponse`, or the event's own error."""
         if payload.strip() == _DONE:
             self.done = True
             return False
@@ -64,8 +64,8 @@ class StreamDecoder:
         if chunk.get("error"):
             raise error_from_event(self._server, chunk)
         moved = False
-        for one in chunk.get("choices") or ():
-            moved |= self._feed_choice(one)
+        for delta_choice in chunk.get("choices") or ():
+            moved |= self._feed_choice(delta_choice)
         usage = _parse_usage(chunk.get("usage"))
         if usage is not None:
             self.usage = usage
@@ -74,21 +74,21 @@ class StreamDecoder:
         return moved
 
     def end(self) -> None:
-        """Nothing more comes. Raises when that is too early."""
-        for place, choice in enumerate(self._choices):
+        """Handle the end of the stream. Raises if a choice is incomplete."""
+        for index, choice in enumerate(self._choices):
             if choice.finish is None and choice.seen and self.done:
-                self._finish_choice(place, choice, "stop", None)
+                self._finish_choice(index, choice, "stop", None)
         if not self.finished:
             raise self._make_truncation_error()
         self._deliver_last_finish()
 
     def _make_truncation_error(self) -> Exception:
-        asked, given = len(self._choices), sum(choice.finish is not None for choice in self._choices)
-        if given and not any(choice.seen and choice.finish is None for choice in self._choices):
+        requested, finished = len(self._choices), sum(choice.finish is not None for choice in self._choices)
+        if finished and not any(choice.seen and choice.finish is None for choice in self._choices):
             return EngineFailed(
-                f"{self._server.authority} gave {given} of {asked} answers", "it seems not to support n"
+                f"{self._server.authority} returned {finished} of {requested} choices", "it may not support n"
             )
-        return MalformedResponse("an answer that breaks off")
+        return MalformedResponse("a truncated response")
 
     def _deliver_last_finish(self) -> None:
         if self.delivered or self._pending_finish is None:
@@ -101,40 +101,40 @@ class StreamDecoder:
 
     def _feed_choice(self, delta_choice: Any) -> bool:
         if not isinstance(delta_choice, Mapping):
-            raise MalformedResponse("a choice that is no object")
-        place = delta_choice.get("index", 0)
-        if not isinstance(place, int) or not 0 <= place < len(self._choices):
-            raise MalformedResponse("a choice that was not asked for")
-        choice = self._choices[place]
+            raise MalformedResponse("a choice that is not an object")
+        index = delta_choice.get("index", 0)
+        if not isinstance(index, int) or not 0 <= index < len(self._choices):
+            raise MalformedResponse("a choice that was not requested")
+        choice = self._choices[index]
         if choice.finish is not None:
-            return False  # some servers repeat the last chunk with the count of tokens
+            return False  # some servers repeat the last chunk with the usage
         choice.seen = True
         text = self._extract_text(choice, delta_choice)
         if text:
-            self._sink.token(self._number, replace_lone_surrogates(text), (), place)
+            self._sink.token(self._number, replace_lone_surrogates(text), (), index)
         reason = delta_choice.get("finish_reason")
         if reason:
-            self._finish_choice(place, choice, str(reason), delta_choice.get("stop_reason"))
+            self._finish_choice(index, choice, str(reason), delta_choice.get("stop_reason"))
         return bool(text or reason or choice.tool_calls)
 
     def _extract_text(self, choice: _ChoiceState, delta_choice: Mapping[str, Any]) -> str:
         delta = delta_choice.get("delta")
         if not isinstance(delta, Mapping):
             return _parse_string(delta_choice.get("text"))
-        thought = _parse_string(delta.get("reasoning_content")) or _parse_string(delta.get("reasoning"))
-        said = _parse_string(delta.get("content")) + _parse_string(delta.get("refusal"))
+        reasoning = _parse_string(delta.get("reasoning_content")) or _parse_string(delta.get("reasoning"))
+        content = _parse_string(delta.get("content")) + _parse_string(delta.get("refusal"))
         calls = delta.get("tool_calls")
         if choice.tool_calls is not None:
-            choice.deferred_text.append(_open_reasoning(choice, thought) + _close_reasoning(choice, said))
+            choice.deferred_text.append(_open_reasoning(choice, reasoning) + _close_reasoning(choice, content))
             return choice.tool_calls.feed(calls) if calls else ""
         if calls:
             choice.tool_calls = ToolCallWriter()
-            said += choice.tool_calls.feed(calls)
-        return _open_reasoning(choice, thought) + _close_reasoning(choice, said, last=bool(calls))
+            content += choice.tool_calls.feed(calls)
+        return _open_reasoning(choice, reasoning) + _close_reasoning(choice, content, last=bool(calls))
 
     def _finish_choice(self, index: int, choice: _ChoiceState, reason: str, stop_reason: Any) -> None:
         if reason in _ERROR_REASONS:
-            raise EngineFailed(f"{self._server.authority} gave up on this request")
+            raise EngineFailed(f"{self._server.authority} aborted this request")
         calls = choice.tool_calls.end() if choice.tool_calls is not None else ""
         rest = calls + "".join(choice.deferred_text) + _close_reasoning(choice, "", last=True)
         if rest:
@@ -158,14 +158,14 @@ def _parse_chunk(payload: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise MalformedResponse("an event that is not JSON") from None
     if not isinstance(chunk, dict) or not isinstance(chunk.get("choices") or [], list):
-        raise MalformedResponse("an event that is no part of an answer")
+        raise MalformedResponse("an event that is not a completion chunk")
     return chunk
 
 
 def _parse_string(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or ""
-    raise MalformedResponse("content that is no text")
+    raise MalformedResponse("content that is not a string")
 
 
 def _open_reasoning(choice: _ChoiceState, text: str) -> str:
@@ -186,20 +186,20 @@ def _parse_finish_reason(reason: str, stop_reason: Any) -> tuple[FinishReason, s
     if reason in _LENGTH_REASONS:
         return FinishReason.LENGTH, None
     if reason not in _STOP_REASONS:
-        return FinishReason.STOP, replace_lone_surrogates(reason)  # content_filter, or a word that we do not know
+        return FinishReason.STOP, replace_lone_surrogates(reason)  # content_filter, or an unknown reason
     if isinstance(stop_reason, str):
         return FinishReason.STOP, replace_lone_surrogates(stop_reason)
     return FinishReason.STOP, _parse_count(stop_reason)
 
 
-def _parse_usage(found: Any) -> Usage | None:
-    if not isinstance(found, Mapping):
+def _parse_usage(usage: Any) -> Usage | None:
+    if not isinstance(usage, Mapping):
         return None
-    details = found.get("prompt_tokens_details")
+    details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
     return Usage(
-        _parse_count(found.get("prompt_tokens")) or 0,
-        _parse_count(found.get("completion_tokens")) or 0,
+        _parse_count(usage.get("prompt_tokens")) or 0,
+        _parse_count(usage.get("completion_tokens")) or 0,
         _parse_count(cached) or 0,
     )
 

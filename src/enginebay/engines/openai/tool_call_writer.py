@@ -1,6 +1,6 @@
-"""Tool calls that come as fields, written as the text of a model that writes them the Hermes way. Pure.
+"""Convert tool call fields to Hermes-style text. Pure.
 
-The server parses that text again with its own parser; so there is one path for tool calls, whoever made them.
+Enginebay's server parses that text again, so tool calls of all engines take the same path.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from typing import Any
 from enginebay.engines.openai.http_response import MalformedResponse
 from enginebay.text.tool_calls.json_scanner import WHITESPACE, JsonValueScanner
 
-_MAX_WAITING_CHARS = 1 << 22  # characters of calls that must wait for an earlier one
+_MAX_WAITING_CHARS = 1 << 22  # of calls that wait for an earlier one
 _MAX_CALLS = 1024
 
 
 class _ToolCall:
-    """One call: what came of it, and how much of that is written."""
+    """One call: its fragments so far, and how much of them is written."""
 
     __slots__ = ("_nested", "_scanner", "id", "name", "opened", "pending", "written")
 
     def __init__(self) -> None:
         self.id = ""
         self.name = ""
-        self.pending: list[str] = []  # of the arguments, not yet written
+        self.pending: list[str] = []  # fragments of the arguments not yet written
         self.opened = False
-        self.written = False  # some of the arguments
-        self._nested = False  # its arguments have an end that can be seen
+        self.written = False  # part of the arguments
+        self._nested = False  # the arguments have a visible end
         self._scanner = JsonValueScanner()
 
     @property
     def is_complete(self) -> bool:
-        """Its arguments are a whole value: what now comes for another call means that this one is over."""
+        """Whether the arguments are a complete value. The next fragment of another call then ends this one."""
         return self._scanner.done
 
     def add_fragment(self, fragment: str) -> None:
         if self.is_complete:
             if fragment.strip(WHITESPACE):
-                raise MalformedResponse("a tool call that goes on behind its end")
+                raise MalformedResponse("a tool call that continues after its end")
             return
         if not (self.written or self.pending):
             fragment = fragment.lstrip(WHITESPACE)
@@ -46,11 +46,11 @@ class _ToolCall:
         if fragment:
             end = self._scanner.advance(fragment, 0)
             if self.is_complete and fragment[end:].strip(WHITESPACE):
-                raise MalformedResponse("a tool call that goes on behind its end")
+                raise MalformedResponse("a tool call that continues after its end")
             self.pending.append(fragment)
 
     def render_pending(self) -> str:
-        """What can be written by now."""
+        """Return what can be written so far."""
         if not self.name:
             return ""
         out = [] if self.opened else [f'<tool_call>\n{{"name": {json.dumps(self.name)}, "arguments": ']
@@ -61,30 +61,30 @@ class _ToolCall:
         return "".join(out)
 
     def render_end(self) -> str:
-        """Nothing where the arguments were cut off: they must not look whole."""
+        """Return the end of the call; empty for truncated arguments, which must not look complete."""
         if self._nested and not self.is_complete:
             return ""
         return ("" if self.written else "{}") + "}\n</tool_call>"
 
 
 class ToolCallWriter:
-    """The calls of one choice. One is written as it streams; those that come meanwhile wait for it."""
+    """The calls of one choice. Writes one call as it streams; later calls wait for it."""
 
     def __init__(self) -> None:
         self._calls: list[_ToolCall] = []
-        self._by_index: dict[int, _ToolCall] = {}  # by the server's index
-        self._current = 0  # in the list
+        self._by_index: dict[int, _ToolCall] = {}
+        self._current = 0  # index into the list
 
     def feed(self, deltas: Any) -> str:
-        """The text for some fragments of calls. Raises `Garbled`."""
+        """Add fragments of calls and return their text. Raises `MalformedResponse`."""
         if not isinstance(deltas, list):
-            raise MalformedResponse("tool calls that are no list")
+            raise MalformedResponse("tool calls that are not a list")
         for delta in deltas:
             self._add_delta(delta)
         return self._render_ready()
 
     def end(self) -> str:
-        """The choice is finished: so are its calls, in order."""
+        """Finish all calls in order and return the remaining text."""
         text = self._render_ready()
         for call in self._calls[self._current :]:
             if not call.name:
@@ -97,25 +97,25 @@ class ToolCallWriter:
 
     def _add_delta(self, delta: Any) -> None:
         if not isinstance(delta, Mapping):
-            raise MalformedResponse("a tool call that is no object")
+            raise MalformedResponse("a tool call that is not an object")
         function = delta.get("function") or {}
         named, fragment = function.get("name"), function.get("arguments")
         if isinstance(fragment, Mapping):  # some servers send them parsed
             fragment = json.dumps(fragment, ensure_ascii=False)
         if not isinstance(named, str | None) or not isinstance(fragment, str | None):
-            raise MalformedResponse("a tool call whose name or arguments are no text")
+            raise MalformedResponse("a tool call whose name or arguments are not strings")
         call = self._find_call(delta.get("index"), str(delta.get("id") or ""), bool(named))
         call.name = call.name or named or ""
         call.add_fragment(fragment or "")
 
     def _find_call(self, index: Any, call_id: str, starts_call: bool) -> _ToolCall:
-        """The call that a fragment belongs to, by index; where there is none, or it is always the same, by id."""
+        """Return the call of a fragment, by index, or by id if the index is missing or always the same."""
         if isinstance(index, int):
             call = self._by_index.get(index)
             if call is not None and call_id and call.id and call_id != call.id:
                 call = None
         else:
-            by_id = next((one for one in self._calls if call_id and one.id == call_id), None)
+            by_id = next((call for call in self._calls if call_id and call.id == call_id), None)
             call = by_id or (None if starts_call or not self._calls else self._calls[-1])
         if call is None:
             call = _ToolCall()
@@ -139,5 +139,5 @@ class ToolCallWriter:
             len(self._calls) > _MAX_CALLS
             or sum(len(piece) for call in waiting for piece in call.pending) > _MAX_WAITING_CHARS
         ):
-            raise MalformedResponse("tool calls beyond all measure")
+            raise MalformedResponse("too many or too large tool calls")
         return text

@@ -68,7 +68,7 @@ class VllmAdapters:
         self._check_files(name, path)
         if self._max_adapters is not None and len(self._requests) + len(self._draining) >= self._max_adapters:
             raise InvalidRequest(
-                f"{self._model} already has {self._max_adapters} adapters, its maximum",
+                f"{self._model} supports at most {self._max_adapters} adapters",
                 "raise lora.max_loras, or remove one",
                 param="lora",
             )

@@ -1,0 +1,1 @@
+"""Chooses the engine for a model."""

@@ -1,0 +1,1 @@
+"""Replicas and their workers: launch, transitions, health, crashes and rolling updates."""

@@ -1,0 +1,1 @@
+"""Memory of models: estimates, observations and the budget of each pool."""

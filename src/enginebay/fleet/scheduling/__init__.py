@@ -1,0 +1,1 @@
+"""Decides which models are loaded: planner, eviction, wait queue and wait estimates."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
+
+from enginebay.meters.analysis.window_energy import WindowEnergy
 
 _TOKEN_COUNTS = {"output_token": "output_tokens", "total_token": "total_tokens", "good_token": "good_output_tokens"}
 IDLE, PREFILL, DECODE = "idle", "prefill", "decode"
@@ -14,22 +16,8 @@ _PER_PHASE_FIGURES = {
     PREFILL: ("prefill_j_per_input_token", "input_tokens"),
     DECODE: ("decode_j_per_output_token", "output_tokens"),
 }
-_MAX_MIXED_SHARE = (
-    0.1  # share of the prefill time that may overlap with decoding; beyond it, prefill joules include decode work
-)
-
-
-class EnergyUse(Protocol):
-    """Energy that one kind of device used over the measured window."""
-
-    @property
-    def total_j(self) -> float | None: ...
-    @property
-    def idle_j(self) -> float | None: ...
-    @property
-    def active_j(self) -> float | None: ...
-    @property
-    def devices(self) -> tuple[str, ...]: ...
+# Share of the prefill time that may overlap with decoding; beyond it, prefill joules include decode work.
+_MAX_MIXED_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +34,7 @@ FiguresAndAbsences = tuple[dict[str, Any], dict[str, str]]  # the figures, and t
 
 
 def compute_energy_figures(
-    energy: Mapping[str, EnergyUse] | None, counts: Counts, phases: EnergyPhases | None
+    energy: Mapping[str, WindowEnergy] | None, counts: Counts, phases: EnergyPhases | None
 ) -> FiguresAndAbsences:
     """Return the energy figures. `energy` is by device kind ("gpu", "cpu"); `phases` covers all kinds together.
 

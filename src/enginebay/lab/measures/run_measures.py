@@ -12,9 +12,10 @@ from typing import Any
 
 from enginebay.lab.measures import latencies
 from enginebay.lab.measures.distribution import PERCENTILES, count_needed, is_quotable, summarize
-from enginebay.lab.measures.energy_figures import EnergyPhases, EnergyUse, compute_cost_figures, compute_energy_figures
+from enginebay.lab.measures.energy_figures import EnergyPhases, compute_cost_figures, compute_energy_figures
 from enginebay.lab.measures.slo import Slo, find_missed, is_good, slo_from_dict
 from enginebay.lab.workload.request_records import Record
+from enginebay.meters.analysis.window_energy import WindowEnergy
 
 _EDGE_TOLERANCE_S = 1e-6  # a window that ends with the last response includes it despite rounding
 _GOODPUT_FIGURES = ("goodput_requests_per_s", "goodput_output_tokens_per_s", "goodput_share", "slo_met")
@@ -25,7 +26,7 @@ def compute_measures(
     tokens: Mapping[int, Sequence[float]],
     window_s: float,
     slo: Mapping[str, Any] | Slo | None = None,
-    energy: Mapping[str, EnergyUse] | None = None,
+    energy: Mapping[str, WindowEnergy] | None = None,
     price: float | None = None,
     *,
     phases: EnergyPhases | None = None,

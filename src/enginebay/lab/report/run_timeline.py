@@ -9,8 +9,8 @@ from typing import Any
 
 from enginebay.lab.report.latency_curves import round_short
 from enginebay.lab.store.run_reader import Run
-from enginebay.lab.store.stored_samples import StoredSample
 from enginebay.lab.workload.request_records import Record
+from enginebay.meters.sample import Sample
 
 MAX_BINS = 240
 EVENTS_PER_BIN = 10  # mean output events per bin: fewer would show the engine's steps, not its speed
@@ -78,7 +78,7 @@ class _ElapsedSum:
         return past * now - self._sums[past]
 
 
-def thin_power(samples: Sequence[StoredSample], end_s: float) -> list[dict[str, Any]]:
+def thin_power(samples: Sequence[Sample], end_s: float) -> list[dict[str, Any]]:
     """Return watts of each device inside the window; long series are averaged in groups, which preserves the energy."""
     devices: dict[str, list[tuple[float, float]]] = {}
     for sample in samples:

@@ -66,7 +66,7 @@ class Candidate:
 
     def add_reason(self, code: str, severity: str, message: str) -> Candidate:
         reasons = [*self.reasons, {"code": code, "severity": severity, "message": message}]
-        return replace(self, reasons=reasons, status=worst_status(reason["severity"] for reason in reasons))  # type: ignore[misc]
+        return replace(self, reasons=reasons, status=worst_status(reason["severity"] for reason in reasons))
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -28,10 +28,6 @@ class ConfidenceInterval:
     high: float | None
     count: int
 
-    @property
-    def half_width(self) -> float | None:
-        return None if self.low is None or self.high is None else (self.high - self.low) / 2
-
     def contains(self, value: float) -> bool:
         """Return whether the value is inside; an unknown end excludes nothing."""
         return (self.low is None or self.low <= value) and (self.high is None or value <= self.high)

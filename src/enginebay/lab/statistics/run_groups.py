@@ -10,8 +10,8 @@ from enginebay.lab.statistics.cycle_statistics import compute_cycle_intervals
 from enginebay.lab.store.canonical_json import hash_value
 from enginebay.lab.store.run_environment import list_gpu_products
 from enginebay.lab.store.run_errors import MixedEngines
-from enginebay.lab.store.run_manifest import STATUSES
 from enginebay.lab.store.run_reader import Run
+from enginebay.lab.validity.verdict import worst_status
 
 
 def aggregate_runs(runs: Sequence[Run], allow_mixed_engines: bool = False) -> list[dict[str, Any]]:
@@ -47,7 +47,7 @@ class RunGroup:
     @property
     def status(self) -> str:
         """The worst verdict of the counted runs."""
-        return max((run.status for run in self.counted), key=STATUSES.index)
+        return worst_status(run.status for run in self.counted)
 
     @property
     def engines(self) -> list[str]:

@@ -10,8 +10,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from enginebay.lab.store.stored_samples import StoredSample
 from enginebay.lab.workload.request_records import Record
+from enginebay.meters.sample import Sample
 
 RowT = TypeVar("RowT")
 BATCH_ROWS = 20_000
@@ -33,7 +33,7 @@ class ParquetTable:
 
 REQUESTS_TABLE = ParquetTable("requests.parquet", Record)
 TOKENS_TABLE = ParquetTable("tokens.parquet", TokenEvent)
-POWER_TABLE = ParquetTable("power.parquet", StoredSample)
+POWER_TABLE = ParquetTable("power.parquet", Sample)
 
 
 def write_table(table: ParquetTable, path: Path, batches: Iterable[list[dict[str, Any]]]) -> int:

@@ -98,9 +98,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     _check_sections(folder, content)
     if content["id"] != folder.name:
         raise CorruptRun(
-            folder,
-            f"the id in {MANIFEST_NAME} is {content['id']}",
-            "restore the folder's name, or remove the copy",
+            folder, f"the id in {MANIFEST_NAME} is {content['id']}", "restore the folder's name, or remove the copy"
         )
     return content
 

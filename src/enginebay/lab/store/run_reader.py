@@ -15,7 +15,7 @@ from enginebay.lab.store.run_manifest import read_manifest
 from enginebay.lab.workload.request_records import Record
 
 if TYPE_CHECKING:
-    from enginebay.lab.store.stored_samples import StoredSample
+    from enginebay.meters.sample import Sample
 
 
 @dataclass(frozen=True)
@@ -84,14 +84,12 @@ class Run:
             times.setdefault(index, []).append(time_s)
         return times
 
-    def read_samples(self) -> list[StoredSample]:
-        """Return the meters' samples. Empty if no meter could be read; `absent` in the manifest says why."""
+    def read_samples(self) -> list[Sample]:
+        """Return the meters' samples; `time_s` counts from the start of the measured window. Empty if no meter could be read; `absent` in the manifest says why."""
         from enginebay.lab.store.parquet import POWER_TABLE, read_rows
-        from enginebay.lab.store.stored_samples import StoredSample
+        from enginebay.meters.sample import Sample
 
-        return (
-            read_rows(StoredSample, self.path / POWER_TABLE.name) if POWER_TABLE.name in self.manifest["files"] else []
-        )
+        return read_rows(Sample, self.path / POWER_TABLE.name) if POWER_TABLE.name in self.manifest["files"] else []
 
     def read_parity(self) -> dict[str, Any] | None:
         """Return the answers to the parity prompts. None: none were sent."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -16,8 +17,8 @@ from enginebay.lab.store.canonical_json import to_canonical_json, to_plain
 from enginebay.lab.store.durable_files import READ_ONLY, hash_file, sync_to_disk, write_synced
 from enginebay.lab.store.parquet import BATCH_ROWS, POWER_TABLE, REQUESTS_TABLE, TOKENS_TABLE, ParquetTable, write_table
 from enginebay.lab.store.run_folders import claim_folder
-from enginebay.lab.store.stored_samples import SampleLike, to_stored_sample
 from enginebay.lab.workload.request_records import Record
+from enginebay.meters.sample import Sample
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder()
@@ -80,9 +81,9 @@ class RunWriter:
         self._spools[REQUESTS_TABLE.name].append(records)
         self._spools[TOKENS_TABLE.name].append((index, list(times)) for index, times in tokens.items())
 
-    def add_samples(self, samples: Iterable[SampleLike], origin_s: float = 0.0) -> None:
-        """Add the meters' samples; `origin_s` is the start of the measured window on their clock."""
-        self._spools[POWER_TABLE.name].append(to_stored_sample(sample, origin_s) for sample in samples)
+    def add_samples(self, samples: Iterable[Sample], origin_s: float = 0.0) -> None:
+        """Add the meters' samples, stored on the run's clock; `origin_s` is the start of the measured window on the meters'."""
+        self._spools[POWER_TABLE.name].append(replace(sample, time_s=sample.time_s - origin_s) for sample in samples)
 
     def write_parity(self, content: Mapping[str, Any]) -> None:
         """Store the parity answers: under `answers` one `ParityAnswer` per prompt, so that any two runs can be compared."""

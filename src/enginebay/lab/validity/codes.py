@@ -60,11 +60,7 @@ REASON_RULES: Mapping[str, ReasonRule] = {
         "failures end early and are excluded from latencies: above 1% they can make up the whole p99",
     ),
     "impossible_records": ReasonRule(
-        "records with inconsistent times or counts",
-        "-",
-        "any",
-        ALL_CONCERNS,
-        "the client or a clock is broken",
+        "records with inconsistent times or counts", "-", "any", ALL_CONCERNS, "the client or a clock is broken"
     ),
     "send_lag": ReasonRule(
         "p99 of actual minus intended send time; the maximum below 100 requests",
@@ -226,7 +222,7 @@ REASON_RULES: Mapping[str, ReasonRule] = {
 
 
 def codes_about(concern: Concern) -> frozenset[str]:
-    """Return the codes that concern these numbers: `verdict.status_within(codes_about("energy"))`."""
+    """Return the codes that concern these numbers."""
     return frozenset(code for code, rule in REASON_RULES.items() if concern in rule.concerns)
 
 

@@ -19,11 +19,6 @@ def filter_sent(records: Iterable[Record]) -> list[Record]:
     return [record for record in records if record.error not in _NEVER_LEFT]
 
 
-def e2e_s(record: Record) -> float | None:
-    """Return the time from the actual send to the end."""
-    return None if record.end_s is None else record.end_s - record.sent_s
-
-
 def mean_in_flight(records: Iterable[Record], window_s: float) -> float:
     """Return the mean concurrency over the window."""
     return sum(_overlap_s(record, window_s) for record in records) / window_s

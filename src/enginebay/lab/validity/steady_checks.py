@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from enginebay.lab.validity import limits
-from enginebay.lab.validity.in_flight import count_in_flight, e2e_s, filter_answered, filter_sent, mean_in_flight
+from enginebay.lab.validity.in_flight import count_in_flight, filter_answered, filter_sent, mean_in_flight
 from enginebay.lab.validity.run_facts import STEADY_OPEN_PROFILES, STEADY_PROFILES, RunFacts
 from enginebay.lab.validity.verdict import FINE, UNKNOWN, Finding, Reason, grade_figure
 
@@ -49,12 +49,11 @@ def _get_published_flow(facts: RunFacts) -> tuple[float, float] | None:
 
 def _compute_recorded_flow(facts: RunFacts, window_s: float) -> tuple[float, float] | None:
     times = [
-        e2e_s(record)
+        record.end_s - record.sent_s
         for record in filter_answered(facts.records)
         if record.end_s is not None and record.end_s <= window_s
     ]
-    known = [time_s for time_s in times if time_s is not None]
-    return (len(known) / window_s, fmean(known)) if known else None
+    return (len(times) / window_s, fmean(times)) if times else None
 
 
 def backlog_grows(facts: RunFacts) -> Finding:

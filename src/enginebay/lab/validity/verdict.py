@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Literal
@@ -44,10 +44,6 @@ class Verdict:
     checked: tuple[str, ...] = ()  # codes with known facts
     unchecked: tuple[str, ...] = ()  # codes about which nothing is claimed
 
-    def status_within(self, codes: Collection[str]) -> Status:
-        """Return the verdict for these codes only, such as those that concern energy."""
-        return worst_status(reason.severity for reason in self.reasons if reason.code in codes)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as it is stored in the manifest."""
         return {
@@ -58,10 +54,9 @@ class Verdict:
         }
 
 
-def worst_status(severities: Iterable[Severity]) -> Status:
-    """Return the worst severity, or valid if there is none."""
-    statuses: set[Status] = {"valid", *severities}
-    return max(statuses, key=_RANK.__getitem__)
+def worst_status(statuses: Iterable[str]) -> Status:
+    """Return the worst status or severity, or valid if there is none."""
+    return max(("valid", *statuses), key=_RANK.__getitem__)  # type: ignore[arg-type]
 
 
 def grade_figure(code: str, figure: float, informative: float, invalid: float, message: str) -> Finding:

@@ -21,11 +21,6 @@ class IdlePower:
     problems: tuple[EnergyProblem, ...] = ()
 
 
-def measure_idle_power_w(samples: Sequence[Sample], device: str, start_s: float, end_s: float) -> float | None:
-    """Return the mean power of one device in an idle window; `measure_idle_power` also reports problems."""
-    return measure_idle_power(samples, device, start_s, end_s).power_w
-
-
 def measure_idle_power(samples: Sequence[Sample], device: str, start_s: float, end_s: float) -> IdlePower:
     """Measure the mean power in an idle window, and whether it was steady: clocks and fans lag behind work."""
     series = build_device_series(samples, device)

@@ -72,18 +72,6 @@ def build_device_series(samples: Sequence[Sample], device: str) -> DeviceSeries:
     return DeviceSeries(tuple(own), counter, counted, times, tuple(watts for _, watts in powers), problems)
 
 
-def measure_energy_j(samples: Sequence[Sample], device: str, start_s: float, end_s: float) -> float | None:
-    """Return the joules of one device in a window; None if no source is trustworthy. See `measure_energy` for the reason."""
-    return measure_energy(samples, device, start_s, end_s).total_j
-
-
-def find_energy_problems(
-    samples: Sequence[Sample], device: str, start_s: float, end_s: float
-) -> tuple[EnergyProblem, ...]:
-    """Return all problems of a device's energy in a window."""
-    return measure_energy(samples, device, start_s, end_s).problems
-
-
 def measure_energy(
     samples: Sequence[Sample], device: str, start_s: float, end_s: float, idle_w: float | None = None
 ) -> WindowEnergy:

@@ -32,10 +32,6 @@ class HostMeter:
         self._trees = {name: _ProcessTree(pid, proc) for name, pid in trees.items()}
         self._previous: dict[str, tuple[float, float]] = {}  # by device: time and CPU time of the last reading
 
-    def follow_tree(self, name: str, pid: int) -> None:
-        """Also read this process and all its descendants from now on."""
-        self._trees = {**self._trees, name: _ProcessTree(pid, self._proc)}
-
     def read(self) -> list[Sample]:
         samples = []
         roots = {tree.root for tree in self._trees.values()}

@@ -68,8 +68,7 @@ def check_local_admin(exchange: Exchange) -> None:
     proxied = any(name in exchange.headers for name in ("forwarded", "x-forwarded-for", "via"))
     if proxied or not _is_local_peer(exchange):
         raise Forbidden(
-            "without an API key only local clients may manage the server",
-            "create a key: bay keys create NAME --admin",
+            "without an API key only local clients may manage the server", "create a key: bay keys create NAME --admin"
         )
     check_origin(exchange, (), keyless=True)
 

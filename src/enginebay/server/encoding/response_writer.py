@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from enginebay.contract import Delta, GenerateRequest
 from enginebay.contract.engine_messages import Done, Energy, Timing, Usage
 from enginebay.errors import Cancelled, EnginebayError, TimedOut
 from enginebay.server.encoding.choice_state import ResponseTiming
 from enginebay.server.encoding.error_responses import build_error_headers, encode_error_body, get_error_row
-from enginebay.server.encoding.token_estimates import estimate_completion_tokens, estimate_prompt_tokens
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.sessions.model_session import ModelSession
 from enginebay.worker.client_side.worker_client import WorkerClient
+
+_CHARS_PER_TOKEN = 4
 
 
 class ResponseWriter:
@@ -220,3 +222,29 @@ class _PromptListener:
 
     def on_error(self, error: EnginebayError) -> None:
         self._writer.on_error(error)
+
+
+def estimate_prompt_tokens(request: GenerateRequest) -> int:
+    """Count the token ids, or estimate from the text of the prompt and its tools."""
+    if request.token_ids is not None:
+        return len(request.token_ids)
+    return max(1, _count_chars((request.text, request.messages, request.extras)) // _CHARS_PER_TOKEN)
+
+
+def estimate_completion_tokens(pieces: int, chars: int) -> int:
+    """Estimate the tokens of a completion that arrived in pieces of at least one token each."""
+    return max(pieces, chars // _CHARS_PER_TOKEN)
+
+
+def _count_chars(value: Any) -> int:
+    """Count the characters of all texts in a value, without data URLs of images."""
+    chars, pending = 0, [value]
+    while pending:  # not recursive: clients control the depth
+        item = pending.pop()
+        if isinstance(item, str) and not item.startswith("data:"):
+            chars += len(item)
+        elif isinstance(item, (list, tuple)):
+            pending += item
+        elif isinstance(item, Mapping):
+            pending += item.values()
+    return chars

@@ -157,7 +157,7 @@ class ModelCatalog:
         entry = self._adapters.get(name)
         if entry is not None:
             return entry, name
-        raise UnknownModel(f"there is no model {name[:100]!r}", f"available: {', '.join(self.names)}", param="model")
+        raise UnknownModel(f"unknown model {name[:100]!r}", f"available: {', '.join(self.names)}", param="model")
 
     async def close(self) -> None:
         for entry in self.entries.values():

@@ -196,17 +196,13 @@ class ServerMetrics:
             "enginebay_rate_limited_total", "Requests refused by the API key's rate limit.", ("key",)
         )
         self.retries = CounterFamily(
-            "enginebay_retries_total",
-            "Requests retried on another worker, by error kind.",
-            (*_MODEL_LABELS, "kind"),
+            "enginebay_retries_total", "Requests retried on another worker, by error kind.", (*_MODEL_LABELS, "kind")
         )
         self.fallbacks = CounterFamily(
             "enginebay_fallbacks_total", "Requests that fell back to this engine.", _MODEL_LABELS
         )
         self.rejected = CounterFamily(
-            "enginebay_rejected_total",
-            "Requests refused by the HTTP layer, by HTTP status.",
-            ("reason",),
+            "enginebay_rejected_total", "Requests refused by the HTTP layer, by HTTP status.", ("reason",)
         )
 
         self.queue_time = HistogramFamily(

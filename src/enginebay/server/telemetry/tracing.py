@@ -58,11 +58,7 @@ class Tracer:
         self.note = note  # for the log: why tracing is off although it is configured
 
     def start(
-        self,
-        name: str,
-        traceparent: str | None = None,
-        attributes: Attributes | None = None,
-        at_ns: int | None = None,
+        self, name: str, traceparent: str | None = None, attributes: Attributes | None = None, at_ns: int | None = None
     ) -> Span | None:
         """Start a span, as a child of `traceparent` (W3C) if given. Return None if this request is not traced."""
         return None
@@ -89,11 +85,7 @@ class OtelTracer(Tracer):
         self._extract = TraceContextTextMapPropagator().extract
 
     def start(
-        self,
-        name: str,
-        traceparent: str | None = None,
-        attributes: Attributes | None = None,
-        at_ns: int | None = None,
+        self, name: str, traceparent: str | None = None, attributes: Attributes | None = None, at_ns: int | None = None
     ) -> Span | None:
         # The standard requires a malformed header to be ignored: the request then starts a new trace.
         parent = self._extract({"traceparent": traceparent}, self._root_context) if traceparent else self._root_context

@@ -1,0 +1,1 @@
+"""The part of a worker that runs in the engine's environment."""

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from enginebay.cli.admin.top import listen_for_quit_key
 from enginebay.cli.main import main
-from enginebay.cli.output.quit_key import listen_for_quit_key
 from enginebay.cli.output.top_tables import (
     TOP_COLUMNS,
     TopRow,

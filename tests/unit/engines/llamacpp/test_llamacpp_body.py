@@ -46,7 +46,7 @@ def test_the_frequency_penalty_leaves_the_prompt_out() -> None:
     assert _body(frequency_penalty=0.5, logit_bias={7: -3.0})["logit_bias"] == [[7, -2.0], [8, 0.5]]
 
 
-def test_until_min_tokens_every_end_is_banned() -> None:
+def test_end_tokens_are_banned_until_min_tokens() -> None:
     body = _body(CompletionAttempt((1, 2), 5, 1, 0, ban_end_tokens=True), stop_token_ids=(9,), logit_bias={9: 4.0})
     assert body["ignore_eos"] is True and body["logit_bias"] == [[9, False]]
     assert body["prompt"] == [7, 8, 7, 1, 2]
@@ -64,7 +64,7 @@ def test_no_seed_becomes_the_random_one(seed: int) -> None:
     assert 0 <= fold_seed(seed) < 2**32 - 1
 
 
-def test_choices_and_attempts_draw_differently() -> None:
+def test_choices_and_attempts_sample_differently() -> None:
     assert fold_seed(7, 1) != fold_seed(7)
 
 
@@ -72,7 +72,7 @@ def test_adapters_are_off_unless_chosen() -> None:
     assert "lora" not in _body()
     assert _body(loras=("a", "b"))["lora"] == [{"id": 0, "scale": 0.0}, {"id": 1, "scale": 0.0}]
     assert _body(lora="b", loras=("a", "b"))["lora"] == [{"id": 0, "scale": 0.0}, {"id": 1, "scale": 1.0}]
-    with pytest.raises(InvalidRequest, match="no adapter 'c'"):
+    with pytest.raises(InvalidRequest, match="unknown adapter 'c'"):
         _body(lora="c", loras=("a", "b"))
 
 
@@ -108,6 +108,6 @@ def test_a_schema_must_be_an_object(schema: str) -> None:
         _body(guided=Guided(json=schema))
 
 
-def test_grammars_whose_mistakes_would_go_unnoticed_are_refused() -> None:
+def test_grammars_whose_errors_would_go_unnoticed_are_refused() -> None:
     with pytest.raises(Unsupported):
         _body(guided=Guided(grammar="%llguidance {}\nstart: /a/"))

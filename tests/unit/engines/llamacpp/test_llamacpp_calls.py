@@ -34,7 +34,7 @@ def test_calls_start_while_slots_and_cache_last() -> None:
     assert queue.admit() == [third]
 
 
-def test_nobody_overtakes_the_first_in_line() -> None:
+def test_no_call_overtakes_the_first_in_the_queue() -> None:
     queue = CallQueue(free_slots=8, free_tokens=100)
     running, large, small = _call(50), _call(60), _call(10)
     queue.put(running)
@@ -67,7 +67,7 @@ def test_choices_take_a_slot_each() -> None:
     assert queue.admit() == []
 
 
-def test_a_cancelled_request_leaves_the_line() -> None:
+def test_a_cancelled_request_leaves_the_queue() -> None:
     queue = CallQueue(free_slots=1, free_tokens=100)
     gone, stays = _call(10), _call(10)
     queue.put(gone)

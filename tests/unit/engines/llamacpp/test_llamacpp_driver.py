@@ -12,7 +12,7 @@ _PROBE, _BRACE = 31, 90
 
 
 class FakeLibrary:
-    """Follows every JSON schema but those of type `odd`."""
+    """Supports every JSON schema except those of type `odd`."""
 
     def __init__(self) -> None:
         self.tried: list[Any] = []
@@ -29,17 +29,17 @@ def _driver(library: FakeLibrary) -> completion_driver.LlamaDriver:
     return completion_driver.LlamaDriver(library, None, True)  # type: ignore[arg-type]
 
 
-def test_a_schema_is_tried_once_and_one_that_is_not_followed_is_refused() -> None:
+def test_a_schema_is_checked_once_and_an_unsupported_one_is_refused() -> None:
     library = FakeLibrary()
     driver = _driver(library)
     for _ in range(2):
         driver._check_schema({"type": "object"}, {})
-        with pytest.raises(InvalidRequest, match="cannot follow"):
+        with pytest.raises(InvalidRequest, match="does not support"):
             driver._check_schema({"type": "odd"}, {})
     assert library.tried == [{"type": "object"}, {"type": "odd"}]
 
 
-def test_a_schema_is_tried_with_the_adapter_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schema_is_checked_with_the_requests_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     library, bodies = FakeLibrary(), list[Mapping[str, Any]]()
     usual = library.run_completion
     monkeypatch.setattr(library, "run_completion", lambda body: bodies.append(body) or usual(body))  # type: ignore[func-returns-value]
@@ -63,9 +63,9 @@ def test_the_schema_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             "E llg error: at 2(8): failed to compile JSON schema: Invalid type: odd\n   1 | %llguidance {}\n"
             '   2 | start: %json {"type":"odd"}\n              ^\n',
-            "llama.cpp cannot follow this JSON schema: Invalid type: odd",
+            "llama.cpp does not support this JSON schema: Invalid type: odd",
         ),
-        ("", "llama.cpp cannot follow this JSON schema"),
+        ("", "llama.cpp does not support this JSON schema"),
     ],
 )
 def test_the_refusal_quotes_the_librarys_log(monkeypatch: pytest.MonkeyPatch, log_text: str, message: str) -> None:

@@ -18,14 +18,14 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_file_tells_what_the_model_is(model: Path) -> None:
+def test_the_file_describes_the_model(model: Path) -> None:
     file = read_gguf_model(model)
     assert file.architecture == "llama" and file.context_length == 256
     assert get_model_number(file, "attention.head_count") == 2
     assert get_model_number(file, "no.such.key") == 0
 
 
-def test_of_a_number_for_each_layer_the_largest_counts() -> None:
+def test_the_largest_of_per_layer_numbers_is_used() -> None:
     file = GgufFile(Path("m"), 3, {"general.architecture": "x", "x.attention.head_count_kv": (0, 8, 4)}, ())
     assert get_model_number(file, "attention.head_count_kv") == 8
 
@@ -38,7 +38,9 @@ def test_a_truncated_file_is_refused(model: Path, keep: int) -> None:
     assert "\n" not in problem.value.message and problem.value.hint
 
 
-@pytest.mark.parametrize(("content", "says"), [(b"hello", "not a GGUF"), (b"", "not a GGUF"), (None, "no model file")])
+@pytest.mark.parametrize(
+    ("content", "says"), [(b"hello", "not a GGUF"), (b"", "not a GGUF"), (None, "model file not found")]
+)
 def test_other_files_are_refused(tmp_path: Path, content: bytes | None, says: str) -> None:
     path = tmp_path / "m.gguf"
     if content is not None:

@@ -57,7 +57,7 @@ def test_by_default_the_cache_stays_within_its_memory() -> None:
     assert plan.cache_tokens * estimate_cache_bytes_per_token({}, _SMOL) <= 2**30
 
 
-def test_sizes_that_were_asked_for_get_half_of_the_free_memory() -> None:
+def test_requested_sizes_get_half_of_the_free_memory() -> None:
     assert not _plan(context_length=2048, max_batch=32).has_shared_cache
     assert _plan(context_length=2048, max_batch=32, free_bytes=2**31).has_shared_cache
 
@@ -89,7 +89,7 @@ def test_universal_keys() -> None:
 
 
 @pytest.mark.parametrize(("layers", "gpu_free_bytes", "warned"), [(20, 0, 1), (20, 2**30, 0), (0, 0, 0), (-1, 0, 0)])
-def test_layers_for_a_gpu_that_is_not_there(layers: int, gpu_free_bytes: int, warned: int) -> None:
+def test_gpu_layers_without_a_gpu_warn(layers: int, gpu_free_bytes: int, warned: int) -> None:
     plan = _plan(gpu_layers=layers, gpu_free_bytes=gpu_free_bytes)
     assert [line.split()[0] for line in plan.warnings] == ["gpu_layers"] * warned
 
@@ -128,8 +128,8 @@ def test_settings_become_attributes(settings: dict[str, Any], attribute: str, va
 
 
 @pytest.mark.parametrize("name", ["model.path", "hostnames", "api_keys", "n_ctx", "server_tools"])
-def test_the_escape_hatch_opens_no_port_and_no_other_file(name: str) -> None:
-    with pytest.raises(ConfigError, match="escape hatch"):
+def test_extra_opens_no_port_and_no_other_file(name: str) -> None:
+    with pytest.raises(ConfigError, match="extra must not set"):
         _plan(extra={name: "x"})
 
 
@@ -158,7 +158,7 @@ def test_embedding_computes_a_text_in_one_piece() -> None:
         ({"no_such": 1}, "no_such"),
     ],
 )
-def test_what_cannot_be_is_a_config_error(settings: dict[str, Any], param: str) -> None:
+def test_impossible_settings_are_config_errors(settings: dict[str, Any], param: str) -> None:
     with pytest.raises(ConfigError) as problem:
         _plan(**settings)
     assert problem.value.param == param and problem.value.hint

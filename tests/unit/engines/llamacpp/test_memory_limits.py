@@ -31,7 +31,7 @@ def v1(group: str, limit: int, used: int) -> dict[str, str]:
     return {f"{folder}/memory.limit_in_bytes": str(limit), f"{folder}/memory.usage_in_bytes": str(used)}
 
 
-def test_without_groups_the_system_says(tmp_path: Path) -> None:
+def test_without_cgroups_meminfo_applies(tmp_path: Path) -> None:
     assert get_free_bytes(host(tmp_path, "", {})) == 16 * GIB
 
 
@@ -39,11 +39,11 @@ def test_a_container_of_version_2(tmp_path: Path) -> None:
     assert get_free_bytes(host(tmp_path, "0::/\n", v2("", str(4 * GIB), GIB))) == 3 * GIB
 
 
-def test_file_pages_are_given_up_first(tmp_path: Path) -> None:
+def test_inactive_file_pages_count_as_free(tmp_path: Path) -> None:
     assert get_free_bytes(host(tmp_path, "0::/\n", v2("", str(4 * GIB), 3 * GIB, inactive=2 * GIB))) == 3 * GIB
 
 
-def test_a_limit_further_up_holds_too(tmp_path: Path) -> None:
+def test_a_parent_groups_limit_applies(tmp_path: Path) -> None:
     files = v2("/user.slice/job", "max", GIB) | v2("/user.slice", str(6 * GIB), GIB)
     assert get_free_bytes(host(tmp_path, "0::/user.slice/job\n", files)) == 5 * GIB
 
@@ -58,7 +58,7 @@ def test_no_limit_in_version_1_is_a_huge_number(tmp_path: Path) -> None:
     assert get_free_bytes(host(tmp_path, "4:memory:/\n", v1("", 9223372036854771712, GIB))) == 16 * GIB
 
 
-def test_where_nothing_tells_it_is_the_whole_memory(tmp_path: Path) -> None:
+def test_without_any_source_it_is_the_total_memory(tmp_path: Path) -> None:
     assert get_free_bytes(tmp_path) > 0
 
 
@@ -66,5 +66,5 @@ def test_where_nothing_tells_it_is_the_whole_memory(tmp_path: Path) -> None:
     ("limit", "used", "reclaimable", "left"),
     [("max", "5", 0, None), ("10", "12", 0, 0), ("10", "4", 1, 7), ("10", "1", 5, 10)],
 )
-def test_room(limit: str, used: str, reclaimable: int, left: int | None) -> None:
+def test_headroom(limit: str, used: str, reclaimable: int, left: int | None) -> None:
     assert compute_headroom(limit, used, reclaimable) == left

@@ -8,7 +8,7 @@ from pathlib import Path
 from enginebay.engines.llamacpp.stderr_tail import StderrTail, find_schema_error, is_out_of_memory
 
 
-def test_only_what_came_since(tmp_path: Path) -> None:
+def test_reads_only_new_text(tmp_path: Path) -> None:
     with (tmp_path / "log").open("ab", buffering=0) as log:
         log.write(b"out of memory, long ago\n")
         words = StderrTail(log.fileno())
@@ -17,7 +17,7 @@ def test_only_what_came_since(tmp_path: Path) -> None:
         assert words.read() == "E llama_init: failed to allocate buffer for kv cache\n"
 
 
-def test_what_is_no_file_has_nothing_to_tell() -> None:
+def test_a_pipe_reads_as_empty() -> None:
     reading, writing = os.pipe()
     try:
         words = StderrTail(writing)
@@ -28,7 +28,7 @@ def test_what_is_no_file_has_nothing_to_tell() -> None:
         os.close(writing)
 
 
-def test_words_for_want_of_memory() -> None:
+def test_out_of_memory_phrases() -> None:
     assert is_out_of_memory("E ggml_aligned_malloc: insufficient memory (attempted to allocate 2880.00 MB)")
     assert is_out_of_memory("cudaMalloc failed: out of memory")
     assert not is_out_of_memory("E llama_model_load: unknown model architecture: 'foo'")
@@ -41,7 +41,7 @@ def _report(reason: str, schema: str) -> str:
     )
 
 
-def test_the_problem_of_a_schema_among_those_of_others() -> None:
+def test_finds_the_report_of_the_right_schema() -> None:
     said = (
         _report('Unimplemented keys: ["not"]', '{"not":{}}')
         + "W something else\n"
@@ -52,7 +52,7 @@ def test_the_problem_of_a_schema_among_those_of_others() -> None:
     assert find_schema_error(said, {"type": "odd"}) == find_schema_error("", {}) == ""
 
 
-def test_a_report_that_is_cut_short_tells_nothing_and_a_long_one_is_shortened() -> None:
+def test_a_cut_report_is_ignored_and_a_long_one_is_truncated() -> None:
     said = _report("x" * 1000, '{"not":{}}')
     assert find_schema_error(said[:1100], {"not": {}}) == ""
     assert find_schema_error(said, {"not": {}}) == "x" * 300 + "..."

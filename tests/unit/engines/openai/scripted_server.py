@@ -1,4 +1,4 @@
-"""A server that says what a test wants, byte for byte, and a sink that remembers what it was told."""
+"""A scripted server, and a sink that records its calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Answering = Callable[[ReceivedRequest, asyncio.StreamWriter], Awaitable[None]]
 
 @dataclass
 class ScriptedServer:
-    """Answers by the next of its scripts; each is bytes, or a function that writes. The last one is repeated."""
+    """Responds with its scripts in order: bytes, or a function that writes. Repeats the last one."""
 
     scripts: list[bytes | Answering]
     asked: list[ReceivedRequest] = field(default_factory=list)
@@ -168,7 +168,7 @@ def make_hanging_writer(data: bytes) -> Answering:
 
 
 class RecordingSink:
-    """Everything an engine said, by request; `flush` marks what went out together."""
+    """Records all output by request; `flush` marks what was sent together."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -225,7 +225,7 @@ class RecordingSink:
 
 @contextlib.asynccontextmanager
 async def open_engine(server: ScriptedServer, **settings: Any) -> AsyncIterator[tuple[OpenAIEngine, RecordingSink]]:
-    """Not verified, so that the server's scripts are all for requests."""
+    """With verify off, so that every script serves a request."""
     chosen = {"url": server.url, "verify": False, **settings}
     load = Load("openai", "", MODEL, "", chosen)
     engine = await asyncio.to_thread(OpenAIEngine, load)

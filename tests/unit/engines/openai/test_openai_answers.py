@@ -1,4 +1,4 @@
-"""What a server streams, and what becomes of it: answers and failures."""
+"""Streamed responses and failures."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_an_answer_may_be_cut_anywhere(size: int, chunk: int) -> None:
     assert sink.select("usage") == [(7, 2, 3)] and sink.select("finish") == [(0, STOP, None)]
 
 
-async def test_what_comes_together_goes_out_together() -> None:
+async def test_one_read_is_one_flush() -> None:
     sink, _ = await run_script(build_stream())
     assert sum(one == ("flush",) for one in sink.said) <= 2  # the head may come alone
 
@@ -99,7 +99,7 @@ async def test_a_plain_prompt() -> None:
     assert server.asked[0].path == "/v1/completions" and server.asked[0].json["prompt"] == [1, 2, 3]
 
 
-async def test_several_choices_end_each_for_itself_and_the_last_with_the_count() -> None:
+async def test_choices_finish_separately_and_the_last_with_the_usage() -> None:
     body = encode_events(build_delta(0, content="a"), build_delta(1, content="x"), build_delta(1, finish="length"), build_delta(0, content="b"),
                   build_delta(0, finish="stop"), build_usage(3, 4))  # fmt: skip
     sink, _ = await run_script(build_stream(body), replace(HELLO, sampling=Sampling(n=2)))
@@ -109,10 +109,10 @@ async def test_several_choices_end_each_for_itself_and_the_last_with_the_count()
 
 
 @pytest.mark.parametrize("done", [True, False])
-async def test_a_server_that_ignores_n_is_told_on(done: bool) -> None:
+async def test_a_server_that_ignores_n_is_an_error(done: bool) -> None:
     body = encode_events(build_delta(content="a"), build_delta(finish="stop"), done=done)
     sink, _ = await run_script(build_stream(body), replace(HELLO, sampling=Sampling(n=2)))
-    assert "gave 1 of 2 answers" in sink.get_failure().message
+    assert "returned 1 of 2 choices" in sink.get_failure().message
 
 
 @pytest.mark.parametrize(
@@ -130,24 +130,24 @@ async def test_how_an_answer_ends(reason: str, ending: tuple[FinishReason, str |
     assert sink.select("finish") == [(0, *ending)]
 
 
-async def test_an_answer_the_server_gave_up_on_is_an_error() -> None:
+async def test_an_aborted_response_is_an_error() -> None:
     sink, _ = await run_script(build_stream(encode_events(build_delta(content="a"), build_delta(finish="error"))))
     assert isinstance(sink.get_failure(), EngineFailed)
 
 
-async def test_thoughts_come_in_tags_before_the_answer() -> None:
+async def test_reasoning_comes_in_tags_before_the_answer() -> None:
     body = encode_events(build_delta(reasoning_content="let me"), build_delta(reasoning=" think", content=None), build_delta(content="42"),
                   build_delta(finish="stop"))  # fmt: skip
     sink, _ = await run_script(build_stream(body))
     assert sink.text() == "<think>let me think</think>42"
 
 
-async def test_thoughts_alone_are_closed() -> None:
+async def test_reasoning_alone_is_closed() -> None:
     sink, _ = await run_script(build_stream(encode_events(build_delta(reasoning="hm"), build_delta(finish="length"))))
     assert sink.text() == "<think>hm</think>"
 
 
-async def test_tool_calls_become_text_and_what_is_said_meanwhile_follows() -> None:
+async def test_tool_calls_become_text_and_content_during_calls_follows() -> None:
     def call(index: int, arguments: str, name: str | None = None) -> dict[str, Any]:
         return build_delta(tool_calls=[{"index": index, "function": {"name": name, "arguments": arguments}}])
 
@@ -160,7 +160,7 @@ async def test_tool_calls_become_text_and_what_is_said_meanwhile_follows() -> No
     )
 
 
-async def test_without_a_count_nothing_is_counted_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_usage_nothing_is_counted_and_one_warning_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     bare = build_stream(encode_events(build_delta(content="a"), build_delta(finish="stop")))
     with caplog.at_level(logging.WARNING):
         async with run_scripted_server(bare) as server, open_engine(server) as (engine, sink):
@@ -191,7 +191,7 @@ async def test_comments_are_no_tokens() -> None:
     assert isinstance(sink.get_failure(), Unreachable) and "no token" in sink.get_failure().message
 
 
-async def test_odd_numbers_and_halves_of_characters_do_no_harm() -> None:
+async def test_odd_numbers_and_lone_surrogates_do_no_harm() -> None:
     odd = {"choices": [], "usage": {"prompt_tokens": -1, "completion_tokens": 2**40, "prompt_tokens_details": 5}}
     ending = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop", "stop_reason": 2**40}]}
     sink, _ = await run_script(build_stream(encode_events(build_delta(content="a\ud83d"), ending, odd)))
@@ -209,20 +209,20 @@ async def test_odd_numbers_and_halves_of_characters_do_no_harm() -> None:
         (
             make_closing_writer(build_head() + encode_events(build_delta(content="a"), done=False)),
             EngineFailed,
-            "breaks off",
+            "truncated response",
         ),
-        (make_closing_writer(build_stream()[: len(build_stream()) // 2]), EngineFailed, "breaks off"),
+        (make_closing_writer(build_stream()[: len(build_stream()) // 2]), EngineFailed, "truncated response"),
         (build_stream(b"data: {nonsense\n\n"), EngineFailed, "not JSON"),
-        (build_stream(b"data: 5\n\n"), EngineFailed, "no part of an answer"),
-        (build_stream(encode_events({"choices": [5]})), EngineFailed, "no object"),
-        (build_stream(encode_events(build_delta(7, content="a"))), EngineFailed, "not asked for"),
-        (build_stream(encode_events(build_delta(content=["a"]))), EngineFailed, "no text"),
-        (build_stream(encode_events(done=True)), EngineFailed, "breaks off"),
+        (build_stream(b"data: 5\n\n"), EngineFailed, "not a completion chunk"),
+        (build_stream(encode_events({"choices": [5]})), EngineFailed, "not an object"),
+        (build_stream(encode_events(build_delta(7, content="a"))), EngineFailed, "not requested"),
+        (build_stream(encode_events(build_delta(content=["a"]))), EngineFailed, "not a string"),
+        (build_stream(encode_events(done=True)), EngineFailed, "truncated response"),
         (build_head(transfer_encoding="chunked") + b"zz\r\n", EngineFailed, "chunk"),
         (b"SSH-2.0-OpenSSH\r\n", EngineFailed, "not HTTP"),
-        (build_response(200, {"choices": []}), EngineFailed, "application/json instead of a stream"),
+        (build_response(200, {"choices": []}), EngineFailed, "application/json instead of an event stream"),
         (build_response(200, b"<html>", "text/html"), EngineFailed, "text/html"),
-        (build_head(content_encoding="gzip") + b"\x1f\x8b", EngineFailed, "compresses"),
+        (build_head(content_encoding="gzip") + b"\x1f\x8b", EngineFailed, "compressed"),
         (build_stream(b"data: " + b"x" * (5 << 20)), EngineFailed, "MiB"),
         (
             build_stream(encode_events(build_delta(content="a"), {"error": {"message": "out of memory"}})),
@@ -230,15 +230,15 @@ async def test_odd_numbers_and_halves_of_characters_do_no_harm() -> None:
             "out of memory",
         ),
         (build_response(400, {"error": {"message": "bad"}}), InvalidRequest, "bad"),
-        (build_response(400, {"error": {"code": "context_length_exceeded"}}), ContextOverflow, "refuses"),
-        (build_response(401, {"error": {"message": KEY}}), Unreachable, "refuses our key"),
+        (build_response(400, {"error": {"code": "context_length_exceeded"}}), ContextOverflow, "rejects"),
+        (build_response(401, {"error": {"message": KEY}}), Unreachable, "rejects the API key"),
         (build_response(404, {"error": {"message": "no model"}}), EngineFailed, "no model"),
-        (build_response(302, b"", Location="http://elsewhere/"), EngineFailed, "not followed"),
-        (build_response(429, {}, Retry_After="3600"), Overloaded, "takes no more requests now"),
+        (build_response(302, b"", Location="http://elsewhere/"), EngineFailed, "does not follow"),
+        (build_response(429, {}, Retry_After="3600"), Overloaded, "is overloaded"),
         (build_response(500, b"x" * 300_000), Unreachable, "500"),
     ],
 )
-async def test_failures_are_told_without_the_key_and_to_clients_without_the_host(
+async def test_failures_hide_the_key_and_from_clients_the_host(
     script: bytes | Answering, error: type[EnginebayError], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_KEY", KEY)
@@ -265,9 +265,9 @@ async def test_a_failed_request_harms_no_other() -> None:
         assert isinstance(sink.get_failure(1), EngineFailed) and sink.text(2) == "Hi there"
 
 
-async def test_silence_is_not_waited_for_forever() -> None:
+async def test_a_silent_server_times_out() -> None:
     sink, _ = await run_script(make_hanging_writer(b""), first_token_timeout_s=0.2)
-    assert isinstance(sink.get_failure(), Unreachable) and "did not answer" in sink.get_failure().message
+    assert isinstance(sink.get_failure(), Unreachable) and "did not respond" in sink.get_failure().message
     sink, _ = await run_script(make_hanging_writer(build_head()), first_token_timeout_s=0.2)
     assert isinstance(sink.get_failure(), Unreachable) and "no token" in sink.get_failure().message
     begun = build_head() + encode_events(build_delta(content="a"), done=False)
@@ -275,7 +275,7 @@ async def test_silence_is_not_waited_for_forever() -> None:
     assert isinstance(sink.get_failure(), Unreachable) and "silent" in sink.get_failure().message and sink.text() == "a"
 
 
-async def test_an_answer_that_lacks_only_its_count_is_still_an_answer() -> None:
+async def test_a_response_that_lacks_only_the_usage_is_complete() -> None:
     whole = build_head() + encode_events(build_delta(content="a"), build_delta(finish="stop"), done=False)
     sink, _ = await run_script(make_hanging_writer(whole), token_timeout_s=0.2)
     assert sink.text() == "a" and sink.select("finish") == [(0, STOP, None)] and not sink.select("error")

@@ -1,4 +1,4 @@
-"""What is sent for a request."""
+"""Request bodies."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_texts_and_ids_go_to_completions() -> None:
     assert _prompt(PLAIN, GenerateRequest(token_ids=(5, 6), sampling=few))["prompt"] == [5, 6]
 
 
-def test_a_prompt_without_a_limit_gets_the_room_there_is() -> None:
+def test_a_prompt_without_a_limit_gets_the_remaining_context() -> None:
     known = OpenAIBodyBuilder("m", context_length=100)
     assert _prompt(known, GenerateRequest(token_ids=(1,) * 30))["max_tokens"] == 70
     assert _prompt(known, GenerateRequest(text="é" * 10))["max_tokens"] == 100 - 20 - 16
@@ -136,7 +136,7 @@ def test_a_prompt_without_a_limit_gets_the_room_there_is() -> None:
         (PLAIN, GenerateRequest(text="x", sampling=Sampling(max_tokens=1, guided=Guided(json="{}"))), Unsupported),
     ],
 )
-def test_a_prompt_that_cannot_be_asked(
+def test_a_prompt_without_a_known_limit_is_refused(
     maker: OpenAIBodyBuilder, request_: GenerateRequest, error: type[RequestError]
 ) -> None:
     with pytest.raises(error) as caught:
@@ -144,7 +144,7 @@ def test_a_prompt_that_cannot_be_asked(
     assert caught.value.param
 
 
-def test_the_spec_declares_everything_and_says_what_instead() -> None:
+def test_the_spec_declares_everything_and_names_alternatives() -> None:
     assert set(SPEC.request) == set(parameters())
     assert SPEC.remote and SPEC.renders and not SPEC.distributions and not SPEC.module
     for capability in SPEC.request.values():

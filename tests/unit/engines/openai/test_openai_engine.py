@@ -1,4 +1,4 @@
-"""The engine against a server that is scripted byte for byte: asking again, many at once, cancelling, loading."""
+"""The engine against a scripted server: retries, concurrency, cancelling, loading."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-async def test_a_busy_server_is_asked_again(status: int) -> None:
+async def test_a_busy_server_is_retried(status: int) -> None:
     busy = build_response(status, {"error": {"message": "busy"}}, Retry_After="0")
     async with run_scripted_server(busy, busy, build_stream()) as server, open_engine(server) as (engine, sink):
         engine.submit(1, HELLO)
@@ -62,7 +62,7 @@ async def test_a_busy_server_is_asked_again(status: int) -> None:
         assert server.connections == 1, "each of its refusals was complete, so the connection could be kept"
 
 
-async def test_what_the_server_asks_for_is_waited() -> None:
+async def test_retry_after_is_respected() -> None:
     async with (
         run_scripted_server(build_response(503, {}, Retry_After="1"), build_stream()) as server,
         open_engine(server) as (engine, sink),
@@ -73,10 +73,10 @@ async def test_what_the_server_asks_for_is_waited() -> None:
         assert sink.text() == "Hi there" and asyncio.get_running_loop().time() - started > 0.9
 
 
-async def test_a_server_that_stays_busy_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+async def test_retries_end_for_a_server_that_stays_busy(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         sink, server = await run_script(build_response(503, {"error": {"message": "busy"}}), retries=1)
-    assert isinstance(sink.get_failure(), Overloaded) and "no more requests" in sink.get_failure().message
+    assert isinstance(sink.get_failure(), Overloaded) and "overloaded" in sink.get_failure().message
     assert "busy" not in str(sink.get_failure()) and "127.0.0.1" not in str(sink.get_failure())
     assert f"127.0.0.1:{server.port} takes no more requests now (HTTP 503): busy" in caplog.text
     assert len(server.asked) == 2
@@ -97,13 +97,13 @@ async def test_nothing_is_sent_again_once_a_byte_has_come() -> None:
     assert isinstance(sink.get_failure(), EngineFailed) and len(server.asked) == 1
 
 
-async def test_a_server_that_is_not_there() -> None:
+async def test_an_unreachable_server() -> None:
     async with run_scripted_server(build_stream()) as server:
         pass
     async with open_engine(server, retries=1) as (engine, sink):
         engine.submit(1, HELLO)
         await sink.wait_ended()
-    assert isinstance(sink.get_failure(), Unreachable) and "cannot be reached" in sink.get_failure().message
+    assert isinstance(sink.get_failure(), Unreachable) and "is unreachable" in sink.get_failure().message
 
 
 async def test_connections_are_kept_and_stale_ones_replaced() -> None:
@@ -132,10 +132,10 @@ async def test_plain_http_where_tls_is_wanted_is_a_clear_error() -> None:
         await sink.wait_ended()
     listening.close()
     assert isinstance(sink.get_failure(), Unreachable)
-    assert "cannot be reached" in sink.get_failure().message and "SSL" in sink.get_failure().message
+    assert "is unreachable" in sink.get_failure().message and "SSL" in sink.get_failure().message
 
 
-async def test_a_certificate_nobody_vouches_for_is_refused(tmp_path: Path) -> None:
+async def test_an_untrusted_certificate_is_refused(tmp_path: Path) -> None:
     context = _self_signed(tmp_path)
     listening = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0, ssl=context)
     port = listening.sockets[0].getsockname()[1]
@@ -179,7 +179,7 @@ async def test_cancelling_closes_the_connection_at_once() -> None:
 
 
 def _watching(data: bytes) -> Answering:
-    """Goes on writing until the other side has gone."""
+    """Write until the peer disconnects."""
 
     async def write(_: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
         writer.write(data)
@@ -191,7 +191,7 @@ def _watching(data: bytes) -> Answering:
     return write
 
 
-async def test_cancelling_while_it_waits_to_ask_again() -> None:
+async def test_cancelling_during_a_retry_pause() -> None:
     async with (
         run_scripted_server(build_response(503, {}, Retry_After="20")) as server,
         open_engine(server) as (engine, sink),
@@ -302,15 +302,15 @@ async def test_the_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        (build_response(401, {"error": {"message": KEY}}), "refuses our key"),
+        (build_response(401, {"error": {"message": KEY}}), "rejects the API key"),
         (build_response(404, b""), "404"),
-        (build_response(400, {"error": {"message": "odd"}}), "refuses the request (HTTP 400): odd"),
+        (build_response(400, {"error": {"message": "odd"}}), "rejects the request (HTTP 400): odd"),
         (build_response(429, {"error": {"message": f"slow {KEY}"}}), "(HTTP 429): slow ***"),
         (build_response(503, b""), "503"),
-        (build_response(200, b"<html>", "text/html"), "no list of models"),
+        (build_response(200, b"<html>", "text/html"), "did not return a list of models"),
         (build_models("a", "b"), "'far-away'; it has a, b"),
-        (make_closing_writer(b""), "cannot be asked"),
-        (make_closing_writer(build_response(200, b"x" * 100)[:-50]), "breaks off"),
+        (make_closing_writer(b""), "without a response"),
+        (make_closing_writer(build_response(200, b"x" * 100)[:-50]), "truncated response"),
         (b"SSH-2.0\r\n", "not HTTP"),
     ],
 )
@@ -327,12 +327,12 @@ async def test_a_load_that_cannot_work_fails_clearly(
 async def test_an_unreachable_server_fails_the_load() -> None:
     async with run_scripted_server(build_stream()) as server:
         url = server.url
-    with pytest.raises(LoadFailed, match="cannot be reached"):
+    with pytest.raises(LoadFailed, match="is unreachable"):
         await asyncio.to_thread(OpenAIEngine, Load("openai", "", MODEL, "", {"url": url, "retries": 0}))
 
 
 async def test_what_it_cannot_do_is_refused() -> None:
-    with pytest.raises(LoadFailed, match="only generates"):
+    with pytest.raises(LoadFailed, match="only supports task: generate"):
         await _load(build_models(MODEL), task="embed")
     engine, _ = await _load(build_models(MODEL))
     with pytest.raises(Unsupported):

@@ -1,4 +1,4 @@
-"""Addresses, keys, lists of models, and what a server's refusals become."""
+"""Addresses, keys, model lists, and error responses."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_key_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
     assert not _remote({"K": KEY}, url="http://localhost:1", key_env="K").warnings
 
 
-def test_a_key_that_cannot_be_had_is_told_without_showing_it(tmp_path: Path) -> None:
+def test_an_unusable_key_is_an_error_that_does_not_show_it(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong"
     wrong.write_text(f"{KEY}\nX-Evil: 1\n")
     binary = tmp_path / "binary"
@@ -113,7 +113,7 @@ def test_the_context_is_taken_from_the_list() -> None:
     )
 
 
-def test_a_model_that_is_not_listed_is_told_with_some_that_are() -> None:
+def test_an_unlisted_model_is_an_error_that_names_some_listed_ones() -> None:
     names = [f"model-{place}" for place in range(20)] + ["far-away-2"]
     with pytest.raises(LoadFailed) as caught:
         parse_listed_model(REMOTE, json.dumps({"data": [{"id": name} for name in names]}).encode())
@@ -121,13 +121,13 @@ def test_a_model_that_is_not_listed_is_told_with_some_that_are() -> None:
     assert "openai.model" in caught.value.hint and "openai.verify" in caught.value.hint
 
 
-def test_a_server_that_lists_nothing_is_given_the_benefit_of_the_doubt() -> None:
-    assert "not known" in parse_listed_model(REMOTE, b'{"data": []}').warnings[0]
+def test_a_server_that_lists_no_models_is_a_warning() -> None:
+    assert "cannot check" in parse_listed_model(REMOTE, b'{"data": []}').warnings[0]
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[", b'{"data": 5}', b'"text"', b"null"])
-def test_what_is_no_list_of_models_is_told(body: bytes) -> None:
-    with pytest.raises(LoadFailed, match="no list of models"):
+def test_a_response_that_is_not_a_model_list_is_an_error(body: bytes) -> None:
+    with pytest.raises(LoadFailed, match="did not return a list of models"):
         parse_listed_model(REMOTE, body)
 
 
@@ -147,9 +147,9 @@ def test_what_is_no_list_of_models_is_told(body: bytes) -> None:
             "512",
         ),
         (422, {"error": "`inputs` tokens + `max_new_tokens` must be <= 5", "error_type": "v"}, ContextOverflow, "<= 5"),
-        (413, b"<html>nginx</html>", InvalidRequest, "refuses the request"),
-        (401, {"error": {"message": f"Incorrect API key: {KEY}"}}, Unreachable, "refuses our key"),
-        (403, b"", Unreachable, "refuses our key"),
+        (413, b"<html>nginx</html>", InvalidRequest, "rejects the request"),
+        (401, {"error": {"message": f"Incorrect API key: {KEY}"}}, Unreachable, "rejects the API key"),
+        (403, b"", Unreachable, "rejects the API key"),
         (404, {"error": {"message": "no such model"}}, EngineFailed, "no such model"),
         (429, {"error": {"message": f"slow down {KEY}"}}, Overloaded, r"slow down \*\*\*"),
         (503, b"busy", Overloaded, "busy"),
@@ -172,19 +172,19 @@ def test_a_refusal_becomes_the_right_error(
     assert re.search(words, full) and "api.example.com" in full and KEY not in full and "\n" not in full
     assert KEY not in str(found) and "\n" not in found.message
     if isinstance(found, RequestError):
-        assert found.message.startswith("the server that runs the model refuses the request")
+        assert found.message.startswith("the remote server rejects the request")
         assert re.search(words, found.message) and "api.example.com" not in str(found)
     elif isinstance(found, Overloaded):  # its own words are for the log
-        assert found.message == "the server that runs the model takes no more requests now"
+        assert found.message == "the remote server is overloaded"
         assert "api.example.com" not in str(found) and not re.search(words, str(found))
         assert [record.getMessage() for record in caplog.records] == [full]
     else:
         assert found.message == full
 
 
-def test_a_server_without_a_key_of_ours_wants_one() -> None:
+def test_without_a_key_the_error_asks_for_one() -> None:
     found = error_from_status(RemoteServer(True, "h", 443, "", MODEL), 401, {}, b"")
-    assert "wants a key" in found.message and "openai.key_env" in found.hint
+    assert "requires an API key" in found.message and "openai.key_env" in found.hint
 
 
 def test_errors_in_a_stream() -> None:
@@ -209,6 +209,6 @@ def test_retry_after() -> None:
     assert isinstance(found, Overloaded) and found.retry_after_s == 7
 
 
-def test_halves_of_characters_are_replaced() -> None:
+def test_lone_surrogates_are_replaced() -> None:
     assert replace_lone_surrogates("a\ud83db") == "a\ufffdb"
     assert replace_lone_surrogates("\U0001f600é") == "\U0001f600é"

@@ -1,4 +1,4 @@
-"""HTTP answers and server-sent events, in whatever pieces they come."""
+"""HTTP responses and server-sent events, split at any byte."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_a_body_without_a_length_ends_with_the_connection() -> None:
     assert reader.is_complete and not reader.keep_alive
 
 
-def test_an_answer_that_breaks_off_is_told() -> None:
+def test_a_truncated_response_is_an_error() -> None:
     reader, _ = _read(build_head(transfer_encoding="chunked") + b"5\r\nab", 1)
-    with pytest.raises(MalformedResponse, match="breaks off"):
+    with pytest.raises(MalformedResponse, match="truncated response"):
         reader.end()
 
 
@@ -78,7 +78,7 @@ def test_a_connection_with_more_than_the_answer_is_not_kept() -> None:
         b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000,
     ],
 )
-def test_what_is_no_answer_is_garbled(data: bytes) -> None:
+def test_what_is_no_answer_is_malformed(data: bytes) -> None:
     for size in (1, len(data)):
         with pytest.raises(MalformedResponse):
             _read(data, size)
@@ -94,7 +94,7 @@ def test_events_are_found_however_they_are_cut(size: int) -> None:
     assert reader.end() == []
 
 
-def test_an_event_without_end_is_garbled() -> None:
+def test_an_event_without_end_is_malformed() -> None:
     reader = SseReader()
     with pytest.raises(MalformedResponse, match="MiB"):
         for _ in range(100):

@@ -1,4 +1,4 @@
-"""Tool calls as text, read back by the parser that the server uses."""
+"""Tool calls as text, read back by the server's parser."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_call_without_arguments(arguments: str) -> None:
     assert _read_back(_written(_delta(0, arguments, "now"))) == ("", [("now", "{}")])
 
 
-def test_calls_that_share_an_index_are_told_apart_by_id() -> None:
+def test_calls_that_share_an_index_are_distinguished_by_id() -> None:
     text = _written(_delta(0, A, "first", "a"), _delta(0, B, "second", "b"))
     assert _read_back(text) == ("", [("first", A), ("second", B)])
 
@@ -104,7 +104,7 @@ def test_a_name_that_is_repeated_is_written_once() -> None:
     "deltas",
     [
         "no list",
-        ["no object"],
+        ["not an object"],
         [{"index": 0, "function": {"name": 5}}],
         [{"index": 0, "function": {"arguments": 5}}],
         [_delta(0, "{} {}", "f")],
@@ -112,19 +112,19 @@ def test_a_name_that_is_repeated_is_written_once() -> None:
         [_delta(place, "{", "f") for place in range(2000)],
     ],
 )
-def test_nonsense_is_garbled(deltas: Any) -> None:
+def test_nonsense_is_malformed(deltas: Any) -> None:
     with pytest.raises(MalformedResponse):
         ToolCallWriter().feed(deltas)
 
 
-def test_calls_beyond_all_measure_are_garbled() -> None:
+def test_oversized_calls_are_malformed() -> None:
     writer = ToolCallWriter()
     writer.feed([_delta(0, "{", "first"), _delta(1, "", "second")])
-    with pytest.raises(MalformedResponse, match="measure"):
+    with pytest.raises(MalformedResponse, match="too many or too large"):
         for _ in range(100):
             writer.feed([_delta(1, "[" + "1," * 65_536)])
 
 
-def test_a_call_without_a_name_is_garbled() -> None:
+def test_a_call_without_a_name_is_malformed() -> None:
     with pytest.raises(MalformedResponse, match="name"):
         _written(_delta(0, "{}"))

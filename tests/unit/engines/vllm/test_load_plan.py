@@ -72,7 +72,7 @@ GUIDE: dict[str, Any] = {
 }
 
 
-def test_the_guides_block_on_a_gpu() -> None:
+def test_all_settings_on_a_gpu() -> None:
     found = decide(GUIDE)
     assert found.arguments == {
         "model": "/m",
@@ -120,9 +120,9 @@ def test_the_guides_block_on_a_gpu() -> None:
 
 
 @pytest.mark.parametrize("name", RETIRED)
-def test_a_retired_name_says_since_when_and_what_instead(name: str) -> None:
+def test_a_retired_name_warns_with_version_and_alternative(name: str) -> None:
     (line,) = decide({name: 1}).warnings
-    assert line == f"{name}: gone since vllm {RETIRED[name].since}: {RETIRED[name].instead}"
+    assert line == f"{name}: removed in vllm {RETIRED[name].since}: {RETIRED[name].instead}"
 
 
 def test_a_version_that_still_takes_a_retired_name_gets_it() -> None:
@@ -139,7 +139,7 @@ def test_an_argument_that_the_installed_version_lacks_is_named() -> None:
     assert found.warnings == ["enable_chunked_prefill: vllm 0.40.0 has no argument enable_chunked_prefill"]
 
 
-def test_a_cpu_says_what_does_not_apply() -> None:
+def test_a_cpu_warns_about_what_does_not_apply() -> None:
     asked = {
         "gpu_memory_utilization": 0.9,
         "cpu_offload_gb": 4.0,
@@ -180,7 +180,7 @@ def test_a_small_host_gives_a_quarter_of_its_memory() -> None:
     assert decide({}, small).arguments["kv_cache_memory_bytes"] == 1024**3
 
 
-def test_the_environments_kv_space_counts_unless_the_setting_is_given() -> None:
+def test_the_environments_kv_space_applies_unless_the_setting_is_given() -> None:
     host = VllmHost("0.32.0", "cpu", NATIVE, frozenset(), kv_size_from_environment=True)
     assert "kv_cache_memory_bytes" not in decide({}, host).arguments
     assert "kv_cache_memory_bytes" in decide({"cpu_kvcache_space_gib": 1.0}, host).arguments
@@ -216,7 +216,7 @@ def test_batching() -> None:
     assert decide({"batching.batch_size": 8, "max_num_seqs": 64}).arguments["max_num_seqs"] == 64
 
 
-def test_four_bits_where_bitsandbytes_is_there_and_where_it_left() -> None:
+def test_4bit_with_and_without_bitsandbytes() -> None:
     assert decide({"quantization.load_in_4bit": True}).arguments["quantization"] == "bitsandbytes"
     later = VllmHost("0.32.0", "cuda", NATIVE, frozenset({"awq"}))
     found = decide({"quantization.load_in_4bit": True}, later)
@@ -244,7 +244,7 @@ def test_a_draft_model() -> None:
         "method": "mlp_speculator",
         "model": "draft",
     }
-    assert found.warnings == ["speculative.ngram_max: only counts with method ngram"]
+    assert found.warnings == ["speculative.ngram_max: only applies to method ngram"]
     assert decide({"speculative.num_tokens": 3}).warnings
 
 
@@ -268,7 +268,7 @@ def test_a_cpu_keeps_an_adapter_slot_empty() -> None:
     assert decide({"lora.max_loras": 1}, CPU, ranks={"a": 8, "b": 8}).arguments["max_loras"] == 3
 
 
-def test_room_for_adapters_that_come_later() -> None:
+def test_slots_for_adapters_added_at_runtime() -> None:
     assert decide({"lora.enabled": True}).arguments["max_loras"] == 4
     assert decide({"lora.enabled": True}, CPU).arguments["max_loras"] == 5
     assert decide({"lora.enabled": True, "lora.max_loras": 2}, CPU).arguments["max_loras"] == 3
@@ -318,13 +318,13 @@ def test_extra_arguments_pass_and_misspelt_ones_are_named() -> None:
         ("runner", "task"),
     ],
 )
-def test_extra_goes_round_no_check(name: str, instead: str) -> None:
+def test_extra_bypasses_no_check(name: str, instead: str) -> None:
     with pytest.raises(ConfigError, match=f"extra must not set {name}") as caught:
         decide({"extra": {"async_scheduling": False, name: "x"}})
     assert instead in caught.value.hint and caught.value.param == f"extra.{name}"
 
 
-def test_what_is_fixed_is_guarded() -> None:
+def test_fixed_arguments_are_protected() -> None:
     fixed = set(decide({}, task="embed").arguments) - {"disable_log_stats", "tensor_parallel_size"}
     assert fixed <= set(PROTECTED_ARGUMENTS)
 
@@ -334,14 +334,14 @@ def test_embedding_models_run_as_poolers() -> None:
     assert (arguments["runner"], arguments["convert"]) == ("pooling", "embed")
 
 
-def test_a_backend_that_is_gone_becomes_auto() -> None:
+def test_a_removed_backend_becomes_auto() -> None:
     found = decide({"attention.backend": "TORCH_SDPA"})
     assert "attention_backend" not in found.arguments
     assert "0.11.1" in found.warnings[0]
     assert decide({"attention.backend": "flashinfer"}).arguments["attention_backend"] == "FLASHINFER"
 
 
-def test_mixed_steps_are_recorded_on_one_gpu() -> None:
+def test_mixed_steps_are_captured_on_one_gpu() -> None:
     assert decide({}).mixed_graphs
     assert not decide({"mixed_graphs": "off"}).mixed_graphs
     assert not decide({"sharding.num_shards": 2}).mixed_graphs

@@ -57,7 +57,7 @@ def test_a_damaged_config(tmp_path: Path, config: str) -> None:
         model_checks.check_model(directory(tmp_path, "model.safetensors", config=config))
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelInvalid):
         model_checks.check_model(str(tmp_path / "nowhere"))
     with pytest.raises(ModelInvalid, match="safetensors"):
@@ -76,7 +76,7 @@ def test_an_adapter_of_pickles_is_refused(tmp_path: Path, file: str) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 8}))
     (tmp_path / file).touch()
     (tmp_path / "other.safetensors").touch()  # vLLM would not look at it
-    with pytest.raises(ModelInvalid, match="adapter a holds pickle"):
+    with pytest.raises(ModelInvalid, match="adapter a has only pickle"):
         model_checks.read_lora_ranks({"a": str(tmp_path)})
     (tmp_path / "adapter_model.safetensors").touch()
     assert model_checks.read_lora_ranks({"a": str(tmp_path)}) == {"a": 8}
@@ -98,7 +98,7 @@ def failure(text: str, kind: str = "ValueError", architectures: list[str] | None
     )
 
 
-def test_load_errors_are_told_apart() -> None:
+def test_load_errors_are_classified() -> None:
     assert isinstance(failure("No available memory for the cache blocks."), OutOfMemory)
     assert isinstance(failure("CUDA out of memory.", "OutOfMemoryError"), OutOfMemory)
     assert isinstance(failure("Error while deserializing header: x", "SafetensorError"), ModelInvalid)
@@ -115,13 +115,13 @@ def test_load_errors_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("text", "helps"),
     [
-        ("No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.", "more: gpu_memory_util"),
+        ("No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.", "raise gpu_memory_util"),
         ("(0.5 GiB KV cache is needed, which is larger than the available KV cache memory (0.1 GiB).", "max_model_len"),
         ("Free memory on device cuda:0 (9/139 GiB) is less than desired GPU memory utilization (0.92).", "lower gpu_"),
         ("CUDA out of memory. Tried to allocate 448.00 MiB. GPU 0 has a total capacity of 139 GiB.", "tensor_parallel"),
     ],
 )
-def test_what_helps_depends_on_which_memory_is_short(text: str, helps: str) -> None:
+def test_the_hint_depends_on_which_memory_is_short(text: str, helps: str) -> None:
     told = failure(text)
     assert isinstance(told, OutOfMemory)
     assert helps in told.hint
@@ -132,7 +132,7 @@ def test_what_helps_depends_on_which_memory_is_short(text: str, helps: str) -> N
     ("text", "again"),
     [("Engine core initialization failed.", True), ("Error in memory profiling. Initial free", True), ("no", False)],
 )
-def test_what_may_pass_is_tried_again(text: str, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transient_start_failure_is_retried_spawned(text: str, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
     def start(config: object, plan: object, method: str, notes: object) -> str:
@@ -175,7 +175,7 @@ class EngineGenerateError(Exception):
     pass
 
 
-def test_request_errors_are_told_apart() -> None:
+def test_request_errors_are_classified() -> None:
     assert isinstance(to_request_error(EngineDeadError()), WorkerDied)
     wrong = to_request_error(VLLMValidationError("out of vocabulary", "logit_bias"))
     assert isinstance(wrong, InvalidRequest)
@@ -201,7 +201,7 @@ def test_a_second_thread_forbids_forking() -> None:
         thread.join()
 
 
-def test_an_error_in_a_forked_process_is_noted() -> None:
+def test_an_error_in_a_forked_process_is_collected() -> None:
     notes = LoadLog()
     assert notes.find_first_error() is None
     with notes.capture():
@@ -227,8 +227,8 @@ def test_versions(version: str, pair: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.25.1", "0.33.0", "1.0.0"])
-def test_stepwise_keeps_off_versions_it_was_not_tried_with(version: str) -> None:
-    assert "not tried" in str(step_outputs.find_incompatibility(SimpleNamespace(), version))
+def test_step_outputs_reject_untested_versions(version: str) -> None:
+    assert "not tested" in str(step_outputs.find_incompatibility(SimpleNamespace(), version))
 
 
 class FakeVllm:
@@ -264,7 +264,7 @@ class FakeVllm:
         self.calls.append(("abort", request_id, internal))
 
 
-def test_stepwise_registers_sends_flushes_once_a_step_and_aborts_by_vllms_name() -> None:
+def test_step_driver_registers_sends_flushes_once_per_step_and_aborts_by_vllms_id() -> None:
     llm = FakeVllm()
     runner = step_outputs.StepDriver(llm, ("generate",), lambda ends_step: llm.calls.append(("flush", ends_step)))
     stream: Any = SimpleNamespace(number=5, vllm_request_id=None)
@@ -286,7 +286,7 @@ def test_stepwise_registers_sends_flushes_once_a_step_and_aborts_by_vllms_name()
     ]
 
 
-def test_first_tokens_are_passed_on_before_all_others() -> None:
+def test_first_tokens_are_sent_before_all_others() -> None:
     llm = FakeVllm()
     step_outputs.StepDriver(llm, ("generate",), lambda ends_step: llm.calls.append(("flush", ends_step)))
     for name, started in (("old", True), ("older!", True), ("new!", False), ("newer", False)):
@@ -341,7 +341,7 @@ def test_a_cancel_between_choices_leaves_none_running(monkeypatch: pytest.Monkey
     ]
 
 
-def test_one_cpu_for_each_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_cpu_per_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for cpu, siblings in {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}.items():
         (tmp_path / f"cpu{cpu}/topology").mkdir(parents=True)
         (tmp_path / f"cpu{cpu}/topology/thread_siblings_list").write_text(siblings + "\n")
@@ -358,7 +358,7 @@ def test_one_cpu_for_each_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"PYTORCH_ALLOC_CONF": "theirs"}, None),
     ],
 )
-def test_memory_to_sleep_in_is_made_by_threads_unless_the_user_decides(
+def test_sleep_memory_is_pinned_by_threads_unless_the_user_decides(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], found: str | None
 ) -> None:
     monkeypatch.setattr(os, "environ", dict(given))

@@ -24,7 +24,7 @@ NEUTRAL = {
 }
 
 
-def test_unset_means_neutral_and_is_said() -> None:
+def test_unset_values_are_passed_as_neutral() -> None:
     found = build_sampling_arguments(Sampling(), prompt_tokens=10, context=100)
     assert {name: found[name] for name in NEUTRAL} == NEUTRAL
     assert found["max_tokens"] == 90
@@ -47,7 +47,7 @@ def test_greedy_with_several_choices_takes_the_likeliest_token_of_one() -> None:
     assert (found["temperature"], found["top_k"], found["n"]) == (1.0, 1, 3)
 
 
-def test_values_that_vllm_understands_otherwise() -> None:
+def test_values_with_another_meaning_in_vllm_are_converted() -> None:
     found = build_sampling_arguments(Sampling(top_k=-1, top_p=0.0, seed=-1), 1, 100)
     assert found["top_k"] == 0
     assert 0 < found["top_p"] < 0.001
@@ -148,13 +148,13 @@ def test_nothing_comes_after_a_cancel() -> None:
     assert sink.calls == before
 
 
-def test_an_error_is_passed_on() -> None:
+def test_an_error_reaches_the_error_callback() -> None:
     one, sink, _ = stream()
     one.put(ValueError("no"))
     assert sink.calls[0][:2] == ("error", 7)
 
 
-def test_an_unknown_end_is_an_error() -> None:
+def test_an_unknown_finish_reason_is_an_error() -> None:
     one, sink, live = stream()
     one.put(output("", [], "error"))
     assert isinstance(sink.calls[-1][2], EngineFailed)

@@ -28,12 +28,12 @@ ON = {"enable_sleep_mode": True}
         ({**ON, "cpu_offload_gb": 4}, (1,)),
     ],
 )
-def test_level_2_only_where_all_weights_come_back(arguments: dict[str, Any], levels: tuple[int, ...]) -> None:
+def test_level_2_only_where_all_weights_are_restored(arguments: dict[str, Any], levels: tuple[int, ...]) -> None:
     assert list_sleep_levels(arguments) == levels
 
 
 class Llm:
-    """As much of AsyncLLM as a sleep needs; each call is noted."""
+    """As much of AsyncLLM as a sleep needs; records each call."""
 
     def __init__(self, answers: list[list[int]] | None = None) -> None:
         self.calls: list[Any] = []
@@ -97,18 +97,18 @@ def test_level_2_reads_the_weights_between_the_two_memories_and_compares() -> No
     asyncio.run(all_of_it())
 
 
-def test_another_answer_after_level_2_is_a_failure() -> None:
+def test_changed_output_after_level_2_is_a_failure() -> None:
     async def all_of_it() -> None:
         llm = Llm([[1, 2, 3], [1, 2, 4]])
         sleeper = Sleeper(llm, (1, 2), llm.sample)
         await sleeper.sleep(2)
-        with pytest.raises(EngineFailed, match="differently"):
+        with pytest.raises(EngineFailed, match="output changed"):
             await sleeper.wake()
 
     asyncio.run(all_of_it())
 
 
-def test_from_one_level_to_the_other_by_way_of_waking() -> None:
+def test_changing_the_level_wakes_first() -> None:
     async def all_of_it() -> None:
         llm = Llm()
         sleeper = Sleeper(llm, (1, 2), llm.sample)
@@ -120,7 +120,7 @@ def test_from_one_level_to_the_other_by_way_of_waking() -> None:
     asyncio.run(all_of_it())
 
 
-def test_a_level_that_is_not_there() -> None:
+def test_an_unavailable_level_is_refused() -> None:
     llm = Llm()
     with pytest.raises(InvalidRequest) as caught:
         asyncio.run(Sleeper(llm, (1,), llm.sample).sleep(2))
@@ -128,7 +128,7 @@ def test_a_level_that_is_not_there() -> None:
     assert llm.calls == []
 
 
-def test_sameness_forgives_rounding_and_nothing_else() -> None:
+def test_fingerprints_may_differ_by_rounding_only() -> None:
     assert is_same_fingerprint([0.5, -0.25], [0.501, -0.25])
     assert not is_same_fingerprint([3, 4], [3, 5])
     assert not is_same_fingerprint([3, 4], [3])

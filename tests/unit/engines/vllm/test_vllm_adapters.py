@@ -1,4 +1,4 @@
-"""Adapters that come and go, without vLLM."""
+"""Adding and removing adapters, without vLLM."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def adapter(folder: Path, rank: int = 8, file: str = "adapter_model.safetensors"
     return str(folder)
 
 
-def test_an_old_name_gets_a_number_and_a_name_of_its_own(tmp_path: Path) -> None:
+def test_a_reused_name_gets_a_new_id_and_a_new_vllm_name(tmp_path: Path) -> None:
     path = adapter(tmp_path / "a")
     adapters = VllmAdapters("m", {"a": path}, 16)
     first = adapters.find("a")
@@ -43,15 +43,15 @@ def test_an_old_name_gets_a_number_and_a_name_of_its_own(tmp_path: Path) -> None
     assert first.lora_name != again.lora_name  # by which vLLM finds cached prefixes
 
 
-def test_the_same_again_is_nothing_and_another_path_is_refused(tmp_path: Path) -> None:
+def test_adding_the_same_adapter_again_is_a_no_op_and_another_path_is_refused(tmp_path: Path) -> None:
     path = adapter(tmp_path / "a")
     adapters = VllmAdapters("m", {"a": path}, 16)
     assert adapters.prepare("a", path) is None
-    with pytest.raises(InvalidRequest, match="is loaded from"):
+    with pytest.raises(InvalidRequest, match="already loaded from"):
         adapters.prepare("a", adapter(tmp_path / "b"))
 
 
-def test_a_model_without_room_says_which_setting(tmp_path: Path) -> None:
+def test_a_model_without_adapter_support_names_the_setting(tmp_path: Path) -> None:
     adapters = VllmAdapters("m", {}, 0)
     with pytest.raises(InvalidRequest) as caught:
         adapters.prepare("a", adapter(tmp_path / "a"))
@@ -65,20 +65,20 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
     assert "lora.max_rank: 32" in caught.value.hint
     with pytest.raises(InvalidRequest, match="pickle"):
         adapters.prepare("b", adapter(tmp_path / "b", file="adapter_model.bin"))
-    with pytest.raises(InvalidRequest, match="no directory"):
+    with pytest.raises(InvalidRequest, match="not a directory"):
         adapters.prepare("c", str(tmp_path / "nowhere"))
 
 
-def test_room_is_taken_until_the_last_request_has_ended(tmp_path: Path) -> None:
+def test_a_removed_adapter_holds_its_slot_until_its_last_request_ends(tmp_path: Path) -> None:
     path = adapter(tmp_path / "a")
     adapters = VllmAdapters("m", {"a": path, "b": path}, 16, max_adapters=2)
-    with pytest.raises(InvalidRequest, match="room for 2"):
+    with pytest.raises(InvalidRequest, match="at most 2 adapters"):
         adapters.prepare("c", path)
     left = adapters.remove("a")
     with pytest.raises(InvalidRequest, match="no adapter 'a'"):
         adapters.find("a")
     assert adapters.has_draining
-    with pytest.raises(InvalidRequest, match="room for 2"):
+    with pytest.raises(InvalidRequest, match="at most 2 adapters"):
         adapters.prepare("c", path)
     adapters.forget_removed(left)
     assert not adapters.has_draining

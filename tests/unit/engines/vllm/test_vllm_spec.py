@@ -13,7 +13,7 @@ def test_every_request_parameter_is_declared() -> None:
     assert set(SPEC.request) == set(parameters())
 
 
-def test_what_is_not_honoured_says_what_instead() -> None:
+def test_refusals_name_an_alternative() -> None:
     for capability in [*SPEC.request.values(), *(one.capability for one in SPEC.settings.values())]:
         assert capability.support is Support.HONOURS or capability.detail
 
@@ -22,7 +22,7 @@ def test_no_name_is_both_a_setting_and_retired() -> None:
     assert not set(SPEC.settings) & set(SPEC.retired)
 
 
-def test_it_survives_the_way_through_json() -> None:
+def test_it_round_trips_through_json() -> None:
     assert EngineSpec.from_json(SPEC.to_json()) == SPEC
 
 
@@ -33,6 +33,6 @@ def test_a_quantization_that_left_the_library_is_refused_there() -> None:
     assert found["max_num_seqs"].capability.support is Support.HONOURS
 
 
-def test_what_shrinks_a_load_is_a_whole_number() -> None:
+def test_settings_that_shrink_a_load_are_integers() -> None:
     assert SPEC.smaller
     assert all(SPEC.settings[name].type == "int" for name in SPEC.smaller)

@@ -11,8 +11,8 @@ from typing import Any
 from enginebay.lab.measures.run_measures import compute_measures
 from enginebay.lab.store.run_manifest import new_manifest
 from enginebay.lab.store.run_reader import Run
-from enginebay.lab.store.stored_samples import StoredSample
 from enginebay.lab.workload.request_records import Record
+from enginebay.meters.sample import Sample
 
 VALID: dict[str, Any] = {"status": "valid", "reasons": []}
 HOST = {
@@ -41,7 +41,7 @@ class InMemoryRun(Run):
 
     fake_records: list[Record] = field(default_factory=list)
     fake_tokens: dict[int, list[float]] = field(default_factory=dict)
-    fake_samples: list[StoredSample] = field(default_factory=list)
+    fake_samples: list[Sample] = field(default_factory=list)
     fake_parity: dict[str, Any] | None = None
 
     def read_records(self) -> list[Record]:
@@ -50,7 +50,7 @@ class InMemoryRun(Run):
     def read_token_times(self) -> dict[int, list[float]]:
         return self.fake_tokens
 
-    def read_samples(self) -> list[StoredSample]:
+    def read_samples(self) -> list[Sample]:
         return self.fake_samples
 
     def read_parity(self) -> dict[str, Any] | None:
@@ -81,10 +81,10 @@ def fail_record(record: Record, error: str = "stalled") -> Record:
     return Record(record.index, record.intended_s, record.sent_s, end_s=record.sent_s + 1.0, error=error, status=200)
 
 
-def make_power_samples(window_s: float, watts: float, step_s: float = 0.1) -> list[StoredSample]:
+def make_power_samples(window_s: float, watts: float, step_s: float = 0.1) -> list[Sample]:
     dice = random.Random(7)
     return [
-        StoredSample(number * step_s, "gpu 0", power_w=watts * dice.uniform(0.93, 1.05), temperature_c=60.0)
+        Sample(number * step_s, "gpu 0", power_w=watts * dice.uniform(0.93, 1.05), temperature_c=60.0)
         for number in range(int(window_s / step_s))
     ]
 

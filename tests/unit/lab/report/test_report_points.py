@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from enginebay.lab.report.confounders import find_confounders
 from enginebay.lab.report.report_points import arrange_runs, describe_workload
+from enginebay.lab.report.sections.verdicts_section import find_confounders
 from tests.unit.lab.report.report_runs import HOST, InMemoryRun, make_run, make_study
 
 INVALID = {"status": "invalid", "reasons": [{"code": "send_lag", "severity": "invalid", "message": "late"}]}

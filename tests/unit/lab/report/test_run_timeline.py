@@ -12,8 +12,8 @@ from enginebay.lab.report.run_timeline import (
     build_waterfall,
     thin_power,
 )
-from enginebay.lab.store.stored_samples import StoredSample
 from enginebay.lab.workload.request_records import Record
+from enginebay.meters.sample import Sample
 from tests.unit.lab.report.report_runs import fail_record, make_records, make_run
 
 
@@ -38,7 +38,7 @@ def test_requests_in_flight_are_averaged_over_a_bin() -> None:
 
 
 def test_power_is_averaged_in_groups_so_that_its_energy_stays() -> None:
-    samples = [StoredSample(number * 0.01, "gpu 0", power_w=100.0 + number % 2) for number in range(5000)]
+    samples = [Sample(number * 0.01, "gpu 0", power_w=100.0 + number % 2) for number in range(5000)]
     (found,) = thin_power(samples, 50.0)
     assert len(found["w"]) <= MAX_READINGS
     assert sum(found["w"]) / len(found["w"]) == pytest.approx(100.5, abs=0.01)
@@ -46,7 +46,7 @@ def test_power_is_averaged_in_groups_so_that_its_energy_stays() -> None:
 
 
 def test_readings_without_watts_or_outside_the_window_are_skipped() -> None:
-    samples = [StoredSample(1.0, "cpu", energy_j=5.0), StoredSample(99.0, "gpu 0", power_w=10.0)]
+    samples = [Sample(1.0, "cpu", energy_j=5.0), Sample(99.0, "gpu 0", power_w=10.0)]
     assert thin_power(samples, 10.0) == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import stat
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +14,8 @@ from enginebay.lab.store.parquet import BATCH_ROWS
 from enginebay.lab.store.run_folders import list_partial_folders, remove_stale_partials
 from enginebay.lab.store.run_reader import list_runs, load_run
 from enginebay.lab.store.run_writer import RunWriter
-from enginebay.lab.store.stored_samples import StoredSample
 from enginebay.lab.validity.verdict import Reason, Verdict
 from enginebay.lab.workload.request_records import Record
-from enginebay.meters.sample import Sample
 from tests.unit.lab.store.run_files import RECORDS, SAMPLES, TOKENS, VALID, make_manifest, write_run
 
 
@@ -27,8 +25,7 @@ def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert run.read_token_times() == TOKENS
     samples = run.read_samples()
     assert [one.time_s for one in samples] == [1.0, 1.5]  # since the start of the window
-    as_read = [Sample(**{one.name: getattr(found, one.name) for one in fields(Sample)}) for found in samples]
-    assert [replace(one, time_s=one.time_s + 99.0) for one in as_read] == SAMPLES
+    assert [replace(sample, time_s=sample.time_s + 99.0) for sample in samples] == SAMPLES
     assert run.read_parity() == {"answers": [{"prompt_ids": [1]}]}
     assert {name: said["rows"] for name, said in run.manifest["files"].items()} == {
         "requests.parquet": 2,
@@ -36,10 +33,6 @@ def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
         "power.parquet": 2,
         "parity.json": 1,
     }
-
-
-def test_every_field_of_a_sample_is_kept() -> None:
-    assert [one.name for one in fields(StoredSample)] == [one.name for one in fields(Sample)]
 
 
 def test_nothing_but_the_run_is_left(tmp_path: Path) -> None:

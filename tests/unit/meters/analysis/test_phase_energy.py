@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from enginebay.meters.analysis.idle_power import measure_idle_power, measure_idle_power_w
+from enginebay.meters.analysis.idle_power import measure_idle_power
 from enginebay.meters.analysis.phase_energy import PhaseInterval, measure_phase_energy, merge_intervals
 from enginebay.meters.devices.replay_meter import PowerTrace
 from tests.unit.meters.trace_playback import GPU, SERVING, make_sample_times, play_trace
@@ -18,7 +18,6 @@ def test_idle_power_is_the_mean_of_an_idle_window() -> None:
     assert found.power_w == pytest.approx(115.0, rel=0.005)
     assert found.source == "counter"
     assert not found.problems
-    assert measure_idle_power_w(samples, GPU, 5.0, 15.0) == found.power_w
 
 
 def test_falling_idle_power_is_reported() -> None:

@@ -8,9 +8,7 @@ import pytest
 
 from enginebay.meters.analysis.window_energy import (
     WindowEnergy,
-    find_energy_problems,
     measure_energy,
-    measure_energy_j,
     subtract_idle,
     sum_energies,
 )
@@ -61,13 +59,13 @@ def test_the_error_never_exceeds_the_uncertainty(seed: int) -> None:
 def test_work_that_starts_and_ends_between_two_updates_keeps_its_joules() -> None:
     trace = PowerTrace(((0.0, 100.0), (5.05, 600.0), (15.05, 100.0)))
     samples = play_trace(trace, make_sample_times(20.0, bursts=[0.0, 4.8, 14.8]), period_s=0.1)
-    assert measure_energy_j(samples, GPU, 5.05, 15.05) == pytest.approx(6000.0, rel=0.001)
+    assert measure_energy(samples, GPU, 5.05, 15.05).total_j == pytest.approx(6000.0, rel=0.001)
 
 
 def test_a_counter_that_is_late_is_not_late_on_average() -> None:
     trace = PowerTrace(((0.0, 100.0), (5.0, 600.0)))
     samples = play_trace(trace, make_sample_times(20.0, bursts=[0.0]), period_s=0.09)
-    found = [measure_energy_j(samples, GPU, 2.0, 10.0 + n * 0.01) or 0.0 for n in range(500)]
+    found = [measure_energy(samples, GPU, 2.0, 10.0 + n * 0.01).total_j or 0.0 for n in range(500)]
     truth = [trace.energy_j(2.0, 10.0 + n * 0.01) for n in range(500)]
     assert sum(found) - sum(truth) == pytest.approx(0.0, abs=500 * 5.0), "5 J are 8 ms of it; the counter is 45 ms late"
 
@@ -133,8 +131,9 @@ def test_a_counter_that_stalls_is_caught(period_s: float, catches_up: bool) -> N
 def test_a_counter_that_never_moves_is_caught() -> None:
     read_at = make_sample_times(10.0)
     samples = play_trace(SERVING, read_at, faults=[Stall(0.0, 99.0)], reports_power=False)
-    assert [problem.code for problem in find_energy_problems(samples, GPU, 1.0, 9.0)] == ["stall", "no_power"]
-    assert measure_energy_j(samples, GPU, 1.0, 9.0) is None
+    energy = measure_energy(samples, GPU, 1.0, 9.0)
+    assert [problem.code for problem in energy.problems] == ["stall", "no_power"]
+    assert energy.total_j is None
 
 
 def test_a_device_that_draws_nothing_may_stand_still() -> None:
@@ -214,14 +213,16 @@ def test_disagreement_of_counter_and_samples_is_reported() -> None:
 def test_failed_readings_are_skipped() -> None:
     samples = play_trace(SERVING, make_sample_times(70.0))
     holed = [Sample(s.time_s, s.device) if n % 7 == 0 else s for n, s in enumerate(samples)]
-    assert measure_energy_j(holed, GPU, START_S, END_S) == pytest.approx(SERVING.energy_j(START_S, END_S), rel=0.002)
+    assert measure_energy(holed, GPU, START_S, END_S).total_j == pytest.approx(
+        SERVING.energy_j(START_S, END_S), rel=0.002
+    )
 
 
 def test_order_of_samples_and_other_devices_do_not_matter() -> None:
     samples = play_trace(SERVING, make_sample_times(70.0))
     mixed = [*play_trace(SERVING, make_sample_times(70.0), device="gpu:1", first_j=5e6), *samples]
     random.Random(3).shuffle(mixed)
-    assert measure_energy_j(mixed, GPU, START_S, END_S) == measure_energy_j(samples, GPU, START_S, END_S)
+    assert measure_energy(mixed, GPU, START_S, END_S).total_j == measure_energy(samples, GPU, START_S, END_S).total_j
 
 
 def test_idle_energy_is_separated() -> None:

@@ -139,8 +139,7 @@ def test_a_later_process_with_the_same_number_is_another(proc: Proc) -> None:
 
 def test_shares_are_of_the_whole_machine(proc: Proc) -> None:
     proc.process(10, cpu=0.0)
-    meter = meter_of(proc)
-    meter.follow_tree("server", 10)
+    meter = meter_of(proc, server=10)
     assert read(meter, "host").utilisation is None, "a share needs two readings"
     time.sleep(0.06)
     proc.machine(busy_s=1000.0)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from enginebay.contract import GenerateRequest
-from enginebay.server.encoding.token_estimates import estimate_completion_tokens, estimate_prompt_tokens
+from enginebay.server.encoding.response_writer import estimate_completion_tokens, estimate_prompt_tokens
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 10_000}}
 

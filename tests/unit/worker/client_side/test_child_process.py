@@ -1,4 +1,4 @@
-"""A child becomes its program whatever the process that starts it has going on, and its end is seen."""
+"""A child process starts whatever its parent's threads do, and its exit is noticed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STARTER = """
 import os, sys, time, uvloop
 from enginebay.worker.client_side.child_process import ChildProcess
 
-os.register_at_fork(after_in_child=lambda: time.sleep(600))  # as on a lock that nobody is left to release
+os.register_at_fork(after_in_child=lambda: time.sleep(600))  # like a lock that nobody releases
 
 async def main():
     with open(sys.argv[1], "ab", buffering=0) as log:
@@ -30,8 +30,8 @@ uvloop.run(main())
 """
 
 
-async def _ended(log: Path, *arguments: str, number: signal.Signals | None = None) -> tuple[int | None, int]:
-    """Its exit status as seen at once, and after waiting for it twice."""
+async def _run_child(log: Path, *arguments: str, number: signal.Signals | None = None) -> tuple[int | None, int]:
+    """Return its exit status right after the start and after waiting for it."""
     with log.open("ab", buffering=0) as output:
         child = ChildProcess(arguments, output, {"WORD": "given"})
         early = child.returncode
@@ -42,7 +42,7 @@ async def _ended(log: Path, *arguments: str, number: signal.Signals | None = Non
         return early, first
 
 
-def test_hooks_around_fork_do_not_run_in_it(tmp_path: Path) -> None:
+def test_fork_hooks_do_not_run_in_the_child(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     async def run() -> int:
@@ -60,28 +60,28 @@ def test_hooks_around_fork_do_not_run_in_it(tmp_path: Path) -> None:
 
 @pytest.fixture
 def typed() -> Iterator[None]:
-    """Somebody types a line to us."""
+    """Put a line on our stdin."""
     before, (reading, writing) = os.dup(0), os.pipe()
     os.write(writing, b"ours\n")
     os.dup2(reading, 0)
     yield
     os.dup2(before, 0)
-    for one in (before, reading, writing):
-        os.close(one)
+    for descriptor in (before, reading, writing):
+        os.close(descriptor)
 
 
 @pytest.mark.usefixtures("typed")
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def test_its_end_is_seen(tmp_path: Path, runner: object) -> None:
+def test_its_exit_is_noticed(tmp_path: Path, runner: object) -> None:
     assert callable(runner)
     log = tmp_path / "log"
     script = 'read -r line; echo "$WORD [$line]"; echo wrong >&2; exit 7'
-    assert runner(_ended(log, "/bin/sh", "-c", script))[1] == 7
+    assert runner(_run_child(log, "/bin/sh", "-c", script))[1] == 7
     assert log.read_text() == "given []\nwrong\n"
-    assert runner(_ended(log, "/bin/sleep", "600", number=signal.SIGKILL)) == (None, -signal.SIGKILL)
+    assert runner(_run_child(log, "/bin/sleep", "600", number=signal.SIGKILL)) == (None, -signal.SIGKILL)
 
 
-def test_it_has_a_session_of_its_own(tmp_path: Path) -> None:
+def test_it_runs_in_its_own_session(tmp_path: Path) -> None:
     async def run() -> None:
         with (tmp_path / "log").open("ab", buffering=0) as output:
             child = ChildProcess(["/bin/sleep", "600"], output, {})
@@ -94,7 +94,7 @@ def test_it_has_a_session_of_its_own(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_program_raises(tmp_path: Path) -> None:
     async def run() -> None:
         with (tmp_path / "log").open("ab", buffering=0) as output:
             ChildProcess([str(tmp_path / "none")], output, {})
@@ -103,7 +103,7 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
         asyncio.run(run())
 
 
-def test_where_there_is_no_thread_to_watch_it_it_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_killed_if_its_watcher_thread_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
     def start(thread: threading.Thread) -> None:
@@ -121,8 +121,8 @@ def test_where_there_is_no_thread_to_watch_it_it_is_ended(tmp_path: Path, monkey
         os.kill(seen[0], 0)
 
 
-def test_one_that_outlives_its_event_loop(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Nobody waits for it any more: its end troubles nobody."""
+def test_it_may_outlive_its_event_loop(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its exit must not print or raise anything."""
 
     async def start() -> ChildProcess:
         with (tmp_path / "log").open("ab", buffering=0) as output:

@@ -9,42 +9,42 @@ from enginebay.errors import Draining
 from enginebay.worker.engine_side.drain_gate import DrainGate
 
 
-def test_it_counts_who_is_in() -> None:
-    door = DrainGate()
-    door.enter()
-    door.enter()
-    door.leave()
-    assert (door.running, door.total_entered, door.is_open) == (1, 2, True)
-    assert door.measure_idle_s() == 0.0 and door.measure_busy_s() >= 0.0
+def test_it_counts_running_requests() -> None:
+    gate = DrainGate()
+    gate.enter()
+    gate.enter()
+    gate.leave()
+    assert (gate.running, gate.total_entered, gate.is_open) == (1, 2, True)
+    assert gate.measure_idle_s() == 0.0 and gate.measure_busy_s() >= 0.0
 
 
-def test_closed_it_lets_nobody_in_and_tells_who_is_left() -> None:
-    door = DrainGate()
-    door.enter()
-    assert door.close() == 1
+def test_a_closed_gate_rejects_requests_and_returns_how_many_run() -> None:
+    gate = DrainGate()
+    gate.enter()
+    assert gate.close() == 1
     with pytest.raises(Draining):
-        door.enter()
-    assert (door.running, door.total_entered) == (1, 1)
-    door.leave()
-    assert door.close() == 0
-    door.open()
-    door.enter()
-    assert door.running == 1
+        gate.enter()
+    assert (gate.running, gate.total_entered) == (1, 1)
+    gate.leave()
+    assert gate.close() == 0
+    gate.open()
+    gate.enter()
+    assert gate.running == 1
 
 
-def test_closing_waits_for_the_last_one() -> None:
-    door = DrainGate()
-    door.enter()
-    threading.Timer(0.05, door.leave).start()
+def test_close_waits_for_the_last_request() -> None:
+    gate = DrainGate()
+    gate.enter()
+    threading.Timer(0.05, gate.leave).start()
     started = time.monotonic()
-    assert door.close(timeout_s=60) == 0
+    assert gate.close(timeout_s=60) == 0
     assert time.monotonic() - started < 30
 
 
-def test_idle_time_begins_when_the_last_one_leaves() -> None:
-    door = DrainGate()
-    door.enter()
+def test_idle_time_starts_when_the_last_request_ends() -> None:
+    gate = DrainGate()
+    gate.enter()
     time.sleep(0.02)
     left = time.monotonic()
-    door.leave()
-    assert 0.0 <= door.measure_idle_s() <= time.monotonic() - left and door.measure_busy_s() == 0.0
+    gate.leave()
+    assert 0.0 <= gate.measure_idle_s() <= time.monotonic() - left and gate.measure_busy_s() == 0.0

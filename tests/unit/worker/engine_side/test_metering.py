@@ -1,4 +1,4 @@
-"""Joules from a meter to the answers, with a ledger and the meter's own thread."""
+"""Energy metering end to end: a request table, a meter and its thread."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ IDLE_W, BUSY_W = 100.0, 300.0
 
 
 class Engine:
-    """Is told of requests, and says how it is metered."""
+    """Ignores requests and provides a meter."""
 
     def __init__(self, meter: Meter | Absent | None = None, **effective: Any) -> None:
-        self.found = meter
+        self.own_meter = meter
         self.effective = effective
 
     def submit(self, number: int, request: GenerateRequest) -> None:
@@ -36,14 +36,14 @@ class Engine:
         pass
 
     def meter(self) -> Meter | Absent | None:
-        return self.found
+        return self.own_meter
 
     def facts(self) -> Any:
         return SimpleNamespace(effective=self.effective)
 
 
 class Switched:
-    """A counter of a device that is idle until it is switched on; it is updated every `period_s`, unless it is stuck."""
+    """The counter of a device that idles until it is switched on. It updates every `period_s` unless it is stuck."""
 
     name = "switched"
 
@@ -55,7 +55,7 @@ class Switched:
         self._lock = threading.Lock()
 
     def switch_on(self) -> None:
-        self.read()  # up to now it was idle
+        self.read()  # idle until now
         self._power_w = BUSY_W
 
     def read(self) -> list[Sample]:
@@ -69,56 +69,56 @@ class Switched:
         pass
 
 
-class Talk:
-    """One session that asks for joules."""
+class Stream:
+    """One stream that asks for energy."""
 
     def __init__(self, meter: Meter | Absent) -> None:
-        self.ledger = RequestTable(Engine(meter))  # type: ignore[arg-type]
-        self.outbox = self.ledger.open_queue()
+        self.requests = RequestTable(Engine(meter))  # type: ignore[arg-type]
+        self.queue = self.requests.open_queue()
         self.number = 0
 
     def submit(self, *, energy: bool = True, prompt: int = 3) -> int:
         self.number += 1
         request = GenerateRequest(token_ids=(1,) * prompt, sampling=Sampling(), energy=energy)
-        return self.ledger.submit(self.number, self.outbox, request)
+        return self.requests.submit(self.number, self.queue, request)
 
     def run(self, *numbers: int, steps: int = 1, step_s: float = 0.02) -> None:
         for _ in range(steps):
             time.sleep(step_s)
             for number in numbers:
-                self.ledger.token(number, "x", (5,))
-            self.ledger.flush()
+                self.requests.token(number, "x", (5,))
+            self.requests.flush()
 
     def finish(self, *numbers: int) -> list[Any]:
-        """The last words, in their order."""
+        """Return the `Done` messages in order."""
         for number in numbers:
-            self.ledger.finish(number, FinishReason.LENGTH)
-        self.ledger.flush()
-        return self.words(len(numbers))
+            self.requests.finish(number, FinishReason.LENGTH)
+        self.requests.flush()
+        return self.take_done(len(numbers))
 
-    def words(self, count: int) -> list[Any]:
-        found: list[Any] = []
-        until(lambda: found.extend(flush.done if (flush := self.outbox.take()) else ()) or len(found) >= count)
-        return found
+    def take_done(self, count: int) -> list[Any]:
+        done: list[Any] = []
+        until(lambda: done.extend(flush.done if (flush := self.queue.take()) else ()) or len(done) >= count)
+        return done
 
     def learn(self) -> None:
-        """Ask once, and be quiet until the idle power is known."""
+        """Run one request, then stay idle until the idle power is known."""
         number = self.submit()
         self.run(number)
         assert self.finish(number)[0].energy_absent in (metering.IDLE_POWER_UNKNOWN, metering.METER_STARTING)
-        until(lambda: self.ledger._metering is not None and self.ledger._metering.idle_w is not None)
+        until(lambda: self.requests._metering is not None and self.requests._metering.idle_w is not None)
 
-    def learn_beside(self, other: int) -> None:
-        """Ask once while another one runs: the idle power stays unknown."""
+    def learn_alongside(self, other: int) -> None:
+        """Run one request while another one runs: the idle power stays unknown."""
         number = self.submit()
         self.run(other, number)
         assert self.finish(number)[0].energy_absent in (metering.IDLE_POWER_UNKNOWN, metering.METER_STARTING)
 
 
-def until(holds: Callable[[], Any], patience_s: float = 20.0) -> None:
-    deadline = time.monotonic() + patience_s
+def until(holds: Callable[[], Any], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
     while not holds():
-        assert time.monotonic() < deadline, "it did not come to pass"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.005)
 
 
@@ -133,215 +133,213 @@ def meter() -> Switched:
     return Switched()
 
 
-def test_joules_come_with_the_last_word_to_whoever_asks(meter: Switched) -> None:
-    talk = Talk(meter)
-    talk.learn()
+def test_energy_is_reported_in_done_to_requests_that_ask(meter: Switched) -> None:
+    stream = Stream(meter)
+    stream.learn()
     began = time.monotonic()
-    asks, does_not = talk.submit(prompt=5), talk.submit(energy=False, prompt=5)
+    asks, does_not = stream.submit(prompt=5), stream.submit(energy=False, prompt=5)
     meter.switch_on()
     started = time.monotonic()
-    talk.run(asks, does_not, steps=30)
+    stream.run(asks, does_not, steps=30)
     least_s = time.monotonic() - started
-    one, other = sorted(talk.finish(asks, does_not), key=lambda done: int(done.request))
+    one, other = sorted(stream.finish(asks, does_not), key=lambda done: int(done.request))
     most_s = time.monotonic() - began
     assert one.idle_w == pytest.approx(IDLE_W, rel=0.02)
-    half_w = (BUSY_W - IDLE_W) / 2  # the other one had as many tokens
+    half_w = (BUSY_W - IDLE_W) / 2  # both have the same number of tokens
     assert 0.9 * half_w * least_s < one.energy_j < 1.1 * half_w * most_s
     assert not other.HasField("energy_j") and not other.HasField("energy_absent")
-    assert talk.ledger.gate.running == 0
+    assert stream.requests.gate.running == 0
 
 
-def test_a_step_whose_first_tokens_leave_early_is_one_step(meter: Switched) -> None:
-    talk = Talk(meter)
-    talk.learn()
+def test_flushes_within_a_step_are_one_step(meter: Switched) -> None:
+    stream = Stream(meter)
+    stream.learn()
     meter.switch_on()
-    early, late = talk.submit(prompt=5), talk.submit(prompt=5)
+    early, late = stream.submit(prompt=5), stream.submit(prompt=5)
     for _ in range(12):
-        talk.ledger.token(early, "x", (5,))
-        talk.ledger.flush(ends_step=False)
+        stream.requests.token(early, "x", (5,))
+        stream.requests.flush(ends_step=False)
         time.sleep(0.03)
-        talk.ledger.token(late, "x", (5,))
-        talk.ledger.flush()
-    one, other = talk.finish(early, late)
-    assert one.energy_j == pytest.approx(other.energy_j, rel=0.01)  # they had as many tokens
+        stream.requests.token(late, "x", (5,))
+        stream.requests.flush()
+    one, other = stream.finish(early, late)
+    assert one.energy_j == pytest.approx(other.energy_j, rel=0.01)  # both have the same number of tokens
 
 
-def test_a_short_one_is_told_after_the_next_reading_and_leaves_then(
-    meter: Switched, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_request_waits_for_the_next_reading(meter: Switched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metering, "_READING_TIMEOUT_S", 60.0)
-    talk = Talk(meter)
-    talk.learn()
+    stream = Stream(meter)
+    stream.learn()
     meter.switch_on()
     meter.stuck = True
-    number = talk.submit()
-    talk.run(number, step_s=0.01)
-    talk.ledger.finish(number, FinishReason.STOP)
-    talk.ledger.flush()
-    first = talk.outbox.take()
-    assert first is not None and first.finish and not first.done and talk.ledger.gate.running == 1
+    number = stream.submit()
+    stream.run(number, step_s=0.01)
+    stream.requests.finish(number, FinishReason.STOP)
+    stream.requests.flush()
+    first = stream.queue.take()
+    assert first is not None and first.finish and not first.done and stream.requests.gate.running == 1
     meter.stuck = False
-    assert talk.words(1)[0].energy_j > 0
-    assert talk.ledger.gate.running == 0
+    assert stream.take_done(1)[0].energy_j > 0
+    assert stream.requests.gate.running == 0
 
 
-def test_a_counter_that_stands_still_keeps_nobody_waiting(meter: Switched) -> None:
-    talk = Talk(meter)
-    talk.learn()
+def test_a_stalled_counter_delays_no_request(meter: Switched) -> None:
+    stream = Stream(meter)
+    stream.learn()
     meter.stuck = True
     time.sleep(0.1)
-    number = talk.submit()
-    talk.run(number)
-    assert talk.finish(number)[0].energy_absent == metering.COUNTER_STALLED
+    number = stream.submit()
+    stream.run(number)
+    assert stream.finish(number)[0].energy_absent == metering.COUNTER_STALLED
 
 
-def test_without_a_meter_the_reason_is_told_and_nothing_is_counted_any_more() -> None:
-    talk = Talk(Absent("nvml", "there is no NVIDIA driver"))
-    number = talk.submit()
-    until(lambda: talk.ledger._metering is not None and talk.ledger._metering.absent != metering.METER_STARTING)
-    talk.run(number)
-    assert talk.finish(number)[0].energy_absent == "there is no NVIDIA driver"
-    until(lambda: talk.ledger._metering is not None and talk.ledger._metering.stopped)
-    number = talk.submit()
-    assert talk.ledger._metering is None
-    talk.run(number)
-    assert talk.finish(number)[0].energy_absent == "there is no NVIDIA driver"
+def test_without_a_meter_the_reason_is_reported_and_metering_stops() -> None:
+    stream = Stream(Absent("nvml", "there is no NVIDIA driver"))
+    number = stream.submit()
+    until(lambda: stream.requests._metering is not None and stream.requests._metering.absent != metering.METER_STARTING)
+    stream.run(number)
+    assert stream.finish(number)[0].energy_absent == "there is no NVIDIA driver"
+    until(lambda: stream.requests._metering is not None and stream.requests._metering.stopped)
+    number = stream.submit()
+    assert stream.requests._metering is None
+    stream.run(number)
+    assert stream.finish(number)[0].energy_absent == "there is no NVIDIA driver"
 
 
-def test_a_meter_that_breaks_is_the_reason(meter: Switched) -> None:
-    talk = Talk(meter)
-    talk.learn()
-    number = talk.submit()
+def test_a_broken_meter_is_reported(meter: Switched) -> None:
+    stream = Stream(meter)
+    stream.learn()
+    number = stream.submit()
     meter.read = lambda: 1 / 0  # type: ignore[assignment, return-value]
-    until(lambda: talk.ledger._metering is not None and talk.ledger._metering.absent)
-    talk.run(number)
-    assert "ZeroDivisionError" in talk.finish(number)[0].energy_absent
+    until(lambda: stream.requests._metering is not None and stream.requests._metering.absent)
+    stream.run(number)
+    assert "ZeroDivisionError" in stream.finish(number)[0].energy_absent
 
 
-def test_whoever_shares_the_device_cannot_be_told_apart(meter: Switched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shared_device_has_no_energy_per_request(meter: Switched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metering, "_SHARING_CHECK_INTERVAL_S", 0.05)
     others: list[str | None] = [None]
-    meter.shared = lambda: others[0]  # type: ignore[attr-defined]
-    talk = Talk(meter)
-    talk.learn()
-    metered = talk.ledger._metering
+    meter.explain_sharing = lambda: others[0]  # type: ignore[attr-defined]
+    stream = Stream(meter)
+    stream.learn()
+    metered = stream.requests._metering
     assert metered is not None
-    first, second = talk.submit(), talk.submit()
-    others[0] = "process 7 computes on gpu:0 too"
-    until(lambda: talk.run(first, second) or metered._shared[0])
-    assert talk.finish(first)[0].energy_absent == "process 7 computes on gpu:0 too"
+    first, second = stream.submit(), stream.submit()
+    others[0] = "process 7 also computes on gpu:0"
+    until(lambda: stream.run(first, second) or metered._shared[0])
+    assert stream.finish(first)[0].energy_absent == "process 7 also computes on gpu:0"
     others[0] = None
-    until(lambda: talk.run(second) or metered._shared[1] < time.monotonic())
-    third = talk.submit()
-    talk.run(second, third, steps=10)
-    two, three = talk.finish(second, third)
-    assert two.energy_absent and three.HasField("energy_j")  # who came after the other process had gone
+    until(lambda: stream.run(second) or metered._shared[1] < time.monotonic())
+    third = stream.submit()
+    stream.run(second, third, steps=10)
+    two, three = stream.finish(second, third)
+    assert two.energy_absent and three.HasField("energy_j")  # it arrived after the other process had left
 
 
-def test_who_was_cancelled_or_failed_is_out_of_the_book(meter: Switched) -> None:
-    talk = Talk(meter)
-    talk.learn()
-    talk.submit()
-    talk.ledger.cancel(talk.outbox, talk.number)
-    failed = talk.submit()
-    talk.ledger.error(failed, EngineFailed("it broke"))
-    assert talk.ledger._metering is not None and talk.ledger._metering._attribution.empty
+def test_cancelled_and_failed_requests_are_dropped(meter: Switched) -> None:
+    stream = Stream(meter)
+    stream.learn()
+    stream.submit()
+    stream.requests.cancel(stream.queue, stream.number)
+    failed = stream.submit()
+    stream.requests.error(failed, EngineFailed("it broke"))
+    assert stream.requests._metering is not None and stream.requests._metering._attribution.empty
 
 
-def test_it_rests_when_nobody_asks_and_knows_the_idle_power_when_somebody_does(meter: Switched) -> None:
-    talk = Talk(meter)
-    talk.learn()
-    before = talk.ledger._metering
+def test_metering_stops_when_unused_and_keeps_the_idle_power(meter: Switched) -> None:
+    stream = Stream(meter)
+    stream.learn()
+    before = stream.requests._metering
     assert before is not None
     before._unused_timeout_s = 0.1
     until(lambda: before.stopped)
-    quiet = talk.submit(energy=False)
-    assert talk.ledger._metering is None
-    talk.run(quiet)
-    assert talk.finish(quiet)[0].completion_tokens == 1
-    talk.run(talk.submit())
-    after = talk.ledger._metering
+    quiet = stream.submit(energy=False)
+    assert stream.requests._metering is None
+    stream.run(quiet)
+    assert stream.finish(quiet)[0].completion_tokens == 1
+    stream.run(stream.submit())
+    after = stream.requests._metering
     assert after is not before and after is not None and after.idle_w == before.idle_w
 
 
-def test_one_who_asked_does_not_make_the_others_pay_for_ever(meter: Switched) -> None:
-    talk = Talk(meter)
-    always = talk.submit(energy=False)
-    talk.learn_beside(always)
-    before = talk.ledger._metering
+def test_metering_stops_while_other_requests_run(meter: Switched) -> None:
+    stream = Stream(meter)
+    always = stream.submit(energy=False)
+    stream.learn_alongside(always)
+    before = stream.requests._metering
     assert before is not None
     before._unused_timeout_s = 0.1
-    until(lambda: talk.run(always) or before.stopped)
+    until(lambda: stream.run(always) or before.stopped)
     before._token_counts.clear()
-    talk.run(always, steps=3)
-    assert not before._token_counts  # a token costs nothing any more
-    asks = talk.submit()
-    assert talk.ledger._metering not in (None, before)
-    talk.run(always, asks, steps=3)
-    assert {done.request for done in talk.finish(always, asks)} == {1, 3}
-    assert talk.ledger.gate.running == 0 and not before._finished
+    stream.run(always, steps=3)
+    assert not before._token_counts  # tokens are no longer counted
+    asks = stream.submit()
+    assert stream.requests._metering not in (None, before)
+    stream.run(always, asks, steps=3)
+    assert {done.request for done in stream.finish(always, asks)} == {1, 3}
+    assert stream.requests.gate.running == 0 and not before._finished
 
 
-def test_whoever_asked_is_waited_for(meter: Switched) -> None:
-    talk = Talk(meter)
-    talk.learn()
-    number = talk.submit()
-    metered = talk.ledger._metering
+def test_metering_does_not_stop_before_requests_are_answered(meter: Switched) -> None:
+    stream = Stream(meter)
+    stream.learn()
+    number = stream.submit()
+    metered = stream.requests._metering
     assert metered is not None
     metered._unused_timeout_s = 0.0
-    talk.run(number, steps=10)
+    stream.run(number, steps=10)
     assert not metered.stopped
-    assert talk.finish(number)[0].HasField("energy_j")
+    assert stream.finish(number)[0].HasField("energy_j")
     until(lambda: metered.stopped)
 
 
-def test_steps_that_no_reading_will_cover_are_not_kept(meter: Switched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncovered_steps_are_dropped(meter: Switched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metering, "_READING_TIMEOUT_S", 0.2)
-    talk = Talk(meter)
-    talk.learn()
-    metered = talk.ledger._metering
+    stream = Stream(meter)
+    stream.learn()
+    metered = stream.requests._metering
     assert metered is not None
     meter.stuck = True
-    number = talk.submit()
+    number = stream.submit()
     steps = itertools.count()
-    until(lambda: talk.run(number) or (next(steps) and metered._shared[0]))
+    until(lambda: stream.run(number) or (next(steps) and metered._shared[0]))
     assert len(metered._attribution._steps) < next(steps)
     meter.stuck = False
-    talk.run(number, steps=10)
-    later = talk.submit()
-    talk.run(number, later, steps=10)
-    stood, moved = talk.finish(number, later)
+    stream.run(number, steps=10)
+    later = stream.submit()
+    stream.run(number, later, steps=10)
+    stood, moved = stream.finish(number, later)
     assert stood.energy_absent == metering.COUNTER_STALLED and moved.HasField("energy_j")
 
 
-def test_a_meter_that_broke_leaves_nothing_to_keep(meter: Switched) -> None:
-    talk = Talk(meter)
-    talk.learn()
-    number, metered = talk.submit(), talk.ledger._metering
+def test_a_broken_meter_drops_all_steps(meter: Switched) -> None:
+    stream = Stream(meter)
+    stream.learn()
+    number, metered = stream.submit(), stream.requests._metering
     assert metered is not None
     meter.read = lambda: 1 / 0  # type: ignore[assignment, return-value]
     until(lambda: metered.absent)
-    talk.run(number, steps=3)
+    stream.run(number, steps=3)
     assert not metered._attribution._steps and not metered.stopped
 
 
-def test_before_anybody_asks_there_is_no_metering(meter: Switched) -> None:
-    talk = Talk(meter)
-    number = talk.submit(energy=False)
-    talk.run(number)
-    assert talk.ledger._metering is None
-    assert not talk.finish(number)[0].HasField("energy_absent")
+def test_without_energy_requests_there_is_no_metering(meter: Switched) -> None:
+    stream = Stream(meter)
+    number = stream.submit(energy=False)
+    stream.run(number)
+    assert stream.requests._metering is None
+    assert not stream.finish(number)[0].HasField("energy_absent")
 
 
-def test_an_engine_knows_its_meter_best() -> None:
+def test_the_engines_own_meter_comes_first() -> None:
     own = Absent("openai", "the model runs elsewhere")
     assert open_engine_meter(Engine(own)) is own  # type: ignore[arg-type]
 
 
-def test_without_a_gpu_the_processors_are_read(meter: Switched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_the_cpu_is_metered(meter: Switched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_meter, "open_rapl", lambda: (meter, []))
     monkeypatch.setattr(
-        engine_meter, "open_engine_gpu_meter", lambda family, environment, order: Absent("nvml", "asked")
+        engine_meter, "open_engine_gpu_meter", lambda list_pids, visible_devices, order: Absent("nvml", "asked")
     )
     monkeypatch.setattr(engine_meter, "uses_cuda", lambda pids: False)
     assert open_engine_meter(Engine()) is meter  # type: ignore[arg-type]
@@ -354,12 +352,12 @@ def test_without_a_gpu_the_processors_are_read(meter: Switched, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("effective", "found"),
+    ("effective", "expected"),
     [
         ({"max_num_batched_tokens": 8192}, 8192),
         ({"batching.max_tokens_per_batch": None, "batch_size": 512}, 512),
         ({"step_s": 1}, None),
     ],
 )
-def test_engines_tell_what_a_step_takes(effective: dict[str, Any], found: int | None) -> None:
-    assert read_max_step_tokens(Engine(**effective)) == found  # type: ignore[arg-type]
+def test_max_step_tokens(effective: dict[str, Any], expected: int | None) -> None:
+    assert read_max_step_tokens(Engine(**effective)) == expected  # type: ignore[arg-type]

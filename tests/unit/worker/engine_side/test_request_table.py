@@ -11,16 +11,16 @@ from enginebay.worker.engine_side.request_table import RequestTable
 
 
 class Recorder:
-    """An engine that only remembers what it was told."""
+    """An engine that only records calls."""
 
     def __init__(self) -> None:
         self.submitted: dict[int, GenerateRequest] = {}
         self.cancelled: list[int] = []
-        self.refuse: Exception | None = None
+        self.failure_to_raise: Exception | None = None
 
     def submit(self, number: int, request: GenerateRequest) -> None:
-        if self.refuse is not None:
-            raise self.refuse
+        if self.failure_to_raise is not None:
+            raise self.failure_to_raise
         self.submitted[number] = request
 
     def cancel(self, number: int) -> None:
@@ -33,7 +33,7 @@ def engine() -> Recorder:
 
 
 @pytest.fixture
-def ledger(engine: Recorder) -> Any:
+def table(engine: Recorder) -> Any:
     return RequestTable(engine)  # type: ignore[arg-type]
 
 
@@ -41,122 +41,122 @@ def _request(**sampling: Any) -> GenerateRequest:
     return GenerateRequest(token_ids=(1, 2, 3), sampling=Sampling(**sampling))
 
 
-def _take(outbox: OutputQueue) -> Any:
-    outbox.flush()
-    return outbox.take()
+def _take(queue: OutputQueue) -> Any:
+    queue.flush()
+    return queue.take()
 
 
-def test_two_sessions_with_the_same_number_do_not_mix(ledger: RequestTable) -> None:
-    one, other = ledger.open_queue(), ledger.open_queue()
-    first, second = ledger.submit(1, one, _request()), ledger.submit(1, other, _request())
-    ledger.token(first, "a", (10,))
-    ledger.token(second, "b", (11,))
-    ledger.flush()
-    assert list(_take(one).text) == ["a"]
-    assert list(_take(other).text) == ["b"]
+def test_two_streams_with_the_same_number_do_not_mix(table: RequestTable) -> None:
+    left, right = table.open_queue(), table.open_queue()
+    first, second = table.submit(1, left, _request()), table.submit(1, right, _request())
+    table.token(first, "a", (10,))
+    table.token(second, "b", (11,))
+    table.flush()
+    assert list(_take(left).text) == ["a"]
+    assert list(_take(right).text) == ["b"]
 
 
-def test_done_comes_after_the_last_choice_with_the_counts(ledger: RequestTable) -> None:
-    outbox = ledger.open_queue()
-    number = ledger.submit(7, outbox, _request(n=2))
-    ledger.accepted(number, 3, 2)
-    ledger.token(number, "a", (10,), 0)
-    ledger.finish(number, FinishReason.STOP, 0, "x")
-    assert not _take(outbox).done
-    ledger.token(number, "bc", (11, 12), 1)
-    ledger.finish(number, FinishReason.LENGTH, 1)
-    flush = _take(outbox)
-    assert [(one.request, one.prompt_tokens, one.completion_tokens, one.cached_tokens) for one in flush.done] == [
+def test_done_comes_after_the_last_choice_with_the_counts(table: RequestTable) -> None:
+    queue = table.open_queue()
+    number = table.submit(7, queue, _request(n=2))
+    table.accepted(number, 3, 2)
+    table.token(number, "a", (10,), 0)
+    table.finish(number, FinishReason.STOP, 0, "x")
+    assert not _take(queue).done
+    table.token(number, "bc", (11, 12), 1)
+    table.finish(number, FinishReason.LENGTH, 1)
+    flush = _take(queue)
+    assert [(done.request, done.prompt_tokens, done.completion_tokens, done.cached_tokens) for done in flush.done] == [
         (7, 3, 3, 2)
     ]
     assert list(flush.count) == [2] and list(flush.choice) == [1]
 
 
-def test_what_comes_after_the_end_is_ignored(ledger: RequestTable) -> None:
-    outbox = ledger.open_queue()
-    number = ledger.submit(1, outbox, _request())
-    ledger.finish(number, FinishReason.STOP)
-    _take(outbox)
-    ledger.token(number, "late", (1,))
-    ledger.finish(number, FinishReason.STOP)
-    outbox.put_finish(9, 0, FinishReason.STOP, None)  # something else, so that there is a message at all
-    flush = _take(outbox)
-    assert not flush.text and [one.request for one in flush.finish] == [9]
+def test_output_after_the_end_is_ignored(table: RequestTable) -> None:
+    queue = table.open_queue()
+    number = table.submit(1, queue, _request())
+    table.finish(number, FinishReason.STOP)
+    _take(queue)
+    table.token(number, "late", (1,))
+    table.finish(number, FinishReason.STOP)
+    queue.put_finish(9, 0, FinishReason.STOP, None)  # so that there is a message at all
+    flush = _take(queue)
+    assert not flush.text and [finish.request for finish in flush.finish] == [9]
 
 
-def test_cancel_reaches_the_engine_once(ledger: RequestTable, engine: Recorder) -> None:
-    outbox = ledger.open_queue()
-    number = ledger.submit(1, outbox, _request())
-    ledger.cancel(outbox, 1)
-    ledger.cancel(outbox, 1)
+def test_cancel_reaches_the_engine_once(table: RequestTable, engine: Recorder) -> None:
+    queue = table.open_queue()
+    number = table.submit(1, queue, _request())
+    table.cancel(queue, 1)
+    table.cancel(queue, 1)
     assert engine.cancelled == [number]
 
 
-def test_a_session_that_ends_cancels_what_it_had(ledger: RequestTable, engine: Recorder) -> None:
-    mine, theirs = ledger.open_queue(), ledger.open_queue()
-    number = ledger.submit(1, mine, _request())
-    ledger.submit(1, theirs, _request())
-    ledger.close_queue(mine)
+def test_closing_a_queue_cancels_its_requests(table: RequestTable, engine: Recorder) -> None:
+    first, second = table.open_queue(), table.open_queue()
+    number = table.submit(1, first, _request())
+    table.submit(1, second, _request())
+    table.close_queue(first)
     assert engine.cancelled == [number]
-    assert mine.take() is None
+    assert first.take() is None
 
 
-def test_an_engine_that_refuses_gives_a_failure(ledger: RequestTable, engine: Recorder) -> None:
-    outbox = ledger.open_queue()
-    engine.refuse = InvalidRequest("no", "do", param="seed")
-    ledger.submit(4, outbox, _request())
-    failure = outbox.take().failure[0]  # type: ignore[union-attr]
+def test_an_engine_error_becomes_a_failure(table: RequestTable, engine: Recorder) -> None:
+    queue = table.open_queue()
+    engine.failure_to_raise = InvalidRequest("no", "do", param="seed")
+    table.submit(4, queue, _request())
+    failure = queue.take().failure[0]  # type: ignore[union-attr]
     assert (failure.request, failure.kind, failure.message, failure.param) == (4, "invalid_request", "no", "seed")
-    engine.refuse = ZeroDivisionError("boom")
-    ledger.submit(5, outbox, _request())
-    assert outbox.take().failure[0].kind == "engine_failed"  # type: ignore[union-attr]
+    engine.failure_to_raise = ZeroDivisionError("boom")
+    table.submit(5, queue, _request())
+    assert queue.take().failure[0].kind == "engine_failed"  # type: ignore[union-attr]
 
 
-def test_best_of_keeps_the_most_probable(ledger: RequestTable, engine: Recorder) -> None:
-    outbox = ledger.open_queue()
-    number = ledger.submit(1, outbox, _request(n=1, best_of=3))
-    asked = engine.submitted[number].sampling
-    assert (asked.n, asked.best_of, asked.logprobs) == (3, None, 0)
+def test_best_of_keeps_the_most_probable(table: RequestTable, engine: Recorder) -> None:
+    queue = table.open_queue()
+    number = table.submit(1, queue, _request(n=1, best_of=3))
+    sampling = engine.submitted[number].sampling
+    assert (sampling.n, sampling.best_of, sampling.logprobs) == (3, None, 0)
     for choice, value in enumerate((-3.0, -0.5, -1.0)):
-        ledger.token(number, f"text{choice}", (choice,), choice, (TokenLogprobs(choice, value),))
-        ledger.finish(number, FinishReason.STOP, choice)
-    flush = _take(outbox)
+        table.token(number, f"text{choice}", (choice,), choice, (TokenLogprobs(choice, value),))
+        table.finish(number, FinishReason.STOP, choice)
+    flush = _take(queue)
     assert [text for text in flush.text if text] == ["text1"] and not flush.choice and not flush.logprobs
     assert flush.done[0].completion_tokens == 3
 
 
-def test_tokens_that_best_of_holds_back_are_told_as_they_come(ledger: RequestTable) -> None:
-    """Whoever pays for them may leave before the end."""
-    outbox = ledger.open_queue()
-    number = ledger.submit(1, outbox, _request(n=1, best_of=2))
+def test_tokens_held_back_by_best_of_are_counted_as_they_come(table: RequestTable) -> None:
+    """The server must count them even if the client leaves early."""
+    queue = table.open_queue()
+    number = table.submit(1, queue, _request(n=1, best_of=2))
     for choice, ids in ((0, (10,)), (1, (11,)), (1, (12, 13))):
-        ledger.token(number, "a", ids, choice, [TokenLogprobs(one, -0.1) for one in ids])
-    flush = _take(outbox)
+        table.token(number, "a", ids, choice, [TokenLogprobs(token, -0.1) for token in ids])
+    flush = _take(queue)
     assert list(flush.request) == [1] * 4 and list(flush.text) == [""] * 4 and list(flush.count) == [0] * 4
     assert not flush.token_id and not flush.choice and not flush.logprobs
 
 
-def test_best_of_equal_to_n_is_plain_n(ledger: RequestTable, engine: Recorder) -> None:
-    number = ledger.submit(1, ledger.open_queue(), _request(n=2, best_of=2))
-    asked = engine.submitted[number].sampling
-    assert (asked.n, asked.best_of, asked.logprobs) == (2, None, None)
+def test_best_of_equal_to_n_is_plain_n(table: RequestTable, engine: Recorder) -> None:
+    number = table.submit(1, table.open_queue(), _request(n=2, best_of=2))
+    sampling = engine.submitted[number].sampling
+    assert (sampling.n, sampling.best_of, sampling.logprobs) == (2, None, None)
 
 
-def test_columns_leave_out_the_usual_values() -> None:
+def test_columns_leave_out_default_values() -> None:
     flush = to_columns([(1, "a", (10,), 0, ()), (2, "b", (11,), 0, ())])
     assert not flush.count and not flush.choice and not flush.logprobs
     assert (list(flush.request), list(flush.text), list(flush.token_id)) == ([1, 2], ["a", "b"], [10, 11])
 
 
 def test_a_slow_reader_gets_everything_in_order() -> None:
-    outbox = OutputQueue()
+    queue = OutputQueue()
     for number in range(10_000):
-        outbox.put_row((1, str(number), (number,), 0, ()))
-    outbox.put_finish(1, 0, FinishReason.STOP, None)
-    outbox.flush()
+        queue.put_row((1, str(number), (number,), 0, ()))
+    queue.put_finish(1, 0, FinishReason.STOP, None)
+    queue.flush()
     seen: list[int] = []
     while True:
-        flush = outbox.take()
+        flush = queue.take()
         assert flush is not None
         seen += flush.token_id
         if flush.finish:

@@ -1,4 +1,4 @@
-"""Sessions on a real unix socket, with an engine that only remembers what it was told."""
+"""Streams on a real unix socket, with an engine that only records calls."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Client:
 
 
 @pytest.fixture
-def place() -> Iterator[tuple[Path, RequestTable, Recorder]]:
+def site() -> Iterator[tuple[Path, RequestTable, Recorder]]:
     engine = Recorder()
-    ledger = RequestTable(engine)  # type: ignore[arg-type]
+    requests = RequestTable(engine)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "t"
-        sessions = StreamServer(path, ledger)
-        yield path, ledger, engine
-        sessions.close()
+        server = StreamServer(path, requests)
+        yield path, requests, engine
+        server.close()
 
 
 def _until(condition: Any) -> None:
@@ -61,26 +61,26 @@ def _until(condition: Any) -> None:
         time.sleep(0.005)
 
 
-def test_a_request_and_its_tokens(place: tuple[Path, RequestTable, Recorder]) -> None:
-    path, ledger, engine = place
+def test_a_request_and_its_tokens(site: tuple[Path, RequestTable, Recorder]) -> None:
+    path, requests, engine = site
     client = Client(path)
     client.ask(submit=5)
     _until(lambda: engine.submitted)
-    [own] = engine.submitted
-    ledger.token(own, "a", (10,))
-    ledger.token(own, "b", (11,))
-    ledger.flush()
-    ledger.finish(own, FinishReason.STOP)
-    ledger.flush()
+    [engine_number] = engine.submitted
+    requests.token(engine_number, "a", (10,))
+    requests.token(engine_number, "b", (11,))
+    requests.flush()
+    requests.finish(engine_number, FinishReason.STOP)
+    requests.flush()
     flushes = client.flushes()
     assert list(next(flushes).text) == ["a", "b"]
     end = next(flushes)
-    assert [one.request for one in end.finish] == [5] and end.done[0].completion_tokens == 2
+    assert [finish.request for finish in end.finish] == [5] and end.done[0].completion_tokens == 2
     client.close()
 
 
-def test_a_client_that_goes_away_cancels_its_requests(place: tuple[Path, RequestTable, Recorder]) -> None:
-    path, _, engine = place
+def test_a_disconnect_cancels_the_clients_requests(site: tuple[Path, RequestTable, Recorder]) -> None:
+    path, _, engine = site
     client = Client(path)
     client.ask(submit=5)
     _until(lambda: engine.submitted)
@@ -88,8 +88,8 @@ def test_a_client_that_goes_away_cancels_its_requests(place: tuple[Path, Request
     _until(lambda: engine.cancelled == list(engine.submitted))
 
 
-def test_a_slow_reader_never_holds_the_engine_and_loses_nothing(place: tuple[Path, RequestTable, Recorder]) -> None:
-    path, ledger, engine = place
+def test_a_slow_reader_never_blocks_the_engine_and_loses_nothing(site: tuple[Path, RequestTable, Recorder]) -> None:
+    path, requests, engine = site
     slow, quick = Client(path), Client(path)
     slow.ask(submit=1)
     quick.ask(submit=1)
@@ -99,22 +99,22 @@ def test_a_slow_reader_never_holds_the_engine_and_loses_nothing(place: tuple[Pat
     reading.start()
     texts = [f"token {number} " * 20 for number in range(20_000)]
     worst = 0.0
-    for text in texts:  # megabytes that the slow one does not read
+    for text in texts:  # megabytes that the slow client does not read
         started = time.perf_counter()
-        for own in engine.submitted:
-            ledger.token(own, text, (1,))
-        ledger.flush()
+        for engine_number in engine.submitted:
+            requests.token(engine_number, text, (1,))
+        requests.flush()
         worst = max(worst, time.perf_counter() - started)
-    assert worst < 30  # it went on, although nobody read
-    for own in list(engine.submitted):
-        ledger.finish(own, FinishReason.STOP)
-    ledger.flush()
-    found: list[str] = []
+    assert worst < 30  # the engine did not block
+    for engine_number in list(engine.submitted):
+        requests.finish(engine_number, FinishReason.STOP)
+    requests.flush()
+    received: list[str] = []
     for flush in slow.flushes():
-        found += flush.text
+        received += flush.text
         if flush.done:
             break
-    assert found == texts
+    assert received == texts
     slow.close()
     _until(lambda: len(seen) == len(texts))
     assert seen == texts
@@ -127,9 +127,9 @@ def test_a_slow_reader_never_holds_the_engine_and_loses_nothing(place: tuple[Pat
 def test_frames_survive_any_cut(texts: list[str], data: st.DataObject) -> None:
     stream = b"".join(encode_frame(pb.Flush(text=[text])) for text in texts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
-    unframer = FrameDecoder()
-    found: list[str] = []
+    decoder = FrameDecoder()
+    received: list[str] = []
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
-        for message in unframer.feed(stream[start:end]):
-            found += pb.Flush.FromString(message).text
-    assert found == texts
+        for message in decoder.feed(stream[start:end]):
+            received += pb.Flush.FromString(message).text
+    assert received == texts

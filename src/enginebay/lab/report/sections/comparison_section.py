@@ -10,7 +10,7 @@ from enginebay.lab.report.engine_pairs import MAX_ALL_PAIRS, EnginePair
 from enginebay.lab.report.figure_format import format_digits, format_figure, format_ratio
 from enginebay.lab.report.markup import Html, h, join_html, render_badge, render_section, render_table
 from enginebay.lab.report.report_metrics import COMPARED_METRICS, METRIC_TITLES
-from enginebay.lab.report.report_points import worst_status
+from enginebay.lab.validity.verdict import worst_status
 from enginebay.util.text_format import pluralize
 
 PARITY_TITLES = {

@@ -17,8 +17,9 @@ from enginebay.lab.report.figure_format import (
 from enginebay.lab.report.manifest_access import get_section
 from enginebay.lab.report.markup import Html, h, join_html, render_badge, render_swatch
 from enginebay.lab.report.report_metrics import METRIC_TITLES
-from enginebay.lab.report.report_points import ReportContent, ReportPoint, worst_status
+from enginebay.lab.report.report_points import ReportContent, ReportPoint
 from enginebay.lab.statistics.confidence_intervals import ConfidenceInterval
+from enginebay.lab.validity.verdict import worst_status
 
 # The first measured metric of each row is shown.
 HEADLINE_METRICS = (

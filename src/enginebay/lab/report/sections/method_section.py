@@ -110,8 +110,7 @@ def _render_commands(report: ReportContent) -> list[Html]:
 def _render_config(number: int, point: ReportPoint) -> Html:
     text = json.dumps(get_section(point.group.runs[0], "config"), indent=2, ensure_ascii=False, default=str)
     return render_details(
-        join_html(h("code", "experiment.yaml"), f" of {point.name}"),
-        _render_code(f"config-{number}", text),
+        join_html(h("code", "experiment.yaml"), f" of {point.name}"), _render_code(f"config-{number}", text)
     )
 
 

@@ -44,11 +44,7 @@ def render_results(report: ReportContent) -> Html:
             "single run has no interval. Struck-through figures come from invalid runs.",
         ),
         render_table(
-            head,
-            rows,
-            "Throughput, latency and energy by engine and load",
-            id="results-table",
-            class_="pinned",
+            head, rows, "Throughput, latency and energy by engine and load", id="results-table", class_="pinned"
         ),
         h("button", "Copy table", type="button", class_="copy", data_copy="results-table"),
         render_details("All measures", _render_all(report)),

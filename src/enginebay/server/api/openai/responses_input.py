@@ -205,9 +205,7 @@ def _read_part(part: Any, where: str) -> str:
     kind = part.get("type")
     if kind not in ("input_text", "output_text", "refusal"):
         raise Unsupported(
-            f"{where} has type {_describe_value(kind)}",
-            "only input_text and output_text are supported",
-            param="input",
+            f"{where} has type {_describe_value(kind)}", "only input_text and output_text are supported", param="input"
         )
     _check_keys(part, _PART_KEYS, where)
     text = part.get("refusal" if kind == "refusal" else "text")

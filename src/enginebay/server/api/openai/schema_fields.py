@@ -57,8 +57,8 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
     choice: list[NonEmptyText] | None = None
 
 
-class GenerationFields(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The fields of every endpoint that generates."""
+class SamplingFields(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The fields of every endpoint that generates, under one name and with one meaning."""
 
     model: str
     temperature: Temperature | None = None
@@ -75,31 +75,36 @@ class GenerationFields(Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     seed: Seed | None = None
-    n: Count | None = None
     best_of: BestOf | None = None
     num_beams: NumBeams | None = None
     length_penalty: LengthPenalty | None = None
     early_stopping: bool | None = None
     logit_bias: dict[str, LogitBias] | None = None
-    response_format: dict[str, Any] | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: NonEmptyText | None = None
-    guided_grammar: NonEmptyText | None = None
-    guided_choice: list[NonEmptyText] | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=1, description="Keep only the last k prompt tokens")] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     include_energy: bool | None = None  # an extension
     # Accepted; they do not affect generation.
     user: str | None = None
-    metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
+
+
+class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
+    """The fields of chat and text completions."""
+
+    n: Count | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: NonEmptyText | None = None
+    guided_grammar: NonEmptyText | None = None
+    guided_choice: list[NonEmptyText] | None = None
+    stream_options: StreamOptions | None = None
+    metadata: dict[str, Any] | None = None  # accepted; does not affect generation
 
     @property
     def wants_energy(self) -> bool:

@@ -7,25 +7,12 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from enginebay.server.api.openai.schema_fields import (
-    BestOf,
-    FrequencyPenalty,
     GenerationFields,
-    LengthPenalty,
-    LogitBias,
     MaxTokens,
-    MinP,
-    MinTokens,
-    NgramSize,
     NonEmptyText,
-    NumBeams,
-    PresencePenalty,
-    RepetitionPenalty,
-    Seed,
-    Temperature,
+    SamplingFields,
     TokenId,
-    TopK,
     TopLogprobs,
-    TopP,
 )
 
 JsonObject = dict[str, Any]
@@ -119,15 +106,12 @@ Includable = Literal[
 ]  # fmt: skip
 
 
-class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
+class ResponsesBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/responses, without stored state"""
 
-    model: str
     input: NonEmptyText | Annotated[list[JsonObject], Meta(min_length=1)]
     instructions: str | None = None
     max_output_tokens: MaxTokens | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
     top_logprobs: TopLogprobs | None = None
     include: list[Includable] | None = None
     tools: list[JsonObject] | None = None
@@ -137,45 +121,17 @@ class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
         Annotated[int, Meta(ge=1, description="Applies to built-in tools, of which there are none")] | None
     ) = None
     text: ResponsesText | None = None
-    stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    store: bool | None = None
     background: bool | None = None
     previous_response_id: str | None = None
     conversation: str | JsonObject | None = None
     prompt: JsonObject | None = None
     reasoning: JsonObject | None = None
-    user: str | None = None
     metadata: dict[str, str] | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: JsonObject | None = None
     moderation: JsonObject | None = None
     context_management: list[JsonObject] | None = None
-    # Extensions, with the names and meanings of the other endpoints.
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    presence_penalty: PresencePenalty | None = None
-    frequency_penalty: FrequencyPenalty | None = None
-    no_repeat_ngram_size: NgramSize | None = None
-    do_sample: bool | None = None
-    min_tokens: MinTokens | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: list[TokenId] | None = None
-    logit_bias: dict[str, LogitBias] | None = None
-    best_of: BestOf | None = None
-    num_beams: NumBeams | None = None
-    length_penalty: LengthPenalty | None = None
-    early_stopping: bool | None = None
-    seed: Seed | None = None
-    stop: NonEmptyText | list[NonEmptyText] | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=1, description="Keep only the last k prompt tokens")] | None = None
     chat_template_kwargs: JsonObject | None = None
-    include_energy: bool | None = None
 
     @property
     def wants_energy(self) -> bool:

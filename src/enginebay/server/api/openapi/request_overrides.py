@@ -136,7 +136,7 @@ BODY_RULES: dict[str, Schema] = {
     "TokenizeBody": any_of(
         obj({"prompt": STRING, "messages": NULL}, ("messages",)),
         obj({"messages": array(OBJECT), "prompt": NULL}, ("prompt",)),
-    ),
+    )
 }
 
 # Replace msgspec's schemas; "*" matches every body.

@@ -1,4 +1,4 @@
-"""What vLLM's log lines tell of a load."""
+"""Load phases and errors from vLLM's log lines."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_parts_add_up_and_the_slowest_process_counts() -> None:
     assert parse_phases(told) == {"compile": 7.0}
 
 
-def test_notes_hold_times_beside_errors() -> None:
-    notes = LoadLog()
-    with notes.capture():
+def test_the_log_keeps_phases_and_errors() -> None:
+    load_log = LoadLog()
+    with load_log.capture():
         vllm = logging.getLogger("vllm.x")
         vllm.setLevel(logging.INFO)
         vllm.info("Loading weights took %.2f seconds", 1.5)
@@ -54,5 +54,5 @@ def test_notes_hold_times_beside_errors() -> None:
             raise MemoryError("too big")
         except MemoryError:
             vllm.exception("it failed")
-    assert notes.read_phases() == {"load": 1.5}
-    assert notes.find_first_error() == ("MemoryError", "too big")
+    assert load_log.read_phases() == {"load": 1.5}
+    assert load_log.find_first_error() == ("MemoryError", "too big")

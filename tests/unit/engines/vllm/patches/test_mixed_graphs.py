@@ -1,4 +1,4 @@
-"""Which steps are recorded as one graph, and that those with a prompt are recorded with one."""
+"""Which steps are captured as one graph, and that mixed graphs are captured with a prompt."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Batch:
 
 
 def _module(sizes: list[int]) -> Any:
-    """As vLLM 0.26 has it: a graph of answers alone for every size, pieces for every mixed one."""
+    """Like vLLM 0.26: a full decode-only graph for every size, piecewise graphs for mixed steps."""
 
     class CudaGraphManager:
         max_num_reqs = 600
@@ -71,7 +71,7 @@ def _longest(desc: Desc, warmup: bool) -> int:
     return int(max(Batch.make_dummy(desc.num_reqs or desc.num_tokens, desc.num_tokens, None).num_scheduled_tokens))
 
 
-def test_larger_sizes_follow_where_vllm_always_ends() -> None:
+def test_larger_sizes_extend_vllms_default_maximum() -> None:
     found = mixed_graphs.choose_capture_sizes(OWN, 8192)
     assert found[: len(OWN)] == OWN and found[len(OWN) :] == [576, 640, 704, 768, 832, 896, 960, 1024]
     assert mixed_graphs.choose_capture_sizes(OWN, 700) == [*OWN, 576, 640]
@@ -79,7 +79,7 @@ def test_larger_sizes_follow_where_vllm_always_ends() -> None:
     assert mixed_graphs.choose_capture_sizes([], 8192) == []
 
 
-def test_mixed_steps_are_recorded_whole_with_a_prompt_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixed_steps_are_captured_in_full_with_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     module = _module([1, 8, 512])
     monkeypatch.setattr(mixed_graphs, "is_supported_manager", lambda manager: True)
     mixed_graphs.install(module)
@@ -101,7 +101,7 @@ def test_mixed_steps_are_recorded_whole_with_a_prompt_in_them(monkeypatch: pytes
     assert _longest(Desc(Mode.FULL, 8, 8), False) == 1  # afterwards dummies are what they were
 
 
-def test_left_again_vllm_records_as_it_does_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabled_vllm_captures_its_default_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     module = _module([8, 512])
     expected = module.CudaGraphManager()._capture_descs
     monkeypatch.setattr(mixed_graphs, "is_supported_manager", lambda manager: True)
@@ -111,7 +111,7 @@ def test_left_again_vllm_records_as_it_does_by_itself(monkeypatch: pytest.Monkey
     assert manager._capture_descs == expected and not mixed_graphs.has_taken_effect()
 
 
-def test_whole_graphs_of_vllms_own_are_recorded_with_its_own_dummies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllms_full_graphs_keep_its_own_dummies(monkeypatch: pytest.MonkeyPatch) -> None:
     module = _module([8])
     monkeypatch.setattr(mixed_graphs, "is_supported_manager", lambda manager: False)
     mixed_graphs.install(module)
@@ -120,7 +120,7 @@ def test_whole_graphs_of_vllms_own_are_recorded_with_its_own_dummies(monkeypatch
     assert manager.capture(_longest) == {Desc(Mode.FULL, 8, 8): 1}
 
 
-def test_what_does_not_suit_is_recorded_as_vllm_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_manager_captures_vllms_default_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     module = _module([8, 512])
     expected = module.CudaGraphManager()._capture_descs
     monkeypatch.setattr(mixed_graphs, "is_supported_manager", lambda manager: False)
@@ -131,8 +131,8 @@ def test_what_does_not_suit_is_recorded_as_vllm_does(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("most", [1, 5, 8, 10, 16, 97, 100, 104, 256, 500, 512, 600])
-def test_a_step_of_answers_alone_never_meets_a_graph_with_a_prompt(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """That one was recorded for a prompt, and answers alone would be computed wrongly by it."""
+def test_a_decode_only_step_never_uses_a_graph_with_a_prompt(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """A graph captured with a prompt computes decode-only steps wrongly."""
     own = [size for size in OWN if size <= 2 * most]
     module = _module(own)
     module.CudaGraphManager.max_num_reqs = most
@@ -167,14 +167,14 @@ def test_only_plain_models_qualify() -> None:
         assert not mixed_graphs.is_supported_config(_config(**changed)), changed
 
 
-def test_another_vllm_is_left_alone() -> None:
+def test_an_untested_vllm_is_not_patched() -> None:
     module = _module([8])
     assert mixed_graphs.find_incompatibility(module, "0.26.0") is None
-    assert "not tried" in str(mixed_graphs.find_incompatibility(module, "0.32.0"))
-    assert "another _init_candidates" in str(mixed_graphs.find_incompatibility(SimpleNamespace(), "0.26.0"))
+    assert "not tested" in str(mixed_graphs.find_incompatibility(module, "0.32.0"))
+    assert "different _init_candidates" in str(mixed_graphs.find_incompatibility(SimpleNamespace(), "0.26.0"))
 
 
-def test_the_attention_of_every_layer_counts() -> None:
+def test_every_layer_needs_flash_attention_3() -> None:
     def layer(version: int | None, window: tuple[int, int] = (-1, -1)) -> Any:
         return SimpleNamespace(impl=SimpleNamespace(vllm_flash_attn_version=version, sliding_window=window))
 

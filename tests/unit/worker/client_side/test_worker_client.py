@@ -1,4 +1,4 @@
-"""Questions over gRPC: an embedding holds its session open, and keeps no other question waiting."""
+"""RPCs of the worker client: an embedding keeps its connection in use and blocks no other RPC."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from enginebay.worker.client_side.worker_client import WorkerClient
 from enginebay.worker.engine_side.request_table import RequestTable
 from enginebay.worker.engine_side.servicer import WorkerServicer, build_handlers
 
-MANY = 100  # more than there are threads for embeddings, and for all else
+MANY = 100  # more than all RPC threads
 
 
 class Embedder:
-    """An engine whose embeddings wait until they are let go."""
+    """An engine whose embeddings wait for `go`."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
-        self.silent = False  # whatever it is asked, it says nothing until then either
+        self.silent = False  # all other calls wait for it, too
 
     def running(self) -> int:
         assert not self.silent or self.go.wait(60)
@@ -47,7 +47,7 @@ class Embedder:
 
 
 @pytest.fixture
-async def asking(tmp_path: Path) -> AsyncIterator[tuple[Embedder, WorkerClient]]:
+async def connection(tmp_path: Path) -> AsyncIterator[tuple[Embedder, WorkerClient]]:
     engine = Embedder()
     server = grpc.server(ThreadPoolExecutor(4))
     server.add_generic_rpc_handlers((build_handlers(WorkerServicer(engine, RequestTable(engine))),))  # type: ignore[arg-type]
@@ -62,60 +62,60 @@ async def asking(tmp_path: Path) -> AsyncIterator[tuple[Embedder, WorkerClient]]
         await asyncio.to_thread(server.stop(None).wait)
 
 
-async def test_a_worker_full_of_embeddings_tells_its_state(asking: tuple[Embedder, WorkerClient]) -> None:
-    engine, client = asking
-    under_way = [asyncio.create_task(client.embed([[1]])) for _ in range(MANY)]
-    while (await asyncio.wait_for(client.state(), 30)).requests < 8:  # more than the other questions have threads
+async def test_a_worker_busy_with_embeddings_reports_its_state(connection: tuple[Embedder, WorkerClient]) -> None:
+    engine, client = connection
+    pending = [asyncio.create_task(client.embed([[1]])) for _ in range(MANY)]
+    while (await asyncio.wait_for(client.state(), 30)).requests < 8:  # more than the other RPCs have threads
         await asyncio.sleep(0.01)
     engine.go.set()
-    assert len(await asyncio.gather(*under_way)) == MANY
+    assert len(await asyncio.gather(*pending)) == MANY
 
 
-async def test_an_embedding_keeps_its_session_from_being_idle(asking: tuple[Embedder, WorkerClient]) -> None:
-    engine, client = asking
+async def test_an_embedding_keeps_the_client_from_being_idle(connection: tuple[Embedder, WorkerClient]) -> None:
+    engine, client = connection
     assert client.idle
-    under_way = asyncio.create_task(client.embed([[1]]))
+    pending = asyncio.create_task(client.embed([[1]]))
     await asyncio.sleep(0)
     assert not client.idle
     engine.go.set()
-    await under_way
+    await pending
     assert client.idle
 
 
-async def test_a_question_whose_session_is_closed_is_to_be_asked_again(asking: tuple[Embedder, WorkerClient]) -> None:
-    _, client = asking
-    under_way = asyncio.create_task(client.embed([[1]]))
+async def test_an_rpc_of_a_closed_client_can_be_retried(connection: tuple[Embedder, WorkerClient]) -> None:
+    _, client = connection
+    pending = asyncio.create_task(client.embed([[1]]))
     while (await client.state()).requests < 1:
         await asyncio.sleep(0.01)
     await client.close()
     with pytest.raises(Draining):
-        await asyncio.wait_for(under_way, 30)
+        await asyncio.wait_for(pending, 30)
 
 
-async def test_a_question_that_is_called_off_is_called_off(asking: tuple[Embedder, WorkerClient]) -> None:
-    _, client = asking
-    under_way = asyncio.create_task(client.embed([[1]]))
+async def test_an_rpc_can_be_cancelled(connection: tuple[Embedder, WorkerClient]) -> None:
+    _, client = connection
+    pending = asyncio.create_task(client.embed([[1]]))
     await asyncio.sleep(0)
-    under_way.cancel()
+    pending.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await under_way
+        await pending
     assert client.idle
 
 
-@pytest.mark.parametrize("question", ["state", "tokenize", "add_lora", "remove_lora"])
-async def test_nobody_waits_for_ever_for_a_silent_worker(
-    asking: tuple[Embedder, WorkerClient], question: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("method", ["state", "tokenize", "add_lora", "remove_lora"])
+async def test_an_rpc_to_a_silent_worker_times_out(
+    connection: tuple[Embedder, WorkerClient], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, client = asking
+    engine, client = connection
     monkeypatch.setattr(client_module, "_REPLY_TIMEOUT_S", 0.2)
     monkeypatch.setattr(client_module, "_WORK_TIMEOUT_S", 0.2)
     monkeypatch.setattr(client_module, "_ADAPTER_TIMEOUT_S", 0.2)
-    ask = {
+    call = {
         "state": lambda: client.state(),
         "tokenize": lambda: client.tokenize("hello"),
         "add_lora": lambda: client.add_lora("a", "/a"),
         "remove_lora": lambda: client.remove_lora("a"),
-    }[question]
+    }[method]
     engine.silent = True
-    with pytest.raises(WorkerDied, match="did not answer within"):
-        await asyncio.wait_for(ask(), 30)
+    with pytest.raises(WorkerDied, match="did not respond within"):
+        await asyncio.wait_for(call(), 30)

@@ -1,7 +1,7 @@
-"""A small world in which a planner has to keep its promises: models that take time to move, requests that take time to run.
+"""A simulated fleet that checks the planner's guarantees: transitions and requests take time.
 
-The world knows nothing of how a planner decides. It carries out what the planner says and raises `Broken` at the first
-action that breaks a promise, or when the planner never comes to rest or leaves a request without an end.
+The simulation does not know how the planner decides. It executes the actions and raises `PromiseBroken` at the first
+one that violates a guarantee, if the planner never settles, or if a request never ends.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Planner = Callable[
     [float, Mapping[str, int], Sequence[ReplicaSnapshot], Sequence[WaitingRequest], PlannerLimits], list[PlannerAction]
 ]
 
-TICK_S = 1.0  # the planner is asked on every event, and so often
+TICK_S = 1.0  # the planner runs on every event and every tick
 _BACKOFF_S = 2.0
-_MOST_ROUNDS = 20  # of questions at one moment
-_MOST_EVENTS = 20_000
+_MAX_ROUNDS = 20  # of planning at one moment
+_MAX_EVENTS = 20_000
 
 
 class PromiseBroken(AssertionError):
-    """The planner broke a promise."""
+    """The planner violated a guarantee."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +50,10 @@ class SimulatedModel:
     starts_awake: bool = False
     load_s: float = 1.0
     wake_s: float = 0.5
-    release_s: float = 0.5  # to fall asleep or to end
+    release_s: float = 0.5  # to sleep or unload
     idle_s: float | None = None
     min_residency_s: float = 0.0
-    failures: int = 0  # of its first raises
+    failures: int = 0  # of its first loads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class SimulatedArrival:
     model: str
     service_s: float = 1.0
     wait_s: float = math.inf
-    cancel_s: float | None = None  # after so long its client goes away
+    cancel_s: float | None = None  # its client disconnects after this time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +70,10 @@ class History:
     models: Sequence[SimulatedModel]
     arrivals: Sequence[SimulatedArrival]
     memory: Mapping[str, int]
-    memory_later: Sequence[tuple[float, Mapping[str, int]]] = ()  # others take some of it or give it back
-    rules: PlannerLimits = field(default_factory=PlannerLimits)
-    late: bool = False  # requests are handed over only after the planner has seen their model awake
-    tells_origin: bool = True  # whether the planner is told where a moving model came from
+    memory_later: Sequence[tuple[float, Mapping[str, int]]] = ()  # other programs use or free some
+    limits: PlannerLimits = field(default_factory=PlannerLimits)
+    late: bool = False  # requests start only after the planner has seen their model awake
+    reports_origin: bool = True  # whether snapshots have a previous_state
 
 
 @dataclass(slots=True)
@@ -83,17 +83,17 @@ class SimulationOutcome:
 
 
 def count_fcfs_loads(models: Iterable[str], slots: int) -> int:
-    """How many raises serving requests strictly as they came takes, evicting the least recently used."""
+    """Count the loads of first come first served with LRU eviction."""
     loaded: OrderedDict[str, None] = OrderedDict()
-    raises = 0
+    loads = 0
     for model in models:
         if model not in loaded:
-            raises += 1
+            loads += 1
             if len(loaded) == slots:
                 loaded.popitem(last=False)
         loaded[model] = None
         loaded.move_to_end(model)
-    return raises
+    return loads
 
 
 def simulate(history: History, planner: Planner = plan_actions) -> SimulationOutcome:
@@ -102,38 +102,38 @@ def simulate(history: History, planner: Planner = plan_actions) -> SimulationOut
 
 @dataclass(slots=True)
 class _LiveModel:
-    """A model in the world."""
+    """A model in the simulation."""
 
     model: SimulatedModel
-    depth: ReplicaState
-    origin: ReplicaState | None = None  # set while it moves
-    closed: bool = False
+    state: ReplicaState
+    origin: ReplicaState | None = None  # in transition
+    draining: bool = False
     running: int = 0
     awake_since: float = 0.0
     idle_since: float = 0.0
     done_at: float = 0.0
     failures: int = 0
-    not_before: float = 0.0
+    retry_at: float = 0.0
 
-    def need(self, depth: ReplicaState) -> Mapping[str, int]:
+    def get_memory(self, state: ReplicaState) -> Mapping[str, int]:
         return {
             ReplicaState.AWAKE: self.model.awake,
             ReplicaState.ASLEEP: self.model.asleep or {},
             ReplicaState.COLD: {},
-        }[depth]
+        }[state]
 
-    def holds(self, pool: str) -> int:
-        return max(self.need(depth).get(pool, 0) for depth in (self.depth, self.origin or self.depth))
+    def get_held_memory(self, pool: str) -> int:
+        return max(self.get_memory(state).get(pool, 0) for state in (self.state, self.origin or self.state))
 
-    def seen(self, now: float, tells_origin: bool) -> ReplicaSnapshot:
-        model, moving = self.model, self.origin is not None
-        raise_s = model.load_s if self.depth is ReplicaState.COLD else model.wake_s
+    def take_snapshot(self, now: float, reports_origin: bool) -> ReplicaSnapshot:
+        model, in_transition = self.model, self.origin is not None
+        time_to_ready_s = model.load_s if self.state is ReplicaState.COLD else model.wake_s
         return ReplicaSnapshot(
-            name=model.name, state=self.depth, in_transition=moving, previous_state=self.origin if tells_origin else None,
-            awake_bytes=model.awake, asleep_bytes=model.asleep, pinned=model.pinned, running=self.running, draining=self.closed,
+            name=model.name, state=self.state, in_transition=in_transition, previous_state=self.origin if reports_origin else None,
+            awake_bytes=model.awake, asleep_bytes=model.asleep, pinned=model.pinned, running=self.running, draining=self.draining,
             awake_since=self.awake_since, idle_since=self.idle_since, idle_s=model.idle_s,
-            min_residency_s=model.min_residency_s, time_to_ready_s=self.done_at - now if moving else raise_s,
-            retry_at=self.not_before,
+            min_residency_s=model.min_residency_s, time_to_ready_s=self.done_at - now if in_transition else time_to_ready_s,
+            retry_at=self.retry_at,
         )  # fmt: skip
 
 
@@ -173,16 +173,16 @@ class _Simulation:
             self._schedule(request.arrival.at, partial(self._arrive, request))
         for moment, memory in self.history.memory_later:
             self._schedule(moment, partial(self.memory.update, memory))
-        for _ in range(_MOST_EVENTS):
+        for _ in range(_MAX_EVENTS):
             if not self._events:
                 break
             self._next_moment()
-            self._ask()
+            self._run_planner()
             self._keep_ticking()
         else:
-            raise PromiseBroken("the world never comes to an end")
+            raise PromiseBroken("the simulation never ends")
         if lost := [request.id for request in self._requests if request.end is None]:
-            raise PromiseBroken(f"requests without an end: {lost}")
+            raise PromiseBroken(f"requests that never end: {lost}")
         return self.outcome
 
     # Time
@@ -196,8 +196,8 @@ class _Simulation:
             heapq.heappop(self._events)[2]()
 
     def _keep_ticking(self) -> None:
-        """Asks every second for as long as anything could depend on it."""
-        idle = any(live.model.idle_s is not None and live.depth is not ReplicaState.COLD for live in self.live.values())
+        """Tick every second while anything could depend on it."""
+        idle = any(live.model.idle_s is not None and live.state is not ReplicaState.COLD for live in self.live.values())
         more_to_come = any(request.end is None for request in self._requests)
         if not self._ticking and (self.waiting or (idle and more_to_come)):
             self._ticking = True
@@ -221,7 +221,7 @@ class _Simulation:
     def _dispatch(self) -> None:
         for request in list(self.waiting.values()):
             live = self.live[request.arrival.model]
-            if live.depth is ReplicaState.AWAKE and live.origin is None and not live.closed:
+            if live.state is ReplicaState.AWAKE and live.origin is None and not live.draining:
                 if self.now > request.deadline + TICK_S:
                     raise PromiseBroken(f"request {request.id} is served after its deadline")
                 del self.waiting[request.id]
@@ -240,92 +240,92 @@ class _Simulation:
             live.running -= 1
             live.idle_since = self.now
 
-    # The planner
+    # Planner
 
-    def _ask(self) -> None:
+    def _run_planner(self) -> None:
         if not self.history.late:
             self._dispatch()
-        for _ in range(_MOST_ROUNDS):
-            seen = [live.seen(self.now, self.history.tells_origin) for live in self.live.values()]
-            line = [
+        for _ in range(_MAX_ROUNDS):
+            snapshots = [live.take_snapshot(self.now, self.history.reports_origin) for live in self.live.values()]
+            queue = [
                 WaitingRequest(it.id, it.arrival.model, it.arrival.at, it.deadline)
                 for it in reversed(self.waiting.values())
             ]
-            actions = self.planner(self.now, self.memory, seen, line, self.history.rules)
+            actions = self.planner(self.now, self.memory, snapshots, queue, self.history.limits)
             for action in actions:
                 self._apply_action(action)
             self._dispatch()
             if not actions:
                 return
-        raise PromiseBroken(f"the planner does not come to rest: {actions}")
+        raise PromiseBroken(f"the planner does not settle: {actions}")
 
     def _apply_action(self, action: PlannerAction) -> None:
         if isinstance(action, Reject):
-            self._refuse(action)
+            self._reject(action)
             return
         live = self.live[action.name]
         if live.origin is not None:
-            raise PromiseBroken(f"{action} while it moves")
+            raise PromiseBroken(f"{action} during a transition")
         if isinstance(action, Transition):
             self._start_transition(live, action.to)
-        elif live.depth is not ReplicaState.AWAKE or live.closed is isinstance(action, Drain):
-            raise PromiseBroken(f"{action} of a door that is not there or is so already")
+        elif live.state is not ReplicaState.AWAKE or live.draining is isinstance(action, Drain):
+            raise PromiseBroken(f"{action} of a model that is not awake, or is in that state already")
         elif isinstance(action, Drain) and (
             live.model.pinned or self.now < live.awake_since + live.model.min_residency_s
         ):
-            raise PromiseBroken(f"{action} of a pinned model, or before its time")
+            raise PromiseBroken(f"{action} of a pinned model, or before its minimum residency")
         else:
             assert isinstance(action, Drain | CancelDrain)
-            live.closed = isinstance(action, Drain)
+            live.draining = isinstance(action, Drain)
 
-    def _refuse(self, refusal: Reject) -> None:
-        request = self.waiting[refusal.id]
-        if refusal.reason == "deadline" and self.now < request.deadline:
-            raise PromiseBroken(f"{refusal} before its deadline")
-        if refusal.reason == "memory" and self._could_fit(self.live[request.arrival.model]):
-            raise PromiseBroken(f"{refusal} although it could fit")
-        if not 0 <= refusal.retry_after_s < math.inf:
-            raise PromiseBroken(f"{refusal} promises nothing")
-        self._finish(request, f"refused: {refusal.reason}")
+    def _reject(self, action: Reject) -> None:
+        request = self.waiting[action.id]
+        if action.reason == "deadline" and self.now < request.deadline:
+            raise PromiseBroken(f"{action} before its deadline")
+        if action.reason == "memory" and self._could_fit(self.live[request.arrival.model]):
+            raise PromiseBroken(f"{action} although it could fit")
+        if not 0 <= action.retry_after_s < math.inf:
+            raise PromiseBroken(f"{action} has no finite retry_after_s")
+        self._finish(request, f"rejected: {action.reason}")
 
     def _could_fit(self, live: _LiveModel) -> bool:
         pinned = [other for other in self.live.values() if other.model.pinned and other is not live]
-        slots = self.history.rules.max_awake
-        if slots is not None and sum(other.depth is ReplicaState.AWAKE for other in pinned) >= slots:
+        slots = self.history.limits.max_awake
+        if slots is not None and sum(other.state is ReplicaState.AWAKE for other in pinned) >= slots:
             return False
         return all(
-            amount + sum(other.need(other.depth).get(pool, 0) for other in pinned) <= self.memory.get(pool, 0)
+            amount + sum(other.get_memory(other.state).get(pool, 0) for other in pinned) <= self.memory.get(pool, 0)
             for pool, amount in live.model.awake.items()
         )
 
-    # Moves
+    # Transitions
 
     def _start_transition(self, live: _LiveModel, to: ReplicaState) -> None:
-        if to is live.depth or (
-            to is ReplicaState.ASLEEP and (live.model.asleep is None or live.depth is ReplicaState.COLD)
+        if to is live.state or (
+            to is ReplicaState.ASLEEP and (live.model.asleep is None or live.state is ReplicaState.COLD)
         ):
-            raise PromiseBroken(f"{live.model.name} cannot go from {live.depth} to {to}")
+            raise PromiseBroken(f"{live.model.name} cannot go from {live.state} to {to}")
         if to is ReplicaState.AWAKE:
             self._check_load(live)
             self.outcome.loads += 1
-            takes = live.model.load_s if live.depth is ReplicaState.COLD else live.model.wake_s
+            takes = live.model.load_s if live.state is ReplicaState.COLD else live.model.wake_s
         else:
             self._check_release(live)
             takes = live.model.release_s
         before = self._sum_held_memory()
-        live.origin, live.depth, live.done_at = live.depth, to, self.now + takes
+        live.origin, live.state, live.done_at = live.state, to, self.now + takes
         for pool, amount in self._sum_held_memory().items():
             if amount > max(self.memory.get(pool, 0), before[pool]):
                 raise PromiseBroken(f"{amount} held of {self.memory.get(pool, 0)} in {pool}")
         self._schedule(live.done_at, partial(self._finish_transition, live))
 
     def _check_load(self, live: _LiveModel) -> None:
-        rules, others = self.history.rules, list(self.live.values())
-        if self.now < live.not_before:
-            raise PromiseBroken(f"{live.model.name} is raised too soon after a failure")
-        if sum(it.origin is not None and it.depth is ReplicaState.AWAKE for it in others) >= rules.parallel_loads:
-            raise PromiseBroken("too many raises at once")
-        if rules.max_awake is not None and sum(it.depth is ReplicaState.AWAKE for it in others) >= rules.max_awake:
+        limits, others = self.history.limits, list(self.live.values())
+        if self.now < live.retry_at:
+            raise PromiseBroken(f"{live.model.name} loads too soon after a failure")
+        if sum(it.origin is not None and it.state is ReplicaState.AWAKE for it in others) >= limits.parallel_loads:
+            raise PromiseBroken("too many loads at once")
+        if limits.max_awake is not None and sum(it.state is ReplicaState.AWAKE for it in others) >= limits.max_awake:
             raise PromiseBroken("too many awake")
 
     def _check_release(self, live: _LiveModel) -> None:
@@ -335,7 +335,7 @@ class _Simulation:
             raise PromiseBroken(f"{live.model.name} is pinned")
         expired = live.model.idle_s is not None and self.now - live.idle_since >= live.model.idle_s
         if (
-            live.depth is ReplicaState.AWAKE
+            live.state is ReplicaState.AWAKE
             and self.now < live.awake_since + live.model.min_residency_s
             and not expired
         ):
@@ -343,15 +343,15 @@ class _Simulation:
 
     def _sum_held_memory(self) -> dict[str, int]:
         pools = {pool for live in self.live.values() for pool in live.model.awake} | set(self.memory)
-        return {pool: sum(live.holds(pool) for live in self.live.values()) for pool in pools}
+        return {pool: sum(live.get_held_memory(pool) for live in self.live.values()) for pool in pools}
 
     def _finish_transition(self, live: _LiveModel) -> None:
         live.origin = None
-        live.closed = False
+        live.draining = False
         live.idle_since = self.now
-        if live.depth is ReplicaState.AWAKE:
+        if live.state is ReplicaState.AWAKE:
             live.awake_since = self.now
             if live.failures:
                 live.failures -= 1
-                live.depth = ReplicaState.COLD
-                live.not_before = self.now + _BACKOFF_S
+                live.state = ReplicaState.COLD
+                live.retry_at = self.now + _BACKOFF_S

@@ -1,4 +1,4 @@
-"""What the planner promises, over random histories of a fleet. The world that checks it is shown to catch planners that lie."""
+"""The planner's guarantees over random histories. The simulation is shown to catch broken planners."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from enginebay.fleet.scheduling.planner import (
     WaitingRequest,
     plan_actions,
 )
-from tests.unit.fleet.residency_simulation import (
+from tests.unit.fleet.planner_simulation import (
     History,
     Planner,
     PromiseBroken,
@@ -72,7 +72,7 @@ MEMORY = st.fixed_dictionaries({"ram": st.integers(6, 16), "gpu0": st.integers(4
 
 @st.composite
 def histories(draw: st.DrawFn, patient: bool = False) -> History:
-    """`patient`: nobody gives up, so that only progress brings a history to its end."""
+    """Generate histories. `patient`: no timeouts, so only progress ends a history."""
     names = NAMES[: draw(st.integers(1, 5))]
     return History(
         models=[draw(models(name)) for name in names],
@@ -81,25 +81,25 @@ def histories(draw: st.DrawFn, patient: bool = False) -> History:
         ),
         memory=draw(MEMORY),
         memory_later=() if patient else draw(st.lists(st.tuples(QUARTERS, MEMORY), max_size=2)),
-        rules=PlannerLimits(
+        limits=PlannerLimits(
             max_awake=draw(st.sampled_from([None, None, 1, 2])), parallel_loads=draw(st.integers(1, 3))
         ),
         late=draw(st.booleans()),
-        tells_origin=draw(st.booleans()),
+        reports_origin=draw(st.booleans()),
     )
 
 
 @settings(max_examples=120)
 @given(histories())
-def test_every_promise_is_kept_and_every_request_ends(history: History) -> None:
+def test_every_guarantee_holds_and_every_request_ends(history: History) -> None:
     assert simulate(history).ends.total() == len(history.arrivals)
 
 
 @settings(max_examples=60)
 @given(histories(patient=True))
-def test_whoever_waits_long_enough_is_answered_unless_there_can_be_no_room(history: History) -> None:
+def test_every_patient_request_is_answered_unless_its_model_cannot_fit(history: History) -> None:
     ends = simulate(history).ends
-    assert ends["answered"] + ends["refused: memory"] == len(history.arrivals)
+    assert ends["answered"] + ends["rejected: memory"] == len(history.arrivals)
 
 
 @st.composite
@@ -118,14 +118,14 @@ def one_slot(draw: st.DrawFn) -> History:
         ],
         arrivals=sorted(draw(arrivals(names, st.just(math.inf), cancels=False)), key=lambda it: it.at),
         memory={"ram": 1},
-        rules=PlannerLimits(parallel_loads=draw(st.integers(1, 2))),
+        limits=PlannerLimits(parallel_loads=draw(st.integers(1, 2))),
         late=draw(st.booleans()),
     )
 
 
 @settings(max_examples=120)
 @given(one_slot())
-def test_with_one_slot_never_more_raises_than_first_come_first_served(history: History) -> None:
+def test_with_one_slot_never_more_loads_than_first_come_first_served(history: History) -> None:
     outcome = simulate(history)
     assert outcome.ends["answered"] == len(history.arrivals)
     assert outcome.loads <= count_fcfs_loads([it.model for it in history.arrivals], slots=1)
@@ -143,12 +143,12 @@ def several_slots(seed: int) -> tuple[History, int]:
             for n in range(len(moments))
         ],
         memory={"ram": slots},
-        rules=PlannerLimits(parallel_loads=chance.randint(1, slots)),
+        limits=PlannerLimits(parallel_loads=chance.randint(1, slots)),
     )  # fmt: skip
     return history, slots
 
 
-def test_over_a_thousand_histories_with_several_slots_fewer_raises_than_first_come_first_served() -> None:
+def test_over_a_thousand_histories_fewer_loads_than_first_come_first_served() -> None:
     planned = as_they_came = 0
     for seed in range(1000):
         history, slots = several_slots(seed)
@@ -159,61 +159,63 @@ def test_over_a_thousand_histories_with_several_slots_fewer_raises_than_first_co
     assert planned < as_they_came
 
 
-# The world catches planners that lie.
+# The simulation catches broken planners.
 
 
 def spoiled(
     spoil: Callable[[float, Sequence[ReplicaSnapshot], Sequence[WaitingRequest]], list[PlannerAction] | None],
 ) -> Planner:
-    """The planner, except where `spoil` knows worse."""
+    """Wrap the planner: `spoil` may override its actions."""
 
     def planner(
         now: float,
         memory: Mapping[str, int],
-        held: Sequence[ReplicaSnapshot],
+        replicas: Sequence[ReplicaSnapshot],
         waiting: Sequence[WaitingRequest],
-        rules: PlannerLimits,
+        limits: PlannerLimits,
     ) -> list[PlannerAction]:
-        worse = spoil(now, held, waiting)
-        return plan_actions(now, memory, held, waiting, rules) if worse is None else worse
+        worse = spoil(now, replicas, waiting)
+        return plan_actions(now, memory, replicas, waiting, limits) if worse is None else worse
 
     return planner
 
 
 def evicts_the_busy(
-    _: float, held: Sequence[ReplicaSnapshot], waiting: Sequence[WaitingRequest]
+    _: float, replicas: Sequence[ReplicaSnapshot], waiting: Sequence[WaitingRequest]
 ) -> list[PlannerAction] | None:
-    busy = [it for it in held if it.running and not it.in_transition]
+    busy = [it for it in replicas if it.running and not it.in_transition]
     return [Transition(busy[0].name, ReplicaState.COLD)] if busy and waiting else None
 
 
 def evicts_the_pinned(
-    _: float, held: Sequence[ReplicaSnapshot], waiting: Sequence[WaitingRequest]
+    _: float, replicas: Sequence[ReplicaSnapshot], waiting: Sequence[WaitingRequest]
 ) -> list[PlannerAction] | None:
     pinned = [
-        it for it in held if it.pinned and it.state is ReplicaState.AWAKE and not it.running and not it.in_transition
+        it
+        for it in replicas
+        if it.pinned and it.state is ReplicaState.AWAKE and not it.running and not it.in_transition
     ]
     return [Transition(pinned[0].name, ReplicaState.COLD)] if pinned and waiting else None
 
 
 def ignores_memory(
-    _: float, held: Sequence[ReplicaSnapshot], waiting: Sequence[WaitingRequest]
+    _: float, replicas: Sequence[ReplicaSnapshot], waiting: Sequence[WaitingRequest]
 ) -> list[PlannerAction] | None:
-    asked = {it.model for it in waiting}
-    cold = [it for it in held if it.name in asked and it.state is ReplicaState.COLD and not it.in_transition]
+    awaited = {it.model for it in waiting}
+    cold = [it for it in replicas if it.name in awaited and it.state is ReplicaState.COLD and not it.in_transition]
     return [Transition(it.name, ReplicaState.AWAKE) for it in cold] or None
 
 
 def does_nothing(
-    _: float, held: Sequence[ReplicaSnapshot], waiting: Sequence[WaitingRequest]
+    _: float, replicas: Sequence[ReplicaSnapshot], waiting: Sequence[WaitingRequest]
 ) -> list[PlannerAction] | None:
     return []
 
 
 def never_rests(
-    _: float, held: Sequence[ReplicaSnapshot], waiting: Sequence[WaitingRequest]
+    _: float, replicas: Sequence[ReplicaSnapshot], waiting: Sequence[WaitingRequest]
 ) -> list[PlannerAction] | None:
-    awake = [it for it in held if it.state is ReplicaState.AWAKE and not it.in_transition and not it.pinned]
+    awake = [it for it in replicas if it.state is ReplicaState.AWAKE and not it.in_transition and not it.pinned]
     return [CancelDrain(it.name) if it.draining else Drain(it.name) for it in awake] or None
 
 
@@ -225,11 +227,11 @@ CONTENDED = History(
     ],
     arrivals=[SimulatedArrival(at=float(n), model="ab"[n % 2], service_s=2.5, wait_s=60.0) for n in range(6)],
     memory={"ram": 3},
-    rules=PlannerLimits(parallel_loads=2),
+    limits=PlannerLimits(parallel_loads=2),
 )
 
 
-def test_the_contended_history_is_played_out() -> None:
+def test_the_contended_history_completes() -> None:
     assert simulate(CONTENDED).ends == {"answered": 6}
 
 
@@ -240,10 +242,10 @@ def test_the_contended_history_is_played_out() -> None:
         (evicts_the_pinned, "p is pinned"),
         (ignores_memory, "held of 3 in ram"),
         (does_nothing, "waits beyond its deadline"),
-        (never_rests, "does not come to rest"),
+        (never_rests, "does not settle"),
     ],
 )
-def test_the_world_catches_a_planner_that(
+def test_the_simulation_catches_a_planner_that(
     spoil: Callable[[float, Sequence[ReplicaSnapshot], Sequence[WaitingRequest]], list[PlannerAction] | None],
     complaint: str,
 ) -> None:
@@ -252,13 +254,13 @@ def test_the_world_catches_a_planner_that(
 
 
 def unloads_at_once(
-    _: float, held: Sequence[ReplicaSnapshot], waiting: Sequence[WaitingRequest]
+    _: float, replicas: Sequence[ReplicaSnapshot], waiting: Sequence[WaitingRequest]
 ) -> list[PlannerAction] | None:
-    idle = [it for it in held if it.state is ReplicaState.AWAKE and not it.in_transition and not it.running]
+    idle = [it for it in replicas if it.state is ReplicaState.AWAKE and not it.in_transition and not it.running]
     return [Transition(it.name, ReplicaState.COLD) for it in idle] if idle and not waiting else None
 
 
-def test_a_planner_that_unloads_at_once_raises_more_than_first_come_first_served() -> None:
+def test_a_planner_that_unloads_at_once_loads_more_than_first_come_first_served() -> None:
     """Otherwise the comparisons above could not fail."""
     arrivals = [SimulatedArrival(at=n * 10.0, model="a") for n in range(3)]
     history = History(models=[SimulatedModel(name="a", awake={"ram": 1})], arrivals=arrivals, memory={"ram": 1})
