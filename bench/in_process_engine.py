@@ -1,4 +1,4 @@
-"""The other half of bench/worker_overhead.py: one engine driven directly, in its own environment, with no worker around it."""
+"""The child of bench/worker_overhead.py: drives one engine directly in its own environment, without a worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class TokenCounter:
-    """The least a sink can be: it counts tokens and knows when every request has ended."""
+    """A minimal sink: counts tokens and signals when every request has ended."""
 
     def __init__(self) -> None:
         self.tokens = 0

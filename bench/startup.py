@@ -1,8 +1,8 @@
-"""How long a person waits: for `bay --help`, and from `bay run smollm2 "hi"` to the first byte of the answer.
+"""Time `bay --help`, and `bay run smollm2 "hi"` up to the first byte of the response.
 
     make bench-start
 
-The bars: help under 0.2 s, the first token within 3 s once the model is fetched. Medians of several runs.
+Targets: help under 0.2 s, the first token within 3 s once the model is downloaded. Medians of several runs.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ def time_first_token() -> float:
         waited = time.perf_counter() - started
         process.stdout.read()
     if not first or process.returncode:
-        raise SystemExit("bay run gave no answer")
+        raise SystemExit("bay run printed no response")
     return waited
 
 
-def report(what: str, times: list[float], bar_s: float) -> bool:
+def report(name: str, times: list[float], target_s: float) -> bool:
     median = statistics.median(times)
-    met = median < bar_s
+    met = median < target_s
     spread = f"{min(times):.2f} to {max(times):.2f}"
-    print(f"{what:<28}{median:>7.2f} s   ({spread}, {len(times)} runs)   under {bar_s} s: {'met' if met else 'MISSED'}")
+    print(f"{name:<28}{median:>7.2f} s   ({spread}, {len(times)} runs)   under {target_s} s: {'met' if met else 'MISSED'}")
     return met
 
 
 if __name__ == "__main__":
-    time_first_token()  # fetches the model, fills the caches
+    time_first_token()  # downloads the model, fills the caches
     good = report("bay --help", [time_help() for _ in range(11)], 0.2)
     good &= report("bay run, first token", [time_first_token() for _ in range(7)], 3.0)
     sys.exit(0 if good else 1)

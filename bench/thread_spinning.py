@@ -1,11 +1,11 @@
-"""How long llamacpp's threads wait for each other by spinning: what we set beside other counts, in interleaved pairs.
+"""Compare spin counts of llamacpp's threads: the engine's own setting against others, in interleaved pairs.
 
-    make bench-spinning                 10000 beside what we set
+    make bench-spinning                 10000 against the engine's setting
     python -m bench.thread_spinning COUNT ...
 
-On an idle machine, where longer is faster if anything, and beside a process that keeps one core busy, where a thread that
-spins may keep the one it waits for from running. The bar: no slower when idle (the 95% interval of the ratio reaches 0.97),
-faster beside the busy one.
+Runs on an idle machine, where spinning longer helps if anything, and beside a process that keeps one core busy, where a spinning
+thread may block the thread it waits for. Targets: not slower when idle (the 95% interval of the ratio reaches 0.97), faster
+beside the busy process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def busy_process() -> Iterator[None]:
 
 
 def measure_speeds(plan: LaunchPlan, count: str | None) -> tuple[float, float]:
-    """Tokens a second, idle and beside the busy process."""
+    """Return tokens/s, idle and beside the busy process."""
     env = {name: value for name, value in os.environ.items() if name != _SPINCOUNT_VARIABLE}
     engine = InProcessEngine(plan, env if count is None else {**env, _SPINCOUNT_VARIABLE: count})
     try:
@@ -50,16 +50,16 @@ def measure_speeds(plan: LaunchPlan, count: str | None) -> tuple[float, float]:
 
 
 def compare(plan: LaunchPlan, count: str) -> bool:
-    found = []
+    pairs = []
     for pair in range(_PAIRS):
         order = (None, count) if pair % 2 else (count, None)
-        pair_of = {one: measure_speeds(plan, one) for one in order}
-        found.append((pair_of[None], pair_of[count]))
+        speeds = {setting: measure_speeds(plan, setting) for setting in order}
+        pairs.append((speeds[None], speeds[count]))
     good = True
-    for at, name in enumerate(("idle", "beside a busy process")):
-        mean, low, high = compute_interval([ours[at] / other[at] for ours, other in found])
-        met = high >= 0.97 if not at else low > 1
-        ours, other = (sum(one[side][at] for one in found) / len(found) for side in (0, 1))
+    for condition, name in enumerate(("idle", "beside a busy process")):
+        mean, low, high = compute_interval([ours[condition] / other[condition] for ours, other in pairs])
+        met = high >= 0.97 if not condition else low > 1
+        ours, other = (sum(pair[side][condition] for pair in pairs) / len(pairs) for side in (0, 1))
         print(
             f"{count:>8}{ours:>10.1f}{other:>10.1f}{mean:>8.2f}   [{low:.2f}, {high:.2f}]   {'met' if met else 'MISSED'}   {name}"
         )

@@ -1,8 +1,8 @@
-"""The runs of a comparison as one table, for a document and for the end of a log.
+"""Print the runs of a comparison as one Markdown table.
 
     python -m bench.gpu.compare_table --runs DIR [STUDY...]
 
-Means over the cycles with 95% intervals; the ratio is by pairs, against the first engine that had the same load.
+Means over cycles with 95% intervals; ratios are paired, against the first engine with the same load.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _COLUMNS = (
 
 
 def build_table(runs: Sequence[Run]) -> list[str]:
-    """Lines of Markdown, a row for each engine with its settings under one load. Pure but for the answers' files."""
-    found = group_runs(runs)
+    """Return Markdown lines, a row for each engine and settings under one load. Reads the response files for parity."""
+    groups = group_runs(runs)
     head = [
         "",
         "model",
@@ -39,15 +39,19 @@ def build_table(runs: Sequence[Run]) -> list[str]:
         "verdict",
     ]
     lines = [_format_line(head), _format_line(["---"] * len(head))]
-    for point in found:
-        first = next(other for other in found if has_same_workload(point, other))
-        (mean,) = aggregate_runs(point.runs)
-        against = None if first is point else compare_groups(first, point)
+    for group in groups:
+        first = next(other for other in groups if has_same_workload(group, other))
+        (mean,) = aggregate_runs(group.runs)
+        comparison = None if first is group else compare_groups(first, group)
         figures = [_format_figure(mean["figures"].get(name), scale) for _, name, scale in _COLUMNS]
-        beside = ["", ""] if against is None else [_format_ratio(against["figures"]), _format_parity(against["parity"])]
-        counted = f"{len(point.counted)} of {len(point.runs)}"
+        against_first = (
+            ["", ""]
+            if comparison is None
+            else [_format_ratio(comparison["figures"]), _format_parity(comparison["parity"])]
+        )
+        counted = f"{len(group.counted)} of {len(group.runs)}"
         lines.append(
-            _format_line([mean["label"], mean["model"], counted, *figures, *beside, _summarize_verdict(point)])
+            _format_line([mean["label"], mean["model"], counted, *figures, *against_first, _summarize_verdict(group)])
         )
     return lines
 
@@ -56,52 +60,52 @@ def _format_line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _format_figure(found: Mapping[str, Any] | None, scale: float) -> str:
-    if found is None:
+def _format_figure(figure: Mapping[str, Any] | None, scale: float) -> str:
+    if figure is None:
         return "–"
-    low, high = found["low"], found["high"]
+    low, high = figure["low"], figure["high"]
     ends = "" if low is None or high is None else f" [{_format_number(low * scale)}, {_format_number(high * scale)}]"
-    return f"{_format_number(found['estimate'] * scale)}{ends}"
+    return f"{_format_number(figure['estimate'] * scale)}{ends}"
 
 
 def _format_ratio(figures: Mapping[str, Mapping[str, Any]]) -> str:
-    found = figures.get("output_tokens_per_s")
-    return "–" if found is None else _format_figure(found["ratio"], 1.0)
+    throughput = figures.get("output_tokens_per_s")
+    return "–" if throughput is None else _format_figure(throughput["ratio"], 1.0)
 
 
 def _format_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _format_parity(found: Mapping[str, Any] | None) -> str:
-    if found is None:
+def _format_parity(parity: Mapping[str, Any] | None) -> str:
+    if parity is None:
         return "–"
-    distance = found["logprob_distance"]
+    distance = parity["logprob_distance"]
     nats = "" if distance is None else f"{distance:.2g} nats, "
-    return f"{nats}{found['identical_answers']:.0%} identical"
+    return f"{nats}{parity['identical_answers']:.0%} identical"
 
 
-def _summarize_verdict(point: RunGroup) -> str:
-    """The worst of its runs, and every reason for it with the number of runs that have it."""
+def _summarize_verdict(group: RunGroup) -> str:
+    """Return the worst status, and each reason with its number of runs."""
     reasons: dict[str, int] = {}
-    for run in point.runs:
+    for run in group.runs:
         for code in {str(reason["code"]) for reason in run.reasons}:
             reasons[code] = reasons.get(code, 0) + 1
     why = ", ".join(f"{code} ({count})" for code, count in reasons.items())
-    return point.status + (f": {why}" if why else "")
+    return group.status + (f": {why}" if why else "")
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    options.add_argument("studies", nargs="*", metavar="STUDY")
-    options.add_argument("--runs", type=Path, required=True)
-    given = options.parse_args()
-    runs, problems = list_runs(given.runs)
-    chosen = [run for run in runs if not given.studies or run.study_id in given.studies]
-    print("\n".join(build_table(chosen)) if chosen else "there are no runs")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("studies", nargs="*", metavar="STUDY")
+    parser.add_argument("--runs", type=Path, required=True)
+    args = parser.parse_args()
+    runs, problems = list_runs(args.runs)
+    selected = [run for run in runs if not args.studies or run.study_id in args.studies]
+    print("\n".join(build_table(selected)) if selected else "no runs")
     for problem in problems:
         print(problem.message)
-    return int(not chosen)
+    return int(not selected)
 
 
 if __name__ == "__main__":

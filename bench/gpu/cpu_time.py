@@ -1,4 +1,4 @@
-"""Seconds of processor time that a process and all below it have used, by what they are."""
+"""CPU time of a process tree by kind of process."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def read_cpu_times(root: int) -> dict[str, float]:
-    """Seconds by kind of process: server, worker, engine, and whatever else there is."""
+    """Return CPU seconds by kind: root, worker, engine, or the name of any other process."""
     parents: dict[int, int] = {}
     used: dict[int, float] = {}
-    for place in Path("/proc").glob("[0-9]*"):
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
-            fields = (place / "stat").read_text().rpartition(")")[2].split()
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        parents[int(place.name)] = int(fields[1])
-        used[int(place.name)] = (int(fields[11]) + int(fields[12])) / _TICKS
-    found: dict[str, float] = {}
+        parents[int(folder.name)] = int(fields[1])
+        used[int(folder.name)] = (int(fields[11]) + int(fields[12])) / _TICKS
+    totals: dict[str, float] = {}
     for pid in used:
-        above = pid
-        while above not in (root, 0) and above in parents:
-            above = parents[above]
-        if above == root:
+        ancestor = pid
+        while ancestor not in (root, 0) and ancestor in parents:
+            ancestor = parents[ancestor]
+        if ancestor == root:
             kind = _classify_process(pid, pid == root)
-            found[kind] = found.get(kind, 0.0) + used[pid]
-    return found
+            totals[kind] = totals.get(kind, 0.0) + used[pid]
+    return totals
 
 
 def _classify_process(pid: int, is_root: bool) -> str:

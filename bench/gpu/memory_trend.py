@@ -1,4 +1,4 @@
-"""Memory of a server and all below it, by what the processes are, and whether it grows."""
+"""Memory of a server's process tree by kind of process, and its growth."""
 
 from __future__ import annotations
 
@@ -14,73 +14,72 @@ _WORKER, _ENGINE = b"worker/bootstrap.py", b"Engine"
 
 
 def compute_growth(points: Sequence[tuple[float, float]]) -> float:
-    """Growth over all of the points as a share of their mean: the slope of least squares times the time. Pure."""
+    """Return the growth over all points as a share of their mean: least-squares slope times duration. Pure."""
     times, values = [time for time, _ in points], [value for _, value in points]
     if len(points) < 2 or max(times) == min(times):
-        raise ValueError("a trend needs two moments")
+        raise ValueError("a trend needs two points in time")
     middle, mean = fmean(times), fmean(values)
     spread = sum((time - middle) ** 2 for time in times)
     slope = sum((time - middle) * (value - mean) for time, value in points) / spread
     return slope * (max(times) - min(times)) / mean if mean else 0.0
 
 
-def classify_processes(parents: Mapping[int, int], told: Mapping[int, bytes]) -> dict[int, str]:
-    """What each process is, by its name and command line: vLLM's engine process is forked from the worker. Pure."""
-    found: dict[int, str] = {}
+def classify_processes(parents: Mapping[int, int], commands: Mapping[int, bytes]) -> dict[int, str]:
+    """Return the kind of each process by name and command line; vLLM forks its engine process from the worker. Pure."""
+    kinds: dict[int, str] = {}
     for pid in parents:  # parents come first
-        above = found.get(parents[pid], "server")
-        is_worker = _WORKER in told.get(pid, b"")
-        if above == "server":
-            found[pid] = "worker" if is_worker else "server"
+        parent_kind = kinds.get(parents[pid], "server")
+        is_worker = _WORKER in commands.get(pid, b"")
+        if parent_kind == "server":
+            kinds[pid] = "worker" if is_worker else "server"
         else:
-            found[pid] = "engine" if above == "engine" or is_worker or _ENGINE in told.get(pid, b"") else "worker"
-    return found
+            kinds[pid] = "engine" if parent_kind == "engine" or is_worker or _ENGINE in commands.get(pid, b"") else "worker"
+    return kinds
 
 
 def list_processes(root: int) -> dict[int, str]:
-    """The kinds of a process and all below it."""
+    """Return the kind of a process and of each of its descendants."""
     parents: dict[int, int] = {}
-    told: dict[int, bytes] = {}
+    commands: dict[int, bytes] = {}
     for pid in list_process_tree(root):
-        place = Path(f"/proc/{pid}")
+        folder = Path(f"/proc/{pid}")
         try:
-            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
-            told[pid] = (place / "comm").read_bytes() + (place / "cmdline").read_bytes()
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            commands[pid] = (folder / "comm").read_bytes() + (folder / "cmdline").read_bytes()
         except OSError:
-            continue  # it has just ended
+            continue  # just exited
         parents[pid] = parent
-    return classify_processes(parents, told)
+    return classify_processes(parents, commands)
 
 
-def sum_resident(found: Mapping[int, str]) -> dict[str, int]:
-    """Resident bytes by kind."""
+def sum_resident(processes: Mapping[int, str]) -> dict[str, int]:
+    """Return resident bytes by kind."""
     sums: dict[str, int] = {}
-    for pid, kind in found.items():
-        process = read_process_usage(pid)
-        if process is not None:
-            sums[kind] = sums.get(kind, 0) + process.resident_bytes
+    for pid, kind in processes.items():
+        usage = read_process_usage(pid)
+        if usage is not None:
+            sums[kind] = sums.get(kind, 0) + usage.resident_bytes
     return sums
 
 
 def identify_own_processes(
-    before: Collection[int], now: Mapping[int, int], pids: Collection[int], least: int
+    before: Collection[int], now: Mapping[int, int], pids: Collection[int], min_bytes: int
 ) -> tuple[set[int], str]:
-    """Which of the driver's processes are these, and how that is known; empty: it is not. Pure.
+    """Return which of the driver's processes are ours (empty: unknown), and how they were identified. Pure.
 
-    In a container the driver may number processes as the host does. Then it is the one that came since and holds at
-    least so many bytes, if there is only one.
+    In a container the driver may report the host's PIDs. Then ours is the only new process that holds at least `min_bytes`.
     """
     known = {pid for pid in now if pid in pids}
     if known:
-        return known, "by process number"
-    large = {pid for pid, held in now.items() if pid not in before and held >= least}
+        return known, "by PID"
+    large = {pid for pid, held in now.items() if pid not in before and held >= min_bytes}
     if len(large) == 1:
-        return large, f"the driver numbers processes differently: the only new one of at least {least / 2**30:.0f} GiB"
-    return set(), "the driver does not tell which process is ours: all of the device, not judged"
+        return large, f"the driver reports other PIDs: the only new process of at least {min_bytes / 2**30:.0f} GiB"
+    return set(), "cannot tell which process is ours: whole device, not judged"
 
 
 class GpuMemoryWatch:
-    """To be made before the server is. Holds no CUDA context."""
+    """GPU memory of the server. Create it before the server starts. Holds no CUDA context."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -92,10 +91,10 @@ class GpuMemoryWatch:
             count = pynvml.nvmlDeviceGetCount()
             self._gpus = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
         except ImportError:
-            self.method = "nvidia-ml-py is not there"
+            self.method = "nvidia-ml-py is not installed"
             return
         except pynvml.NVMLError as error:
-            self.method = f"the driver's library does not start: {error}"
+            self.method = f"NVML does not initialize: {error}"
             return
         self._nvml = pynvml
         self._before = set(self._read_held())
@@ -103,16 +102,16 @@ class GpuMemoryWatch:
 
     @property
     def is_available(self) -> bool:
-        """Whether there is a GPU to be read at all."""
+        """Return whether NVML reports a GPU."""
         return self._nvml is not None and bool(self._gpus)
 
-    def identify(self, pids: Collection[int], least: int) -> None:
-        """Once the server has loaded its model."""
+    def identify(self, pids: Collection[int], min_bytes: int) -> None:
+        """Find the server's processes. Call it once the model is loaded."""
         if self._nvml is not None:
-            self._ours, self.method = identify_own_processes(self._before, self._read_held(), pids, least)
+            self._ours, self.method = identify_own_processes(self._before, self._read_held(), pids, min_bytes)
 
     def read(self) -> dict[str, int]:
-        """Bytes as "gpu"; as "device" where only the sum of all processes is known."""
+        """Return bytes as "gpu", or as "device" if only the total of all processes is known."""
         if self._nvml is None:
             return {}
         if self._ours:
@@ -121,13 +120,13 @@ class GpuMemoryWatch:
         return {"device": sum(int(self._nvml.nvmlDeviceGetMemoryInfo(gpu).used) for gpu in self._gpus)}
 
     def _read_held(self) -> dict[int, int]:
-        found: dict[int, int] = {}
+        held: dict[int, int] = {}
         for gpu in self._gpus:
             try:
                 running = self._nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
             except self._nvml.NVMLError:
-                continue  # not this time
-            for one in running:
-                if one.usedGpuMemory:  # None: the driver knows the process and not what it holds
-                    found[int(one.pid)] = found.get(int(one.pid), 0) + int(one.usedGpuMemory)
-        return found
+                continue  # transient: skip this sample
+            for process in running:
+                if process.usedGpuMemory:  # None: the driver does not report it
+                    held[int(process.pid)] = held.get(int(process.pid), 0) + int(process.usedGpuMemory)
+        return held

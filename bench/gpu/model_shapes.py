@@ -1,8 +1,8 @@
-"""Models that have a shape and no weights: the engine makes random ones. They measure speed, never truth.
+"""Create models with a shape but no weights, for engines that load random ones: they measure speed, not quality.
 
     python -m bench.gpu.model_shapes FOLDER TOKENIZER_FOLDER
 
-The tokenizer is a real one, filled up to the vocabulary of the shape, so that every token has a text.
+The tokenizer is a real one, padded to the vocabulary of the shape, so that every token has a text.
 """
 
 from __future__ import annotations
@@ -49,30 +49,30 @@ def build_shape_config(name: str) -> dict[str, Any]:
 
 
 def make_shape(name: str, folder: Path, tokenizer: Path) -> Path:
-    """The folder of one shape: a config, a tokenizer, and a file of weights that holds none."""
-    place = folder / name
-    place.mkdir(parents=True, exist_ok=True)
+    """Create the folder of one shape: a config, a tokenizer, and a weights file without weights."""
+    target = folder / name
+    target.mkdir(parents=True, exist_ok=True)
     config = build_shape_config(name)
-    (place / "config.json").write_text(json.dumps(config, indent=1))
-    (place / "tokenizer.json").write_text(
+    (target / "config.json").write_text(json.dumps(config, indent=1))
+    (target / "tokenizer.json").write_text(
         json.dumps(_fill_vocabulary(tokenizer / "tokenizer.json", config["vocab_size"]))
     )
-    (place / "tokenizer_config.json").write_text((tokenizer / "tokenizer_config.json").read_text())
+    (target / "tokenizer_config.json").write_text((tokenizer / "tokenizer_config.json").read_text())
     head = json.dumps({"none": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-    (place / "model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + bytes(4))
-    return place
+    (target / "model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + bytes(4))
+    return target
 
 
 def _fill_vocabulary(tokenizer: Path, size: int) -> Any:
-    found = json.loads(tokenizer.read_text())
-    for token in found["added_tokens"]:
-        token["special"] = False  # it would have no text, and random weights are as likely to give it as any other
-    vocabulary = found["model"]["vocab"]
+    data = json.loads(tokenizer.read_text())
+    for token in data["added_tokens"]:
+        token["special"] = False  # special tokens have no text, and random weights sample them too
+    vocabulary = data["model"]["vocab"]
     for number in range(len(vocabulary), size):
         vocabulary[f"Ġtoken{number}"] = number
-    return found
+    return data
 
 
 if __name__ == "__main__":
-    for one in SHAPES:
-        print(make_shape(one, Path(sys.argv[1]), Path(sys.argv[2])))
+    for shape in SHAPES:
+        print(make_shape(shape, Path(sys.argv[1]), Path(sys.argv[2])))

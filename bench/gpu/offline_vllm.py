@@ -1,9 +1,9 @@
-"""vLLM without any server: what the engine itself gives, detokenization on. Reads orders, one JSON line each, and answers likewise.
+"""vLLM without a server, detokenization on. Reads commands as JSON lines from stdin and replies with a JSON line to each.
 
     python -m bench.gpu.offline_vllm '{"model": "FOLDER", ...engine arguments...}'
 
-An order: {"prompts": [[ids]...], "tokens": 128, "streams": 256}. At most so many are in flight, as under a load client.
-Others, of an engine that can sleep and has random weights (`dummy_weights`): {"sleep": 2} and {"wake": true}.
+{"prompts": [[ids]...], "tokens": 128, "streams": 256} runs prompts with at most `streams` in flight, as a load generator does.
+An engine that can sleep and has random weights (`dummy_weights`) also knows {"sleep": 2} and {"wake": true}.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def run_prompts(engine: Any, prompts: Sequence[Sequence[int]], tokens: int, stre
     for _ in range(streams):
         running += add()
     while running:
-        for one in engine.step():
-            if one.finished:
-                output += len(one.outputs[0].token_ids)
-                assert one.outputs[0].text
+        for request in engine.step():
+            if request.finished:
+                output += len(request.outputs[0].token_ids)
+                assert request.outputs[0].text
                 ended += 1
                 running += add() - 1
     window_s = monotonic() - began
@@ -44,7 +44,7 @@ def run_prompts(engine: Any, prompts: Sequence[Sequence[int]], tokens: int, stre
 
 
 def sleep(engine: Any, level: int) -> Mapping[str, float]:
-    """At level 2 the weights are thrown away."""
+    """Put the engine to sleep. Level 2 discards the weights."""
     began = monotonic()
     engine.collective_rpc("keep_small_weights")
     engine.sleep(level=level)
@@ -52,7 +52,7 @@ def sleep(engine: Any, level: int) -> Mapping[str, float]:
 
 
 def wake(engine: Any) -> Mapping[str, float]:
-    """From level 2, by phase."""
+    """Wake from level 2 and return the seconds by phase."""
     began = monotonic()
     engine.wake_up(tags=["weights"])
     mapped = monotonic()
@@ -65,23 +65,23 @@ def wake(engine: Any) -> Mapping[str, float]:
     return {"seconds": ended - began, **phases}
 
 
-def handle_command(engine: Any, order: Mapping[str, Any]) -> Mapping[str, float]:
-    if "sleep" in order:
-        return sleep(engine, order["sleep"])
-    if "wake" in order:
+def handle_command(engine: Any, command: Mapping[str, Any]) -> Mapping[str, float]:
+    if "sleep" in command:
+        return sleep(engine, command["sleep"])
+    if "wake" in command:
         return wake(engine)
-    return run_prompts(engine, order["prompts"], order["tokens"], order["streams"])
+    return run_prompts(engine, command["prompts"], command["tokens"], command["streams"])
 
 
 def main(arguments: Mapping[str, Any]) -> None:
-    said = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever the library prints goes elsewhere
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # redirect what the library prints to stderr
     from vllm import LLM
 
     engine = LLM(**arguments).llm_engine
-    print(json.dumps({"ready": True}), file=said)
+    print(json.dumps({"ready": True}), file=replies)
     for line in sys.stdin:
-        print(json.dumps(handle_command(engine, json.loads(line))), file=said)
+        print(json.dumps(handle_command(engine, json.loads(line))), file=replies)
 
 
 if __name__ == "__main__":

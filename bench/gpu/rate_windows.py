@@ -1,8 +1,7 @@
-"""Poisson arrivals whose rate climbs by steps: when each is sent, and at which step an objective was no longer kept. Pure.
+"""Poisson arrivals whose rate climbs in steps: send times, and the verdict on each step. Pure.
 
-There is no pause between two steps: what runs at one rate is where the next one begins, so a step soon shows what that rate costs for
-ever. A window that begins with an idle server mostly shows how it fills up, and one that begins with a crowd how it gets rid
-of it.
+There is no pause between steps: each starts with the requests in flight of the one before, so that it soon reaches its steady
+state. A window that starts with an idle server mostly measures how it fills up, one that starts overloaded how it drains.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ LatencyKind = Literal["ttft", "e2e"]
 
 @dataclass(frozen=True, slots=True)
 class RateWindow:
-    """The part of a step that is judged: requests by their index, and the time in which they are sent."""
+    """The judged part of a step: request indices and the time in which they are sent."""
 
     rate: float
     judged: frozenset[int]
@@ -38,22 +37,22 @@ class WindowVerdict:
     p95_s: float
     judged: int
     failed: int
-    in_flight: tuple[float, float]  # on the mean, in the first and the last third of what is judged
-    grows: bool  # more and more ran: a longer window would be worse
+    in_flight: tuple[float, float]  # mean in the first and the last third of the window
+    grows: bool  # the backlog grows: a longer window would be worse
 
 
 def plan_climb(rates: Sequence[float], step_s: float, skip_s: float, seed: int) -> tuple[list[float], list[RateWindow]]:
-    """When requests are sent, and the window of each rate.
+    """Return all send times and the window of each rate.
 
-    The first `skip_s` of a step are not judged: it takes that long to settle, and twice as long from nothing. What is judged
-    are as many as a P95 needs, or more. Climbs have no arrivals in common if their seeds are twice the number of rates apart.
+    The first `skip_s` of a step are not judged: it takes that long to settle, and twice as long from idle. A window has at least
+    as many requests as a P95 needs. Climbs share no arrivals if their seeds are at least twice the number of rates apart.
     """
     times, windows = list[float](), list[RateWindow]()
     until_s = 0.0
 
     def send(rate: float, count: int, own_seed: int) -> None:
         nonlocal until_s
-        times.extend(until_s + at for at in arrivals.poisson(rate, count, own_seed))
+        times.extend(until_s + offset for offset in arrivals.poisson(rate, count, own_seed))
         until_s += count / rate
 
     for number, rate in enumerate(rates):
@@ -65,12 +64,12 @@ def plan_climb(rates: Sequence[float], step_s: float, skip_s: float, seed: int) 
 
 
 def interpolate_rates(low: float, high: float, count: int) -> list[float]:
-    """The lower of two rates, and so many between them, evenly on a logarithmic scale."""
+    """Return `low` and `count` rates between `low` and `high`, evenly spaced on a logarithmic scale."""
     return [float(f"{low * (high / low) ** (number / (count + 1)):.3g}") for number in range(count + 1)]
 
 
 def judge_window(window: RateWindow, records: Sequence[Record], latency: LatencyKind, limit_s: float) -> WindowVerdict:
-    """Latencies are from when a request should have been sent; one that failed took for ever."""
+    """Judge a window. Latency counts from the intended send time; a failed request counts as infinite."""
     judged = [record for record in records if record.index in window.judged]
     values = [_get_latency(record, latency) for record in judged]
     before, _, after = mean_in_flight_by_thirds(records, window.from_s, window.to_s)
@@ -82,13 +81,13 @@ def judge_window(window: RateWindow, records: Sequence[Record], latency: Latency
 
 
 def _is_growing(before: float, after: float, arrivals: float) -> bool:
-    """By the lab's own limits, see `backlog_grows`."""
-    most = max(limits.BACKLOG_GROWTH * arrivals, limits.BACKLOG_SIGMAS * math.sqrt(before + after))
-    return after - before > most
+    """Apply the lab's limits, see `backlog_grows`."""
+    limit = max(limits.BACKLOG_GROWTH * arrivals, limits.BACKLOG_SIGMAS * math.sqrt(before + after))
+    return after - before > limit
 
 
 def mean_in_flight_by_thirds(records: Sequence[Record], from_s: float, to_s: float) -> tuple[float, float, float]:
-    """On the mean, in each third of the time: whether a server kept up, or was filling."""
+    """Return the mean number in flight in each third of the time: does the server keep up or fill?"""
     third = (to_s - from_s) / 3
     first, second, last = (
         mean_in_flight(records, from_s + number * third, from_s + (number + 1) * third) for number in range(3)
@@ -97,10 +96,10 @@ def mean_in_flight_by_thirds(records: Sequence[Record], from_s: float, to_s: flo
 
 
 def mean_in_flight(records: Sequence[Record], from_s: float, to_s: float) -> float:
-    spent = (min(to_s, to_s if one.end_s is None else one.end_s) - max(from_s, one.sent_s) for one in records)
+    spent = (min(to_s, to_s if record.end_s is None else record.end_s) - max(from_s, record.sent_s) for record in records)
     return sum(max(0.0, seconds) for seconds in spent) / (to_s - from_s)
 
 
 def _get_latency(record: Record, latency: LatencyKind) -> float:
-    came_s = record.first_s if latency == "ttft" else record.end_s
-    return math.inf if record.error or came_s is None else came_s - record.intended_s
+    arrived_s = record.first_s if latency == "ttft" else record.end_s
+    return math.inf if record.error or arrived_s is None else arrived_s - record.intended_s

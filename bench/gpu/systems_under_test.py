@@ -1,4 +1,4 @@
-"""What is measured on a GPU: the engine without a server, its own server, and ours. All may be up at once; one is under load."""
+"""The systems measured on a GPU: vLLM without a server, `vllm serve`, and `bay serve`. All may be up; one is under load."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from enginebay.lab.workload.request_records import Request
 
 _BAY = (sys.executable, "-c", "from enginebay.cli.main import run; run()")
 _START_S = 420.0
-_NOT_OURS = ("kv_cache_memory_bytes",)  # vLLM's own names, for what our settings have no name for
+_EXTRA_SETTINGS = ("kv_cache_memory_bytes",)  # vLLM arguments without a setting of the same name: passed as `extra`
 
 
 @cache
 def find_vllm_python() -> str:
-    """The one that `bay serve` would run vLLM with, so that all have the same vLLM."""
+    """Return the Python that `bay serve` runs vLLM with, so that all systems have the same vLLM."""
     return str(environments.find_environment("vllm").python)
 
 
 class SystemUnderTest:
-    """A process that answers. `settings` are vLLM's engine arguments, the same for all."""
+    """A process to measure. `settings` are vLLM engine arguments, the same for all systems."""
 
     def __init__(self, name: str, model: Path, settings: Mapping[str, Any], folder: Path) -> None:
         self.name, self.model, self.settings = name, model, settings
@@ -61,7 +61,7 @@ class SystemUnderTest:
         raise NotImplementedError
 
     def wait_ready(self) -> None:
-        """Until it answers. Raises `SystemExit` with its last words."""
+        """Wait until it answers. Raise `SystemExit` with the end of its log if it does not start."""
         while not self.is_ready():
             if self.process.poll() is not None or monotonic() - self._began > _START_S:
                 raise SystemExit(f"{self.name} did not start:\n{self.read_log_tail()}")
@@ -81,9 +81,9 @@ class SystemUnderTest:
 
 
 class OfflineVllm(SystemUnderTest):
-    """`LLM` in a process of its own."""
+    """`vllm.LLM` in its own process."""
 
-    death_error: type[BaseException] = SystemExit  # raised when it has
+    death_error: type[BaseException] = SystemExit
 
     def build_command(self) -> Sequence[str]:
         arguments = {"model": str(self.model), "disable_log_stats": True, **self.settings}
@@ -94,28 +94,28 @@ class OfflineVllm(SystemUnderTest):
 
     def is_ready(self) -> bool:
         assert self.process.stdout is not None
-        said, _, _ = select.select([self.process.stdout], [], [], 0)
-        return bool(said) and bool(self.process.stdout.readline())
+        readable, _, _ = select.select([self.process.stdout], [], [], 0)
+        return bool(readable) and bool(self.process.stdout.readline())
 
     def run(self, requests: Sequence[Request], tokens: int, streams: int) -> Mapping[str, float]:
         return self.send_command(
             {"prompts": [request.prompt for request in requests], "tokens": tokens, "streams": streams}
         )
 
-    def send_command(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What it answers. Raises `died` with its last words."""
+    def send_command(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Send a command and return the reply. Raise `death_error` with the end of the log if the process died."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        with suppress(BrokenPipeError):  # it is gone already, and so has no answer
-            self.process.stdin.write(json.dumps(order).encode() + b"\n")
+        with suppress(BrokenPipeError):  # already dead: reading the reply reports it
+            self.process.stdin.write(json.dumps(command).encode() + b"\n")
             self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        if not answer.endswith(b"\n"):
-            raise self.death_error(f"{self.name} died of {', '.join(order)}:\n{self.read_log_tail()}")
-        return dict(json.loads(answer))
+        reply = self.process.stdout.readline()
+        if not reply.endswith(b"\n"):
+            raise self.death_error(f"{self.name} died during {', '.join(command)}:\n{self.read_log_tail()}")
+        return dict(json.loads(reply))
 
 
 class ServerSystem(SystemUnderTest):
-    """A server that speaks OpenAI's API."""
+    """An OpenAI-compatible server."""
 
     def __init__(self, name: str, model: Path, settings: Mapping[str, Any], folder: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -138,15 +138,15 @@ class ServerSystem(SystemUnderTest):
     def run_requests(
         self, requests: Sequence[Request], streams: int, times: Sequence[float] | None = None
     ) -> LoadgenResult:
-        fired = run_loadgen(split_into_tasks(self.target, requests, times, streams, default_process_count()), requests)
-        wrong = [record for record in fired.records if record.error]
-        if wrong:
-            raise SystemExit(f"{self.name}: {len(wrong)} requests failed: {wrong[0].error} {wrong[0].detail}")
-        return fired
+        result = run_loadgen(split_into_tasks(self.target, requests, times, streams, default_process_count()), requests)
+        failed = [record for record in result.records if record.error]
+        if failed:
+            raise SystemExit(f"{self.name}: {len(failed)} requests failed: {failed[0].error} {failed[0].detail}")
+        return result
 
 
 class VllmServe(ServerSystem):
-    """`vllm serve`; "-N" at the end of the name: with N API servers."""
+    """`vllm serve`; a name that ends in "-N" starts N API servers."""
 
     def build_command(self) -> Sequence[str]:
         command = [
@@ -161,15 +161,15 @@ class VllmServe(ServerSystem):
 
 
 class BayServe(ServerSystem):
-    """`bay serve` with the vllm engine, as it comes; "ours NAME=VALUE ...": with these settings of the engine."""
+    """`bay serve` with the vllm engine and its defaults; "ours NAME=VALUE ..." sets engine settings."""
 
     def build_command(self) -> Sequence[str]:
         config = self.log.with_suffix(".json")
         model = {"source": str(self.model), "engine": "vllm", "load": "start"}
-        extra = {name: value for name, value in self.settings.items() if name in _NOT_OURS}
-        own = {name: value for name, value in self.settings.items() if name not in _NOT_OURS}
-        own |= dict(one.split("=", 1) for one in self.name.split()[1:])
-        config.write_text(json.dumps({"models": {self.model.name: model}, "vllm": {**own, "extra": extra}}))
+        extra = {name: value for name, value in self.settings.items() if name in _EXTRA_SETTINGS}
+        vllm = {name: value for name, value in self.settings.items() if name not in _EXTRA_SETTINGS}
+        vllm |= dict(setting.split("=", 1) for setting in self.name.split()[1:])
+        config.write_text(json.dumps({"models": {self.model.name: model}, "vllm": {**vllm, "extra": extra}}))
         return [*_BAY, "serve", "--config", str(config), "--port", str(self.port), "--log-level", "warning"]
 
     def health(self) -> str:
@@ -177,10 +177,10 @@ class BayServe(ServerSystem):
 
 
 def start_system(name: str, model: Path, settings: Mapping[str, Any], folder: Path) -> SystemUnderTest:
-    """offline, ours, ours mixed_graphs=off, vllm serve, vllm serve-4, ..."""
+    """Start a system by name: offline, ours, ours mixed_graphs=off, vllm serve, vllm serve-4, ..."""
     kind = next((kind for kind in _KINDS if name.startswith(kind)), None)
     if kind is None:
-        raise SystemExit(f"there is no system {name}: one of {', '.join(_KINDS)}")
+        raise SystemExit(f"unknown system {name!r}: choose one of {', '.join(_KINDS)}")
     return _KINDS[kind](name, model, settings, folder)
 
 
@@ -189,7 +189,7 @@ _KINDS: Mapping[str, type[SystemUnderTest]] = {"offline": OfflineVllm, "ours": B
 
 def _is_healthy(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
-            return bool(answer.status == 200)
+        with urllib.request.urlopen(url, timeout=2) as response:
+            return bool(response.status == 200)
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""The table of a study: means of every system under every load, and ours against each of the others by pairs of runs.
+"""Print a throughput study as a table: means per system and load, and paired ratios of `ours` to the others.
 
 python -m bench.gpu.throughput_table FOLDER/runs.jsonl
 """
@@ -25,7 +25,7 @@ _OURS = "ours"
 class _Figure:
     title: str
     digits: int
-    read: Callable[[RunRecord], float | None]  # None: this run does not have it
+    read: Callable[[RunRecord], float | None]  # None: not in this run
 
 
 def _read_field(name: str, scale: float = 1.0) -> Callable[[RunRecord], float | None]:
@@ -48,25 +48,25 @@ _FIGURES = (
     _Figure("output tok/s", 0, _read_field("output_tokens_per_s")),
     _Figure("median TTFT, ms", 1, _read_field("ttft_median_s", 1e3)),
     _Figure("p95 TTFT, ms", 1, _read_field("ttft_p95_s", 1e3)),
-    _Figure("cores but engine's", 2, _sum_other_cores),
-    _Figure("cores of engine", 2, _read_engine_cores),
+    _Figure("cores, non-engine", 2, _sum_other_cores),
+    _Figure("cores, engine", 2, _read_engine_cores),
     _Figure("GPU J/output token", 4, _compute_energy_per_token),
 )
 
 
 def build_rows(runs: Iterable[RunRecord]) -> list[str]:
-    """A line for each load, figure and system. Pure."""
+    """Return a line for each load, figure and system. Pure."""
     measured = [run for run in runs if run["load"] != "warm-up"]
-    found: dict[tuple[str, _Figure], dict[str, dict[int, float]]] = {}
+    table: dict[tuple[str, _Figure], dict[str, dict[int, float]]] = {}
     for load in dict.fromkeys(run["load"] for run in measured):
         for figure, run in product(_FIGURES, (run for run in measured if run["load"] == load)):
             if (value := figure.read(run)) is not None:
-                by_system = found.setdefault((load, figure), {})
+                by_system = table.setdefault((load, figure), {})
                 by_system.setdefault(run["system"], {})[run["cycle"]] = value
     return [
         f"{load:<12}{figure.title:<20}{system:<26}{fmean(values.values()):>12,.{figure.digits}f}"
         f"  n={len(values)}{_format_ratio(by_system.get(_OURS), values, system)}"
-        for (load, figure), by_system in found.items()
+        for (load, figure), by_system in table.items()
         for system, values in by_system.items()
     ]
 

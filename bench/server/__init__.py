@@ -1,1 +1,1 @@
-"""What the server costs: a load client, a fast upstream, and the peers it is measured beside."""
+"""Server overhead: a load generator, a fast mock upstream, and the gateways and servers to compare with."""

@@ -1,18 +1,18 @@
-"""What our server costs per request, beside gateways in front of an upstream that is as fast as our fake engine.
+"""Compare the per-request cost of `bay serve` with that of gateways in front of an equally fast mock upstream.
 
-    make bench-server                                        all of them
-    python -m bench.server.gateway_comparison --peers mlflow smg       some; NAME==VERSION chooses a version
+    make bench-server                                                  all gateways
+    python -m bench.server.gateway_comparison --peers mlflow smg       some; NAME==VERSION selects a version
 
-Each server has one core. The load client, and the upstream or the fake engine, share another, or have one each where
-there are more. In every round each server is measured once in each scenario, in random order; ratios are of one round.
+Each server has one core. The load generator and the upstream or fake engine share another, or have one each if there are
+more. Every round measures each server once in each scenario, in random order; ratios are within a round.
 
-Streams are measured twice, since it decides a gateway's work how many tokens share an HTTP chunk: with an upstream that
-sends each by itself, and with one that sends them in bursts, as our fake engine does when it is not held back. The table
-shows how many tokens a chunk had on its way to the client.
+A gateway's work depends on how many tokens share an HTTP chunk, so streams are measured twice: with an upstream that sends
+each token in its own chunk, and with one that sends bursts, as our fake engine does at full speed. The table shows the
+tokens per chunk that reached the client.
 
-The bars: at least 4 times the requests/s of MLflow's gateway, at least 0.8 times the streamed tokens/s of smg either way,
-under 1 ms added to the median answer. The load client's own ceiling, straight at the upstream, is at least twice all that
-it measures.
+Targets: at least 4 times the requests/s of MLflow's gateway, at least 0.8 times the streamed tokens/s of smg either way, and
+under 1 ms added to the median latency. The load generator's ceiling, measured directly at the upstream, is at least twice
+everything it measures.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bench.server.thresholds import check_at_least, check_at_most
 from enginebay.engines.cpu_cores import list_physical_cores
 
 OURS, ALONE, ONE_CORE = "enginebay", "upstream alone", "upstream, one core"
-_SCRIPT = "abcdefghijklmnopqrstuvwxyz" * 10  # of the fake engine: a token is a letter
+_SCRIPT = "abcdefghijklmnopqrstuvwxyz" * 10  # of the fake engine: one letter per token
 
 
 class ServerUnderTest(Protocol):
@@ -49,14 +49,14 @@ class ServerUnderTest(Protocol):
     ends_with_done: bool
 
     def start(self) -> str:
-        """Its address, once it answers."""
+        """Start and return the URL once it answers."""
 
     def stop(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One kind of load, and the number that is taken from it."""
+    """One kind of load, and the figure read from it."""
 
     name: str
     connections: int
@@ -79,7 +79,7 @@ SCENARIOS = (REQUESTS, STREAMS, BURSTS, LATENCY)
 
 
 class UpstreamServer:
-    """The upstream itself: behind the gateways, or measured in a server's place."""
+    """The mock upstream: behind the gateways, or measured directly."""
 
     def __init__(self, name: str, core: int) -> None:
         self.name, self.model, self.ends_with_done = name, MODEL, True
@@ -106,112 +106,112 @@ class UpstreamServer:
 
 @dataclass(slots=True)
 class GatewayMeasurements:
-    """All rounds: values by contender and scenario, one for each round."""
+    """Values of all rounds by server and scenario."""
 
     values: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
-    tokens_per_chunk: dict[tuple[str, str], float] = field(default_factory=dict)  # tokens in a chunk, in the last round
+    tokens_per_chunk: dict[tuple[str, str], float] = field(default_factory=dict)  # in the last round
 
-    def record(self, contender: str, scenario: Scenario, result: LoadResult, counts: bool) -> None:
+    def record(self, server: str, scenario: Scenario, result: LoadResult, counts: bool) -> None:
         if result.lost:
-            self.lost[contender] = self.lost.get(contender, 0) + result.lost
-            print(f"{contender}, {scenario.name}: {result.lost} lost: {result.reasons[0]}", flush=True)
+            self.lost[server] = self.lost.get(server, 0) + result.lost
+            print(f"{server}, {scenario.name}: {result.lost} lost: {result.reasons[0]}", flush=True)
         if counts:
             value = scenario.value(result) if result.requests else 0.0
-            self.values.setdefault((contender, scenario.name), []).append(value)
+            self.values.setdefault((server, scenario.name), []).append(value)
         if result.chunks:
-            self.tokens_per_chunk[contender, scenario.name] = result.tokens / result.chunks
+            self.tokens_per_chunk[server, scenario.name] = result.tokens / result.chunks
 
-    def mean(self, contender: str, scenario: Scenario) -> float:
-        return statistics.mean(self.values[contender, scenario.name])
+    def mean(self, server: str, scenario: Scenario) -> float:
+        return statistics.mean(self.values[server, scenario.name])
 
-    def ratios(self, one: str, other: str, scenario: Scenario) -> list[float]:
-        both = zip(self.values[one, scenario.name], self.values[other, scenario.name], strict=True)
-        return [mine / theirs if theirs else 0.0 for mine, theirs in both]
+    def ratios(self, server: str, baseline: str, scenario: Scenario) -> list[float]:
+        both = zip(self.values[server, scenario.name], self.values[baseline, scenario.name], strict=True)
+        return [value / base if base else 0.0 for value, base in both]
 
-    def added_ms(self, contender: str) -> list[float]:
-        """Median answer time less that of the upstream alone. Our time has the engine's in it, which counts against us."""
-        both = zip(self.values[contender, LATENCY.name], self.values[ALONE, LATENCY.name], strict=True)
+    def added_ms(self, server: str) -> list[float]:
+        """Return median latencies minus those of the upstream alone. Ours includes the fake engine's time."""
+        both = zip(self.values[server, LATENCY.name], self.values[ALONE, LATENCY.name], strict=True)
         return [through - alone for through, alone in both]
 
 
 def measure(
-    contenders: Sequence[tuple[ServerUnderTest, str]], rounds: int, seconds: float, client_core: int, seed: int
+    servers: Sequence[tuple[ServerUnderTest, str]], rounds: int, seconds: float, client_core: int, seed: int
 ) -> GatewayMeasurements:
-    """Interleaved rounds; the first one only warms up."""
-    chance, measured = random.Random(seed), GatewayMeasurements()
+    """Measure interleaved rounds; the first one only warms up."""
+    rng, measured = random.Random(seed), GatewayMeasurements()
     for number in range(-1, rounds):
-        pairs = [(contender, scenario) for contender in contenders for scenario in SCENARIOS]
-        chance.shuffle(pairs)
-        for (contender, url), scenario in pairs:
-            load = HttpWorkload(
+        pairs = [(server, scenario) for server in servers for scenario in SCENARIOS]
+        rng.shuffle(pairs)
+        for (server, url), scenario in pairs:
+            workload = HttpWorkload(
                 url=url,
-                bodies=[build_chat_body(contender.model, scenario.tokens, scenario.stream, scenario.prompt)],
+                bodies=[build_chat_body(server.model, scenario.tokens, scenario.stream, scenario.prompt)],
                 connections=scenario.connections,
                 seconds=seconds if number >= 0 else min(seconds, 0.5),
                 stream=scenario.stream,
                 tokens=scenario.tokens,
-                headers=contender.headers,
-                ends_with_done=contender.ends_with_done,
+                headers=server.headers,
+                ends_with_done=server.ends_with_done,
             )
-            measured.record(contender.name, scenario, run_workload(load, [client_core]), counts=number >= 0)
+            measured.record(server.name, scenario, run_workload(workload, [client_core]), counts=number >= 0)
         print(f"round {number + 1} of {rounds} done", file=sys.stderr, flush=True)
     return measured
 
 
 def print_table(measured: GatewayMeasurements, names: Sequence[str]) -> None:
-    heads = ("requests/s", "streamed tok/s", "a chunk", "in bursts", "a chunk", "p50 ms", "added ms", "lost")
-    widths = (12, 16, 9, 12, 9, 9, 10, 7)
+    heads = ("requests/s", "streamed tok/s", "per chunk", "in bursts", "per chunk", "p50 ms", "added ms", "lost")
+    widths = (12, 16, 11, 12, 11, 9, 10, 7)
     print("\n" + " " * 20 + "".join(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True)))
     for name in names:
         requests, streams, bursts, latency = (measured.mean(name, scenario) for scenario in SCENARIOS)
-        each, shared = (measured.tokens_per_chunk.get((name, scenario.name), 0.0) for scenario in (STREAMS, BURSTS))
+        single, burst = (measured.tokens_per_chunk.get((name, scenario.name), 0.0) for scenario in (STREAMS, BURSTS))
         added = statistics.mean(measured.added_ms(name))
         print(
-            f"{name:<20}{requests:>12,.0f}{streams:>16,.0f}{each:>9.1f}{bursts:>12,.0f}{shared:>9.1f}"
+            f"{name:<20}{requests:>12,.0f}{streams:>16,.0f}{single:>11.1f}{bursts:>12,.0f}{burst:>11.1f}"
             f"{latency:>9.3f}{added:>10.3f}{measured.lost.get(name, 0):>7}"
         )
 
 
 def check_thresholds(measured: GatewayMeasurements, names: Sequence[str]) -> bool:
-    """Print each bar and whether the whole 95% interval is on its right side."""
+    """Print each target and whether the 95% interval meets it. Return whether all are met."""
     good = True
-    for peer, scenario, bar in (("mlflow", REQUESTS, 4.0), ("smg", STREAMS, 0.8), ("smg", BURSTS, 0.8)):
+    for peer, scenario, target in (("mlflow", REQUESTS, 4.0), ("smg", STREAMS, 0.8), ("smg", BURSTS, 0.8)):
         for name in names:
             if name.partition("==")[0] == peer:
-                good &= check_at_least(bar, f"{scenario.unit} against {name}", measured.ratios(OURS, name, scenario))
-    good &= check_at_most(1.0, "added to the median, ms", measured.added_ms(OURS))
-    # One by one the upstream's writes are the limit, not the client: its ceiling is what it takes in bursts.
+                good &= check_at_least(target, f"{scenario.unit} against {name}", measured.ratios(OURS, name, scenario))
+    good &= check_at_most(1.0, "added to the median latency, ms", measured.added_ms(OURS))
+    # Without bursts the upstream's writes are the limit, so the client's ceiling is measured in bursts.
     for scenario in (REQUESTS, BURSTS):
         highest = max(names, key=lambda name: measured.mean(name, scenario))
-        what = f"client's ceiling, {scenario.unit} against {highest}"
-        good &= check_at_least(2.0, what, measured.ratios(ALONE, highest, scenario))
+        name = f"load generator ceiling, {scenario.unit} against {highest}"
+        good &= check_at_least(2.0, name, measured.ratios(ALONE, highest, scenario))
     lost = sum(measured.lost.values())
-    print(f"{'answers lost':<60}{lost:>8}{'':<22}   none: {'met' if not lost else 'MISSED'}")
+    print(f"{'responses lost':<60}{lost:>8}{'':<22}   none: {'met' if not lost else 'MISSED'}")
     return good and not lost
 
 
 def compare(peers: Collection[str], rounds: int, seconds: float, seed: int) -> int:
     cores = list_physical_cores()
     if len(cores) < 2:
-        raise SystemExit("two cores are needed: one for the server, one for the load")
-    server, client, behind = cores[0], cores[1], cores[2] if len(cores) > 2 else cores[1]
-    upstream = UpstreamServer("", behind)
+        raise SystemExit("needs two cores: one for the server, one for the load")
+    server_core, client_core, engine_core = cores[0], cores[1], cores[2] if len(cores) > 2 else cores[1]
+    upstream = UpstreamServer("", engine_core)
     started: list[ServerUnderTest] = []
     try:
         address = upstream.start()
-        ours = BayServer(OURS, "fake", "fake", {"script": _SCRIPT}, {server}, {behind})
-        contenders: list[ServerUnderTest] = [ours, *(PeerGateway(name, address, {server}) for name in peers)]
-        contenders += [UpstreamServer(ALONE, server), UpstreamServer(ONE_CORE, client)]
+        ours = BayServer(OURS, "fake", "fake", {"script": _SCRIPT}, {server_core}, {engine_core})
+        servers: list[ServerUnderTest] = [ours, *(PeerGateway(name, address, {server_core}) for name in peers)]
+        servers += [UpstreamServer(ALONE, server_core), UpstreamServer(ONE_CORE, client_core)]
         running = []
-        for contender in contenders:
-            started.append(contender)
-            running.append((contender, contender.start()))
-        print(f"server on core {server}, client on {client}, upstream and fake engine on {behind}", flush=True)
-        measured = measure(running, rounds, seconds, client, seed)
+        for server in servers:
+            started.append(server)
+            running.append((server, server.start()))
+        print(f"cores: server {server_core}, client {client_core}, upstream and fake engine {engine_core}", flush=True)
+        measured = measure(running, rounds, seconds, client_core, seed)
     finally:
-        for contender in started:
-            contender.stop()
+        for server in started:
+            server.stop()
         upstream.stop()
     names = [OURS, *peers]
     print_table(measured, [*names, ALONE, ONE_CORE])
@@ -220,11 +220,11 @@ def compare(peers: Collection[str], rounds: int, seconds: float, seed: int) -> i
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    options.add_argument("--peers", nargs="*", default=list(RECIPES))
-    options.add_argument("--rounds", type=int, default=5, choices=range(5, 11))
-    options.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
-    options.add_argument("--seed", type=int, default=0, help="of the order")
-    given = options.parse_args()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--peers", nargs="*", default=list(RECIPES))
+    parser.add_argument("--rounds", type=int, default=5, choices=range(5, 11))
+    parser.add_argument("--seconds", type=float, default=3.0, help="duration of each measurement")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order")
+    args = parser.parse_args()
     exit_on_sigterm()
-    sys.exit(compare(given.peers, given.rounds, given.seconds, given.seed))
+    sys.exit(compare(args.peers, args.rounds, args.seconds, args.seed))

@@ -1,8 +1,8 @@
-"""llama.cpp's own HTTP server, alone, with the settings that our engine would load the model with.
+"""llama.cpp's own HTTP server with the settings that our engine loads the model with.
 
     python -m bench.server.llama_server MODEL.gguf --port 9012 --settings '{"max_batch": 32}'
 
-xllamacpp carries the server in its process; our engine uses it through a private socket, this listens on a port.
+xllamacpp runs the server in process; our engine uses it through a private socket, this one listens on a port.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _build_params(library: Any, path: Path, port: int, name: str, settings: dict
     params.hostnames = ["127.0.0.1"]
     params.port = port
     params.ui = False
-    params.use_jinja = True  # as llama-server has it
+    params.use_jinja = True  # llama-server's default
     params.verbosity = _WARNINGS
     for attribute, value in plan.attributes.items():
         set_attribute(library, params, attribute, value)
@@ -39,18 +39,18 @@ def _build_params(library: Any, path: Path, port: int, name: str, settings: dict
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    options.add_argument("model", type=Path)
-    options.add_argument("--port", type=int, required=True)
-    options.add_argument("--name", default="smollm2")
-    options.add_argument("--settings", type=json.loads, default={}, help="settings of our engine, as JSON")
-    given = options.parse_args()
-    ended = threading.Event()
-    library = import_library(bool(given.settings.get("busy_wait", False)))
-    server = library.Server(_build_params(library, given.model, given.port, given.name, given.settings))
-    for number in (signal.SIGTERM, signal.SIGINT):  # some builds put their own in place
-        signal.signal(number, lambda *_: ended.set())
-    ended.wait()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--name", default="smollm2")
+    parser.add_argument("--settings", type=json.loads, default={}, help="engine settings as JSON")
+    args = parser.parse_args()
+    stopped = threading.Event()
+    library = import_library(bool(args.settings.get("busy_wait", False)))
+    server = library.Server(_build_params(library, args.model, args.port, args.name, args.settings))
+    for number in (signal.SIGTERM, signal.SIGINT):  # some builds install their own handlers
+        signal.signal(number, lambda *_: stopped.set())
+    stopped.wait()
     del server
 
 

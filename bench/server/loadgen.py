@@ -1,11 +1,11 @@
-"""The load client: raw sockets and epoll, so that its own ceiling is far above what it measures.
+"""HTTP load generator on raw sockets and epoll, so that its ceiling is far above what it measures.
 
     python -m bench.server.loadgen --url http://127.0.0.1:9001 --connections 32 --seconds 3
     python -m bench.server.loadgen --url http://127.0.0.1:9001 --connections 64 --tokens 128 --stream --seconds 3
 
-A closed loop: every connection sends its next request when the answer to the last one is whole. While a stream runs, its
-bytes are only collected; they are taken apart when it has ended, so it does not matter where the network cut them.
-An answer that is not exactly right is lost, and says why.
+A closed loop: every connection sends its next request when the last response is complete. A stream's bytes are only collected
+while it runs and parsed once it has ended, so packet boundaries do not matter. A response that is not exactly right counts as
+lost, with the reason.
 """
 
 from __future__ import annotations
@@ -42,34 +42,32 @@ _ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class HttpWorkload:
-    """What to send, and how much of it."""
+    """What to send, and how much of it. Passed to child processes as JSON."""
 
-    url: str  # of the server; requests go to `path` there
-    bodies: Sequence[Mapping[str, Any]]  # taken in turn
+    url: str  # base URL of the server
+    bodies: Sequence[Mapping[str, Any]]  # used in turn
     connections: int
-    seconds: float = 0.0  # no request begins after that; 0: only `requests` counts
-    requests: int = 0  # that many in all; 0: only `seconds` counts
+    seconds: float = 0.0  # no request starts after that; 0: no time limit
+    requests: int = 0  # total; 0: no limit
     stream: bool = False
-    tokens: int | None = None  # output tokens that each answer must have
-    by_usage: bool = False  # count streamed tokens by the server's usage, not by its events
+    tokens: int | None = None  # output tokens that each response must have
+    by_usage: bool = False  # count streamed tokens by the server's usage instead of its events
     ends_with_done: bool = True  # a stream must end with `data: [DONE]`
     headers: Mapping[str, str] = field(default_factory=dict)
     path: str = "/v1/chat/completions"
-    patience_s: float = 120.0  # without a byte from anyone, all that runs is lost
+    patience_s: float = 120.0  # without a byte on any connection, all running requests are lost
 
 
 @dataclass(slots=True)
 class LoadResult:
-    """What came back."""
+    """The result of a workload. Returned from child processes as JSON."""
 
     seconds: float = 0.0  # from the first request to the last byte
-    requests: int = 0  # answered right
+    requests: int = 0  # answered correctly
     tokens: int = 0
-    chunks: int = 0  # HTTP chunks that streamed answers came in: how many tokens share one
+    chunks: int = 0  # HTTP chunks of streamed responses
     lost: int = 0
-    reconnects: int = (
-        0  # a kept connection was closed before its next request was answered, which then went over a new one
-    )
+    reconnects: int = 0  # requests resent because the server had closed their idle connection
     reasons: list[str] = field(default_factory=list)  # the first few
     latencies_s: list[float] = field(default_factory=list)
     ttfts_s: list[float] = field(default_factory=list)
@@ -84,36 +82,36 @@ class LoadResult:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """By rank, so it is always one of the values."""
+    """Return the percentile by rank: always one of the values."""
     ranked = sorted(values)
     return ranked[min(len(ranked) - 1, int(len(ranked) * percent / 100))]
 
 
 def merge_results(results: Sequence[LoadResult]) -> LoadResult:
-    """Several processes' results as one: they ran side by side."""
-    whole = LoadResult(seconds=max(one.seconds for one in results))
-    for one in results:
-        whole.requests += one.requests
-        whole.tokens += one.tokens
-        whole.chunks += one.chunks
-        whole.lost += one.lost
-        whole.reconnects += one.reconnects
-        whole.reasons += one.reasons
-        whole.latencies_s += one.latencies_s
-        whole.ttfts_s += one.ttfts_s
-    return whole
+    """Merge the results of processes that ran in parallel."""
+    total = LoadResult(seconds=max(result.seconds for result in results))
+    for result in results:
+        total.requests += result.requests
+        total.tokens += result.tokens
+        total.chunks += result.chunks
+        total.lost += result.lost
+        total.reconnects += result.reconnects
+        total.reasons += result.reasons
+        total.latencies_s += result.latencies_s
+        total.ttfts_s += result.ttfts_s
+    return total
 
 
-def build_request(load: HttpWorkload, body: Mapping[str, Any]) -> bytes:
+def build_request(workload: HttpWorkload, body: Mapping[str, Any]) -> bytes:
     data = json.dumps(body).encode()
-    lines = [f"POST {load.path} HTTP/1.1", f"Host: {urlsplit(load.url).netloc}", "Content-Type: application/json"]
-    lines += [f"{name}: {value}" for name, value in load.headers.items()]
+    lines = [f"POST {workload.path} HTTP/1.1", f"Host: {urlsplit(workload.url).netloc}", "Content-Type: application/json"]
+    lines += [f"{name}: {value}" for name, value in workload.headers.items()]
     lines.append(f"Content-Length: {len(data)}")
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
 
 
 class _LoadConnection:
-    """One client and its running request."""
+    """One connection and its running request."""
 
     __slots__ = ("answered", "began", "head", "parts", "request", "socket", "ttft")
 
@@ -132,10 +130,10 @@ class _LoadConnection:
         self.request, self.head, self.ttft, self.parts = request, None, 0.0, []
         self.began = time.perf_counter() if began is None else began
         if self.socket.send(request) != len(request):
-            raise SystemExit("a request does not fit into the socket's buffer: send shorter prompts")
+            raise SystemExit("a request does not fit into the socket buffer: send shorter prompts")
 
     def receive(self, data: bytes, stream: bool) -> tuple[bytes, int] | None:
-        """Bytes of the answer; gives its body, and in how many chunks it came, once that is whole."""
+        """Add bytes of the response. Return its body and number of chunks once it is complete."""
         self.parts.append(data)
         if self.head is None:
             self.head = parse_head(b"".join(self.parts))
@@ -152,28 +150,28 @@ class _LoadConnection:
 
 
 class LoadClient:
-    """One process' share of a load."""
+    """One process's share of a workload."""
 
-    def __init__(self, load: HttpWorkload) -> None:
-        self._load = load
-        place = urlsplit(load.url)
-        self._address = (place.hostname or "127.0.0.1", place.port or 80)
-        self._requests = [build_request(load, body) for body in load.bodies]
+    def __init__(self, workload: HttpWorkload) -> None:
+        self._workload = workload
+        url = urlsplit(workload.url)
+        self._address = (url.hostname or "127.0.0.1", url.port or 80)
+        self._requests = [build_request(workload, body) for body in workload.bodies]
         self._poll = select.epoll()
         self._busy: dict[int, _LoadConnection] = {}
-        self._begun = 0
+        self._sent = 0
         self._deadline = 0.0
         self._result = LoadResult()
 
     def run(self) -> LoadResult:
-        """All connections are open before the clock starts."""
-        connections = [_LoadConnection(self._address) for _ in range(self._load.connections)]
+        """Run the workload. All connections open before the clock starts."""
+        connections = [_LoadConnection(self._address) for _ in range(self._workload.connections)]
         started = time.perf_counter()
-        self._deadline = started + self._load.seconds if self._load.seconds else float("inf")
+        self._deadline = started + self._workload.seconds if self._workload.seconds else float("inf")
         for connection in connections:
             self._send_next(connection, new=True)
         while self._busy:
-            events = self._poll.poll(self._load.patience_s)
+            events = self._poll.poll(self._workload.patience_s)
             for number, _ in events:
                 self._read(number)
             if not events:
@@ -183,11 +181,11 @@ class LoadClient:
         return self._result
 
     def _should_send(self) -> bool:
-        wanted = self._load.requests
-        return (not wanted or self._begun < wanted) and time.perf_counter() < self._deadline
+        limit = self._workload.requests
+        return (not limit or self._sent < limit) and time.perf_counter() < self._deadline
 
     def _send_next(self, connection: _LoadConnection, new: bool) -> None:
-        """Send the next request, or let the connection go."""
+        """Send the next request, or close the connection."""
         number = connection.socket.fileno()
         if not self._should_send():
             if not new:
@@ -196,8 +194,8 @@ class LoadClient:
             return
         if new:
             self._register(connection)
-        request = self._requests[self._begun % len(self._requests)]
-        self._begun += 1
+        request = self._requests[self._sent % len(self._requests)]
+        self._sent += 1
         connection.send(request)
 
     def _drop(self, number: int) -> None:
@@ -210,68 +208,68 @@ class LoadClient:
             data = connection.socket.recv(_READ)
         except BlockingIOError:
             return None
-        except OSError as problem:
-            return self._handle_close(number, f"{problem}")
+        except OSError as error:
+            return self._handle_close(number, f"{error}")
         if not data:
-            return self._handle_close(number, f"closed after {sum(map(len, connection.parts))} bytes of an answer")
+            return self._handle_close(number, f"closed after {sum(map(len, connection.parts))} bytes of a response")
         try:
-            found = connection.receive(data, self._load.stream)
-        except ValueError as problem:
-            return self._reconnect(number, f"not HTTP: {problem}")
-        if found is None:
+            response = connection.receive(data, self._workload.stream)
+        except ValueError as error:
+            return self._reconnect(number, f"not HTTP: {error}")
+        if response is None:
             return None
         assert connection.head is not None
         connection.answered += 1
-        self._record_response(connection, connection.head.status, *found)
+        self._record_response(connection, connection.head.status, *response)
         if connection.head.closes:
             return self._reconnect(number, None)
         return self._send_next(connection, new=False)
 
-    def _handle_close(self, number: int, why: str) -> None:
-        """The server closed the connection. Before any byte, on one that had served, every client asks again."""
+    def _handle_close(self, number: int, reason: str) -> None:
+        """Handle a close by the server. Without any byte on a reused connection, resend the request as every client does."""
         connection = self._busy[number]
         if connection.parts or not connection.answered:
-            return self._reconnect(number, why)
+            return self._reconnect(number, reason)
         self._drop(number)
         connection.socket.close()
         try:
-            again = _LoadConnection(self._address)
-        except OSError as problem:
-            return self._record_loss(f"no connection: {problem}")
+            fresh = _LoadConnection(self._address)
+        except OSError as error:
+            return self._record_loss(f"no connection: {error}")
         self._result.reconnects += 1
-        self._register(again)
-        return again.send(connection.request, connection.began)
+        self._register(fresh)
+        return fresh.send(connection.request, connection.began)
 
     def _register(self, connection: _LoadConnection) -> None:
         number = connection.socket.fileno()
         self._poll.register(number, select.EPOLLIN)
         self._busy[number] = connection
 
-    def _reconnect(self, number: int, lost: str | None) -> None:
-        """A connection that ended is followed by a new one."""
+    def _reconnect(self, number: int, loss: str | None) -> None:
+        """Replace a closed connection."""
         connection = self._busy[number]
         self._drop(number)
         connection.socket.close()
-        if lost is not None:
-            self._record_loss(lost)
+        if loss is not None:
+            self._record_loss(loss)
         if self._should_send():
             try:
                 self._send_next(_LoadConnection(self._address), new=True)
-            except OSError as problem:
-                self._record_loss(f"no connection: {problem}")
+            except OSError as error:
+                self._record_loss(f"no connection: {error}")
 
     def _record_response(self, connection: _LoadConnection, status: int, body: bytes, chunks: int) -> None:
-        load, result = self._load, self._result
-        if load.stream:
-            made, wrong = check_stream(status, body, load.tokens, load.by_usage, load.ends_with_done)
+        workload, result = self._workload, self._result
+        if workload.stream:
+            tokens, fault = check_stream(status, body, workload.tokens, workload.by_usage, workload.ends_with_done)
         else:
-            made, wrong = check_whole(status, body, load.tokens)
-        if wrong is not None:
-            return self._record_loss(wrong)
+            tokens, fault = check_whole(status, body, workload.tokens)
+        if fault is not None:
+            return self._record_loss(fault)
         result.requests += 1
-        result.tokens += made
+        result.tokens += tokens
         result.latencies_s.append(time.perf_counter() - connection.began)
-        if load.stream:
+        if workload.stream:
             result.chunks += chunks
             result.ttfts_s.append(connection.ttft)
         return None
@@ -283,69 +281,69 @@ class LoadClient:
 
     def _abandon_all(self) -> None:
         for number, connection in list(self._busy.items()):
-            self._record_loss(f"nothing came for {self._load.patience_s:.0f} s")
+            self._record_loss(f"no data for {self._workload.patience_s:.0f} s")
             self._drop(number)
             connection.socket.close()
 
 
-def run_workload(load: HttpWorkload, cores: Sequence[int] = ()) -> LoadResult:
-    """Run a load in processes of its own, one pinned to each core; connections and requests are shared out."""
-    places: list[int | None] = [*cores] or [None]
+def run_workload(workload: HttpWorkload, cores: Sequence[int] = ()) -> LoadResult:
+    """Run a workload in child processes, one pinned to each core, that share its connections and requests."""
+    pins: list[int | None] = [*cores] or [None]
     processes = []
-    for place, core in enumerate(places):
-        share = asdict(load)
+    for index, core in enumerate(pins):
+        share = asdict(workload)
         for name in ("connections", "requests"):
-            share[name] = share[name] // len(places) + (place < share[name] % len(places))
-        if not share["connections"] or (load.requests and not share["requests"]):
+            share[name] = share[name] // len(pins) + (index < share[name] % len(pins))
+        if not share["connections"] or (workload.requests and not share["requests"]):
             continue
         command = [sys.executable, "-m", "bench.server.loadgen", "--load", json.dumps({"core": core, "load": share})]
         processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_ROOT))
     outputs = [process.communicate()[0] for process in processes]
     if any(process.returncode for process in processes):
-        raise SystemExit("the load client failed")
+        raise SystemExit("the load generator failed")
     return merge_results([LoadResult(**json.loads(output)) for output in outputs])
 
 
 def build_chat_body(model: str, tokens: int, stream: bool, prompt: str = "Say hi.", **more: Any) -> dict[str, Any]:
-    """The body of a chat request."""
+    """Build the body of a chat request."""
     messages = [{"role": "user", "content": prompt}]
     return {"model": model, "messages": messages, "max_tokens": tokens, "stream": stream, **more}
 
 
 def _run_child(text: str) -> int:
-    """The side of `run` that does the work: a load comes in, a result goes out."""
-    told = json.loads(text)
-    if told["core"] is not None:
-        os.sched_setaffinity(0, {told["core"]})
-    print(json.dumps(asdict(LoadClient(HttpWorkload(**told["load"])).run())))
+    """Run the share of a workload that `run_workload` passes as JSON, and print the result as JSON."""
+    task = json.loads(text)
+    if task["core"] is not None:
+        os.sched_setaffinity(0, {task["core"]})
+    print(json.dumps(asdict(LoadClient(HttpWorkload(**task["load"])).run())))
     return 0
 
 
 def _main(arguments: Sequence[str]) -> int:
-    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    options.add_argument("--url", required=True)
-    options.add_argument("--model", default="bench")
-    options.add_argument("--connections", type=int, default=32)
-    options.add_argument("--seconds", type=float, default=3.0)
-    options.add_argument("--tokens", type=int, default=8)
-    options.add_argument("--stream", action="store_true")
-    options.add_argument("--key", help="API key")
-    options.add_argument("--cores", type=int, nargs="*", default=[])
-    given = options.parse_args(arguments)
-    headers = {"Authorization": f"Bearer {given.key}"} if given.key else {}
-    load = HttpWorkload(
-        url=given.url,
-        bodies=[build_chat_body(given.model, given.tokens, given.stream)],
-        connections=given.connections,
-        seconds=given.seconds,
-        stream=given.stream,
-        tokens=given.tokens,
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--model", default="bench")
+    parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--tokens", type=int, default=8)
+    parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--key", help="API key")
+    parser.add_argument("--cores", type=int, nargs="*", default=[])
+    args = parser.parse_args(arguments)
+    headers = {"Authorization": f"Bearer {args.key}"} if args.key else {}
+    workload = HttpWorkload(
+        url=args.url,
+        bodies=[build_chat_body(args.model, args.tokens, args.stream)],
+        connections=args.connections,
+        seconds=args.seconds,
+        stream=args.stream,
+        tokens=args.tokens,
         headers=headers,
     )
-    result = run_workload(load, given.cores)
+    result = run_workload(workload, args.cores)
     print(f"{result.requests_per_s:,.0f} requests/s, {result.tokens_per_s:,.0f} tokens/s, {result.lost} lost")
     if result.chunks:
-        print(f"{result.tokens / result.chunks:.1f} tokens in a chunk")
+        print(f"{result.tokens / result.chunks:.1f} tokens per chunk")
     for name, times in (("latency", result.latencies_s), ("TTFT", result.ttfts_s)):
         if times:
             ranks = ", ".join(f"p{percent} {percentile(times, percent) * 1000:.3f}" for percent in (50, 95, 99))

@@ -1,13 +1,13 @@
-"""Each engine behind `bay serve` and behind its own server, in interleaved pairs on the same cores.
+"""Compare each engine behind `bay serve` and behind its own server, in interleaved pairs on the same cores.
 
     python -m bench.server.native_comparison                               all engines at 1, 8 and 32 streams
     python -m bench.server.native_comparison vllm --streams 8 --pairs 6    some
 
-Both servers are loaded the whole time, with the same settings, and get the same prompts in each pair; prompts differ from
-pair to pair, so that a prompt cache helps neither. Every answer has the same number of tokens, by the server's own usage.
+Both servers stay loaded with the same settings and get the same prompts in each pair; prompts differ between pairs, so that a
+prefix cache helps neither. Every response has the same number of tokens by the server's own usage.
 
-The bars: output tokens/s at least 1.00 times the engine's own server (transformers at 32 streams: 1.5 times), p95 of the
-time to the first token at most 1.05 times, no request lost.
+Targets: output tokens/s at least 1.00 times the engine's own server (transformers at 32 streams: 1.5 times), p95 TTFT at most
+1.05 times, no request lost.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from bench.server.server_process import exit_on_sigterm
 from bench.server.thresholds import check_at_least, check_at_most
 from bench.worker_overhead import SETTINGS
 
-_TOKENS = {1: 32, 8: 24, 32: 16}  # output tokens of each request, by how many run at once: every run takes seconds
-_REQUESTS_EACH = {1: 6, 8: 2, 32: 2}  # requests of each stream
-_SPEED_BAR = {("transformers", 32): 1.5}
+_TOKENS = {1: 32, 8: 24, 32: 16}  # output tokens per request by streams, so that a run takes seconds
+_REQUESTS_EACH = {1: 6, 8: 2, 32: 2}  # requests per stream
+_SPEED_TARGET = {("transformers", 32): 1.5}
 _STORY = (
     "Tell the story of a small village by the sea where {number} fishermen lived. Say who they were, what they caught, "
     "why they quarrelled one winter, and how the village looked when the spring came back and the boats went out again."
 )
 
 
-Sides = dict[str, tuple[BayServer | NativeServer, str]]  # each server and its address
+Sides = dict[str, tuple[BayServer | NativeServer, str]]  # each server and its URL
 
 
 def make_prompts(pair: int, count: int) -> list[str]:
-    """Different from their first words on, in this pair and between pairs."""
-    return [f"{pair * 1000 + place} is the number. " + _STORY.format(number=place + 2) for place in range(count)]
+    """Make prompts that differ from their first word on, within a pair and between pairs."""
+    return [f"{pair * 1000 + index} is the number. " + _STORY.format(number=index + 2) for index in range(count)]
 
 
 def measure(side: BayServer | NativeServer, url: str, pair: int, streams: int, tokens: int) -> LoadResult:
@@ -47,7 +47,7 @@ def measure(side: BayServer | NativeServer, url: str, pair: int, streams: int, t
         build_chat_body(side.model, tokens, True, prompt, **build_extra_fields(side, tokens))
         for prompt in make_prompts(pair, requests)
     ]
-    load = HttpWorkload(
+    workload = HttpWorkload(
         url=url,
         bodies=bodies,
         connections=streams,
@@ -59,14 +59,14 @@ def measure(side: BayServer | NativeServer, url: str, pair: int, streams: int, t
         ends_with_done=side.ends_with_done,
         patience_s=180,
     )
-    return run_workload(load)
+    return run_workload(workload)
 
 
 def build_extra_fields(side: BayServer | NativeServer, tokens: int) -> dict[str, object]:
-    """Greedy, with usage, and on past the model's end token, in the words this server knows."""
+    """Return the fields for greedy sampling, usage, and generation past EOS, as this server names them."""
     common: dict[str, object] = {"temperature": 0, "stream_options": {"include_usage": True}}
-    past_the_end = side.ignore_eos_fields(tokens) if isinstance(side, NativeServer) else {"ignore_eos": True}
-    return common | past_the_end
+    ignore_eos = side.ignore_eos_fields(tokens) if isinstance(side, NativeServer) else {"ignore_eos": True}
+    return common | ignore_eos
 
 
 def compare(kind: str, streams: Sequence[int], pairs: int, tokens: int | None) -> bool:
@@ -82,20 +82,20 @@ def compare(kind: str, streams: Sequence[int], pairs: int, tokens: int | None) -
 
 
 def _measure_pairs(kind: str, sides: Sides, streams: int, pairs: int, tokens: int) -> bool:
-    """All pairs at one number of streams; the first pair warms up."""
-    speeds, waits, lost = [], [], 0
+    """Measure all pairs at one number of streams; the first pair warms up."""
+    speeds, ttfts, lost = [], [], 0
     for pair in range(-1, pairs):
-        found = {}
+        results = {}
         for name in ("ours", "own") if pair % 2 else ("own", "ours"):
             result = measure(*sides[name], pair + 1 + streams * 100, streams, tokens)
-            found[name] = result
+            results[name] = result
             lost += result.lost
             if result.lost:
                 print(f"{kind}, {name}, {streams} streams: {result.lost} lost: {result.reasons[0]}", flush=True)
-        if pair >= 0 and all(result.requests for result in found.values()):
-            speeds.append((found["ours"].tokens_per_s, found["own"].tokens_per_s))
-            waits.append((percentile(found["ours"].ttfts_s, 95), percentile(found["own"].ttfts_s, 95)))
-    return _report(kind, streams, pairs, speeds, waits, lost)
+        if pair >= 0 and all(result.requests for result in results.values()):
+            speeds.append((results["ours"].tokens_per_s, results["own"].tokens_per_s))
+            ttfts.append((percentile(results["ours"].ttfts_s, 95), percentile(results["own"].ttfts_s, 95)))
+    return _report(kind, streams, pairs, speeds, ttfts, lost)
 
 
 def _report(
@@ -103,22 +103,22 @@ def _report(
     streams: int,
     pairs: int,
     speeds: Sequence[tuple[float, float]],
-    waits: Sequence[tuple[float, float]],
+    ttfts: Sequence[tuple[float, float]],
     lost: int,
 ) -> bool:
     if len(speeds) < pairs:
-        print(f"{kind}, {streams} streams: only {len(speeds)} of {pairs} pairs were answered; no ratio   MISSED")
+        print(f"{kind}, {streams} streams: only {len(speeds)} of {pairs} pairs succeeded; no ratio   MISSED")
         return False
     ours, own = (statistics.mean(pair[side] for pair in speeds) for side in (0, 1))
-    bar = _SPEED_BAR.get((kind, streams), 1.0)
+    target = _SPEED_TARGET.get((kind, streams), 1.0)
     good = check_at_least(
-        bar, f"{kind}, {streams} streams, tok/s {ours:.0f} : {own:.0f}", [mine / theirs for mine, theirs in speeds]
+        target, f"{kind}, {streams} streams, tok/s {ours:.0f} : {own:.0f}", [mine / theirs for mine, theirs in speeds]
     )
-    ours, own = (statistics.mean(pair[side] for pair in waits) * 1000 for side in (0, 1))
+    ours, own = (statistics.mean(pair[side] for pair in ttfts) * 1000 for side in (0, 1))
     good &= check_at_most(
         1.05,
         f"{kind}, {streams} streams, p95 TTFT ms {ours:.0f} : {own:.0f}",
-        [mine / theirs for mine, theirs in waits],
+        [mine / theirs for mine, theirs in ttfts],
     )
     if lost:
         print(f"{kind}, {streams} streams: {lost} requests lost   MISSED")
@@ -126,12 +126,12 @@ def _report(
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    options.add_argument("engines", nargs="*", default=list(NATIVE_SERVERS), help=f"of {', '.join(NATIVE_SERVERS)}")
-    options.add_argument("--streams", type=int, nargs="*", default=[1, 8, 32])
-    options.add_argument("--pairs", type=int, default=5, choices=range(5, 11))
-    options.add_argument("--tokens", type=int, help="output tokens of each request")
-    given = options.parse_args()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("engines", nargs="*", default=list(NATIVE_SERVERS), help=f"any of {', '.join(NATIVE_SERVERS)}")
+    parser.add_argument("--streams", type=int, nargs="*", default=[1, 8, 32])
+    parser.add_argument("--pairs", type=int, default=5, choices=range(5, 11))
+    parser.add_argument("--tokens", type=int, help="output tokens per request")
+    args = parser.parse_args()
     exit_on_sigterm()
-    results = [compare(kind, given.streams, given.pairs, given.tokens) for kind in given.engines]
+    results = [compare(kind, args.streams, args.pairs, args.tokens) for kind in args.engines]
     sys.exit(0 if all(results) else 1)

@@ -1,4 +1,4 @@
-"""Is a bar met? It is when the 95% interval reaches it; whether it does so as a whole is said too."""
+"""Check figures against targets: a target is met when the 95% interval reaches it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from bench.worker_overhead import compute_interval
 MET, REACHED, MISSED = "met", "met by the interval", "MISSED"
 
 
-def judge_interval(low: float, high: float, bar: float, wants_more: bool) -> str:
-    """`met` when the whole interval is on the right side, `MISSED` when all of it is on the other. Pure."""
-    if not wants_more:
-        low, high, bar = -high, -low, -bar
-    if low >= bar:
+def judge_interval(low: float, high: float, target: float, higher_is_better: bool) -> str:
+    """Return `MET` if the whole interval meets the target, `MISSED` if none of it does, else `REACHED`. Pure."""
+    if not higher_is_better:
+        low, high, target = -high, -low, -target
+    if low >= target:
         return MET
-    return REACHED if high >= bar else MISSED
+    return REACHED if high >= target else MISSED
 
 
-def check_at_least(bar: float, what: str, values: Sequence[float]) -> bool:
-    return _print_check(bar, what, values, wants_more=True)
+def check_at_least(target: float, name: str, values: Sequence[float]) -> bool:
+    return _print_check(target, name, values, higher_is_better=True)
 
 
-def check_at_most(bar: float, what: str, values: Sequence[float]) -> bool:
-    return _print_check(bar, what, values, wants_more=False)
+def check_at_most(target: float, name: str, values: Sequence[float]) -> bool:
+    return _print_check(target, name, values, higher_is_better=False)
 
 
-def _print_check(bar: float, what: str, values: Sequence[float], wants_more: bool) -> bool:
+def _print_check(target: float, name: str, values: Sequence[float], higher_is_better: bool) -> bool:
     mean, low, high = compute_interval(list(values))
-    found = judge_interval(low, high, bar, wants_more)
-    words = "at least" if wants_more else "at most"
-    print(f"{what:<60}{mean:>8.2f}   {f'[{low:.2f}, {high:.2f}]':<19}   {words} {bar}: {found}", flush=True)
-    return found != MISSED
+    verdict = judge_interval(low, high, target, higher_is_better)
+    words = "at least" if higher_is_better else "at most"
+    print(f"{name:<60}{mean:>8.2f}   {f'[{low:.2f}, {high:.2f}]':<19}   {words} {target}: {verdict}", flush=True)
+    return verdict != MISSED

@@ -1,15 +1,15 @@
-"""A model of which one GPU holds a single copy: ours against the bare engine in turns, and the rates that keep an objective.
+"""Study a model that fits on a GPU only once: `bay serve` against vLLM offline in turn, and the rates that keep an objective.
 
     python -m bench.gpu.large_model.large_model_study --model FOLDER --out FOLDER [--seconds 1800] [--parts pair ttft pairs e2e] [--pairs 5]
 
     pair    offline and ours, closed loop, 128 tokens in and 128 out, 256 streams; the first of the pairs
-    ttft    the highest rate of Poisson arrivals at which ours keeps P95 TTFT under `LIMIT_S`: rates climb by steps, then once more
-            and in smaller steps from the last that was kept
-    pairs   the other pairs; whoever is awake begins, so a pair takes one switch
-    e2e     as ttft for the whole answer, of 16, 8 and 32 tokens
+    ttft    the highest rate of Poisson arrivals at which ours keeps P95 TTFT under `LIMIT_S`: rates climb in steps, then again in
+            smaller steps from the last rate that met it
+    pairs   the other pairs; the awake system starts, so that a pair takes one switch
+    e2e     as ttft for the whole response, of 16, 8 and 32 tokens
 
-Parts are done in the order given, and one that does not fit into the time left is left out, and said so. While one of the two runs
-the other sleeps: offline without its weights, ours with them in main memory. Everything goes to `large.jsonl` as it comes.
+Parts run in the order given; those that do not fit into the time left are skipped and reported. While one system runs the
+other sleeps: offline without its weights, ours with them in main memory. Every event is appended to `large.jsonl`.
 """
 
 from __future__ import annotations
@@ -39,36 +39,36 @@ from enginebay.lab.search.rate_bisection import Trial, find_bracket
 from enginebay.meters.devices.nvml_meter import open_nvml
 
 PARTS = ("pair", "ttft", "pairs", "e2e")
-# Of the closed loop's requests/s, where a search begins and ends.
+# Where a search begins and ends, as shares of the closed loop's requests/s.
 TTFT_SHARES = (0.4, 0.9)
 E2E_SHARES = {16: (0.2, 0.5), 8: (0.4, 1.2), 32: (0.04, 0.08)}  # by output tokens; the slowest rates take longest
 _STEPS = 5  # rates of the first climb
-_FINER = 2  # rates of the second, beyond the one that was kept
-_SEEDS_APART = 100  # of climbs
-_SHORT = 0.4  # of a step, where answers are short: it settles sooner
-_ALONE = 5  # requests one after the other, to see whether a length is possible at all
+_FINER = 2  # rates of the second, above the last that met the objective
+_SEEDS_APART = 100  # between climbs
+_SHORT = 0.4  # share of a step for short responses: they settle sooner
+_ALONE = 5  # sequential requests, to see whether the objective is feasible at all
 _CONNECTIONS = 512
-_STOP_S = 15.0  # kept back for stopping both
-_RUN_S, _ASLEEP_S, _AWAKE_S = 25.0, 35.0, 10.0  # about, until they were measured
+_STOP_S = 15.0  # reserved for stopping both
+_RUN_S, _ASLEEP_S, _AWAKE_S = 25.0, 35.0, 10.0  # estimates until measured
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyObjective:
-    """What is to stay under `LIMIT_S`, and how long it is looked at."""
+    """The latency to keep under `LIMIT_S`, and how long each rate is measured."""
 
     latency: LatencyKind
     output: int  # tokens
     step_s: float  # at one rate
-    skip_s: float  # of it that is not judged
-    drain_s: float  # until what was sent last is answered
+    skip_s: float  # start of it that is not judged
+    drain_s: float  # until the last request is answered
 
 
 class StudyTimeout(Exception):
-    """What is there has to do."""
+    """Time is up; the events so far are summarized."""
 
 
 class Journal:
-    """Lines as they come, and the time that is left."""
+    """The log of events, and the time left."""
 
     def __init__(self, out: Path, deadline: float) -> None:
         self._path, self._deadline, self._began = out / "large.jsonl", deadline, monotonic()
@@ -82,8 +82,8 @@ class Journal:
         print(f"{line['at_s']:7.1f} s  {event:<9}{_format_fields(fields)}", flush=True)
 
     def find(self, event: str, **fields: Any) -> list[dict[str, Any]]:
-        wanted = {"event": event, **fields}
-        return [line for line in self.lines if wanted.items() <= {k: line.get(k) for k in wanted}.items()]
+        expected = {"event": event, **fields}
+        return [line for line in self.lines if expected.items() <= {key: line.get(key) for key in expected}.items()]
 
     def has_time(self, what: str, seconds: float) -> bool:
         left = self._deadline - monotonic()
@@ -99,10 +99,10 @@ def _format_fields(fields: dict[str, Any]) -> str:
 
 
 class LargeModelStudy:
-    def __init__(self, turns: TurnTaker, journal: Journal, joules: Callable[[], float | None], given: Any) -> None:
+    def __init__(self, turns: TurnTaker, journal: Journal, joules: Callable[[], float | None], args: Any) -> None:
         self._turns, self._journal, self._joules = turns, journal, joules
-        self._streams, self._waves, self._pairs = given.streams, given.waves, given.pairs
-        self._step_s, self._skip_s, self._sleeping = given.step, given.skip, not given.no_sleep
+        self._streams, self._waves, self._pairs = args.streams, args.waves, args.pairs
+        self._step_s, self._skip_s, self._sleeping = args.step, args.skip, not args.no_sleep
         self._warm: set[str] = set()
         self._seed = 0
 
@@ -136,27 +136,27 @@ class LargeModelStudy:
         )
 
     def _run_workload(self, event: str, name: str, system: Any, seed: int, count: int, cycle: int) -> None:
-        sent = make_requests(seed, count)
+        requests = make_requests(seed, count)
         used, joules, began = read_cpu_times(system.process.pid), self._joules(), monotonic()
         if isinstance(system, OfflineVllm):
-            found = dict(system.run(sent, OUTPUT, self._streams))
+            figures = dict(system.run(requests, OUTPUT, self._streams))
         else:
-            found = compute_figures(system.fire(sent, self._streams))
+            figures = compute_figures(system.run_requests(requests, self._streams))
         seconds, after = monotonic() - began, read_cpu_times(system.process.pid)
         cores = {kind: round((after[kind] - used.get(kind, 0.0)) / seconds, 2) for kind in after}
         self._journal.note(
-            event, system=name, streams=self._streams, cycle=cycle, **found, **self._measure_energy(joules), cores=cores
+            event, system=name, streams=self._streams, cycle=cycle, **figures, **self._measure_energy(joules), cores=cores
         )
 
     def _measure_energy(self, before: float | None) -> dict[str, float]:
         after = self._joules()
         return {} if before is None or after is None else {"gpu_energy_j": after - before}
 
-    # Arrivals by themselves
+    # Poisson arrivals
 
     def ttft(self) -> None:
         capacity = self._measure_capacity()
-        # What was sent last still has to be answered, at about the pace of the closed loop.
+        # The last requests take about as long as in the closed loop.
         drain_s = self._estimate_longest("closed", "e2e_median_s", 10.0)
         self._search(
             LatencyObjective("ttft", OUTPUT, self._step_s, self._skip_s, drain_s), _choose_rates(capacity, TTFT_SHARES)
@@ -173,56 +173,57 @@ class LargeModelStudy:
             self._search(LatencyObjective("e2e", tokens, step_s, skip_s, 2.0), _choose_rates(capacity, shares))
 
     def _measure_capacity(self) -> float:
-        """Requests a second that ours gets through in a closed loop."""
+        """Return the closed-loop requests/s of ours."""
         if not self._journal.find("closed", system="ours"):
             self._run_closed_loop("ours", 0)
         runs = self._journal.find("closed", system="ours")
         return float(sum(run["output_tokens_per_s"] for run in runs) / len(runs) / OUTPUT)
 
     def _time_alone(self, tokens: int) -> float:
-        """The longest of a few answers, with nothing beside them."""
+        """Return the longest of a few responses without other load."""
         system = self._use_server()
         records = system.run_requests(make_requests(self._next_seed(), _ALONE, tokens), 1).records
-        seconds = max((one.end_s or 0.0) - one.sent_s for one in records[1:])
+        seconds = max((record.end_s or 0.0) - record.sent_s for record in records[1:])
         self._journal.note("alone", output=tokens, seconds=seconds)
         return seconds
 
-    def _search(self, wanted: LatencyObjective, rates: Sequence[float]) -> None:
-        """Two climbs: what the second keeps again is confirmed. It begins a step lower, for the first has to fill the server."""
-        tries = self._climb(wanted, rates)
-        if not tries:  # there was no time
+    def _search(self, objective: LatencyObjective, rates: Sequence[float]) -> None:
+        """Climb twice: a rate that meets the objective both times is confirmed. The second starts a step lower, to fill the server."""
+        trials = self._climb(objective, rates)
+        if not trials:  # no time left
             return
-        rate, above = find_bracket(tries)
+        rate, above = find_bracket(trials)
         if rate is None:
             rate, above = rates[0] / 2, rates[0]
-        below = [one for one in rates if one < rate][-1:]
-        tries += self._climb(wanted, [*below, *interpolate_rates(rate, above or rate * rates[-1] / rates[-2], _FINER)])
-        rate, above = find_bracket(tries)
-        confirmed = sum(one.met and one.rate == rate for one in tries) > 1
+        below = [lower for lower in rates if lower < rate][-1:]
+        trials += self._climb(objective, [*below, *interpolate_rates(rate, above or rate * rates[-1] / rates[-2], _FINER)])
+        rate, above = find_bracket(trials)
+        confirmed = sum(trial.met and trial.rate == rate for trial in trials) > 1
         self._journal.note(
-            "found", latency=wanted.latency, output=wanted.output, rate=rate, above=above, confirmed=confirmed
+            "found", latency=objective.latency, output=objective.output, rate=rate, above=above, confirmed=confirmed
         )
 
-    def _climb(self, wanted: LatencyObjective, rates: Sequence[float]) -> list[Trial]:
+    def _climb(self, objective: LatencyObjective, rates: Sequence[float]) -> list[Trial]:
         system, seed = self._use_server(), self._next_seed()
-        times, windows = plan_climb(rates, wanted.step_s, wanted.skip_s, seed)
-        what = f"a climb for {wanted.latency} of {wanted.output} tokens"
-        if not self._journal.has_time(what, times[-1] + wanted.drain_s + 3.0):
+        times, windows = plan_climb(rates, objective.step_s, objective.skip_s, seed)
+        climb = f"a climb for {objective.latency} of {objective.output} tokens"
+        if not self._journal.has_time(climb, times[-1] + objective.drain_s + 3.0):
             return []
-        sent, joules = make_requests(seed, len(times), wanted.output), self._joules()
-        fired = run_loadgen(split_into_tasks(system.target, sent, times, _CONNECTIONS, default_process_count()), sent)
-        found = [judge_window(one, fired.records, wanted.latency, LIMIT_S) for one in windows]
-        for one, verdict in zip(windows, found, strict=True):
+        requests, joules = make_requests(seed, len(times), objective.output), self._joules()
+        tasks = split_into_tasks(system.target, requests, times, _CONNECTIONS, default_process_count())
+        result = run_loadgen(tasks, requests)
+        verdicts = [judge_window(window, result.records, objective.latency, LIMIT_S) for window in windows]
+        for window, verdict in zip(windows, verdicts, strict=True):
             self._journal.note(
-                "window", latency=wanted.latency, output=wanted.output, rate=one.rate, met=verdict.met, p95_s=verdict.p95_s,
+                "window", latency=objective.latency, output=objective.output, rate=window.rate, met=verdict.met, p95_s=verdict.p95_s,
                 median_s=verdict.median_s, judged=verdict.judged, failed=verdict.failed,
-                in_flight=[round(mean, 1) for mean in verdict.in_flight], grows=verdict.grows, judged_s=one.to_s - one.from_s,
+                in_flight=[round(mean, 1) for mean in verdict.in_flight], grows=verdict.grows, judged_s=window.to_s - window.from_s,
             )  # fmt: skip
         self._journal.note(
-            "climb", latency=wanted.latency, output=wanted.output, window_s=fired.window_s,
-            output_tokens=sum(one.output_tokens or 0 for one in fired.records), **self._measure_energy(joules),
+            "climb", latency=objective.latency, output=objective.output, window_s=result.window_s,
+            output_tokens=sum(record.output_tokens or 0 for record in result.records), **self._measure_energy(joules),
         )  # fmt: skip
-        return [Trial(one.rate, verdict.met) for one, verdict in zip(windows, found, strict=True)]
+        return [Trial(window.rate, verdict.met) for window, verdict in zip(windows, verdicts, strict=True)]
 
     def _use_server(self) -> ServerSystem:
         system = self._turns.use("ours")
@@ -233,11 +234,11 @@ class LargeModelStudy:
         self._seed += _SEEDS_APART
         return 500_000 + self._seed
 
-    # How long things take
+    # Time estimates
 
-    def _estimate_longest(self, event: str, field: str, unknown: float, **of: str) -> float:
-        """Of what was seen, and a little more."""
-        return 1.2 * max((line[field] for line in self._journal.find(event, **of) if field in line), default=unknown)
+    def _estimate_longest(self, event: str, field: str, default: float, **fields: str) -> float:
+        """Return the longest so far plus a margin."""
+        return 1.2 * max((line[field] for line in self._journal.find(event, **fields) if field in line), default=default)
 
     def _estimate_switch(self, leaving: str, coming: str) -> float:
         if not self._sleeping:
@@ -247,50 +248,50 @@ class LargeModelStudy:
 
 
 def _choose_rates(capacity: float, shares: tuple[float, float]) -> list[float]:
-    """Those of the first climb, from one share of the capacity to the other."""
+    """Return the rates of the first climb, from one share of the capacity to the other."""
     low, high = (float(f"{share * capacity:.3g}") for share in shares)
     return [*interpolate_rates(low, high, _STEPS - 2), high]
 
 
 def _get_pair_order(number: int) -> tuple[str, str]:
-    """It turns from pair to pair, so whoever ended one begins the next."""
+    """Alternate, so that the system that ended one pair starts the next."""
     return ("offline", "ours") if number % 2 == 0 else ("ours", "offline")
 
 
 def main() -> int:
-    given = _build_parser().parse_args()
+    args = _build_parser().parse_args()
     began = monotonic()
-    given.out.mkdir(parents=True, exist_ok=True)
-    journal = Journal(given.out, began + given.seconds - _STOP_S)
+    args.out.mkdir(parents=True, exist_ok=True)
+    journal = Journal(args.out, began + args.seconds - _STOP_S)
     signal.signal(signal.SIGALRM, _raise_timeout)
-    signal.setitimer(signal.ITIMER_REAL, given.seconds - _STOP_S)
-    meter, absent = open_nvml()
-    for one in absent:
-        print(one, flush=True)
+    signal.setitimer(signal.ITIMER_REAL, args.seconds - _STOP_S)
+    meter, problems = open_nvml()
+    for problem in problems:
+        print(problem, flush=True)
 
     def total(field: str) -> Any:
         return sum(getattr(sample, field) or 0 for sample in meter.read()) if meter else None
 
-    turns = _create_turns(given, lambda: total("memory_bytes"), journal)
+    turns = _create_turns(args, lambda: total("memory_bytes"), journal)
     turns.prepare("ours")
-    study = LargeModelStudy(turns, journal, lambda: total("energy_j"), given)
-    whole = True
+    study = LargeModelStudy(turns, journal, lambda: total("energy_j"), args)
+    complete = True
     try:
-        for part in given.parts:
-            whole &= _run_part(part, study, journal)
+        for part in args.parts:
+            complete &= _run_part(part, study, journal)
     except StudyTimeout:
         journal.note("time up")
-        whole = False
+        complete = False
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         _record_last_switches(turns, journal)
         turns.stop()
-        print("\n".join(summarize(journal.lines, given.wanted)), flush=True)
-    return 0 if whole and not journal.find("left out") else 1
+        print("\n".join(summarize(journal.lines, args.wanted)), flush=True)
+    return 0 if complete and not journal.find("left out") else 1
 
 
 def _run_part(part: str, study: LargeModelStudy, journal: Journal) -> bool:
-    """One part; what fails in it does not keep the next from being tried. A system that does not even start does."""
+    """Run one part. `TurnFailed` is recorded and the next part still runs; a system that does not start ends the study."""
     if not journal.has_time(part, _RUN_S):
         return False
     try:
@@ -301,24 +302,24 @@ def _run_part(part: str, study: LargeModelStudy, journal: Journal) -> bool:
     return True
 
 
-def _create_turns(given: Any, used_bytes: Callable[[], int | None], journal: Journal) -> TurnTaker:
+def _create_turns(args: Any, used_bytes: Callable[[], int | None], journal: Journal) -> TurnTaker:
     settings: dict[str, Any] = {
         "load_format": "dummy", "max_model_len": 2048, "max_num_batched_tokens": 8192,
-        "gpu_memory_utilization": 0.8, "kv_cache_memory_bytes": int(given.cache_gib * 2**30),
+        "gpu_memory_utilization": 0.8, "kv_cache_memory_bytes": int(args.cache_gib * 2**30),
     }  # fmt: skip
-    settings |= {name: json.loads(value) for name, _, value in (one.partition("=") for one in given.set)}
-    offline = settings if given.no_sleep else {**settings, **OFFLINE_SETTINGS}
-    journal.note("study", model=given.model.name, parts=given.parts, settings=settings, sleeping=not given.no_sleep)
+    settings |= {name: json.loads(value) for name, _, value in (setting.partition("=") for setting in args.set)}
+    offline = settings if args.no_sleep else {**settings, **OFFLINE_SETTINGS}
+    journal.note("study", model=args.model.name, parts=args.parts, settings=settings, sleeping=not args.no_sleep)
     makers = {
-        "offline": lambda: SleepableOffline("offline", given.model, offline, given.out),
-        "ours": lambda: SleepableBay("ours", given.model, settings, given.out),
+        "offline": lambda: SleepableOffline("offline", args.model, offline, args.out),
+        "ours": lambda: SleepableBay("ours", args.model, settings, args.out),
     }
-    most = int(given.asleep_gib * 2**30)
-    return TurnTaker(makers, used_bytes, most, not given.no_sleep, journal.note)
+    max_asleep_bytes = int(args.asleep_gib * 2**30)
+    return TurnTaker(makers, used_bytes, max_asleep_bytes, not args.no_sleep, journal.note)
 
 
 def _record_last_switches(turns: TurnTaker, journal: Journal) -> None:
-    """With the first token of each, which is known only afterwards."""
+    """Record all switches with their first token, which is known only afterwards."""
     ours = turns.find_server()
     with suppress(TurnFailed):
         if isinstance(ours, SleepableBay):
@@ -326,24 +327,24 @@ def _record_last_switches(turns: TurnTaker, journal: Journal) -> None:
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    options.add_argument("--model", type=Path, required=True)
-    options.add_argument("--out", type=Path, required=True)
-    options.add_argument("--seconds", type=float, default=1800.0, help="ends by then, with what there is")
-    options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="in this order")
-    options.add_argument("--pairs", type=int, default=5, help="of closed loops, the first included")
-    options.add_argument("--streams", type=int, default=256)
-    options.add_argument("--waves", type=int, default=2, help="requests of a closed loop, in times the streams")
-    options.add_argument("--step", type=float, default=60.0, help="seconds of Poisson arrivals at one rate")
-    options.add_argument("--skip", type=float, default=35.0, help="of them that are not judged")
-    options.add_argument("--cache-gib", type=float, default=30.0, help="KV cache of each")
-    options.add_argument("--asleep-gib", type=float, default=24.0, help="that may be taken of the GPU while one sleeps")
-    options.add_argument(
-        "--wanted", type=float, default=TARGET_TOKENS_PER_S, help="output tok/s of one GPU, for the summary"
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=1800.0, help="time limit")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="in this order")
+    parser.add_argument("--pairs", type=int, default=5, help="pairs of closed loops, the first included")
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--waves", type=int, default=2, help="requests of a closed loop, as a multiple of the streams")
+    parser.add_argument("--step", type=float, default=60.0, help="seconds of Poisson arrivals at one rate")
+    parser.add_argument("--skip", type=float, default=35.0, help="seconds at the start of each rate that are not judged")
+    parser.add_argument("--cache-gib", type=float, default=30.0, help="KV cache of each system")
+    parser.add_argument("--asleep-gib", type=float, default=24.0, help="maximum GPU memory in use while one sleeps")
+    parser.add_argument(
+        "--wanted", type=float, default=TARGET_TOKENS_PER_S, help="target output tok/s of one GPU, for the summary"
     )
-    options.add_argument("--no-sleep", action="store_true", help="both are awake all the time")
-    options.add_argument("--set", nargs="*", default=[], help="engine arguments of both, NAME=JSON")
-    return options
+    parser.add_argument("--no-sleep", action="store_true", help="keep both awake all the time")
+    parser.add_argument("--set", nargs="*", default=[], help="engine arguments for both, NAME=JSON")
+    return parser
 
 
 def _raise_timeout(number: int, frame: object) -> None:

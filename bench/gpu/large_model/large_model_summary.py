@@ -1,4 +1,4 @@
-"""What a study of a large model says, from its lines. Pure.
+"""Summarize the event log of a large-model study. Pure.
 
 python -m bench.gpu.large_model.large_model_summary FOLDER/large.jsonl [--wanted 1500]
 """
@@ -12,20 +12,20 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-LIMIT_S = 0.8  # of P95, for the rates that are searched
-TARGET_TOKENS_PER_S = 1500.0  # output tok/s of one GPU, unless told otherwise
+LIMIT_S = 0.8  # P95 objective of the rate search
+TARGET_TOKENS_PER_S = 1500.0  # default target for one GPU
 
 Line = Mapping[str, Any]
 
 
-def summarize(lines: Sequence[Line], wanted: float = TARGET_TOKENS_PER_S) -> list[str]:
-    """`wanted`: output tok/s of one GPU."""
+def summarize(lines: Sequence[Line], target: float = TARGET_TOKENS_PER_S) -> list[str]:
+    """Return the summary's lines. `target`: output tok/s of one GPU."""
     return [
-        "", "Summary", *_summarize_transitions(lines), *_summarize_throughput(lines, wanted), *_summarize_rates(lines),
-        *(f"LEFT OUT: {line['what']} ({line['needed_s']} s, {line['left_s']} s were left)" for line in _select(lines, "left out")),
-        *(f"GONE: {line['system']}: {line['why'].splitlines()[0]}" for line in _select(lines, "gone")),
+        "", "Summary", *_summarize_transitions(lines), *_summarize_throughput(lines, target), *_summarize_rates(lines),
+        *(f"SKIPPED: {line['what']} (needs {line['needed_s']} s, {line['left_s']} s left)" for line in _select(lines, "left out")),
+        *(f"RETIRED: {line['system']}: {line['why'].splitlines()[0]}" for line in _select(lines, "gone")),
         *(f"FAILED: {line['part']}: {line['why'].splitlines()[0]}" for line in _select(lines, "failed")),
-        *("the time was up in the middle of something" for _ in _select(lines, "time up")),
+        *("time ran out during a part" for _ in _select(lines, "time up")),
     ]  # fmt: skip
 
 
@@ -34,51 +34,52 @@ def _select(lines: Iterable[Line], event: str) -> list[Line]:
 
 
 def _summarize_transitions(lines: Sequence[Line]) -> list[str]:
-    """To start, to fall asleep, to wake: every single time, since the first sleep makes the memory it sleeps in."""
-    told = []
+    """List every start, sleep and wake: the first sleep also allocates the memory it sleeps in."""
+    summary = []
     for event in ("started", "asleep", "awake"):
         for system in ("offline", "ours"):
             times = [line["seconds"] for line in _select(lines, event) if line["system"] == system]
             if times:
-                told.append(f"{system} {event} after " + ", ".join(f"{seconds:.2f}" for seconds in times) + " s")
+                summary.append(f"{system} {event} after " + ", ".join(f"{seconds:.2f}" for seconds in times) + " s")
     for line in _select(lines, "switches"):
         for switch in line["switches"]:
             phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in switch["phases"].items())
-            told.append(f"ours from {switch['from']}: {switch['total_s']:.2f} s ({phases})")
-    return told
+            summary.append(f"ours from {switch['from']}: {switch['total_s']:.2f} s ({phases})")
+    return summary
 
 
-def _summarize_throughput(lines: Sequence[Line], wanted: float) -> list[str]:
+def _summarize_throughput(lines: Sequence[Line], target: float) -> list[str]:
     runs = {
         system: {line["cycle"]: line for line in _select(lines, "closed") if line["system"] == system}
         for system in ("offline", "ours")
     }
-    told = []
+    summary = []
     for system, by_cycle in runs.items():
         if by_cycle:
             mean = fmean(line["output_tokens_per_s"] for line in by_cycle.values())
-            told.append(
-                f"{system}: {mean:,.0f} output tok/s on one GPU, n={len(by_cycle)}, {mean / wanted:.2f} times the {wanted:,.0f} "
-                f"wanted of one GPU; eight of them, if each gave as much: {8 * mean:,.0f}{_format_energy(by_cycle.values())}"
+            summary.append(
+                f"{system}: {mean:,.0f} output tok/s on one GPU, n={len(by_cycle)}, {mean / target:.2f} times the target "
+                f"of {target:,.0f}; on eight GPUs at the same rate: {8 * mean:,.0f}{_format_energy(by_cycle.values())}"
             )
     cycles = sorted(runs["offline"].keys() & runs["ours"].keys())
     if cycles:
         theirs, ours = ([runs[name][cycle]["output_tokens_per_s"] for cycle in cycles] for name in ("offline", "ours"))
-        told.append(
+        summary.append(
             f"ours / offline: {fmean(ours) / fmean(theirs):.3f}{_format_interval(theirs, ours)}, pairs: {len(cycles)}"
         )
-    return told
+    return summary
 
 
 def _format_interval(theirs: Sequence[float], ours: Sequence[float]) -> str:
-    """Of the ratio; the host that measured may lack what it takes, and `large.jsonl` can be read on another."""
+    """Return the ratio's interval. Needs the lab's packages; without them, summarize `large.jsonl` on another host."""
     try:
         from enginebay.lab.statistics.confidence_intervals import ratio_interval
     except ImportError as error:
-        return f" (no interval here: {error})"
+        return f" (no interval: {error})"
     ratio = ratio_interval(theirs, ours)
-    known = ratio is not None and ratio.low is not None and ratio.high is not None
-    return f" [{ratio.low:.3f}, {ratio.high:.3f}]" if ratio is not None and known else ""
+    if ratio is None or ratio.low is None or ratio.high is None:
+        return ""
+    return f" [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
 def _format_energy(runs: Iterable[Line]) -> str:
@@ -87,22 +88,22 @@ def _format_energy(runs: Iterable[Line]) -> str:
 
 
 def _summarize_rates(lines: Sequence[Line]) -> list[str]:
-    told = []
+    summary = []
     for line in _select(lines, "found"):
-        what = f"P95 {line['latency']} under {LIMIT_S * 1e3:.0f} ms, {line['output']} tokens out"
-        above = "; no higher rate was tried" if line["above"] is None else f"; missed at {line['above']:g}"
+        objective = f"P95 {line['latency']} under {LIMIT_S * 1e3:.0f} ms, {line['output']} tokens out"
+        above = "; no higher rate tried" if line["above"] is None else f"; missed at {line['above']:g}"
         if line["rate"] is None:
-            alone = next((one["seconds"] for one in _select(lines, "alone") if one["output"] == line["output"]), None)
-            why = "" if alone is None or line["latency"] != "e2e" else f" (alone it takes {alone:.3f} s)"
-            told.append(f"{what}: no rate found{above if line['above'] else why}")
+            alone = next((other["seconds"] for other in _select(lines, "alone") if other["output"] == line["output"]), None)
+            why = "" if alone is None or line["latency"] != "e2e" else f" ({alone:.3f} s without other load)"
+            summary.append(f"{objective}: no rate found{above if line['above'] else why}")
             continue
-        last = [one for one in _select(lines, "window") if _belongs_to(one, line) and one["met"]][-1]
-        told.append(
-            f"{what}: {line['rate']:g} requests/s = {line['rate'] * line['output']:,.0f} output tok/s"
+        last = [window for window in _select(lines, "window") if _belongs_to(window, line) and window["met"]][-1]
+        summary.append(
+            f"{objective}: {line['rate']:g} requests/s = {line['rate'] * line['output']:,.0f} output tok/s"
             f"{', confirmed' if line['confirmed'] else ', NOT confirmed'}{above}; P95 {last['p95_s'] * 1e3:.0f} ms "
             f"of {last['judged']} requests, in flight {last['in_flight'][0]:.0f} to {last['in_flight'][1]:.0f}"
         )
-    return told
+    return summary
 
 
 def _belongs_to(window: Line, found: Line) -> bool:
@@ -110,8 +111,8 @@ def _belongs_to(window: Line, found: Line) -> bool:
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    options.add_argument("lines", type=Path, metavar="FILE")
-    options.add_argument("--wanted", type=float, default=TARGET_TOKENS_PER_S, help="output tok/s of one GPU")
-    given = options.parse_args()
-    print("\n".join(summarize([json.loads(line) for line in given.lines.read_text().splitlines()], given.wanted)))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("lines", type=Path, metavar="FILE")
+    parser.add_argument("--wanted", type=float, default=TARGET_TOKENS_PER_S, help="target output tok/s of one GPU")
+    args = parser.parse_args()
+    print("\n".join(summarize([json.loads(line) for line in args.lines.read_text().splitlines()], args.wanted)))

@@ -61,21 +61,12 @@ def _build_top_level(known_keys: ConfigKeys) -> dict[str, Schema]:
     sampling: dict[str, Schema] = {name: {"$ref": "#/$defs/sampling"} for name in ("sampling", "decoder")}
     models: Schema = {"type": ["object", "null"], "additionalProperties": {"$ref": "#/$defs/model"}}
     # engines may accept different values at the top level: allow any of them
-    shared = _nest_settings({name: _merge_settings(declared) for name, declared in known_keys.universal.items()})[
-        "properties"
-    ]
+    merged = {name: _merge_settings(declared) for name, declared in known_keys.universal.items()}
+    shared = _nest_settings(merged)["properties"]
     experiment = _nest_settings(EXPERIMENT_KEYS, _build_experiment_lists(known_keys))["properties"]
     named: dict[str, Schema] = {"models": models, **{name: {"$ref": f"#/$defs/{name}"} for name in SECTIONS}}
-    return {
-        **plain,
-        **aliases,
-        **moved,
-        **sampling,
-        **named,
-        **shared,
-        **experiment,
-        **_reference_engine_blocks(known_keys),
-    }
+    engines = _reference_engine_blocks(known_keys)
+    return {**plain, **aliases, **moved, **sampling, **named, **shared, **experiment, **engines}
 
 
 def _build_experiment_lists(known_keys: ConfigKeys) -> dict[str, Schema]:
@@ -103,11 +94,8 @@ def _reference_engine_blocks(known_keys: ConfigKeys) -> dict[str, Schema]:
 
 
 def _build_engine_enum(known_keys: ConfigKeys) -> Schema:
-    return {
-        "enum": ["auto", *known_keys.kinds_by_name, None],
-        "default": "auto",
-        "description": ROOT_KEYS["engine"].help,
-    }
+    allowed = ["auto", *known_keys.kinds_by_name, None]
+    return {"enum": allowed, "default": "auto", "description": ROOT_KEYS["engine"].help}
 
 
 def _build_list(names: Iterable[str], setting: Setting) -> Schema:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from enginebay.meters.sample import Meter, Sample
 
 
@@ -24,7 +22,7 @@ class JouleCounter:
             return None
         self._total_j += sum(drawn_j)
         self._last = {sample.device: sample for sample in samples}
-        return _compute_mean_time_s(samples), self._total_j
+        return sum(sample.time_s for sample in samples) / len(samples), self._total_j
 
 
 def _compute_step_j(before: Sample | None, now: Sample) -> float | None:
@@ -39,7 +37,3 @@ def _compute_step_j(before: Sample | None, now: Sample) -> float | None:
     if now.power_w is not None and before.power_w is not None:
         return (now.power_w + before.power_w) / 2 * (now.time_s - before.time_s)
     return None
-
-
-def _compute_mean_time_s(samples: Sequence[Sample]) -> float:
-    return sum(sample.time_s for sample in samples) / len(samples)

@@ -28,10 +28,10 @@ def add(
 ) -> None:
     """Add a LoRA adapter to a model until the next reload. To keep it, add it to the configuration."""
     absolute = os.path.normpath(Path.cwd() / path.expanduser())
-    model_status = post_admin(
+    status = post_admin(
         url, key, "adapters", {"model": model, "name": name, "path": absolute}, f"adding {name} to {model}"
     )
-    _print_result(model_status, json)
+    _print_result(status, json)
 
 
 @app.command()
@@ -39,16 +39,14 @@ def remove(
     model: ModelArgument, name: NameArgument, url: UrlOption = None, key: KeyOption = None, json: JsonOption = False
 ) -> None:
     """Remove a LoRA adapter from a model."""
-    model_status = post_admin(
-        url, key, "adapters/remove", {"model": model, "name": name}, f"removing {name} from {model}"
-    )
-    _print_result(model_status, json)
+    status = post_admin(url, key, "adapters/remove", {"model": model, "name": name}, f"removing {name} from {model}")
+    _print_result(status, json)
 
 
-def _print_result(model_status: dict[str, Any], json: bool) -> None:
+def _print_result(status: dict[str, Any], json: bool) -> None:
     from enginebay.cli.output.fleet_tables import describe_model
 
     if json:
-        emit_json(model_status)
+        emit_json(status)
     else:
-        print(f"{describe_model(model_status)}; adapters: {', '.join(model_status['adapters']) or 'none'}")
+        print(f"{describe_model(status)}; adapters: {', '.join(status['adapters']) or 'none'}")

@@ -48,22 +48,19 @@ def get_admin(url: str | None, key: str | None, path: str, **query: object) -> A
     """GET a path under /admin and return its JSON."""
     from urllib.parse import urlencode
 
-    return _request_json(
-        resolve_server(url), key, f"{path}?{urlencode(query)}" if query else path, None, _GET_TIMEOUT_S
-    )
+    return _request_json(url, key, f"{path}?{urlencode(query)}" if query else path, None, _GET_TIMEOUT_S)
 
 
 def post_admin(url: str | None, key: str | None, path: str, body: Mapping[str, object], activity: str) -> Any:
     """POST to a path under /admin and return its JSON. No timeout; shows `activity` meanwhile."""
     with show_elapsed(activity):
-        return _request_json(resolve_server(url), key, path, json.dumps(body).encode(), None)
+        return _request_json(url, key, path, json.dumps(body).encode(), None)
 
 
-def _request_json(
-    server: ServerAddress, key: str | None, path: str, body: bytes | None, timeout_s: float | None
-) -> Any:
+def _request_json(url: str | None, key: str | None, path: str, body: bytes | None, timeout_s: float | None) -> Any:
     import urllib.error
 
+    server = resolve_server(url)
     try:
         return json.loads(fetch(server, f"admin/{path}", key, body, timeout_s))
     except urllib.error.HTTPError as error:

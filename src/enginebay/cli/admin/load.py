@@ -23,5 +23,5 @@ def load(
     """Load a model before the first request. Evicts other models if memory is short; retries a model in a crash loop."""
     from enginebay.cli.output.fleet_tables import describe_model
 
-    model_status = post_admin(url, key, "load", {"model": model}, f"loading {model}")
-    emit_json(model_status) if json else print(describe_model(model_status))
+    status = post_admin(url, key, "load", {"model": model}, f"loading {model}")
+    emit_json(status) if json else print(describe_model(status))

@@ -23,5 +23,5 @@ def sleep(
     """Put a model to sleep after its running requests finish. This frees its GPU memory. The next request wakes it."""
     from enginebay.cli.output.fleet_tables import describe_model
 
-    model_status = post_admin(url, key, "sleep", {"model": model}, f"putting {model} to sleep")
-    emit_json(model_status) if json else print(describe_model(model_status))
+    status = post_admin(url, key, "sleep", {"model": model}, f"putting {model} to sleep")
+    emit_json(status) if json else print(describe_model(status))

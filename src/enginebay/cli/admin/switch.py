@@ -27,9 +27,5 @@ def switch(
     """Put one model to sleep, or unload it if it cannot sleep, and load another."""
     from enginebay.cli.output.fleet_tables import describe_model
 
-    model_status = post_admin(
-        url, key, "switch", {"from": leaving, "to": coming}, f"switching from {leaving} to {coming}"
-    )
-    emit_json(model_status) if json else print(
-        f"{describe_model(model_status)}; {leaving} is {model_status.get('left', 'gone')}"
-    )
+    status = post_admin(url, key, "switch", {"from": leaving, "to": coming}, f"switching from {leaving} to {coming}")
+    emit_json(status) if json else print(f"{describe_model(status)}; {leaving} is {status.get('left', 'gone')}")

@@ -20,16 +20,14 @@ from enginebay.cli.options.command_app import create_app
 from enginebay.cli.output.console import emit_json, print_table
 from enginebay.errors import EnginebayError
 
-_KEYS = frozenset(b"qQ")
-
-WaitForQuit = Callable[[float], bool]  # waits this many seconds; True: quit
-
 if TYPE_CHECKING:
     from enginebay.cli.output.top_tables import ServerSummary, TopRow
     from enginebay.server.telemetry.prometheus_text import Samples
 
 app = create_app(help="Watch a server's models live.")
 _TIMEOUT_S = 5.0
+_QUIT_KEYS = frozenset(b"qQ")
+WaitForQuit = Callable[[float], bool]  # waits this many seconds; True: quit
 
 
 @app.command()
@@ -104,6 +102,11 @@ def _build_table(rows: list[TopRow]) -> Any:
     return table
 
 
+def wait_without_keys(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
 def watch(
     server: ServerAddress, key: str | None, interval: float, wait: WaitForQuit = wait_without_keys
 ) -> Iterator[tuple[ServerSummary, list[TopRow]]]:
@@ -159,11 +162,6 @@ def listen_for_quit_key() -> Iterator[WaitForQuit]:
             termios.tcsetattr(descriptor, termios.TCSANOW, settings)
 
 
-def wait_without_keys(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False
-
-
 def _is_quit_pressed_within(descriptor: int, seconds: float) -> bool:
     until = time.monotonic() + seconds
     while (left_s := until - time.monotonic()) > 0:
@@ -172,6 +170,6 @@ def _is_quit_pressed_within(descriptor: int, seconds: float) -> bool:
                 typed = os.read(descriptor, 1024)
             except OSError:
                 typed = b""
-            if not typed or _KEYS & {*typed}:  # empty: the terminal is gone
+            if not typed or _QUIT_KEYS & {*typed}:  # empty: the terminal is gone
                 return True
     return False

@@ -23,5 +23,5 @@ def unload(
     """Unload a model after its running requests finish. The next request loads it again."""
     from enginebay.cli.output.fleet_tables import describe_model
 
-    model_status = post_admin(url, key, "unload", {"model": model}, f"unloading {model}")
-    emit_json(model_status) if json else print(describe_model(model_status))
+    status = post_admin(url, key, "unload", {"model": model}, f"unloading {model}")
+    emit_json(status) if json else print(describe_model(status))

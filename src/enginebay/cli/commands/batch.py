@@ -9,20 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from enginebay.cli.event_loop import run_in_loop
+from enginebay.cli.options import stack_options
 from enginebay.cli.options.command_app import create_app
 from enginebay.cli.options.sampling_options import with_sampling
-from enginebay.cli.options.stack_options import (
-    ConfigOption,
-    EngineOption,
-    OfflineOption,
-    RawOption,
-    SetOption,
-    StatusLine,
-    StrictOption,
-    build_stack_options,
-    show_warnings,
-    warn_unused_keys,
-)
 from enginebay.cli.output.console import emit_json, note
 from enginebay.config.resolved_config import Config
 from enginebay.config.sections.config_keys import AUTO
@@ -63,22 +52,22 @@ def batch(
     ],
     *,
     model: Annotated[str, typer.Option("--model", "-m", help="Model for all requests")] = "smollm2",
-    engine: EngineOption = None,
-    raw: RawOption = False,
+    engine: stack_options.EngineOption = None,
+    raw: stack_options.RawOption = False,
     concurrency: Annotated[
         int | None,
         typer.Option("--concurrency", min=1, help="Requests in flight (default: twice the engine's batch size)"),
     ] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Retry requests that ended in an error")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the tally as JSON")] = False,
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    offline: OfflineOption = None,
-    strict: StrictOption = False,
+    config: stack_options.ConfigOption = None,
+    set_: stack_options.SetOption = None,
+    offline: stack_options.OfflineOption = None,
+    strict: stack_options.StrictOption = False,
     sampling: dict[str, Any],
 ) -> int:
     """Run a file of requests. After an interruption, the same command resumes."""
-    options = build_stack_options(config, set_, offline, strict, engine)
+    options = stack_options.build_stack_options(config, set_, offline, strict, engine)
     jobs = read_requests(source, _build_batch_defaults(model, engine, raw, options["config"], sampling))
     done = read_answers(target, retry_failed)
     remaining = list_unanswered(jobs, done, target)
@@ -89,13 +78,13 @@ def batch(
     if not remaining:
         _print_json(BatchTally(), failed, as_json)
         return 1 if failed else 0
-    progress = StatusLine()
+    progress = stack_options.StatusLine()
     stack = AsyncStack(model, say=progress.update, **options, **sampling)
     try:
         plan = stack.prepare()
     finally:
         progress.clear()
-    warn_unused_keys(set_, plan.spec.kind)
+    stack_options.warn_unused_keys(set_, plan.spec.kind)
     try:
         tally = run_in_loop(_run_batch(stack, remaining, target, raw, concurrency, progress))
     except KeyboardInterrupt:
@@ -153,7 +142,12 @@ def _build_batch_defaults(
 
 
 async def _run_batch(
-    stack: AsyncStack, jobs: list[BatchRequest], target: Path, raw: bool, concurrency: int | None, progress: StatusLine
+    stack: AsyncStack,
+    jobs: list[BatchRequest],
+    target: Path,
+    raw: bool,
+    concurrency: int | None,
+    progress: stack_options.StatusLine,
 ) -> BatchTally:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -164,7 +158,7 @@ async def _run_batch(
     finally:
         progress.clear()
     try:
-        show_warnings(stack.warnings)
+        stack_options.show_warnings(stack.warnings)
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[tokens]} tokens"), TimeRemainingColumn())
         console = Console(stderr=True)
         lines = LineProgress(len(jobs))

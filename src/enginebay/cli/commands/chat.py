@@ -7,21 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from enginebay.cli.options import stack_options
 from enginebay.cli.options.command_app import create_app
 from enginebay.cli.options.sampling_options import with_sampling
-from enginebay.cli.options.stack_options import (
-    TRUNCATED_NOTE,
-    ConfigOption,
-    EngineOption,
-    LoraOption,
-    OfflineOption,
-    SetOption,
-    StatusLine,
-    StrictOption,
-    build_stack_options,
-    show_warnings,
-    warn_unused_keys,
-)
 from enginebay.cli.output.console import note
 from enginebay.cli.termination import Terminated
 from enginebay.contract import Delta, FinishReason
@@ -38,27 +26,32 @@ _HELP = "/reset clears the conversation, /exit or Ctrl-D quits, Ctrl-C stops an 
 def chat(
     model: Annotated[str | None, typer.Argument(help="Model (default: the configured one, else smollm2)")] = None,
     *,
-    engine: EngineOption = None,
+    engine: stack_options.EngineOption = None,
     system: Annotated[str | None, typer.Option("--system", help="System message")] = None,
-    lora: LoraOption = None,
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    offline: OfflineOption = None,
-    strict: StrictOption = False,
+    lora: stack_options.LoraOption = None,
+    config: stack_options.ConfigOption = None,
+    set_: stack_options.SetOption = None,
+    offline: stack_options.OfflineOption = None,
+    strict: stack_options.StrictOption = False,
     sampling: dict[str, Any],
 ) -> None:
     """Chat with a model. The conversation is kept until /reset."""
     if sampling.get("n", 1) > 1:
         raise UsageError("chat shows one answer at a time", "remove --n; --best-of picks the best of several")
-    progress = StatusLine()
-    stack = Stack(model, say=progress.update, **build_stack_options(config, set_, offline, strict, engine), **sampling)
+    progress = stack_options.StatusLine()
+    stack = Stack(
+        model,
+        say=progress.update,
+        **stack_options.build_stack_options(config, set_, offline, strict, engine),
+        **sampling,
+    )
     try:
         try:
             stack.open()
         finally:
             progress.clear()
-        show_warnings(stack.warnings)
-        warn_unused_keys(set_, stack.facts.kind)
+        stack_options.show_warnings(stack.warnings)
+        stack_options.warn_unused_keys(set_, stack.facts.kind)
         if sys.stdin.isatty():
             note(f"{stack.facts.model} on {stack.facts.kind} {stack.facts.version}. {_HELP}")
         converse(stack, system, {"lora": lora} if lora else {})
@@ -113,5 +106,5 @@ def _stream_answer(stack: Stack, history: list[dict[str, str]], options: dict[st
         note(" (stopped)")
     print(flush=True)
     if reason is FinishReason.LENGTH:
-        note(TRUNCATED_NOTE)
+        note(stack_options.TRUNCATED_NOTE)
     return "".join(pieces)

@@ -184,14 +184,11 @@ def matrix(
     if json:
         emit_json({"versions": {k: p.version if p else None for k, p in probes.items()}, **pure.to_json(specs)})
         return
-    heads = [_format_heading(spec.kind, probes[spec.kind]) for spec in specs]
+    versions = {spec.kind: probe.version if (probe := probes[spec.kind]) else "(not installed)" for spec in specs}
+    heads = [f"{kind} {version}" for kind, version in versions.items()]
     print_table(["request parameter", *heads], [[row.name, *row.cells] for row in pure.build_request_rows(specs)])
     print()
     print_table(["load parameter", *heads], [[row.name, *row.cells] for row in pure.build_load_rows(specs)])
-
-
-def _format_heading(kind: str, probe: Any) -> str:
-    return f"{kind} {probe.version}" if probe else f"{kind} (not installed)"
 
 
 @app.command()

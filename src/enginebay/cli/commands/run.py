@@ -9,23 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from enginebay.cli.event_loop import run_in_loop
+from enginebay.cli.options import stack_options
 from enginebay.cli.options.command_app import create_app
 from enginebay.cli.options.sampling_options import with_sampling
-from enginebay.cli.options.stack_options import (
-    TRUNCATED_NOTE,
-    ConfigOption,
-    EngineOption,
-    LoraOption,
-    ModelArgument,
-    OfflineOption,
-    RawOption,
-    SetOption,
-    StatusLine,
-    StrictOption,
-    build_stack_options,
-    show_warnings,
-    warn_unused_keys,
-)
 from enginebay.cli.output.console import emit_json, note
 from enginebay.contract import Delta, FinishReason
 from enginebay.contract.engine_messages import Done
@@ -38,19 +24,19 @@ app = create_app()
 @app.command()
 @with_sampling(logprobs="shown with --json")
 def run(
-    model: ModelArgument,
+    model: stack_options.ModelArgument,
     prompt: Annotated[str | None, typer.Argument(help="Prompt; `-` or none reads standard input")] = None,
     *,
-    engine: EngineOption = None,
+    engine: stack_options.EngineOption = None,
     system: Annotated[str | None, typer.Option("--system", help="System message")] = None,
-    raw: RawOption = False,
-    lora: LoraOption = None,
+    raw: stack_options.RawOption = False,
+    lora: stack_options.LoraOption = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print token counts and timings on standard error")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming text")] = False,
-    config: ConfigOption = None,
-    set_: SetOption = None,
-    offline: OfflineOption = None,
-    strict: StrictOption = False,
+    config: stack_options.ConfigOption = None,
+    set_: stack_options.SetOption = None,
+    offline: stack_options.OfflineOption = None,
+    strict: stack_options.StrictOption = False,
     sampling: dict[str, Any],
 ) -> None:
     """Answer one prompt, streamed to the terminal."""
@@ -60,20 +46,29 @@ def run(
         )
     text = read_prompt(prompt)
     messages: Any = [{"role": "system", "content": system}, {"role": "user", "content": text}] if system else text
-    progress = StatusLine()
+    progress = stack_options.StatusLine()
     stack = AsyncStack(
-        model, say=progress.update, **build_stack_options(config, set_, offline, strict, engine), **sampling
+        model,
+        say=progress.update,
+        **stack_options.build_stack_options(config, set_, offline, strict, engine),
+        **sampling,
     )
     try:
         plan = stack.prepare()
     finally:
         progress.clear()
-    warn_unused_keys(set_, plan.spec.kind)
+    stack_options.warn_unused_keys(set_, plan.spec.kind)
     run_in_loop(_run_prompt(stack, messages, raw, lora, stats, as_json, progress))
 
 
 async def _run_prompt(
-    stack: AsyncStack, prompt: Any, raw: bool, lora: str | None, stats: bool, as_json: bool, progress: StatusLine
+    stack: AsyncStack,
+    prompt: Any,
+    raw: bool,
+    lora: str | None,
+    stats: bool,
+    as_json: bool,
+    progress: stack_options.StatusLine,
 ) -> None:
     started = time.monotonic()
     try:
@@ -81,14 +76,14 @@ async def _run_prompt(
     finally:
         progress.clear()
     try:
-        show_warnings(stack.warnings)
+        stack_options.show_warnings(stack.warnings)
         load_s = time.monotonic() - started
         printer = _AnswerPrinter(stream=not as_json)
         async for event in stack.events(prompt, raw=raw, lora=lora):
             printer.handle_event(event)
         printer.finish()
         if printer.is_truncated and not as_json:
-            note(TRUNCATED_NOTE)
+            note(stack_options.TRUNCATED_NOTE)
         if as_json:
             emit_json({"model": stack.plan.model, "engine": stack.plan.spec.kind, **printer.to_json()})
         if stats and printer.done is not None:

@@ -13,18 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from enginebay.cli.event_loop import run_in_loop
+from enginebay.cli.options import stack_options
 from enginebay.cli.options.command_app import create_app
-from enginebay.cli.options.stack_options import (
-    ConfigOption,
-    EngineOption,
-    OfflineOption,
-    PresetOption,
-    SetOption,
-    StatusLine,
-    StrictOption,
-    show_warnings,
-    split_assignments,
-)
 from enginebay.cli.output.console import note
 from enginebay.config.loader import load_config
 from enginebay.config.preset_registry import find_preset
@@ -50,7 +40,7 @@ def serve(
         ),
     ] = None,
     *,
-    engine: EngineOption = None,
+    engine: stack_options.EngineOption = None,
     host: Annotated[str | None, typer.Option("--host", help="Address to listen on (default: 127.0.0.1)")] = None,
     port: Annotated[int | None, typer.Option("--port", "-p", help="Port; 0 for any free one (default: 8000)")] = None,
     workers: Annotated[
@@ -67,11 +57,11 @@ def serve(
     log_level: Annotated[
         str | None, typer.Option("--log-level", help="debug, info, warning or error (default: info)")
     ] = None,
-    config: ConfigOption = None,
-    preset: PresetOption = None,
-    set_: SetOption = None,
-    offline: OfflineOption = None,
-    strict: StrictOption = False,
+    config: stack_options.ConfigOption = None,
+    preset: stack_options.PresetOption = None,
+    set_: stack_options.SetOption = None,
+    offline: stack_options.OfflineOption = None,
+    strict: stack_options.StrictOption = False,
     until_stdin_ends: Annotated[
         bool, typer.Option("--until-stdin-ends", hidden=True, help="Exit when the parent process closes stdin")
     ] = False,
@@ -79,7 +69,7 @@ def serve(
     """Serve models over the OpenAI-compatible API until Ctrl-C or SIGTERM."""
     if until_stdin_ends:
         exit_on_stdin_eof()
-    keys, settings = split_assignments(set_)
+    keys, settings = stack_options.split_assignments(set_)
     flags: dict[str, Any] = {
         "offline": offline,
         "server.host": host,
@@ -123,8 +113,8 @@ def _run_server(options: ServeOptions) -> None:
     config = options.read_config()
     keyring = _load_keyring(config)
     as_json = config.server.log_format == "json"
-    progress = StatusLine(after_s=float("inf") if as_json else 0.0)
-    show_warnings([*keyring.warnings, *map(str, config.warnings)])
+    progress = stack_options.StatusLine(after_s=float("inf") if as_json else 0.0)
+    stack_options.show_warnings([*keyring.warnings, *map(str, config.warnings)])
     sock = bind_socket(config.server, keyring)
     desired = _build_desired_state(options, config, keyring, progress.update)
     unused_preset = _find_unused_preset(options, desired)
@@ -133,7 +123,7 @@ def _run_server(options: ServeOptions) -> None:
 
     def ready(replicas: list[Replica]) -> None:
         progress.clear()
-        show_warnings([*_find_unused_standbys(desired), *unused_preset])
+        stack_options.show_warnings([*_find_unused_standbys(desired), *unused_preset])
         known = list(map(str, config.warnings))
         for replica in replicas:
             _announce_model(replica, known, announce)
@@ -199,10 +189,10 @@ def _announce_model(replica: Replica, known: list[str], announce: Callable[..., 
     if plan is None:
         error = replica.variant.error
         assert error is not None
-        show_warnings([f"{replica.name}: {error.message}" + (f"; {error.hint}" if error.hint else "")])
+        stack_options.show_warnings([f"{replica.name}: {error.message}" + (f"; {error.hint}" if error.hint else "")])
         return
     facts_warnings = facts.warnings if facts is not None else ()
-    show_warnings([line for line in (*plan.warnings, *facts_warnings) if line not in known])
+    stack_options.show_warnings([line for line in (*plan.warnings, *facts_warnings) if line not in known])
     if facts is None or not replica.ready:
         if replica.variant.primary:
             announce(f"{replica.name} on {plan.spec.kind} is {state_label(replica)}, loaded on the first request", "offered",

@@ -240,10 +240,7 @@ def _describe_source(plan: LaunchPlan) -> dict[str, Any]:
     from enginebay.fleet.engine_selection.tuned_engines import fingerprint_model
     from enginebay.models import ModelStore
 
-    stored = (
-        next((model for model in ModelStore().list_models() if model.path == plan.source), None)
-        if plan.source
-        else None
-    )
+    models = ModelStore().list_models() if plan.source else ()
+    stored = next((model for model in models if model.path == plan.source), None)
     files = {} if stored is None else {"sha256": fingerprint_model(stored)}
     return {"path": plan.launch.load.path, "engine_version": plan.version, **files}

@@ -72,7 +72,8 @@ def with_sampling(logprobs: str) -> Callable[[Callable[..., Any]], Callable[...,
 
 
 def _build_parameter(name: str, kind: Any, text: str) -> inspect.Parameter:
-    flag = f"--{name.replace('_', '-')}" + _build_off_flag(name, kind)
+    dashed = name.replace("_", "-")
+    flag = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
     option = typer.Option(None, flag, help=text, rich_help_panel="Sampling")
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind | None)
 
@@ -100,10 +101,6 @@ def collect_sampling(flags: dict[str, Any]) -> dict[str, Any]:
                 "--logit-bias expects a JSON object of token ids and numbers", "for example: '{\"42\": -100}'"
             ) from None
     return chosen
-
-
-def _build_off_flag(name: str, kind: Any) -> str:
-    return f"/--no-{name.replace('_', '-')}" if kind is bool else ""
 
 
 def _read_text_or_file(value: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -152,8 +152,4 @@ def _join_lines(lines: list[str]) -> str:
     return "\n".join(lines)
 
 
-SCRIPTS: Mapping[str, Callable[[CompletionCommand], str]] = {
-    "bash": render_bash,
-    "zsh": render_zsh,
-    "fish": render_fish,
-}
+SCRIPTS = {"bash": render_bash, "zsh": render_zsh, "fish": render_fish}

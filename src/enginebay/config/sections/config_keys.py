@@ -134,13 +134,10 @@ def _collect_universal_settings(specs: Mapping[str, EngineSpec]) -> dict[str, li
             if name.split(".")[0] in UNIVERSAL_KEYS:
                 declared.setdefault(name, []).append(setting)
     supported = {
-        name: [setting for setting in settings if not _is_refused(setting)] for name, settings in declared.items()
+        name: [setting for setting in settings if setting.capability.support is not Support.REFUSES]
+        for name, settings in declared.items()
     }
     return {name: supported[name] or settings for name, settings in declared.items()}
-
-
-def _is_refused(setting: Setting) -> bool:
-    return setting.capability.support is Support.REFUSES
 
 
 class ConfigKeys:

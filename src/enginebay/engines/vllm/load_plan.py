@@ -324,11 +324,12 @@ def _decide_lora(plan: VllmLoadPlan, host: VllmHost, settings: Mapping[str, Any]
         )
     if ranks and settings.get("lora.enabled") is False:
         _warn(plan, "lora.enabled", "is false, but the model lists adapters; they are loaded anyway")
-    wanted = max([settings.get("lora.max_rank", 0), *ranks.values()]) or 16
-    rank = next((allowed for allowed in _LORA_RANKS if allowed >= wanted), None)
+    required_rank = max([settings.get("lora.max_rank", 0), *ranks.values()]) or 16
+    rank = next((allowed for allowed in _LORA_RANKS if allowed >= required_rank), None)
     if rank is None:
         raise ConfigError(
-            f"vllm.lora.max_rank is {wanted}, vLLM allows up to {_LORA_RANKS[-1]}", "use an adapter of a lower rank"
+            f"vllm.lora.max_rank is {required_rank}, vLLM allows up to {_LORA_RANKS[-1]}",
+            "use an adapter of a lower rank",
         )
     reserved = _DEFAULT_MAX_LORAS if settings.get("lora.enabled") else 1  # adapters may be added at runtime
     slots = int(settings.get("lora.max_loras", max(reserved, min(len(ranks), _DEFAULT_MAX_LORAS))))

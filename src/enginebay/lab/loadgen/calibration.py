@@ -58,14 +58,8 @@ def default_process_count() -> int:
 @contextmanager
 def run_calibration_server(ttft_s: float = 0.0, itl_s: float = 0.0, core: int | None = None) -> Iterator[str]:
     """Run the calibration server in its own process, and yield its address."""
-    command = [
-        sys.executable,
-        "-m",
-        "enginebay.lab.loadgen.calibration_server",
-        f"--ttft-s={ttft_s}",
-        f"--itl-s={itl_s}",
-    ]
-    command += [] if core is None else [f"--core={core}"]
+    flags = [f"--ttft-s={ttft_s}", f"--itl-s={itl_s}", *([] if core is None else [f"--core={core}"])]
+    command = [sys.executable, "-m", "enginebay.lab.loadgen.calibration_server", *flags]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
     try:

@@ -45,15 +45,8 @@ def _encode_chunk(data: bytes) -> bytes:
 
 def _encode_event(text: str | None, finish: str | None = None, **more: object) -> bytes:
     choices = [] if text is None else [{"index": 0, "delta": {"content": text}, "text": text, "finish_reason": finish}]
-    event = {
-        "id": "known-0",
-        "object": "chat.completion.chunk",
-        "created": 0,
-        "model": "known",
-        "choices": choices,
-        **more,
-    }
-    return b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
+    event = {"id": "known-0", "object": "chat.completion.chunk", "created": 0, "model": "known", "choices": choices}
+    return b"data: " + json.dumps(event | more, separators=(",", ":")).encode() + b"\n\n"
 
 
 @lru_cache(maxsize=256)

@@ -71,16 +71,12 @@ def run_loadgen(
             pool.stop()
     records = [
         to_record(outcome, requests[outcome.index], tasks[process].process)
-        for process, sender_outcomes in enumerate(outcomes)
-        for outcome in sender_outcomes
+        for process, of_process in enumerate(outcomes)
+        for outcome in of_process
     ]
     records.sort(key=lambda record: record.index)
-    tokens = {
-        outcome.index: outcome.arrivals
-        for sender_outcomes in outcomes
-        for outcome in sender_outcomes
-        if outcome.error is None
-    }
+    answered = [outcome for of_process in outcomes for outcome in of_process if outcome.error is None]
+    tokens = {outcome.index: outcome.arrivals for outcome in answered}
     window_s = max((record.end_s or 0.0 for record in records), default=0.0)
     core_share = max((progress.core_share for progress in last_progress.values() if progress.finished), default=None)
     return LoadgenResult(records, tokens, zero, window_s, core_share)
@@ -99,16 +95,10 @@ class _SenderPool:
         for number, task in enumerate(tasks):
             task_file = folder / f"task-{number}"
             task_file.write_bytes(msgspec.msgpack.encode(task))
-            command = [
-                sys.executable,
-                "-m",
-                "enginebay.lab.loadgen.sender_process",
-                str(task_file),
-                str(self._outcome_files[number]),
-            ]
-            self._processes.append(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-            )
+            files = (str(task_file), str(self._outcome_files[number]))
+            command = [sys.executable, "-m", "enginebay.lab.loadgen.sender_process", *files]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+            self._processes.append(process)
 
     def start(self) -> float:
         """Wait until all are ready, send them the start of the window, and return it."""

@@ -23,11 +23,7 @@ def h(tag: str, *children: Html | str | int | float | None, **attributes: str | 
 
 def join_html(*children: Html | str | int | float | None) -> Html:
     """Concatenate pieces."""
-    return Html("".join(_render_child(child) for child in children if child is not None))
-
-
-def _render_child(child: Html | str | int | float) -> str:
-    return child if isinstance(child, Html) else escape(str(child))
+    return Html("".join(c if isinstance(c, Html) else escape(str(c)) for c in children if c is not None))
 
 
 def _render_attribute(name: str, value: str | int | bool | None) -> str:

@@ -6,15 +6,9 @@ import json
 from math import isfinite
 from typing import Any
 
+from enginebay.lab.report import report_metrics
 from enginebay.lab.report.latency_curves import LATENCY_TITLES, build_curves, round_short
 from enginebay.lab.report.manifest_access import get_cycle
-from enginebay.lab.report.report_metrics import (
-    ENERGY_METRICS,
-    LATENCY_METRICS,
-    PLOTTED_METRICS,
-    THROUGHPUT_METRICS,
-    describe_metric,
-)
 from enginebay.lab.report.report_points import ReportContent, ReportPoint
 from enginebay.lab.report.run_timeline import build_timeline
 from enginebay.lab.statistics.confidence_intervals import ConfidenceInterval
@@ -24,10 +18,10 @@ from enginebay.lab.store.run_reader import Run
 def build_page_data(report: ReportContent) -> dict[str, Any]:
     """Return everything that the plots need."""
     return {
-        "metrics": {key: describe_metric(key) for key in PLOTTED_METRICS},
-        "throughputs": _list_measured(report, THROUGHPUT_METRICS),
-        "latencies": _list_measured(report, LATENCY_METRICS),
-        "energies": _list_measured(report, ENERGY_METRICS),
+        "metrics": {key: report_metrics.describe_metric(key) for key in report_metrics.PLOTTED_METRICS},
+        "throughputs": _list_measured(report, report_metrics.THROUGHPUT_METRICS),
+        "latencies": _list_measured(report, report_metrics.LATENCY_METRICS),
+        "energies": _list_measured(report, report_metrics.ENERGY_METRICS),
         "distributions": LATENCY_TITLES,
         "series": [series.label for series in report.series],
         "points": [_point_data(point) for point in report.points],
@@ -47,7 +41,9 @@ def _point_data(point: ReportPoint) -> dict[str, Any]:
         "unit": point.workload.unit,
         "status": point.status,
         "note": point.describe_runs(),
-        "stats": {key: _interval_data(point.figures[key]) for key in PLOTTED_METRICS if key in point.figures},
+        "stats": {
+            key: _interval_data(point.figures[key]) for key in report_metrics.PLOTTED_METRICS if key in point.figures
+        },
         "curves": build_curves(point.group.counted),
     }
 

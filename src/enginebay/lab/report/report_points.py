@@ -129,11 +129,8 @@ def _add_study_label(point: ReportPoint) -> ReportPoint:
 
 
 def _sort_key(point: ReportPoint) -> tuple[int, str, float]:
-    return (
-        point.series.number,
-        point.workload.unit,
-        -1.0 if point.workload.requested is None else point.workload.requested,
-    )
+    requested = point.workload.requested
+    return point.series.number, point.workload.unit, -1.0 if requested is None else requested
 
 
 def _make_title(runs: Sequence[Run], series: Sequence[ReportSeries]) -> str:
@@ -176,9 +173,8 @@ def _list_distinctions(run: Run, heads: Sequence[Run]) -> list[str]:
 
 def _collect_settings(run: Run) -> dict[str, Any]:
     """Return the requested settings; for an external server, those it reports."""
-    return select_engine_settings(
-        {**get_section(run, "config"), **(get_section(run, "effective") if get_external_url(run) else {})}
-    )
+    effective = get_section(run, "effective") if get_external_url(run) else {}
+    return select_engine_settings({**get_section(run, "config"), **effective})
 
 
 def _describe_identity(run: Run) -> dict[str, str]:

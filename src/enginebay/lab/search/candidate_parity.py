@@ -32,11 +32,9 @@ def _check_parity(candidate: Candidate, reference_candidate: Candidate, referenc
     if parity is None:
         return candidate
     finding = parity_broken(RunFacts((), parity=Parity(**parity), parity_with=reference_candidate.label))
-    return (
-        candidate.add_reason(finding.code, finding.severity, finding.message)
-        if isinstance(finding, Reason)
-        else candidate
-    )
+    if not isinstance(finding, Reason):
+        return candidate
+    return candidate.add_reason(finding.code, finding.severity, finding.message)
 
 
 def _load_first_run(folder: Path, candidate: Candidate) -> Run:

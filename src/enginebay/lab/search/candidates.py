@@ -87,11 +87,7 @@ class Ranking:
     @property
     def status(self) -> Status:
         """The worst of all: if a rival was disturbed, the winner is doubtful too."""
-        return max(
-            (candidate.status for candidate in self.order),
-            key=("valid", "informative", "invalid").index,
-            default="invalid",
-        )
+        return worst_status(candidate.status for candidate in self.order) if self.order else "invalid"
 
 
 def rank_candidates(candidates: Sequence[Candidate], resolution: float) -> Ranking:

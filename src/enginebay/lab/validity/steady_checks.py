@@ -85,15 +85,12 @@ def backlog_grows(facts: RunFacts) -> Finding:
 
 def unstable_warmup(facts: RunFacts) -> Finding:
     """Check that the measured window starts after the warm-up."""
-    if (
-        facts.profile not in STEADY_PROFILES
-        or facts.warmup is None
-        or len(facts.warmup.values) < limits.WARMUP_MIN_VALUES
-    ):
+    warmup = facts.warmup
+    if facts.profile not in STEADY_PROFILES or warmup is None or len(warmup.values) < limits.WARMUP_MIN_VALUES:
         return UNKNOWN
-    if not facts.warmup.over:
-        return _grade_never_steady(facts, facts.warmup.values)
-    values, end = facts.warmup.values, facts.warmup.end
+    values, end = warmup.values, warmup.end
+    if not warmup.over:
+        return _grade_never_steady(facts, values)
     bias = _relative_difference(fmean(values), fmean(values[end:]))
     if bias <= limits.WARMUP_BIAS:
         return FINE

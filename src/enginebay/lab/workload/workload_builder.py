@@ -15,7 +15,7 @@ from enginebay.lab.workload.jsonl_prompts import PromptLine, cut_prompt, encode_
 from enginebay.lab.workload.length_distributions import draw_lengths
 from enginebay.lab.workload.prefix_sharing import measure_shared_share, to_compact_ids
 from enginebay.lab.workload.prompt_writer import PromptWriter
-from enginebay.lab.workload.request_records import Prompt, Request
+from enginebay.lab.workload.request_records import Request
 from enginebay.lab.workload.seeded_random import make_generator
 from enginebay.lab.workload.trace_files import TraceRow, read_trace, select_rows
 from enginebay.lab.workload.workload_spec import (
@@ -202,19 +202,10 @@ def hash_requests(requests: Sequence[Request]) -> str:
     """Return the hash of all that is sent, which identifies a workload."""
     digest = hashlib.sha256()
     for request in requests:
-        row = [
-            _to_plain_prompt(request.prompt),
-            request.input_tokens,
-            request.output_tokens,
-            request.at_s,
-            request.group,
-        ]
+        prompt = request.prompt if isinstance(request.prompt, str) else list(request.prompt)
+        row = [prompt, request.input_tokens, request.output_tokens, request.at_s, request.group]
         digest.update(json.dumps(row, sort_keys=True, separators=(",", ":")).encode() + b"\n")
     return digest.hexdigest()
-
-
-def _to_plain_prompt(prompt: Prompt) -> object:
-    return prompt if isinstance(prompt, str) else list(prompt)
 
 
 def write_synthetic_requests(spec: SyntheticSpec, writer: PromptWriter, count: int, seed: int) -> list[Request]:

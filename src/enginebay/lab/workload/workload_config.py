@@ -13,13 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.errors import ConfigError
-from enginebay.lab.workload.field_checks import (
-    check_bool,
-    check_choice,
-    check_keys,
-    check_positive_number,
-    check_whole_number,
-)
+from enginebay.lab.workload import field_checks
 from enginebay.lab.workload.length_distributions import length_from_value, length_to_value
 from enginebay.lab.workload.workload_spec import (
     SEND_FORMS,
@@ -49,13 +43,13 @@ def workload_from_dict(data: Mapping[str, Any], folder: Path | None = None) -> W
     """Build a workload from config data; its paths are relative to `folder`."""
     if not isinstance(data, Mapping) or "kind" not in data:
         raise ConfigError("workload needs a kind", f"choose from {', '.join(WORKLOAD_KINDS)}", param="workload.kind")
-    spec_type = WORKLOAD_KINDS[check_choice("workload.kind", data["kind"], WORKLOAD_KINDS)]
+    spec_type = WORKLOAD_KINDS[field_checks.check_choice("workload.kind", data["kind"], WORKLOAD_KINDS)]
     names = [field.name for field in fields(spec_type)]
     rest = {key: value for key, value in data.items() if key != "kind" and value is not None}
     if spec_type is TraceSpec and "format" not in rest:
         rest["format"] = TRACE_SUFFIXES.get(Path(str(rest.get("path", ""))).suffix, "")
     required = [field.name for field in fields(spec_type) if field.default is MISSING]
-    values = check_keys("workload", rest, names, required)
+    values = field_checks.check_keys("workload", rest, names, required)
     return spec_type(**{name: _check_value(name, value, folder) for name, value in values.items()})
 
 
@@ -64,14 +58,14 @@ def _check_value(name: str, value: Any, folder: Path | None) -> Any:
     if name in LENGTH_KEYS:
         return length_from_value(where, value)
     if name in INTEGER_MINIMUMS:
-        return check_whole_number(where, value, INTEGER_MINIMUMS[name])
+        return field_checks.check_whole_number(where, value, INTEGER_MINIMUMS[name])
     if name in CHOICE_KEYS:
-        return check_choice(where, value, CHOICE_KEYS[name])
+        return field_checks.check_choice(where, value, CHOICE_KEYS[name])
     if name == "start_s":
-        return check_positive_number(where, value, zero=True)
+        return field_checks.check_positive_number(where, value, zero=True)
     if name == "path":
         return _check_path(where, value, folder)
-    return check_bool(where, value)
+    return field_checks.check_bool(where, value)
 
 
 def _check_path(where: str, value: Any, folder: Path | None) -> Path:

@@ -163,11 +163,8 @@ def _find_power_problems(series: DeviceSeries, start_s: float, end_s: float) -> 
         return [_build_uncovered_problem("power", series.power_times, start_s, end_s, POWER)]
     inside = sum(1 for time_s in series.power_times if start_s <= time_s <= end_s)
     if inside < _MIN_POWER_SAMPLES:
-        return [
-            EnergyProblem(
-                "window_short", f"power was sampled only {inside} times in the window", start_s, end_s, (POWER,)
-            )
-        ]
+        message = f"power was sampled only {inside} times in the window"
+        return [EnergyProblem("window_short", message, start_s, end_s, (POWER,))]
     return []
 
 

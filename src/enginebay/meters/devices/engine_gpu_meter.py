@@ -94,10 +94,7 @@ def _open_used_gpus(
     indexes = parse_visible_devices(visible_devices, [driver.read_uuid(handle) for handle in handles])
     if isinstance(indexes, str):
         return Absent("nvml", indexes)
-    own = list_pids()
-    used = [
-        index for index, handle in enumerate(handles) if any(pid in own for pid in _list_compute_pids(driver, handle))
-    ]
+    used = _list_used_gpus(driver, handles, list_pids())
     if not used and len(indexes) > 1:
         return Absent("nvml", _explain_unknown_gpus(len(indexes)))
     if not used and _are_indexes_ambiguous(driver, handles, visible_devices, order):
@@ -107,6 +104,10 @@ def _open_used_gpus(
     if any(sample.energy_j is None and sample.power_w is None for sample in meter.read()):
         return Absent("nvml", "the driver reports neither energy nor power of this GPU")
     return meter
+
+
+def _list_used_gpus(driver: NvmlDriver, handles: Sequence[c_void_p], pids: Collection[int]) -> list[int]:
+    return [n for n, handle in enumerate(handles) if any(pid in pids for pid in _list_compute_pids(driver, handle))]
 
 
 def find_gpus_of(
@@ -127,11 +128,7 @@ def find_gpus_of(
     try:
         handles = [driver.get_gpu(index) for index in range(driver.count_gpus())]
         indexes = parse_visible_devices(visible_devices, [driver.read_uuid(handle) for handle in handles])
-        used = [
-            index
-            for index, handle in enumerate(handles)
-            if any(pid in pids for pid in _list_compute_pids(driver, handle))
-        ]
+        used = _list_used_gpus(driver, handles, pids)
         ambiguous = not used and _are_indexes_ambiguous(driver, handles, visible_devices, order)
     except NvmlDriverError:
         return None

@@ -7,13 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-from enginebay.meters.devices.proc_files import (
-    PROC,
-    ProcessUsage,
-    list_children,
-    read_machine_usage,
-    read_process_usage,
-)
+from enginebay.meters.devices import proc_files
 from enginebay.meters.sample import Absent, Sample
 
 HOST = "host"
@@ -26,7 +20,7 @@ class HostMeter:
 
     name = "host"
 
-    def __init__(self, cores: int, trees: Mapping[str, int], proc: Path = PROC) -> None:
+    def __init__(self, cores: int, trees: Mapping[str, int], proc: Path = proc_files.PROC) -> None:
         self.cores = cores
         self._proc = proc
         self._trees = {name: _ProcessTree(pid, proc) for name, pid in trees.items()}
@@ -35,7 +29,7 @@ class HostMeter:
     def read(self) -> list[Sample]:
         samples = []
         roots = {tree.root for tree in self._trees.values()}
-        now_s, machine = time.monotonic(), read_machine_usage(self._proc)
+        now_s, machine = time.monotonic(), proc_files.read_machine_usage(self._proc)
         if machine is not None:
             samples.append(self._build_sample(now_s, HOST, machine.busy_s, machine.memory_bytes, None))
         for name, tree in self._trees.items():
@@ -56,9 +50,11 @@ class HostMeter:
         return Sample(now_s, device, utilisation=share, memory_bytes=memory, cpu_s=cpu_s, peak_memory_bytes=peak)
 
 
-def open_host_meter(trees: Mapping[str, int] | None = None, proc: Path = PROC) -> tuple[HostMeter | None, list[Absent]]:
+def open_host_meter(
+    trees: Mapping[str, int] | None = None, proc: Path = proc_files.PROC
+) -> tuple[HostMeter | None, list[Absent]]:
     """Open a meter of this machine that follows these process trees."""
-    machine = read_machine_usage(proc)
+    machine = proc_files.read_machine_usage(proc)
     if machine is None or machine.cores == 0:
         return None, [Absent("host", f"no CPU times in {proc}/stat")]
     return HostMeter(machine.cores, trees or {}, proc), []
@@ -87,16 +83,16 @@ class _ProcessTree:
         resident = sum(process.resident_bytes for process in members.values())
         return self._cpu_s, resident, sum(process.peak_bytes for process in members.values())
 
-    def _find_members(self, others: AbstractSet[int]) -> dict[int, ProcessUsage]:
-        members: dict[int, ProcessUsage] = {}
+    def _find_members(self, others: AbstractSet[int]) -> dict[int, proc_files.ProcessUsage]:
+        members: dict[int, proc_files.ProcessUsage] = {}
         waiting = [self.root, *self._start_times]
         while waiting:
             pid = waiting.pop()
             if pid in members or pid in others:
                 continue
-            process = read_process_usage(pid, self._proc)
+            process = proc_files.read_process_usage(pid, self._proc)
             if process is None or self._start_times.get(pid, process.started) != process.started:
                 continue
             members[pid] = process
-            waiting.extend(list_children(pid, self._proc))
+            waiting.extend(proc_files.list_children(pid, self._proc))
         return members

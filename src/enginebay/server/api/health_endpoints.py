@@ -7,6 +7,7 @@ import msgspec
 from enginebay.server.api.readiness import check_readiness
 from enginebay.server.requests.request_context import RequestContext
 from enginebay.server.requests.server_context import ServerContext
+from enginebay.server.telemetry.prometheus_text import CONTENT_TYPE
 
 _encode = msgspec.json.Encoder().encode
 
@@ -26,4 +27,4 @@ async def get_readiness(context: ServerContext, request_context: RequestContext)
 
 
 async def get_metrics(context: ServerContext, request_context: RequestContext) -> None:
-    request_context.exchange.respond(200, await context.scrape(), "text/plain; version=0.0.4; charset=utf-8")
+    request_context.exchange.respond(200, await context.scrape(), CONTENT_TYPE)

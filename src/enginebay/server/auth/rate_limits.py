@@ -71,7 +71,7 @@ class RateLimiter:
         requests = _get_bucket(self._requests, key.name, key.requests_per_minute, now)
         tokens = _get_bucket(self._tokens, key.name, key.tokens_per_minute, now)
         buckets = [bucket for bucket in (requests, tokens) if bucket is not None]
-        wait_s = max(bucket.seconds_until(1.0) if _is_empty(bucket) else 0.0 for bucket in buckets)
+        wait_s = max(bucket.seconds_until(1.0) if bucket.level < 1.0 - _ROUNDING else 0.0 for bucket in buckets)
         if wait_s == 0.0 and requests is not None:
             requests.level -= 1.0
         headers: dict[str, str] = {}
@@ -98,10 +98,6 @@ def _get_bucket(buckets: dict[str, _TokenBucket], name: str, limit: int | None, 
         bucket = buckets[name] = _TokenBucket(limit, now)
     bucket.refill(now)
     return bucket
-
-
-def _is_empty(bucket: _TokenBucket) -> bool:
-    return bucket.level < 1.0 - _ROUNDING
 
 
 def _format_seconds(value: float) -> str:

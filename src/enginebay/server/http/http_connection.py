@@ -164,10 +164,8 @@ class HttpConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         if self._closing or self._parser.should_upgrade():
             return
-        if (
-            self._head_bytes > self._settings.max_header_bytes
-            and self._count_header_bytes() > self._settings.max_header_bytes
-        ):
+        limit = self._settings.max_header_bytes
+        if self._head_bytes > limit and self._count_header_bytes() > limit:
             self._refuse_long_headers()
             return
         method = self._parser.get_method().decode("ascii")

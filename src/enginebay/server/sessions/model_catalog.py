@@ -68,11 +68,8 @@ class VariantConnector:
         if self._retired:
             raise Draining("this model was reconfigured", "retry the request")
         session = self.session
-        if (
-            session is not None
-            and session.client.handle.address == replica.address
-            and not session.client.client.broken
-        ):
+        client = None if session is None else session.client
+        if session and client and client.handle.address == replica.address and not client.client.broken:
             session.draining = False
             return session
         opening = self._connecting.get(replica.address)

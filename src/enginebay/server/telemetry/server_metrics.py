@@ -43,7 +43,7 @@ MergeRule = Literal["add", "max"]
 MAX_CHILDREN = 1000  # per family: further label values share one child, which bounds the cardinality
 OVERFLOW_LABEL = "other"
 
-_MODEL_LABELS = ("model", "engine")
+_MODEL = ("model", "engine")
 _TTFT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)  # fmt: skip
 _QUEUE_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _INTER_TOKEN_S = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)  # fmt: skip
@@ -179,96 +179,71 @@ class ServerMetrics:
     """
 
     def __init__(self) -> None:
-        self.requests = CounterFamily(
-            "enginebay_requests_total", "Finished requests, by HTTP status.", (*_MODEL_LABELS, "endpoint", "status")
+        counter, gauge, histogram = CounterFamily, GaugeFamily, HistogramFamily
+        self.requests = counter(
+            "enginebay_requests_total", "Finished requests, by HTTP status.", (*_MODEL, "endpoint", "status")
         )
-        self.errors = CounterFamily(
-            "enginebay_errors_total", "Failed requests, by error kind.", (*_MODEL_LABELS, "kind")
+        self.errors = counter("enginebay_errors_total", "Failed requests, by error kind.", (*_MODEL, "kind"))
+        self.prompt_tokens = counter(
+            "enginebay_prompt_tokens_total", "Prompt tokens, as counted by the engine.", _MODEL
         )
-        self.prompt_tokens = CounterFamily(
-            "enginebay_prompt_tokens_total", "Prompt tokens, as counted by the engine.", _MODEL_LABELS
-        )
-        self.cached_tokens = CounterFamily(
-            "enginebay_cached_tokens_total", "Prompt tokens served from the KV cache.", _MODEL_LABELS
-        )
-        self.completion_tokens = CounterFamily("enginebay_completion_tokens_total", "Generated tokens.", _MODEL_LABELS)
-        self.rate_limited = CounterFamily(
+        self.cached_tokens = counter("enginebay_cached_tokens_total", "Prompt tokens served from the KV cache.", _MODEL)
+        self.completion_tokens = counter("enginebay_completion_tokens_total", "Generated tokens.", _MODEL)
+        self.rate_limited = counter(
             "enginebay_rate_limited_total", "Requests refused by the API key's rate limit.", ("key",)
         )
-        self.retries = CounterFamily(
-            "enginebay_retries_total", "Requests retried on another worker, by error kind.", (*_MODEL_LABELS, "kind")
+        self.retries = counter(
+            "enginebay_retries_total", "Requests retried on another worker, by error kind.", (*_MODEL, "kind")
         )
-        self.fallbacks = CounterFamily(
-            "enginebay_fallbacks_total", "Requests that fell back to this engine.", _MODEL_LABELS
-        )
-        self.rejected = CounterFamily(
+        self.fallbacks = counter("enginebay_fallbacks_total", "Requests that fell back to this engine.", _MODEL)
+        self.rejected = counter(
             "enginebay_rejected_total", "Requests refused by the HTTP layer, by HTTP status.", ("reason",)
         )
 
-        self.queue_time = HistogramFamily(
-            "enginebay_queue_time_seconds",
-            "Time from arrival until a worker gets the request.",
-            _MODEL_LABELS,
-            _QUEUE_S,
+        self.queue_time = histogram(
+            "enginebay_queue_time_seconds", "Time from arrival until a worker gets the request.", _MODEL, _QUEUE_S
         )
-        self.time_to_first_token = HistogramFamily(
-            "enginebay_time_to_first_token_seconds", "Time from arrival to the first token.", _MODEL_LABELS, _TTFT_S
+        self.time_to_first_token = histogram(
+            "enginebay_time_to_first_token_seconds", "Time from arrival to the first token.", _MODEL, _TTFT_S
         )
-        self.inter_token_latency = HistogramFamily(
-            "enginebay_inter_token_latency_seconds",
-            "Time between tokens of one response.",
-            _MODEL_LABELS,
-            _INTER_TOKEN_S,
+        self.inter_token_latency = histogram(
+            "enginebay_inter_token_latency_seconds", "Time between tokens of one response.", _MODEL, _INTER_TOKEN_S
         )
-        self.request_duration = HistogramFamily(
-            "enginebay_request_duration_seconds",
-            "Time from arrival to the end of the response.",
-            _MODEL_LABELS,
-            _DURATION_S,
+        self.request_duration = histogram(
+            "enginebay_request_duration_seconds", "Time from arrival to the end of the response.", _MODEL, _DURATION_S
         )
 
-        self.requests_running = GaugeFamily("enginebay_requests_running", "Requests sent to a worker.", _MODEL_LABELS)
-        self.requests_waiting = GaugeFamily(
-            "enginebay_requests_waiting", "Requests queued in the server.", _MODEL_LABELS
+        self.requests_running = gauge("enginebay_requests_running", "Requests sent to a worker.", _MODEL)
+        self.requests_waiting = gauge("enginebay_requests_waiting", "Requests queued in the server.", _MODEL)
+        self.connections = gauge("enginebay_connections", "Open client connections.")
+        self.server_info = gauge("enginebay_server_info", "Always 1; the label has the version.", ("version",), "max")
+
+        self.engine_steps = counter("enginebay_engine_steps_total", "Engine steps.", _MODEL, "max")
+        self.engine_running = gauge("enginebay_engine_running", "Requests in the engine.", _MODEL, "max")
+        self.kv_cache_usage = gauge(
+            "enginebay_kv_cache_usage_ratio", "Fraction of the KV cache that running requests use.", _MODEL, "max"
         )
-        self.connections = GaugeFamily("enginebay_connections", "Open client connections.")
-        self.server_info = GaugeFamily(
-            "enginebay_server_info", "Always 1; the label has the version.", ("version",), "max"
+        self.worker_memory = gauge(
+            "enginebay_worker_memory_bytes", "Resident memory of the worker's processes.", _MODEL, "max"
         )
 
-        self.engine_steps = CounterFamily("enginebay_engine_steps_total", "Engine steps.", _MODEL_LABELS, "max")
-        self.engine_running = GaugeFamily("enginebay_engine_running", "Requests in the engine.", _MODEL_LABELS, "max")
-        self.kv_cache_usage = GaugeFamily(
-            "enginebay_kv_cache_usage_ratio",
-            "Fraction of the KV cache that running requests use.",
-            _MODEL_LABELS,
-            "max",
-        )
-        self.worker_memory = GaugeFamily(
-            "enginebay_worker_memory_bytes", "Resident memory of the worker's processes.", _MODEL_LABELS, "max"
-        )
-
-        self.switch_time = HistogramFamily(
-            "enginebay_switch_seconds", "Time from the start of a switch until the model is ready.", (*_MODEL_LABELS, "came_from"),
+        self.switch_time = histogram(
+            "enginebay_switch_seconds", "Time from the start of a switch until the model is ready.", (*_MODEL, "came_from"),
             _SWITCH_S,
         )  # fmt: skip
-        self.switch_phase = CounterFamily(
-            "enginebay_switch_phase_seconds_total", "Time spent in each switch phase.", (*_MODEL_LABELS, "phase")
+        self.switch_phase = counter(
+            "enginebay_switch_phase_seconds_total", "Time spent in each switch phase.", (*_MODEL, "phase")
         )
-        self.switch_slo_missed = CounterFamily(
-            "enginebay_switch_slo_missed_total", "Switches that took longer than switch_slo_s.", _MODEL_LABELS
+        self.switch_slo_missed = counter(
+            "enginebay_switch_slo_missed_total", "Switches that took longer than switch_slo_s.", _MODEL
         )
-        self.worker_deaths = CounterFamily(
-            "enginebay_worker_deaths_total", "Workers that died, by cause.", (*_MODEL_LABELS, "cause")
+        self.worker_deaths = counter(
+            "enginebay_worker_deaths_total", "Workers that died, by cause.", (*_MODEL, "cause")
         )
-        self.model_awake = GaugeFamily(
-            "enginebay_model_awake", "1 while the model accepts requests.", _MODEL_LABELS, "max"
-        )
+        self.model_awake = gauge("enginebay_model_awake", "1 while the model accepts requests.", _MODEL, "max")
 
-        self.process_memory = GaugeFamily("process_resident_memory_bytes", "Resident memory of the server's processes.")
-        self.process_start = GaugeFamily(
-            "process_start_time_seconds", "Start time, in seconds since 1970.", merge="max"
-        )
+        self.process_memory = gauge("process_resident_memory_bytes", "Resident memory of the server's processes.")
+        self.process_start = gauge("process_start_time_seconds", "Start time, in seconds since 1970.", merge="max")
         self._families: tuple[MetricFamily[Any], ...] = tuple(
             family for family in vars(self).values() if isinstance(family, MetricFamily)
         )

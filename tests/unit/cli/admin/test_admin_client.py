@@ -267,10 +267,7 @@ def test_something_long_has_a_clock_on_a_terminal(
 ) -> None:
     seen: list[str] = []
     screen: Callable[[str], Any] = seen.append
-    monkeypatch.setattr(
-        "enginebay.cli.admin.admin_client.sys",
-        SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: True, write=screen, flush=lambda: None)),
-    )
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: True, write=screen, flush=lambda: None))
     with show_elapsed("loading m", delay_s=0.01):
         _until(lambda: seen)
     assert re.fullmatch(r"\r\x1b\[Kloading m \.\.\. \d+ s", seen[0]) and seen[-1] == "\r\x1b[K"

@@ -42,17 +42,17 @@ def _report(reason: str, schema: str) -> str:
 
 
 def test_finds_the_report_of_the_right_schema() -> None:
-    said = (
+    text = (
         _report('Unimplemented keys: ["not"]', '{"not":{}}')
         + "W something else\n"
         + _report("regex parse error:\n    (?=a)\n    ^^^\nerror: look-around", '{"pattern":"(?=a)"}')
     )
-    assert find_schema_error(said, {"not": {}}) == 'Unimplemented keys: ["not"]'
-    assert find_schema_error(said, {"pattern": "(?=a)"}) == "regex parse error: (?=a) ^^^ error: look-around"
-    assert find_schema_error(said, {"type": "odd"}) == find_schema_error("", {}) == ""
+    assert find_schema_error(text, {"not": {}}) == 'Unimplemented keys: ["not"]'
+    assert find_schema_error(text, {"pattern": "(?=a)"}) == "regex parse error: (?=a) ^^^ error: look-around"
+    assert find_schema_error(text, {"type": "odd"}) == find_schema_error("", {}) == ""
 
 
 def test_a_cut_report_is_ignored_and_a_long_one_is_truncated() -> None:
-    said = _report("x" * 1000, '{"not":{}}')
-    assert find_schema_error(said[:1100], {"not": {}}) == ""
-    assert find_schema_error(said, {"not": {}}) == "x" * 300 + "..."
+    text = _report("x" * 1000, '{"not":{}}')
+    assert find_schema_error(text[:1100], {"not": {}}) == ""
+    assert find_schema_error(text, {"not": {}}) == "x" * 300 + "..."

@@ -13,7 +13,7 @@ from enginebay.engines.vllm.protected_arguments import PROTECTED_ARGUMENTS
 from enginebay.engines.vllm.settings import RETIRED, SETTINGS
 from enginebay.errors import ConfigError
 
-NATIVE = frozenset(one.native for one in SETTINGS.values() if one.native and "=" not in one.native) | {
+NATIVE = frozenset(setting.native for setting in SETTINGS.values() if setting.native and "=" not in setting.native) | {
     "max_cudagraph_capture_size",
     "async_scheduling",
 }
@@ -73,8 +73,8 @@ GUIDE: dict[str, Any] = {
 
 
 def test_all_settings_on_a_gpu() -> None:
-    found = decide(GUIDE)
-    assert found.arguments == {
+    plan = decide(GUIDE)
+    assert plan.arguments == {
         "model": "/m",
         "generation_config": "vllm",
         "logprobs_mode": "raw_logprobs",
@@ -106,7 +106,7 @@ def test_all_settings_on_a_gpu() -> None:
         "load_format": "safetensors",
         "tensor_parallel_size": 1,
     }
-    warned = [line.split(":")[0] for line in found.warnings]
+    warned = [line.split(":")[0] for line in plan.warnings]
     assert warned == [
         "swap_space",
         "max_seq_len_to_capture",
@@ -127,50 +127,50 @@ def test_a_retired_name_warns_with_version_and_alternative(name: str) -> None:
 
 def test_a_version_that_still_takes_a_retired_name_gets_it() -> None:
     old = VllmHost("0.10.2", "cuda", NATIVE | {"swap_space"}, frozenset())
-    found = decide({"swap_space": 4}, old)
-    assert found.arguments["swap_space"] == 4
-    assert not found.warnings
+    plan = decide({"swap_space": 4}, old)
+    assert plan.arguments["swap_space"] == 4
+    assert not plan.warnings
 
 
 def test_an_argument_that_the_installed_version_lacks_is_named() -> None:
     newer = VllmHost("0.40.0", "cuda", NATIVE - {"enable_chunked_prefill"}, frozenset())
-    found = decide({"enable_chunked_prefill": True}, newer)
-    assert "enable_chunked_prefill" not in found.arguments
-    assert found.warnings == ["enable_chunked_prefill: vllm 0.40.0 has no argument enable_chunked_prefill"]
+    plan = decide({"enable_chunked_prefill": True}, newer)
+    assert "enable_chunked_prefill" not in plan.arguments
+    assert plan.warnings == ["enable_chunked_prefill: vllm 0.40.0 has no argument enable_chunked_prefill"]
 
 
 def test_a_cpu_warns_about_what_does_not_apply() -> None:
-    asked = {
+    settings = {
         "gpu_memory_utilization": 0.9,
         "cpu_offload_gb": 4.0,
         "attention.backend": "FLASH_ATTN",
         "attention.flash_version": 3,
     }
-    found = decide({**asked, "quantization.load_in_4bit": True}, CPU)
-    assert [line.split(":")[0] for line in found.warnings] == [*asked, "quantization.load_in_4bit"]
-    assert not {"gpu_memory_utilization", "cpu_offload_gb", "attention_backend", "quantization"} & set(found.arguments)
+    plan = decide({**settings, "quantization.load_in_4bit": True}, CPU)
+    assert [line.split(":")[0] for line in plan.warnings] == [*settings, "quantization.load_in_4bit"]
+    assert not {"gpu_memory_utilization", "cpu_offload_gb", "attention_backend", "quantization"} & set(plan.arguments)
 
 
 def test_an_fp8_cache_needs_the_hardware() -> None:
     plain = VllmHost("0.32.0", "cpu", NATIVE, frozenset(), has_avx512=False)
-    found = decide({"kv_cache_dtype": "fp8"}, plain)
-    assert "kv_cache_dtype" not in found.arguments
-    assert found.warnings[0].startswith("kv_cache_dtype: ")
+    plan = decide({"kv_cache_dtype": "fp8"}, plain)
+    assert "kv_cache_dtype" not in plan.arguments
+    assert plan.warnings[0].startswith("kv_cache_dtype: ")
     assert decide({"kv_cache_dtype": "fp8"}, CPU).arguments["kv_cache_dtype"] == "fp8"
 
 
 def test_a_cpu_rounds_the_block_size_up() -> None:
-    found = decide({"block_size": 16}, CPU)
-    assert found.arguments["block_size"] == 32
-    assert found.warnings[0].startswith("block_size: 16")
+    plan = decide({"block_size": 16}, CPU)
+    assert plan.arguments["block_size"] == 32
+    assert plan.warnings[0].startswith("block_size: 16")
     assert not decide({"block_size": 64}, CPU).warnings
 
 
 def test_what_suits_a_cpu() -> None:
-    found = decide({}, CPU)
-    assert found.single_process
-    assert found.arguments["enforce_eager"] is True
-    assert found.arguments["kv_cache_memory_bytes"] == 4 * 1024**3
+    plan = decide({}, CPU)
+    assert plan.single_process
+    assert plan.arguments["enforce_eager"] is True
+    assert plan.arguments["kv_cache_memory_bytes"] == 4 * 1024**3
     assert decide({"enforce_eager": False}, CPU).arguments["enforce_eager"] is False
     assert decide({"cpu_kvcache_space_gib": 0.5}, CPU).arguments["kv_cache_memory_bytes"] == 512 * 1024**2
 
@@ -210,18 +210,18 @@ def test_shards() -> None:
 
 
 def test_batching() -> None:
-    found = decide({"batching.batch_size": 8, "batching.strategy": "static"})
-    assert found.arguments["max_num_seqs"] == 8
-    assert "batching.strategy" in found.warnings[0]
+    plan = decide({"batching.batch_size": 8, "batching.strategy": "static"})
+    assert plan.arguments["max_num_seqs"] == 8
+    assert "batching.strategy" in plan.warnings[0]
     assert decide({"batching.batch_size": 8, "max_num_seqs": 64}).arguments["max_num_seqs"] == 64
 
 
 def test_4bit_with_and_without_bitsandbytes() -> None:
     assert decide({"quantization.load_in_4bit": True}).arguments["quantization"] == "bitsandbytes"
     later = VllmHost("0.32.0", "cuda", NATIVE, frozenset({"awq"}))
-    found = decide({"quantization.load_in_4bit": True}, later)
-    assert "0.28.0" in found.warnings[0]
-    assert "vllm-bnb-plugin" in found.warnings[0]
+    plan = decide({"quantization.load_in_4bit": True}, later)
+    assert "0.28.0" in plan.warnings[0]
+    assert "vllm-bnb-plugin" in plan.warnings[0]
 
 
 @pytest.mark.parametrize("form", ["pt", "gguf"])
@@ -231,7 +231,7 @@ def test_formats_that_are_refused(form: str) -> None:
 
 
 def test_a_draft_model() -> None:
-    found = decide(
+    plan = decide(
         {
             "speculative.model": "draft",
             "speculative.method": "mlp",
@@ -239,18 +239,18 @@ def test_a_draft_model() -> None:
             "speculative.ngram_max": 2,
         }
     )
-    assert found.arguments["speculative_config"] == {
+    assert plan.arguments["speculative_config"] == {
         "num_speculative_tokens": 3,
         "method": "mlp_speculator",
         "model": "draft",
     }
-    assert found.warnings == ["speculative.ngram_max: only applies to method ngram"]
+    assert plan.warnings == ["speculative.ngram_max: only applies to method ngram"]
     assert decide({"speculative.num_tokens": 3}).warnings
 
 
 def test_adapters_imply_lora_and_size_it() -> None:
-    found = decide({}, ranks={"a": 8, "b": 20})
-    assert (found.arguments["max_loras"], found.arguments["max_lora_rank"]) == (2, 32)
+    plan = decide({}, ranks={"a": 8, "b": 20})
+    assert (plan.arguments["max_loras"], plan.arguments["max_lora_rank"]) == (2, 32)
     assert "enable_lora" not in decide({}).arguments
     with pytest.raises(ConfigError):
         decide({}, ranks={"a": 4096})
@@ -286,8 +286,8 @@ def test_memory_that_can_sleep_where_the_device_allows_it() -> None:
 
 
 def test_rope_scaling_keeps_the_models_base() -> None:
-    found = decide({"rope_scaling": {"type": "linear", "factor": 2.0}})
-    assert found.arguments["hf_overrides"] == {
+    plan = decide({"rope_scaling": {"type": "linear", "factor": 2.0}})
+    assert plan.arguments["hf_overrides"] == {
         "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100000.0}
     }
     yarn = decide({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}).arguments["hf_overrides"]
@@ -298,9 +298,9 @@ def test_rope_scaling_keeps_the_models_base() -> None:
 
 
 def test_extra_arguments_pass_and_misspelt_ones_are_named() -> None:
-    found = decide({"extra": {"async_scheduling": False, "max_num_seq": 3}})
-    assert found.arguments["async_scheduling"] is False
-    assert found.warnings == ["extra.max_num_seq: vllm 0.26.0 has no such argument; did you mean max_num_seqs?"]
+    plan = decide({"extra": {"async_scheduling": False, "max_num_seq": 3}})
+    assert plan.arguments["async_scheduling"] is False
+    assert plan.warnings == ["extra.max_num_seq: vllm 0.26.0 has no such argument; did you mean max_num_seqs?"]
 
 
 @pytest.mark.parametrize(
@@ -335,9 +335,9 @@ def test_embedding_models_run_as_poolers() -> None:
 
 
 def test_a_removed_backend_becomes_auto() -> None:
-    found = decide({"attention.backend": "TORCH_SDPA"})
-    assert "attention_backend" not in found.arguments
-    assert "0.11.1" in found.warnings[0]
+    plan = decide({"attention.backend": "TORCH_SDPA"})
+    assert "attention_backend" not in plan.arguments
+    assert "0.11.1" in plan.warnings[0]
     assert decide({"attention.backend": "flashinfer"}).arguments["attention_backend"] == "FLASHINFER"
 
 

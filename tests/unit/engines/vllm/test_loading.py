@@ -122,10 +122,10 @@ def test_load_errors_are_classified() -> None:
     ],
 )
 def test_the_hint_depends_on_which_memory_is_short(text: str, helps: str) -> None:
-    told = failure(text)
-    assert isinstance(told, OutOfMemory)
-    assert helps in told.hint
-    assert "\n" not in told.message
+    error = failure(text)
+    assert isinstance(error, OutOfMemory)
+    assert helps in error.hint
+    assert "\n" not in error.message
 
 
 @pytest.mark.parametrize(

@@ -25,39 +25,39 @@ NEUTRAL = {
 
 
 def test_unset_values_are_passed_as_neutral() -> None:
-    found = build_sampling_arguments(Sampling(), prompt_tokens=10, context=100)
-    assert {name: found[name] for name in NEUTRAL} == NEUTRAL
-    assert found["max_tokens"] == 90
-    assert found["seed"] is None
+    result = build_sampling_arguments(Sampling(), prompt_tokens=10, context=100)
+    assert {name: result[name] for name in NEUTRAL} == NEUTRAL
+    assert result["max_tokens"] == 90
+    assert result["seed"] is None
 
 
 def test_output_is_cut_to_the_context() -> None:
-    found = build_sampling_arguments(Sampling(max_tokens=50, min_tokens=40), prompt_tokens=80, context=100)
-    assert (found["max_tokens"], found["min_tokens"]) == (20, 20)
+    result = build_sampling_arguments(Sampling(max_tokens=50, min_tokens=40), prompt_tokens=80, context=100)
+    assert (result["max_tokens"], result["min_tokens"]) == (20, 20)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(do_sample=False, top_p=0.5), Sampling(temperature=0.0, top_k=3)])
 def test_greedy_is_temperature_zero(sampling: Sampling) -> None:
-    found = build_sampling_arguments(sampling, 1, 100)
-    assert (found["temperature"], found["top_p"], found["top_k"]) == (0.0, 1.0, 0)
+    result = build_sampling_arguments(sampling, 1, 100)
+    assert (result["temperature"], result["top_p"], result["top_k"]) == (0.0, 1.0, 0)
 
 
 def test_greedy_with_several_choices_takes_the_likeliest_token_of_one() -> None:
-    found = build_sampling_arguments(Sampling(temperature=0.0, n=3), 1, 100)
-    assert (found["temperature"], found["top_k"], found["n"]) == (1.0, 1, 3)
+    result = build_sampling_arguments(Sampling(temperature=0.0, n=3), 1, 100)
+    assert (result["temperature"], result["top_k"], result["n"]) == (1.0, 1, 3)
 
 
 def test_values_with_another_meaning_in_vllm_are_converted() -> None:
-    found = build_sampling_arguments(Sampling(top_k=-1, top_p=0.0, seed=-1), 1, 100)
-    assert found["top_k"] == 0
-    assert 0 < found["top_p"] < 0.001
-    assert found["seed"] not in (-1, None)
+    result = build_sampling_arguments(Sampling(top_k=-1, top_p=0.0, seed=-1), 1, 100)
+    assert result["top_k"] == 0
+    assert 0 < result["top_p"] < 0.001
+    assert result["seed"] not in (-1, None)
 
 
 def test_every_seed_leaves_room_for_the_choices() -> None:
     for seed in (0, 7, 2**63 - 1, -(2**63)):
-        found = build_sampling_arguments(Sampling(seed=seed), 1, 100)["seed"]
-        assert 0 <= found < 2**63 - 128
+        result = build_sampling_arguments(Sampling(seed=seed), 1, 100)["seed"]
+        assert 0 <= result < 2**63 - 128
     assert build_sampling_arguments(Sampling(seed=7), 1, 100)["seed"] == 7
 
 
@@ -168,7 +168,7 @@ def probability(logprob: float, rank: int) -> SimpleNamespace:
 def test_logprobs_of_the_new_tokens_alone_best_first() -> None:
     earlier = {9: probability(-9.0, 1)}
     sampled_third = {5: probability(-3.0, 3), 4: probability(-2.0, 2), 6: probability(-1.0, 1)}
-    found = build_token_logprobs([5], [earlier, sampled_third], 2)
-    assert found == [TokenLogprobs(5, -3.0, ((6, -1.0), (4, -2.0)))]
+    result = build_token_logprobs([5], [earlier, sampled_third], 2)
+    assert result == [TokenLogprobs(5, -3.0, ((6, -1.0), (4, -2.0)))]
     assert build_token_logprobs([5], [sampled_third], 0) == [TokenLogprobs(5, -3.0, ())]
     assert build_token_logprobs([], [earlier], 2) == []

@@ -74,17 +74,10 @@ def _render_number(point: ReportPoint, key: str, factor: float) -> Html | None:
     interval = point.figures.get(key)
     if interval is None:
         return None
-    known = interval.low is not None and interval.high is not None
-    ends = (
-        h("small", f"[{_format_scaled(interval.low, factor)}, {_format_scaled(interval.high, factor)}]")
-        if known
-        else None
-    )
-    return _mark_invalid(point, join_html(_format_scaled(interval.estimate, factor), ends))
-
-
-def _format_scaled(value: float | None, factor: float) -> str:
-    return "–" if value is None else format_digits(value * factor)
+    ends = None
+    if interval.low is not None and interval.high is not None:
+        ends = h("small", f"[{format_digits(interval.low * factor)}, {format_digits(interval.high * factor)}]")
+    return _mark_invalid(point, join_html(format_digits(interval.estimate * factor), ends))
 
 
 def _mark_invalid(point: ReportPoint, text: Html | str) -> Html:

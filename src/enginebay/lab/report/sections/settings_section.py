@@ -14,10 +14,8 @@ Column = Mapping[str, SettingRow]
 
 
 def render_settings(report: ReportContent) -> Html | None:
-    columns = [
-        _make_column(series.first.requested_settings, get_section(series.first, "effective"))
-        for series in report.series
-    ]
+    firsts = [series.first for series in report.series]
+    columns = [_make_column(run.requested_settings, get_section(run, "effective")) for run in firsts]
     names = list(dict.fromkeys(name for column in columns for name in column))
     reported = [name for name in names if any(_is_reported(column.get(name)) for column in columns)]
     if not reported:

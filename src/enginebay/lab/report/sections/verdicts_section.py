@@ -175,20 +175,12 @@ def find_confounders(runs: Sequence[Run]) -> list[tuple[str, list[str], str]]:
     """Return rows of what differs, its values and what that means."""
     rows = []
     for title, name, key, why in COMPARED_SECTIONS:
-        values = list(
-            dict.fromkeys(
-                format_setting(value) for run in runs if (value := get_section(run, name).get(key)) is not None
-            )
-        )
+        stored = (get_section(run, name).get(key) for run in runs)
+        values = list(dict.fromkeys(format_setting(value) for value in stored if value is not None))
         if len(values) > 1:
             rows.append((title, [value[:60] for value in values], why))
-    gpus = list(
-        dict.fromkeys(
-            " + ".join(dict.fromkeys(products))
-            for run in runs
-            if (products := list_gpu_products(get_section(run, "environment")))
-        )
-    )
+    products = (list_gpu_products(get_section(run, "environment")) for run in runs)
+    gpus = list(dict.fromkeys(" + ".join(dict.fromkeys(names)) for names in products if names))
     if len(gpus) > 1:
         rows.append(("GPU", [value[:60] for value in gpus], "different GPUs"))
     mixed = _find_mixed_cycles(runs)

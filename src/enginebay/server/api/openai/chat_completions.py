@@ -9,14 +9,8 @@ from enginebay.config.sections.server_section import ServerLimits
 from enginebay.contract import GenerateRequest, Sampling
 from enginebay.errors import InvalidRequest, RequestError, Unsupported
 from enginebay.server.api.body_decoder import decode_body
+from enginebay.server.api.openai import sampling_params
 from enginebay.server.api.openai.encoders.chat_encoder import ChatEncoder
-from enginebay.server.api.openai.sampling_params import (
-    check_stream_options,
-    check_unsupported_account_fields,
-    list_stream_notes,
-    read_constraint,
-    read_sampling,
-)
 from enginebay.server.api.openai.schemas import ChatBody
 from enginebay.server.api.openai.template_options import build_template_options
 from enginebay.server.api.openai.tool_use import ToolUse, plan_tools
@@ -67,7 +61,7 @@ async def _generate(
     prepared = await prepare_request(
         request_context, session, request,
         truncate=body.truncate_prompt_tokens, requested_max_tokens=max_tokens, max_tokens_param=max_tokens_param,
-        template_options=_collect_template_options(body, tools), notes={**tools.notes, **list_stream_notes(body)},
+        template_options=_collect_template_options(body, tools), notes={**tools.notes, **sampling_params.list_stream_notes(body)},
     )  # fmt: skip
     choices = [ChoiceState(index, tools.make_parser()) for index in range(sampling.n)]
     encoder = ChatEncoder(
@@ -93,10 +87,10 @@ async def _generate(
 def _read_request(body: ChatBody, session: ModelSession) -> tuple[ToolUse, Sampling]:
     limits = session.limits
     check_unsupported_fields(body, limits)
-    constraint = read_constraint(body, limits)
+    constraint = sampling_params.read_constraint(body, limits)
     tools = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls, limits, session, constraint)
     max_tokens, max_tokens_param = _resolve_max_tokens(body)
-    return tools, read_sampling(
+    return tools, sampling_params.read_sampling(
         body, session.sampling_defaults, limits,
         max_tokens=max_tokens, max_tokens_param=max_tokens_param, logprobs=_resolve_logprobs(body), guided=tools.guided,
         vocabulary_size=session.client.prompt_encoder.vocabulary_size,
@@ -105,7 +99,7 @@ def _read_request(body: ChatBody, session: ModelSession) -> tuple[ToolUse, Sampl
 
 def check_unsupported_fields(body: ChatBody, limits: ServerLimits) -> None:
     """Raise for unsupported fields other than sampling parameters."""
-    check_unsupported_account_fields(body)
+    sampling_params.check_unsupported_account_fields(body)
     check_message_count(body.messages, limits)
     if body.chat_template is not None:
         raise Unsupported(
@@ -127,7 +121,7 @@ def check_unsupported_fields(body: ChatBody, limits: ServerLimits) -> None:
             "reasoning_effort is not supported: models have no common scale",
             "set the template's own switch in chat_template_kwargs", param="reasoning_effort",
         )  # fmt: skip
-    check_stream_options(body)
+    sampling_params.check_stream_options(body)
 
 
 def check_message_count(messages: Sequence[Any], limits: ServerLimits) -> None:

@@ -7,14 +7,8 @@ from typing import Any
 from enginebay.contract import GenerateRequest, Sampling
 from enginebay.errors import InvalidRequest, Unsupported
 from enginebay.server.api.body_decoder import decode_body
+from enginebay.server.api.openai import sampling_params
 from enginebay.server.api.openai.encoders.completion_encoder import CompletionEncoder
-from enginebay.server.api.openai.sampling_params import (
-    check_stream_options,
-    check_unsupported_account_fields,
-    list_stream_notes,
-    read_constraint,
-    read_sampling,
-)
 from enginebay.server.api.openai.schemas import CompletionBody
 from enginebay.server.encoding.choice_state import ChoiceState
 from enginebay.server.encoding.choices_json_writer import ChoicesJsonWriter
@@ -55,7 +49,7 @@ async def create_completion(context: ServerContext, request_context: RequestCont
             request,
             truncate=body.truncate_prompt_tokens,
             requested_max_tokens=body.max_tokens,
-            notes=list_stream_notes(body),
+            notes=sampling_params.list_stream_notes(body),
         )
         for request in requests
     ]
@@ -85,21 +79,21 @@ def _read_sampling(body: CompletionBody, session: ModelSession) -> Sampling:
     default = None
     if "max_tokens" not in session.sampling_defaults:
         default = min(DEFAULT_MAX_TOKENS, session.limits.max_tokens or DEFAULT_MAX_TOKENS)
-    return read_sampling(
+    return sampling_params.read_sampling(
         body, session.sampling_defaults, session.limits,
         max_tokens=body.max_tokens or default, logprobs=body.logprobs,
-        guided=read_constraint(body, session.limits).guided,
+        guided=sampling_params.read_constraint(body, session.limits).guided,
         vocabulary_size=session.client.prompt_encoder.vocabulary_size,
     )  # fmt: skip
 
 
 def _check_fields(body: CompletionBody) -> None:
-    check_unsupported_account_fields(body)
+    sampling_params.check_unsupported_account_fields(body)
     if body.suffix:
         raise Unsupported("suffix is not supported", "leave out suffix", param="suffix")
     if body.echo and body.logprobs is not None:
         raise Unsupported("echo cannot be combined with logprobs", "leave out one of them", param="echo")
-    check_stream_options(body)
+    sampling_params.check_stream_options(body)
 
 
 def _decode_prompt(prompt: CompletionPrompt, session: ModelSession) -> str:

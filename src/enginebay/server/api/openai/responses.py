@@ -8,18 +8,10 @@ from typing import Any
 from enginebay.contract import GenerateRequest, Sampling
 from enginebay.errors import RequestError
 from enginebay.server.api.body_decoder import decode_body
+from enginebay.server.api.openai import responses_input
 from enginebay.server.api.openai.encoders.responses_encoder import ResponseEncoder, ResponseEventEncoder
 from enginebay.server.api.openai.encoders.responses_output import OutputParser, ResponseOutput
 from enginebay.server.api.openai.encoders.responses_writers import ResponsesJsonWriter, ResponsesSseWriter
-from enginebay.server.api.openai.responses_input import (
-    check_unsupported_response_fields,
-    read_logprobs,
-    to_chat_messages,
-    to_chat_tool_choice,
-    to_chat_tools,
-    to_generation_fields,
-    to_responses_error,
-)
 from enginebay.server.api.openai.sampling_params import check_unsupported_account_fields, read_constraint, read_sampling
 from enginebay.server.api.openai.schemas import ResponsesBody
 from enginebay.server.api.openai.template_options import build_template_options
@@ -39,7 +31,7 @@ async def create_response(context: ServerContext, request_context: RequestContex
     try:
         chat = await request_context.run_offloaded(_read_request, body, session, lora)
     except RequestError as error:
-        raise to_responses_error(error) from None
+        raise responses_input.to_responses_error(error) from None
     try:
         prepared = await prepare_request(
             request_context, session, chat.request,
@@ -50,7 +42,7 @@ async def create_response(context: ServerContext, request_context: RequestContex
             request_context, session, _make_writer(request_context, session, body, chat), [prepared]
         )
     except RequestError as error:
-        raise to_responses_error(chat.tools.rename_param(error)) from None
+        raise responses_input.to_responses_error(chat.tools.rename_param(error)) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +60,17 @@ class _ChatRequest:
 
 def _read_request(body: ResponsesBody, session: ModelSession, lora: str | None) -> _ChatRequest:
     check_unsupported_account_fields(body)
-    check_unsupported_response_fields(body)
+    responses_input.check_unsupported_response_fields(body)
     limits = session.limits
-    messages = to_chat_messages(body, limits)
-    generation = to_generation_fields(body)
+    messages = responses_input.to_chat_messages(body, limits)
+    generation = responses_input.to_generation_fields(body)
     tools = plan_tools(
-        to_chat_tools(body.tools), to_chat_tool_choice(body.tool_choice), body.parallel_tool_calls, limits, session,
+        responses_input.to_chat_tools(body.tools), responses_input.to_chat_tool_choice(body.tool_choice), body.parallel_tool_calls, limits, session,
         replace(read_constraint(generation, limits), param="text.format"),
     )  # fmt: skip
     sampling = read_sampling(
         generation, session.sampling_defaults, limits,
-        max_tokens=body.max_output_tokens, logprobs=read_logprobs(body), guided=tools.guided,
+        max_tokens=body.max_output_tokens, logprobs=responses_input.read_logprobs(body), guided=tools.guided,
         vocabulary_size=session.client.prompt_encoder.vocabulary_size,
     )  # fmt: skip
     request = GenerateRequest(

@@ -203,12 +203,9 @@ def check_stream_options(body: GenerationFields) -> None:
 
 def list_stream_notes(body: GenerationFields) -> dict[str, str]:
     """Return the stream options that are translated."""
-    continuous = body.stream_options is not None and body.stream_options.continuous_usage_stats
-    return (
-        {"stream_options.continuous_usage_stats": "not continuous; include_usage adds usage at the end"}
-        if continuous
-        else {}
-    )
+    if body.stream_options is None or not body.stream_options.continuous_usage_stats:
+        return {}
+    return {"stream_options.continuous_usage_stats": "not continuous; include_usage adds usage at the end"}
 
 
 def check_unsupported_account_fields(body: Any) -> None:

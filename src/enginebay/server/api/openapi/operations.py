@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from enginebay.server.telemetry.prometheus_text import CONTENT_TYPE
+
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 HTML = "text/html; charset=utf-8"
-METRICS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         response="Readiness",
         extra_responses={503: ("Not ready, with the reasons.", "Readiness")},
     ),
-    ("GET", "/metrics"): Operation(operation_id="metrics", tag=_SERVER, summary="Prometheus metrics", media=METRICS_TEXT),
+    ("GET", "/metrics"): Operation(operation_id="metrics", tag=_SERVER, summary="Prometheus metrics", media=CONTENT_TYPE),
     ("GET", "/admin/ps"): Operation(
         operation_id="ps", tag=_ADMIN, summary="List models with their state, requests and memory", response="Fleet",
     ),

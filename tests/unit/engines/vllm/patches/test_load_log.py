@@ -38,8 +38,8 @@ def test_the_whole_load_counts_rather_than_its_part() -> None:
 
 def test_parts_add_up_and_the_slowest_process_counts() -> None:
     lines = [(7, 3.0), (7, 4.0), (8, 5.0)]
-    told = [(process, f"torch.compile took {seconds} s in total") for process, seconds in lines]
-    assert parse_phases(told) == {"compile": 7.0}
+    entries = [(process, f"torch.compile took {seconds} s in total") for process, seconds in lines]
+    assert parse_phases(entries) == {"compile": 7.0}
 
 
 def test_the_log_keeps_phases_and_errors() -> None:

@@ -72,8 +72,8 @@ def _longest(desc: Desc, warmup: bool) -> int:
 
 
 def test_larger_sizes_extend_vllms_default_maximum() -> None:
-    found = mixed_graphs.choose_capture_sizes(OWN, 8192)
-    assert found[: len(OWN)] == OWN and found[len(OWN) :] == [576, 640, 704, 768, 832, 896, 960, 1024]
+    sizes = mixed_graphs.choose_capture_sizes(OWN, 8192)
+    assert sizes[: len(OWN)] == OWN and sizes[len(OWN) :] == [576, 640, 704, 768, 832, 896, 960, 1024]
     assert mixed_graphs.choose_capture_sizes(OWN, 700) == [*OWN, 576, 640]
     assert mixed_graphs.choose_capture_sizes([1, 2, 4, 8, 16], 8192) == [1, 2, 4, 8, 16]  # few sequences: few graphs
     assert mixed_graphs.choose_capture_sizes([], 8192) == []

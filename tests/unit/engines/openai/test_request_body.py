@@ -38,10 +38,10 @@ def test_a_server_that_refuses_neutral_values_is_not_sent_them() -> None:
 
 
 def test_everything_of_the_api_is_passed_on() -> None:
-    asked = {"temperature": 0.3, "top_p": 0.9, "presence_penalty": 1.5, "frequency_penalty": -1.0, "max_tokens": 9,
+    parameters = {"temperature": 0.3, "top_p": 0.9, "presence_penalty": 1.5, "frequency_penalty": -1.0, "max_tokens": 9,
              "stop": ("a", "b"), "seed": 5, "n": 3, "logit_bias": {42: -100.0}}  # fmt: skip
-    sent = _chat(**asked)
-    assert sent.items() >= {**asked, "stop": ["a", "b"], "logit_bias": {"42": -100.0}}.items()
+    sent = _chat(**parameters)
+    assert sent.items() >= {**parameters, "stop": ["a", "b"], "logit_bias": {"42": -100.0}}.items()
 
 
 @pytest.mark.parametrize("sampling", [{"do_sample": False, "temperature": 0.7}, {"temperature": 0.0}])
@@ -56,9 +56,9 @@ def test_the_newer_name_of_max_tokens() -> None:
 
 def test_extras_are_sent_where_the_server_takes_them() -> None:
     assert _chat(EXTRA).items() >= {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}.items()
-    asked = {"top_k": 4, "min_p": 0.1, "repetition_penalty": 1.2, "min_tokens": 2, "stop_token_ids": (7, 8),
+    parameters = {"top_k": 4, "min_p": 0.1, "repetition_penalty": 1.2, "min_tokens": 2, "stop_token_ids": (7, 8),
              "ignore_eos": True}  # fmt: skip
-    assert _chat(EXTRA, **asked).items() >= {**asked, "stop_token_ids": [7, 8]}.items()
+    assert _chat(EXTRA, **parameters).items() >= {**parameters, "stop_token_ids": [7, 8]}.items()
 
 
 @pytest.mark.parametrize(

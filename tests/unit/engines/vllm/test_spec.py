@@ -14,7 +14,7 @@ def test_every_request_parameter_is_declared() -> None:
 
 
 def test_refusals_name_an_alternative() -> None:
-    for capability in [*SPEC.request.values(), *(one.capability for one in SPEC.settings.values())]:
+    for capability in [*SPEC.request.values(), *(setting.capability for setting in SPEC.settings.values())]:
         assert capability.support is Support.HONOURS or capability.detail
 
 
@@ -27,10 +27,10 @@ def test_it_round_trips_through_json() -> None:
 
 
 def test_a_quantization_that_left_the_library_is_refused_there() -> None:
-    names = tuple(one.native for one in SPEC.settings.values() if one.native != BITSANDBYTES)
-    found = apply_probe(SPEC, Probe(version="0.32.0", settings=names)).settings
-    assert found["quantization.load_in_4bit"].capability.support is Support.REFUSES
-    assert found["max_num_seqs"].capability.support is Support.HONOURS
+    names = tuple(setting.native for setting in SPEC.settings.values() if setting.native != BITSANDBYTES)
+    settings = apply_probe(SPEC, Probe(version="0.32.0", settings=names)).settings
+    assert settings["quantization.load_in_4bit"].capability.support is Support.REFUSES
+    assert settings["max_num_seqs"].capability.support is Support.HONOURS
 
 
 def test_settings_that_shrink_a_load_are_integers() -> None:

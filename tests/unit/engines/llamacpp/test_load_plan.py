@@ -22,8 +22,8 @@ _HEADS = {"attention.head_count": 9, "attention.head_count_kv": 3}
 
 
 def _file(**shape: int) -> GgufFile:
-    told = {f"llama.{name}": value for name, value in {**_SHAPE, **_HEADS, **shape}.items()}
-    return GgufFile(Path("m.gguf"), 3, {"general.architecture": "llama", **told}, ())
+    metadata = {f"llama.{name}": value for name, value in {**_SHAPE, **_HEADS, **shape}.items()}
+    return GgufFile(Path("m.gguf"), 3, {"general.architecture": "llama", **metadata}, ())
 
 
 _SMOL = _file()

@@ -243,12 +243,12 @@ async def test_failures_hide_the_key_and_from_clients_the_host(
 ) -> None:
     monkeypatch.setenv("SOME_KEY", KEY)
     sink, server = await run_script(script, key_env="SOME_KEY")
-    found = sink.get_failure()
-    assert type(found) is error and words in found.message
-    for_clients = isinstance(found, (RequestError, Overloaded))
-    shown = str(found) if for_clients else found.message
+    failure = sink.get_failure()
+    assert type(failure) is error and words in failure.message
+    for_clients = isinstance(failure, (RequestError, Overloaded))
+    shown = str(failure) if for_clients else failure.message
     assert ("127.0.0.1" in shown, str(server.port) in shown) == (not for_clients, not for_clients)
-    assert KEY not in str(found)
+    assert KEY not in str(failure)
     assert len(server.asked) == 1 and server.asked[0].headers["authorization"] == f"Bearer {KEY}"
     assert not sink.select("finish")
 
@@ -272,7 +272,11 @@ async def test_a_silent_server_times_out() -> None:
     assert isinstance(sink.get_failure(), Unreachable) and "no token" in sink.get_failure().message
     begun = build_head() + encode_events(build_delta(content="a"), done=False)
     sink, _ = await run_script(make_hanging_writer(begun), token_timeout_s=0.2)
-    assert isinstance(sink.get_failure(), Unreachable) and "silent" in sink.get_failure().message and sink.text() == "a"
+    assert (
+        isinstance(sink.get_failure(), Unreachable)
+        and "no further token" in sink.get_failure().message
+        and sink.text() == "a"
+    )
 
 
 async def test_a_response_that_lacks_only_the_usage_is_complete() -> None:

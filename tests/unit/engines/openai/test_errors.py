@@ -44,15 +44,15 @@ def _remote(environ: dict[str, str] | None = None, **settings: Any) -> RemoteSer
 
 
 def test_an_address_is_taken_apart() -> None:
-    found = _remote(url="https://API.example.com/some where/v1/")
-    assert (found.uses_tls, found.host, found.port, found.base_path) == (
+    result = _remote(url="https://API.example.com/some where/v1/")
+    assert (result.uses_tls, result.host, result.port, result.base_path) == (
         True,
         "api.example.com",
         443,
         "/some%20where/v1",
     )
-    assert found.authority == "api.example.com" and found.model == MODEL
-    assert b"POST /some%20where/v1/chat/completions HTTP/1.1\r\nHost: api.example.com\r\n" in found.build_post(
+    assert result.authority == "api.example.com" and result.model == MODEL
+    assert b"POST /some%20where/v1/chat/completions HTTP/1.1\r\nHost: api.example.com\r\n" in result.build_post(
         "/chat/completions", b"{}"
     )
     assert _remote(url="http://[::1]:8000/v1").authority == "[::1]:8000"
@@ -73,11 +73,11 @@ def test_a_wrong_address_is_refused_without_repeating_it(url: str | None) -> Non
 def test_a_key_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text(f"{KEY}\n")
-    for found in (_remote({"K": KEY}, url="http://h", key_env="K"), _remote(url="http://h", key_file=str(file))):
-        assert found.api_key == KEY
-        assert f"Authorization: Bearer {KEY}\r\n".encode() in found.build_get("/models")
-        assert KEY not in repr(found)
-        assert "unencrypted" in found.warnings[0]
+    for result in (_remote({"K": KEY}, url="http://h", key_env="K"), _remote(url="http://h", key_file=str(file))):
+        assert result.api_key == KEY
+        assert f"Authorization: Bearer {KEY}\r\n".encode() in result.build_get("/models")
+        assert KEY not in repr(result)
+        assert "unencrypted" in result.warnings[0]
     assert b"Authorization" not in _remote(url="http://h").build_get("/models")
     assert not _remote({"K": KEY}, url="http://localhost:1", key_env="K").warnings
 
@@ -166,25 +166,25 @@ def test_a_refusal_becomes_the_right_error(
     status: int, body: Any, error: type[EnginebayError], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    found = error_from_status(REMOTE, status, {}, data)
-    assert type(found) is error
-    full = describe_in_full(found)  # what an administrator reads
+    result = error_from_status(REMOTE, status, {}, data)
+    assert type(result) is error
+    full = describe_in_full(result)  # what an administrator reads
     assert re.search(words, full) and "api.example.com" in full and KEY not in full and "\n" not in full
-    assert KEY not in str(found) and "\n" not in found.message
-    if isinstance(found, RequestError):
-        assert found.message.startswith("the remote server rejects the request")
-        assert re.search(words, found.message) and "api.example.com" not in str(found)
-    elif isinstance(found, Overloaded):  # its own words are for the log
-        assert found.message == "the remote server is overloaded"
-        assert "api.example.com" not in str(found) and not re.search(words, str(found))
+    assert KEY not in str(result) and "\n" not in result.message
+    if isinstance(result, RequestError):
+        assert result.message.startswith("the remote server rejects the request")
+        assert re.search(words, result.message) and "api.example.com" not in str(result)
+    elif isinstance(result, Overloaded):  # its own words are for the log
+        assert result.message == "the remote server is overloaded"
+        assert "api.example.com" not in str(result) and not re.search(words, str(result))
         assert [record.getMessage() for record in caplog.records] == [full]
     else:
-        assert found.message == full
+        assert result.message == full
 
 
 def test_without_a_key_the_error_asks_for_one() -> None:
-    found = error_from_status(RemoteServer(True, "h", 443, "", MODEL), 401, {}, b"")
-    assert "requires an API key" in found.message and "openai.key_env" in found.hint
+    result = error_from_status(RemoteServer(True, "h", 443, "", MODEL), 401, {}, b"")
+    assert "requires an API key" in result.message and "openai.key_env" in result.hint
 
 
 def test_errors_in_a_stream() -> None:
@@ -205,8 +205,8 @@ def test_retry_after() -> None:
     assert parse_retry_after_s({"retry-after": "Wed, 31 Dec 2025 00:00:30 GMT"}, now) == 0
     assert parse_retry_after_s({"retry-after": "soon"}) is None
     assert parse_retry_after_s({}) is None
-    found = error_from_status(REMOTE, 429, {"retry-after": "7"}, b"")
-    assert isinstance(found, Overloaded) and found.retry_after_s == 7
+    result = error_from_status(REMOTE, 429, {"retry-after": "7"}, b"")
+    assert isinstance(result, Overloaded) and result.retry_after_s == 7
 
 
 def test_lone_surrogates_are_replaced() -> None:

@@ -54,7 +54,7 @@ def test_the_schema_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = _driver(library)
     for name in ("a", "b", "a", "c", "a", "b"):
         driver._check_schema({"type": name}, {})
-    assert [one["type"] for one in library.tried] == ["a", "b", "c", "b"]
+    assert [schema["type"] for schema in library.tried] == ["a", "b", "c", "b"]
 
 
 @pytest.mark.parametrize(

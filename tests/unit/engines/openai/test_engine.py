@@ -78,7 +78,7 @@ async def test_retries_end_for_a_server_that_stays_busy(caplog: pytest.LogCaptur
         sink, server = await run_script(build_response(503, {"error": {"message": "busy"}}), retries=1)
     assert isinstance(sink.get_failure(), Overloaded) and "overloaded" in sink.get_failure().message
     assert "busy" not in str(sink.get_failure()) and "127.0.0.1" not in str(sink.get_failure())
-    assert f"127.0.0.1:{server.port} takes no more requests now (HTTP 503): busy" in caplog.text
+    assert f"127.0.0.1:{server.port} is overloaded (HTTP 503): busy" in caplog.text
     assert len(server.asked) == 2
 
 

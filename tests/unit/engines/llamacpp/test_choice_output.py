@@ -92,6 +92,6 @@ def test_nothing_stops_before_min_tokens() -> None:
 
 def test_logprobs_are_cut_to_what_was_asked() -> None:
     top = [{"id": 5, "logprob": -0.1}, {"id": 6, "logprob": -2.0}]
-    found = [{"id": 5, "logprob": -0.1, "top_logprobs": top}]
-    assert _output(logprobs=0).add_chunk("a", _A, 1, found)[2][0].top == ()
-    assert _output(logprobs=2).add_chunk("a", _A, 1, found)[2][0].top == ((5, -0.1), (6, -2.0))
+    tokens = [{"id": 5, "logprob": -0.1, "top_logprobs": top}]
+    assert _output(logprobs=0).add_chunk("a", _A, 1, tokens)[2][0].top == ()
+    assert _output(logprobs=2).add_chunk("a", _A, 1, tokens)[2][0].top == ((5, -0.1), (6, -2.0))

@@ -20,8 +20,8 @@ class Request:
 
 @pytest.fixture(autouse=True)
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = SimpleNamespace(LoRARequest=Request)
-    monkeypatch.setitem(sys.modules, "vllm.lora.request", found)  # type: ignore[arg-type]
+    module = SimpleNamespace(LoRARequest=Request)
+    monkeypatch.setitem(sys.modules, "vllm.lora.request", module)  # type: ignore[arg-type]
 
 
 def adapter(folder: Path, rank: int = 8, file: str = "adapter_model.safetensors") -> str:

@@ -13,21 +13,21 @@ from enginebay.engines.llamacpp import library
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory with a short path, as a worker's own is."""
-    found = Path(tempfile.mkdtemp(dir="/tmp"))
-    monkeypatch.setattr(tempfile, "tempdir", str(found / "temp"))
-    (found / "temp").mkdir()
-    (found / "worker").mkdir()
-    yield found
-    shutil.rmtree(found)
+    directory = Path(tempfile.mkdtemp(dir="/tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(directory / "temp"))
+    (directory / "temp").mkdir()
+    (directory / "worker").mkdir()
+    yield directory
+    shutil.rmtree(directory)
 
 
 def _made(monkeypatch: pytest.MonkeyPatch, worker: Path | None) -> Path:
     monkeypatch.delenv("ENGINEBAY_WORKER_DIR", raising=False)
     if worker is not None:
         monkeypatch.setenv("ENGINEBAY_WORKER_DIR", str(worker))
-    found = library._make_private_directory()
-    assert found.stat().st_mode & 0o777 == 0o700 and len(str(found / "s.sock")) < 100
-    return found
+    directory = library._make_private_directory()
+    assert directory.stat().st_mode & 0o777 == 0o700 and len(str(directory / "s.sock")) < 100
+    return directory
 
 
 def test_the_socket_lies_in_the_workers_own_directory(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,6 +44,6 @@ def test_a_long_path_is_passed_over(short: Path, monkeypatch: pytest.MonkeyPatch
     long.mkdir()
     assert _made(monkeypatch, long).parent == short / "temp"
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    found = _made(monkeypatch, long)
-    assert found.parent == Path("/tmp")
-    found.rmdir()
+    directory = _made(monkeypatch, long)
+    assert directory.parent == Path("/tmp")
+    directory.rmdir()

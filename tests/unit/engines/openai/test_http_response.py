@@ -88,8 +88,8 @@ def test_what_is_no_answer_is_malformed(data: bytes) -> None:
 def test_events_are_found_however_they_are_cut(size: int) -> None:
     data = b": waiting\n\ndata: a\r\n\r\nevent: x\nid: 4\ndata:b\ndata:  c\n\n\n\ndata: d"
     reader = SseReader()
-    found = [event for at in range(0, len(data), size) for event in reader.feed(data[at : at + size])]
-    assert found == [b"a", b"b\n c"]
+    events = [event for at in range(0, len(data), size) for event in reader.feed(data[at : at + size])]
+    assert events == [b"a", b"b\n c"]
     assert reader.end() == [b"d"]
     assert reader.end() == []
 
