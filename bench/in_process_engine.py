@@ -32,7 +32,7 @@ class TokenCounter:
     def error(self, number: int, error: Exception) -> None:
         raise SystemExit(str(error))
 
-    def flush(self) -> None: ...
+    def flush(self, ends_step: bool = True) -> None: ...
 
 
 def send_message(message: dict[str, Any]) -> None:

@@ -39,7 +39,9 @@ def report(name: str, times: list[float], target_s: float) -> bool:
     median = statistics.median(times)
     met = median < target_s
     spread = f"{min(times):.2f} to {max(times):.2f}"
-    print(f"{name:<28}{median:>7.2f} s   ({spread}, {len(times)} runs)   under {target_s} s: {'met' if met else 'MISSED'}")
+    print(
+        f"{name:<28}{median:>7.2f} s   ({spread}, {len(times)} runs)   under {target_s} s: {'met' if met else 'MISSED'}"
+    )
     return met
 
 

@@ -211,7 +211,9 @@ def list_available_engines(config: Path, available: Sequence[str], flags: Mappin
 
 def plan_study(config: Path, engines: Sequence[str], flags: Mapping[str, Any], folder: Path) -> StudyWork:
     """Create the study of one configuration with these engines."""
-    points, _, cycles, settings = plan_engine_points(config, None, {**flags, "engines": list(engines)}, None, None, False)
+    points, _, cycles, settings = plan_engine_points(
+        config, None, {**flags, "engines": list(engines)}, None, None, False
+    )
     points = assign_own_seeds(points)
     study = create_study(folder, points, cycles, {**settings, "servers": "started once, all at the same time"})
     stored = [point_from_dict(data) for data in study.points]

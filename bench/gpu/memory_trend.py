@@ -33,7 +33,9 @@ def classify_processes(parents: Mapping[int, int], commands: Mapping[int, bytes]
         if parent_kind == "server":
             kinds[pid] = "worker" if is_worker else "server"
         else:
-            kinds[pid] = "engine" if parent_kind == "engine" or is_worker or _ENGINE in commands.get(pid, b"") else "worker"
+            kinds[pid] = (
+                "engine" if parent_kind == "engine" or is_worker or _ENGINE in commands.get(pid, b"") else "worker"
+            )
     return kinds
 
 

@@ -73,7 +73,9 @@ class SwitchMeasurement:
         phases = {**self.phases, "rest": self.rest_s} if self.record else {}
         times = ", ".join(f"{name.replace('_', ' ')} {spent:.3f}" for name, spent in phases.items())
         replaced = ", ".join(self.record.get("replaced", ()))
-        return f"{self.kind:<13}{self.model:<8}{self.seconds:8.3f} s  {times}" + (f"  (replaced {replaced})" if replaced else "")
+        return f"{self.kind:<13}{self.model:<8}{self.seconds:8.3f} s  {times}" + (
+            f"  (replaced {replaced})" if replaced else ""
+        )
 
     def to_json(self) -> dict[str, Any]:
         fields = {"what": self.kind, "model": self.model, "seconds": round(self.seconds, 4)}

@@ -96,7 +96,9 @@ def mean_in_flight_by_thirds(records: Sequence[Record], from_s: float, to_s: flo
 
 
 def mean_in_flight(records: Sequence[Record], from_s: float, to_s: float) -> float:
-    spent = (min(to_s, to_s if record.end_s is None else record.end_s) - max(from_s, record.sent_s) for record in records)
+    spent = (
+        min(to_s, to_s if record.end_s is None else record.end_s) - max(from_s, record.sent_s) for record in records
+    )
     return sum(max(0.0, seconds) for seconds in spent) / (to_s - from_s)
 
 

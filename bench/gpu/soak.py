@@ -63,7 +63,9 @@ def judge_growth(
     """Return each kind's growth after settling; None if there are too few samples. Pure."""
     growth: dict[str, float | None] = {}
     for kind in judged:
-        points = [(sample["at_s"], sample[kind]) for sample in samples if kind in sample and sample["at_s"] >= settled_s]
+        points = [
+            (sample["at_s"], sample[kind]) for sample in samples if kind in sample and sample["at_s"] >= settled_s
+        ]
         growth[kind] = compute_growth(points) if len(points) >= 3 else None
     return growth
 
@@ -110,7 +112,9 @@ class MemoryWatch:
         self._sampled_s = self._shown_s = float("-inf")
         self._events = 0
         self.samples: list[dict[str, float]] = []
-        self.workers: set[frozenset[int]] = set()  # PIDs of worker and engine; more than one set: a process was replaced
+        self.workers: set[frozenset[int]] = (
+            set()
+        )  # PIDs of worker and engine; more than one set: a process was replaced
 
     def __call__(self, live: LoadgenProgress) -> bool:
         """Return True to stop sending."""

@@ -179,7 +179,9 @@ def main() -> int:
     parser.add_argument("--poisson-cycles", type=int, default=5)
     parser.add_argument("--poisson-seconds", type=float, default=15.0, help="duration of each run")
     parser.add_argument("--closed-systems", nargs="+", metavar="NAME", help="subset of --systems; default: all")
-    parser.add_argument("--poisson-systems", nargs="+", metavar="NAME", help="subset of --systems; default: all servers")
+    parser.add_argument(
+        "--poisson-systems", nargs="+", metavar="NAME", help="subset of --systems; default: all servers"
+    )
     parser.add_argument("--seconds", type=float, default=900.0)
     parser.add_argument("--cache-gib", type=float, default=16.5, help="KV cache of each system")
     parser.add_argument("--set", nargs="*", default=[], help="engine arguments, NAME=JSON")
@@ -207,9 +209,7 @@ def main() -> int:
     return 0
 
 
-def run_study(
-    work: ThroughputStudy, closed: Sequence[str], cycles: Mapping[int, int], poisson: PoissonPlan
-) -> None:
+def run_study(work: ThroughputStudy, closed: Sequence[str], cycles: Mapping[int, int], poisson: PoissonPlan) -> None:
     """Run all loads. `cycles`: runs per number of streams. The order of the systems alternates from cycle to cycle."""
     names = list(work.systems)
     for name in names:

@@ -3,7 +3,7 @@
     python -m bench.lab.interval_coverage
     python -m bench.lab.interval_coverage --studies 10000 --seed 7     more studies, another stream
 
-Each study has 5 cycles of two engines, under several noise models (`simulated_studies.py`). The bars, over 2,000 studies of
+Each study has 5 cycles of two engines, under several noise models (`simulated_studies.py`). The targets, over 2,000 studies of
 each: the intervals of a mean, a difference, a ratio and a percentile contain the true value 93.5 to 96.5% of the time, and
 two equal engines differ 3.5 to 6.5% of the time. How often a planted slowdown of 5% is detected depends on the noise and is
 only reported.
@@ -38,7 +38,7 @@ class CoverageResult:
     difference: float
     ratio: float
     alarms: float
-    found: float
+    detected: float
 
     @property
     def is_within(self) -> bool:
@@ -53,15 +53,15 @@ def measure_coverage(
     """Evaluate every study with the lab's own functions: for equal engines, and for one made slower."""
     truth = noise.estimate_true_mean(seed)
     left, right = noise.runs(np.random.default_rng([seed, 0]), studies, cycles)
-    mean = difference = ratio = alarms = found = 0
+    mean = difference = ratio = alarms = detected = 0
     for a, b in zip(left.tolist(), right.tolist(), strict=True):
         slower = compare_pairs(a, [value * (1 + SLOWDOWN) for value in b])
         mean += mean_interval(a).contains(truth)
         difference += slower.difference.contains(SLOWDOWN * truth)
         ratio += slower.ratio is not None and slower.ratio.contains(1 + SLOWDOWN)
-        found += slower.differs
+        detected += slower.differs
         alarms += compare_pairs(a, b).differs
-    return CoverageResult(noise.name, *(count / studies for count in (mean, difference, ratio, alarms, found)))
+    return CoverageResult(noise.name, *(count / studies for count in (mean, difference, ratio, alarms, detected)))
 
 
 def measure_percentile_coverage(percent: float, studies: int = STUDIES, seed: int = SEED) -> float:
@@ -86,7 +86,15 @@ def main(studies: int, seed: int) -> int:
 def print_coverage(results: Sequence[CoverageResult], percentiles: dict[float, float], studies: int) -> None:
     print(f"{studies} studies of {CYCLES} cycles per noise model; shares in %")
     print_table(
-        ["noise model", "mean covered", "difference covered", "ratio covered", "false alarms", "5% detected", "bars"],
+        [
+            "noise model",
+            "mean covered",
+            "difference covered",
+            "ratio covered",
+            "false alarms",
+            "5% detected",
+            "targets",
+        ],
         [[result.noise, *_format_cells(result), "met" if result.is_within else "MISSED"] for result in results],
     )
     for percent, share in percentiles.items():
@@ -95,16 +103,16 @@ def print_coverage(results: Sequence[CoverageResult], percentiles: dict[float, f
 
 def _format_cells(result: CoverageResult) -> list[str]:
     return [
-        f"{100 * share:.2f}" for share in (result.mean, result.difference, result.ratio, result.alarms, result.found)
+        f"{100 * share:.2f}" for share in (result.mean, result.difference, result.ratio, result.alarms, result.detected)
     ]
 
 
-def _is_inside(share: float, bar: tuple[float, float]) -> bool:
-    return bar[0] <= share <= bar[1]
+def _is_inside(share: float, limits: tuple[float, float]) -> bool:
+    return limits[0] <= share <= limits[1]
 
 
-def _format_range(bar: tuple[float, float]) -> str:
-    return f"{100 * bar[0]:g} to {100 * bar[1]:g}%"
+def _format_range(limits: tuple[float, float]) -> str:
+    return f"{100 * limits[0]:g} to {100 * limits[1]:g}%"
 
 
 if __name__ == "__main__":

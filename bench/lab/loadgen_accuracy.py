@@ -105,5 +105,5 @@ if __name__ == "__main__":
     for part in chosen:
         print(f"== {part}", flush=True)
         results.append(PARTS[part]())
-    print(f"{fmean(results):.0%} of the parts met their bar")
+    print(f"{fmean(results):.0%} of the parts met their target")
     sys.exit(0 if all(results) else 1)

@@ -37,7 +37,7 @@ from enginebay.lab.loadgen.sender_task import TargetServer, split_into_tasks
 from enginebay.lab.profiles import arrivals
 from enginebay.lab.workload.request_records import Request
 
-BAR = 2.0
+TARGET_RATIO = 2.0
 KNOWN = KnownDelays(ttft_s=0.1, itl_s=0.01, tokens=128)
 WARMUP_S, MEASURED_S = 2.0, 5.0
 _LOWEST, _STEP, _STRIDE = 2.0, 1.15, 5  # requests/s, factor per step, and steps at once at the start
@@ -157,7 +157,7 @@ def _judge(sustained: dict[str, list[float]]) -> bool:
             met = False
             continue
         ratios = [a / b for a, b in zip(ours, peer, strict=True)]
-        met &= check_at_least(BAR, f"sustained tokens/s, ours over {name}", ratios)
+        met &= check_at_least(TARGET_RATIO, f"sustained tokens/s, ours over {name}", ratios)
     return met
 
 

@@ -104,7 +104,7 @@ def find_faults(report: LoadgenReport, workload: RateWorkload, known: KnownDelay
     """Return why a workload was not sustained; empty if it was."""
     faults = []
     if report.answered != workload.measured or report.tokens != workload.measured * known.tokens:
-        faults.append(f"{report.answered} answers of {workload.measured}, {report.tokens} tokens")
+        faults.append(f"{report.answered} responses of {workload.measured}, {report.tokens} tokens")
     for name, figure, expected in (
         ("TTFT", report.ttft_s, known.ttft_s),
         ("TPOT", report.tpot_s, known.itl_s),

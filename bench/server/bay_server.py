@@ -1,4 +1,4 @@
-"""`bay serve` as a server to measure: with a key, on given cores, its engine's process on others."""
+"""`bay serve` under test: with an API key, server and engine process pinned to given cores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORKER = b"enginebay/worker/bootstrap.py"
 
 
 class BayServer:
-    """Our server. `cores` are the server's, `engine_cores` the engine process' (none: the same)."""
+    """A `bay serve` process. `engine_cores` empty: the engine process shares the server's `cores`."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class BayServer:
         self._directory: Path | None = None
 
     def start(self) -> str:
-        """Its address, once it answers."""
+        """Start and return the URL once it answers."""
         port = find_free_port()
         self._directory = Path(tempfile.mkdtemp(prefix="bench-"))
         command = [str(_BAY), "serve", self.model, "--engine", self._engine, "--port", str(port)]
@@ -68,8 +68,8 @@ class BayServer:
 
 
 def _find_workers(pid: int) -> list[int]:
-    """The engine processes below a server."""
-    found = [one for one in list_descendants(pid) if _WORKER in Path(f"/proc/{one}/cmdline").read_bytes()]
-    if not found:
-        raise SystemExit("no engine process was found below the server")
-    return found
+    """Return the PIDs of a server's engine processes."""
+    workers = [child for child in list_descendants(pid) if _WORKER in Path(f"/proc/{child}/cmdline").read_bytes()]
+    if not workers:
+        raise SystemExit("the server has no engine process")
+    return workers

@@ -1,4 +1,4 @@
-"""HTTP responses as raw bytes: are they whole, what do they hold, are they right? Pure."""
+"""Parse and check HTTP responses as raw bytes. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding:[^\r]*chunked", re.IGNORECASE)
 _CLOSES = re.compile(rb"\r\nconnection:\s*close", re.IGNORECASE)
 LAST_CHUNK = b"0\r\n\r\n"
-# Text that is not empty. Quotes inside a text are escaped, so neither name nor value is found there.
+# Non-empty text. Quotes inside a text are escaped, so this never matches there.
 CONTENT = re.compile(rb'"content"\s*:\s*"[^"]')
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d+)')
 _DONE = b"data: [DONE]"
@@ -18,17 +18,17 @@ _DONE = b"data: [DONE]"
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """What the head says about the body."""
+    """The status line and headers that describe the body."""
 
     status: int
     start: int  # where the body begins
-    length: int | None  # of the body, where the head gives it
+    length: int | None  # Content-Length, if any
     chunked: bool
-    closes: bool  # the connection ends with this answer
+    closes: bool  # Connection: close
 
 
 def parse_head(raw: bytes) -> ResponseHead | None:
-    """None while the head is not whole."""
+    """Parse the head, or return None while it is incomplete."""
     end = raw.find(_HEAD_END)
     if end < 0:
         return None
@@ -44,7 +44,7 @@ def parse_head(raw: bytes) -> ResponseHead | None:
 
 
 def parse_body(raw: bytes, head: ResponseHead) -> tuple[bytes, int] | None:
-    """The body and in how many chunks it came, or None while some of it is missing.
+    """Return the body and its number of chunks, or None while it is incomplete.
 
     A body without length and chunks ends with the connection: always None.
     """
@@ -57,7 +57,7 @@ def parse_body(raw: bytes, head: ResponseHead) -> tuple[bytes, int] | None:
 
 
 def split_chunks(raw: bytes, start: int) -> list[bytes] | None:
-    """The pieces of a chunked body, or None while the last one is missing."""
+    """Return the pieces of a chunked body, or None while it is incomplete."""
     pieces: list[bytes] = []
     while True:
         end = raw.find(b"\r\n", start)
@@ -74,37 +74,37 @@ def split_chunks(raw: bytes, start: int) -> list[bytes] | None:
 
 
 def parse_usage_tokens(body: bytes) -> int | None:
-    """Output tokens by the last usage in the body."""
-    found = _COMPLETION_TOKENS.findall(body)
-    return int(found[-1]) if found else None
+    """Return the output tokens of the last usage in the body."""
+    counts = _COMPLETION_TOKENS.findall(body)
+    return int(counts[-1]) if counts else None
 
 
-def check_whole(status: int, body: bytes, tokens: int | None) -> tuple[int, str | None]:
-    """Output tokens of an answer that was not streamed, and what is wrong with it."""
+def check_whole(status: int, body: bytes, expected: int | None) -> tuple[int, str | None]:
+    """Return the output tokens of a response that was not streamed, and its fault if any."""
     if status != 200:
         return 0, f"status {status}: {body[:200].decode(errors='replace')}"
-    made = parse_usage_tokens(body)
-    if made is None:
+    tokens = parse_usage_tokens(body)
+    if tokens is None:
         return 0, "no usage"
-    wrong = None if tokens in (None, made) else f"{made} tokens by usage, not {tokens}"
-    return made, wrong
+    fault = None if expected in (None, tokens) else f"{tokens} tokens by usage, expected {expected}"
+    return tokens, fault
 
 
 def check_stream(
-    status: int, body: bytes, tokens: int | None, by_usage: bool = False, ends_with_done: bool = True
+    status: int, body: bytes, expected: int | None, by_usage: bool = False, ends_with_done: bool = True
 ) -> tuple[int, str | None]:
-    """Output tokens of a streamed answer, and what is wrong with it.
+    """Return the output tokens of a streamed response, and its fault if any.
 
-    Counted are the events with text, one for each token; or, `by_usage`, what the server says: a real tokenizer has
-    tokens without a text of their own.
+    Counts events with text, one for each token, or `by_usage` what the server reports: a real tokenizer has tokens without
+    their own text.
     """
     if status != 200:
         return 0, f"status {status}: {body[:200].decode(errors='replace')}"
     if ends_with_done and (body.count(_DONE) != 1 or not body.rstrip().endswith(_DONE)):
-        return 0, f"the stream does not end with [DONE] but with: {body[-200:].decode(errors='replace')}"
+        return 0, f"the stream does not end with [DONE]: {body[-200:].decode(errors='replace')}"
     events = len(CONTENT.findall(body))
-    made = parse_usage_tokens(body) if by_usage else events
-    if not made or not events:
+    tokens = parse_usage_tokens(body) if by_usage else events
+    if not tokens or not events:
         return 0, "no tokens" if events or not by_usage else "no text"
-    wrong = None if tokens in (None, made) else f"{made} tokens, not {tokens}"
-    return made, wrong
+    fault = None if expected in (None, tokens) else f"{tokens} tokens, expected {expected}"
+    return tokens, fault

@@ -104,7 +104,11 @@ def merge_results(results: Sequence[LoadResult]) -> LoadResult:
 
 def build_request(workload: HttpWorkload, body: Mapping[str, Any]) -> bytes:
     data = json.dumps(body).encode()
-    lines = [f"POST {workload.path} HTTP/1.1", f"Host: {urlsplit(workload.url).netloc}", "Content-Type: application/json"]
+    lines = [
+        f"POST {workload.path} HTTP/1.1",
+        f"Host: {urlsplit(workload.url).netloc}",
+        "Content-Type: application/json",
+    ]
     lines += [f"{name}: {value}" for name, value in workload.headers.items()]
     lines.append(f"Content-Length: {len(data)}")
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + data

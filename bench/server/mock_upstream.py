@@ -1,11 +1,11 @@
-"""An OpenAI-compatible upstream that costs next to nothing: every answer was built before it was asked for.
+"""A mock OpenAI-compatible upstream at almost no cost: every response is built in advance.
 
     python -m bench.server.mock_upstream --port 9001 --core 1
 
-It stands behind the gateways, so that what is measured is theirs, and in the place of a server, so that the load
-client's own ceiling is known. One process, one thread. A streamed token is one event; an event is one chunk and one write,
-in turn over all streams, unless the prompt asks for more in one: "in bursts of 16". A fast engine's tokens come several
-at a time, and how many share a chunk decides the work of everyone who passes them on.
+Gateways run in front of it, so that only their own cost is measured; measured directly, it gives the load generator's ceiling.
+One process, one thread. A streamed token is one event, one chunk and one write, in turn over all streams, unless the prompt
+asks for more per chunk: "in bursts of 16". A fast engine emits several tokens at a time, and how many share a chunk decides
+how much work a proxy has.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _DEFAULT_TOKENS = 8
 _PROMPT_TOKENS = 12
 _READ = 1 << 16
 _MAX_CACHED = 1000
-_reply_cache: dict[bytes, bytes | tuple[bytes, ...]] = {}  # whole requests seen before, and their replies
+_reply_cache: dict[bytes, bytes | tuple[bytes, ...]] = {}  # raw requests and their replies
 
 
 def build_response(body: bytes, kind: str = "application/json", status: str = "200 OK") -> bytes:
-    """A whole HTTP response."""
+    """Build a complete HTTP response."""
     head = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
@@ -59,13 +59,13 @@ def _build_completion(kind: str, choice: dict[str, Any], **more: Any) -> dict[st
 
 
 def _make_words(tokens: int) -> list[str]:
-    """Never the same twice in a row: LiteLLM ends a stream that repeats itself."""
+    """Make words that never repeat in a row: LiteLLM ends a stream that repeats itself."""
     return [(" tick", " tock")[number % 2] for number in range(tokens)]
 
 
 @lru_cache(maxsize=64)
 def build_whole_response(tokens: int) -> bytes:
-    """The answer of a request that does not stream."""
+    """Build the response to a request that does not stream."""
     message = {"role": "assistant", "content": "".join(_make_words(tokens))}
     choice = {"message": message, "finish_reason": "length"}
     return build_response(_dump_json(_build_completion("chat.completion", choice, usage=_build_usage(tokens))))
@@ -82,11 +82,11 @@ def _encode_event(delta: dict[str, Any], finish: str | None = None, **more: Any)
 
 @lru_cache(maxsize=64)
 def build_stream_writes(tokens: int, burst: int = 1) -> tuple[bytes, ...]:
-    """The writes of a request that streams: head and role, one for each `burst` of tokens, the end."""
+    """Build the writes of a streamed response: head and role, one for each `burst` of tokens, the end."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     role = _encode_chunk(_encode_event({"role": "assistant", "content": ""}))
     events = [_encode_event({"content": word}) for word in _make_words(tokens)]
-    bursts = [_encode_chunk(b"".join(events[place : place + burst])) for place in range(0, tokens, burst)]
+    bursts = [_encode_chunk(b"".join(events[start : start + burst])) for start in range(0, tokens, burst)]
     end = (
         _encode_chunk(_encode_event({}, "length", usage=_build_usage(tokens)))
         + _encode_chunk(b"data: [DONE]\n\n")
@@ -98,7 +98,7 @@ def build_stream_writes(tokens: int, burst: int = 1) -> tuple[bytes, ...]:
 MODELS = build_response(
     _dump_json({"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "bench"}]})
 )
-# Routers ask what they have found before they use it.
+# Routers query a backend before they use it.
 INFO = build_response(
     _dump_json({"model_path": MODEL, "tokenizer_path": MODEL, "model_type": "llama", "is_generation": True})
 )
@@ -107,11 +107,11 @@ NOT_FOUND = build_response(b'{"error":{"message":"no such path"}}', status="404 
 
 
 def choose_reply(head: bytes, body: bytes) -> bytes | tuple[bytes, ...]:
-    """What to write for one request: at once, or one after the other."""
+    """Return the reply to one request: a single write, or the writes of a stream."""
     path = head.split(b" ", 2)[1].partition(b"?")[0]
     if path.endswith(b"/chat/completions"):
-        found = _TOKENS.search(body)
-        tokens = int(found.group(1)) if found else _DEFAULT_TOKENS
+        limit = _TOKENS.search(body)
+        tokens = int(limit.group(1)) if limit else _DEFAULT_TOKENS
         if not _STREAM.search(body):
             return build_whole_response(tokens)
         burst = _BURST.search(body)
@@ -124,7 +124,7 @@ def choose_reply(head: bytes, body: bytes) -> bytes | tuple[bytes, ...]:
 
 
 def split_request(raw: bytes) -> tuple[bytes, bytes, int] | None:
-    """Head, body and length of the first request, once it is whole."""
+    """Return head, body and length of the first request, or None while it is incomplete."""
     end = raw.find(_HEAD_END)
     if end < 0:
         return None
@@ -139,47 +139,47 @@ def split_request(raw: bytes) -> tuple[bytes, bytes, int] | None:
 
 
 class UpstreamConnection:
-    """One client: what it sent so far, and what it still gets."""
+    """One client connection: bytes received, and writes left to send."""
 
     __slots__ = ("left", "received", "socket")
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         self.received = b""
-        self.left: list[bytes] = []  # writes of the running stream, the next one last
+        self.left: list[bytes] = []  # writes of the running stream, next one last
 
     def feed(self, data: bytes) -> bool:
-        """Take bytes; answer each request that is whole. True: a stream has begun."""
-        known = None if self.received else _reply_cache.get(data)
-        if known is not None:
-            return self._send_reply(known)
+        """Add bytes and answer each complete request. Return True if a stream has begun."""
+        cached = None if self.received else _reply_cache.get(data)
+        if cached is not None:
+            return self._send_reply(cached)
         self.received += data
         began = False
-        while (found := split_request(self.received)) is not None:
-            head, body, stop = found
-            what = choose_reply(head, body)
+        while (request := split_request(self.received)) is not None:
+            head, body, stop = request
+            reply = choose_reply(head, body)
             if len(_reply_cache) < _MAX_CACHED:
-                _reply_cache[self.received[:stop]] = what
+                _reply_cache[self.received[:stop]] = reply
             self.received = self.received[stop:]
-            began |= self._send_reply(what)
+            began |= self._send_reply(reply)
         return began
 
-    def _send_reply(self, what: bytes | tuple[bytes, ...]) -> bool:
-        if isinstance(what, bytes):
-            self.socket.send(what)
+    def _send_reply(self, reply: bytes | tuple[bytes, ...]) -> bool:
+        if isinstance(reply, bytes):
+            self.socket.send(reply)
             return False
-        self.left = list(reversed(what))
+        self.left = list(reversed(reply))
         return True
 
     def write_next(self) -> bool:
-        """Write the next piece. False: that was the last one."""
+        """Write the next piece. Return False after the last one."""
         data = self.left.pop()
         try:
             sent = self.socket.send(data)
         except BlockingIOError:
             sent = 0
         except OSError:
-            return False  # gone: its closing is read where all others are
+            return False  # the read loop handles the close
         if sent < len(data):
             self.left.append(data[sent:])
         return bool(self.left)
@@ -204,7 +204,7 @@ def serve(port: int) -> None:
             elif not _read_connection(number, connections, streaming):
                 streaming.pop(number, None)
                 connections.pop(number).socket.close()
-        ended = [number for number, one in streaming.items() if not one.write_next()]
+        ended = [number for number, connection in streaming.items() if not connection.write_next()]
         for number in ended:
             del streaming[number]
 
@@ -212,22 +212,22 @@ def serve(port: int) -> None:
 def _read_connection(
     number: int, connections: dict[int, UpstreamConnection], streaming: dict[int, UpstreamConnection]
 ) -> bool:
-    """False when the client is gone, or does not speak HTTP/1.1: routers try other protocols first."""
-    one = connections[number]
+    """Read a connection. Return False if the client left or does not speak HTTP/1.1: routers try other protocols first."""
+    connection = connections[number]
     try:
-        data = one.socket.recv(_READ)
-        if data and one.feed(data):
-            streaming[number] = one
+        data = connection.socket.recv(_READ)
+        if data and connection.feed(data):
+            streaming[number] = connection
     except (OSError, IndexError, ValueError):
         return False
     return bool(data)
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--port", type=int, required=True)
-    options.add_argument("--core", type=int)
-    chosen = options.parse_args()
-    if chosen.core is not None:
-        os.sched_setaffinity(0, {chosen.core})
-    serve(chosen.port)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--core", type=int)
+    args = parser.parse_args()
+    if args.core is not None:
+        os.sched_setaffinity(0, {args.core})
+    serve(args.port)

@@ -1,6 +1,6 @@
-"""The engines' own servers: `vllm serve`, llama.cpp's server, `transformers serve`, in the environments we run them in.
+"""The engines' own servers: `vllm serve`, llama.cpp's server and `transformers serve`, in Enginebay's engine environments.
 
-Each gets the settings our engine gets, under its own names, and the same rule for how its threads wait.
+Each gets the same settings as our engine, under its own names, and the same spinning policy for its threads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _build_ignore_eos(tokens: int) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class NativeLaunch:
-    """How an engine's own server is started, and how one speaks to it."""
+    """How to start an engine's own server and talk to it."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
@@ -52,7 +52,7 @@ def _launch_vllm(plan: LaunchPlan, settings: Mapping[str, Any], port: int) -> Na
     )  # fmt: skip
     environment = {
         "VLLM_CPU_KVCACHE_SPACE": str(settings["cpu_kvcache_space_gib"]),
-        # By itself it keeps a core back.
+        # By default it reserves a core.
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
         "PYTHONPATH": str(ensure_vllm_distribution(plan)),
@@ -61,13 +61,13 @@ def _launch_vllm(plan: LaunchPlan, settings: Mapping[str, Any], port: int) -> Na
 
 
 def ensure_vllm_distribution(plan: LaunchPlan) -> Path:
-    """The CPU build is called vllm-cpu, and its command looks for a distribution called vllm: give it one."""
+    """Create a distribution named vllm: the CPU build is named vllm-cpu, and its command looks for vllm."""
     version = plan.launch.python.parents[1].name.partition("-")[2]
-    place = home_dir() / "bench" / f"vllm-name-{version}"
-    about = place / f"vllm-{version}+cpu.dist-info" / "METADATA"
-    about.parent.mkdir(parents=True, exist_ok=True)
-    about.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
-    return place
+    folder = home_dir() / "bench" / f"vllm-name-{version}"
+    metadata = folder / f"vllm-{version}+cpu.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True, exist_ok=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+    return folder
 
 
 def _launch_llamacpp(plan: LaunchPlan, settings: Mapping[str, Any], port: int) -> NativeLaunch:
@@ -86,27 +86,27 @@ def _launch_transformers(plan: LaunchPlan, settings: Mapping[str, Any], port: in
     )  # fmt: skip
     environment = {"PYTHONPATH": str(_ensure_web_libraries(plan)), "HF_HUB_OFFLINE": "1"}
 
-    def past_the_end(tokens: int) -> dict[str, object]:
-        # It knows no ignore_eos, but takes a whole generation configuration, as text.
-        wanted = {"eos_token_id": -1, "max_new_tokens": tokens, "do_sample": False}
-        return {"generation_config": json.dumps(wanted)}
+    def build_ignore_eos(tokens: int) -> dict[str, object]:
+        # It has no ignore_eos, but accepts a whole generation configuration as text.
+        config = {"eos_token_id": -1, "max_new_tokens": tokens, "do_sample": False}
+        return {"generation_config": json.dumps(config)}
 
-    return NativeLaunch(command, environment, model=path, ends_with_done=False, ignore_eos_fields=past_the_end)
+    return NativeLaunch(command, environment, model=path, ends_with_done=False, ignore_eos_fields=build_ignore_eos)
 
 
 def _ensure_web_libraries(plan: LaunchPlan) -> Path:
-    """What its server needs beside the library, kept out of the engine's own environment."""
-    place = home_dir() / "bench" / "transformers-serving"
-    marker = place / "installed"
+    """Install the server's extra packages outside the engine's environment, on first use."""
+    folder = home_dir() / "bench" / "transformers-serving"
+    marker = folder / "installed"
     if not marker.exists():
-        print("installing what transformers serve needs", flush=True)
-        shutil.rmtree(place, ignore_errors=True)
+        print("installing the packages of transformers serve", flush=True)
+        shutil.rmtree(folder, ignore_errors=True)
         python = str(plan.launch.python)
-        wanted = ("fastapi", "uvicorn", "openai")
-        command = [python, "-m", "pip", "install", "--quiet", "--target", str(place), *wanted]
+        requirements = ("fastapi", "uvicorn", "openai")
+        command = [python, "-m", "pip", "install", "--quiet", "--target", str(folder), *requirements]
         subprocess.run(command, check=True)
         marker.touch()
-    return place
+    return folder
 
 
 NATIVE_SERVERS = {"vllm": _launch_vllm, "llamacpp": _launch_llamacpp, "transformers": _launch_transformers}
@@ -128,8 +128,8 @@ class NativeServer:
         self._directory: Path | None = None
 
     def start(self) -> str:
-        """Its address, once it answers."""
-        disable_openmp_spinning()  # ours do, where cores are few; set here, it is passed on
+        """Start and return the URL once it answers."""
+        disable_openmp_spinning()  # as our engines do with few cores; the child inherits it
         self._directory = Path(tempfile.mkdtemp(prefix="bench-"))
         environment = {"PYTHONPATH": str(Path(__file__).parents[2]), **self._launch.environment}
         self._server = BenchServerProcess(

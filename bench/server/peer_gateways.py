@@ -1,6 +1,6 @@
-"""The gateways that ours is measured beside: each in an environment of its own, in front of the same upstream.
+"""The gateways to compare with: each in its own environment, in front of the same upstream.
 
-python -m bench.server.peer_gateways            install all, and ask each one question
+python -m bench.server.peer_gateways            install all, and smoke-test each
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class GatewayLaunch:
 
     arguments: tuple[str, ...]  # the first one is a command of its environment
     environment: Mapping[str, str] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)  # that its clients send
+    headers: Mapping[str, str] = field(default_factory=dict)  # for its clients to send
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayRecipe:
-    """Where a gateway comes from and how it is set up: one process, quiet, nothing on that could be off."""
+    """How to install and configure a gateway: one process, quiet, all optional features off."""
 
     requirement: str  # `{version}` is filled in
     version: str
-    launch: Callable[[str, int, Path], GatewayLaunch]  # upstream's address, own port, a directory for its files
+    launch: Callable[[str, int, Path], GatewayLaunch]  # upstream URL, own port, a directory for its files
     ends_with_done: bool = True  # sends `data: [DONE]`
 
 
@@ -45,7 +45,7 @@ def _launch_litellm(upstream: str, port: int, directory: Path) -> GatewayLaunch:
     model = {"model": f"openai/{MODEL}", "api_base": f"{upstream}/v1", "api_key": "none"}
     config = {"model_list": [{"model_name": MODEL, "litellm_params": model}]}
     file = _write_config(directory / "config.yaml", config)
-    key = f"sk-{secrets.token_hex(32)}"  # it does not start without one
+    key = f"sk-{secrets.token_hex(32)}"  # required to start
     arguments = ("litellm", "--config", file, "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1")
     quiet = {"LITELLM_LOG": "ERROR", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "HOME": str(directory)}
     return GatewayLaunch(
@@ -62,7 +62,7 @@ def _launch_mlflow(upstream: str, port: int, directory: Path) -> GatewayLaunch:
         directory / "config.yaml", {"endpoints": [{"name": MODEL, "endpoint_type": "llm/v1/chat", "model": model}]}
     )
     arguments = ("mlflow", "gateway", "start", "--config-path", file, "--host", "127.0.0.1", "--port", str(port))
-    # A loopback upstream is let through for a configuration file today; the variable keeps it so.
+    # The current version allows a loopback upstream from a configuration file; the variable makes that explicit.
     return GatewayLaunch((*arguments, "--workers", "1"), {"MLFLOW_GATEWAY_API_BASE_ALLOW_PRIVATE_IPS": "true"})
 
 
@@ -78,7 +78,7 @@ def _write_config(file: Path, config: Mapping[str, object]) -> str:
     return str(file)
 
 
-# The newest versions whose dependencies can all be had.
+# The newest versions whose dependencies can all be installed.
 RECIPES = {
     "litellm": GatewayRecipe("litellm[proxy]=={version}", "1.106.2", _launch_litellm),
     "mlflow": GatewayRecipe("mlflow[genai]=={version}", "3.17.2", _launch_mlflow, ends_with_done=False),
@@ -87,24 +87,24 @@ RECIPES = {
 
 
 def ensure_installed(name: str, version: str) -> Path:
-    """The directory of a gateway's commands; installs it on first use."""
-    place = home_dir() / "bench" / f"{name}-{version}"
-    marker = place / "installed"
+    """Return the directory of a gateway's commands; install it on first use."""
+    folder = home_dir() / "bench" / f"{name}-{version}"
+    marker = folder / "installed"
     if not marker.exists():
         print(f"installing {name} {version}", flush=True)
-        venv.create(place, with_pip=True, clear=True)
+        venv.create(folder, with_pip=True, clear=True)
         requirement = RECIPES[name].requirement.format(version=version)
-        done = subprocess.run(
-            [place / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", requirement]
+        process = subprocess.run(
+            [folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", requirement]
         )
-        if done.returncode:
-            raise SystemExit(f"{requirement} cannot be installed; choose another version as {name}==VERSION")
+        if process.returncode:
+            raise SystemExit(f"{requirement} cannot be installed; select another version with {name}==VERSION")
         marker.touch()
-    return place / "bin"
+    return folder / "bin"
 
 
 class PeerGateway:
-    """A gateway in front of the upstream. `name` is that of a recipe, or NAME==VERSION."""
+    """A gateway in front of the upstream. `name` is a recipe or NAME==VERSION."""
 
     def __init__(self, name: str, upstream: str, cores: Collection[int] = ()) -> None:
         kind, _, version = name.partition("==")
@@ -121,7 +121,7 @@ class PeerGateway:
         self.ends_with_done = self._recipe.ends_with_done
 
     def start(self) -> str:
-        """Its address, once it answers."""
+        """Start and return the URL once it answers."""
         commands = ensure_installed(self._kind, self._version)
         self._directory = Path(tempfile.mkdtemp(prefix="bench-"))
         port = find_free_port()
@@ -147,7 +147,7 @@ class PeerGateway:
 
 
 def _smoke_test(names: Collection[str]) -> int:
-    """Install each gateway and have it answer a few requests, streamed and not."""
+    """Install each gateway and send it a few requests, streamed and not."""
     from bench.server.loadgen import HttpWorkload, run_workload
 
     port = find_free_port()
@@ -161,7 +161,7 @@ def _smoke_test(names: Collection[str]) -> int:
             try:
                 url = peer.start()
                 for stream, tokens in ((False, 8), (True, 128)):
-                    load = HttpWorkload(
+                    workload = HttpWorkload(
                         url=url,
                         bodies=[build_chat_body(peer.model, tokens, stream)],
                         connections=4,
@@ -171,10 +171,10 @@ def _smoke_test(names: Collection[str]) -> int:
                         headers=peer.headers,
                         ends_with_done=peer.ends_with_done,
                     )
-                    result = run_workload(load)
+                    result = run_workload(workload)
                     lost += result.lost
-                    how = "streamed" if stream else "whole"
-                    print(f"{name}: {result.requests} {how} answers right, {result.lost} wrong {result.reasons}")
+                    mode = "streamed" if stream else "whole"
+                    print(f"{name}: {result.requests} {mode} responses correct, {result.lost} lost {result.reasons}")
             finally:
                 peer.stop()
     finally:

@@ -1,9 +1,9 @@
-"""What further server processes bring: `bay serve --workers` on one set of models, on all cores.
+"""Measure how `bay serve --workers` scales with the number of server processes.
 
     python -m bench.server.process_scaling --workers 1 2
 
-All of it runs on the same cores: servers, fake engines and load client. Where these are few there is nothing to grow into,
-and no bar; a large host has a fake engine for every four cores, and the client has a quarter of them.
+Servers, fake engines and load generator share all cores. With few cores there is no room to scale and no target; a large host
+has a fake engine for every four cores, and the load generator gets a quarter of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SCRIPT = "abcdefghijklmnopqrstuvwxyz" * 10
 
 def measure(server: BayServer, url: str, scenario: Scenario, seconds: float) -> float:
     models = _list_models()
-    load = HttpWorkload(
+    workload = HttpWorkload(
         url=url,
         bodies=[build_chat_body(model, scenario.tokens, scenario.stream) for model in models],
         connections=scenario.connections * len(models),
@@ -34,9 +34,9 @@ def measure(server: BayServer, url: str, scenario: Scenario, seconds: float) -> 
         tokens=scenario.tokens,
         headers=server.headers,
     )
-    result = run_workload(load, _choose_client_cores())
+    result = run_workload(workload, _choose_client_cores())
     if result.lost:
-        raise SystemExit(f"{result.lost} answers lost: {result.reasons[0]}")
+        raise SystemExit(f"{result.lost} responses lost: {result.reasons[0]}")
     return result.tokens_per_s
 
 
@@ -57,9 +57,9 @@ def compare(workers: Sequence[int], rounds: int, seconds: float) -> bool:
         for number in range(-1, rounds):
             for count in workers if number % 2 else reversed(workers):
                 for scenario in (REQUESTS, STREAMS):
-                    found = measure(servers[count], urls[count], scenario, seconds)
+                    tokens_per_s = measure(servers[count], urls[count], scenario, seconds)
                     if number >= 0:
-                        values.setdefault((count, scenario.name), []).append(found)
+                        values.setdefault((count, scenario.name), []).append(tokens_per_s)
     finally:
         for server in servers.values():
             server.stop()
@@ -68,15 +68,15 @@ def compare(workers: Sequence[int], rounds: int, seconds: float) -> bool:
         base = values[workers[0], scenario.name]
         for count in workers[1:]:
             more = values[count, scenario.name]
-            what = (
+            name = (
                 f"{scenario.name}, {count} processes, tok/s {statistics.mean(more):,.0f} : {statistics.mean(base):,.0f}"
             )
-            ratios = [mine / one for mine, one in zip(more, base, strict=True)]
+            ratios = [value / single for value, single in zip(more, base, strict=True)]
             if _count_cores() >= count + 2:
-                good &= check_at_least(1.0, what, ratios)
+                good &= check_at_least(1.0, name, ratios)
             else:
                 print(
-                    f"{what:<60}{statistics.mean(ratios):>8.2f}   no bar: client, engine and servers share {_count_cores()} cores"
+                    f"{name:<60}{statistics.mean(ratios):>8.2f}   no target: client, engine and servers share {_count_cores()} cores"
                 )
     return good
 
@@ -86,21 +86,21 @@ def _count_cores() -> int:
 
 
 def _list_models() -> list[str]:
-    """One engine makes about as many tokens as one server process passes on: a large host has several to share."""
+    """Return the fake models. One engine emits about as many tokens as one server process forwards: a large host has several."""
     return [f"fake-{number}" for number in range(max(1, _count_cores() // 4))]
 
 
 def _choose_client_cores() -> list[int]:
-    """On a large host the client has a quarter of the cores, a process on each; else one process, where there is room."""
+    """Return a quarter of the cores on a large host, for a client process each; else none: one unpinned process."""
     cores = sorted(os.sched_getaffinity(0))
     return cores[-(len(cores) // 4) :] if len(cores) >= 8 else []
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    options.add_argument("--workers", type=int, nargs="*", default=[1, 2])
-    options.add_argument("--rounds", type=int, default=5, choices=range(5, 21))
-    options.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
-    given = options.parse_args()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=5, choices=range(5, 21))
+    parser.add_argument("--seconds", type=float, default=3.0, help="duration of each measurement")
+    args = parser.parse_args()
     exit_on_sigterm()
-    sys.exit(0 if compare(given.workers, given.rounds, given.seconds) else 1)
+    sys.exit(0 if compare(args.workers, args.rounds, args.seconds) else 1)

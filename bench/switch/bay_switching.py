@@ -112,8 +112,8 @@ class BaySwitching:
 
     def _get_admin(self, path: str) -> Any:
         request = urllib.request.Request(f"{self._url}/admin/{path}", headers=self._headers)
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return json.load(response)
 
     def _read_log_tail(self) -> str:
         return (self._directory / "log").read_text(errors="replace")[-2000:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,13 @@ SETTINGS = {"load_format": "dummy", "dtype": "bfloat16", "max_model_len": 512, "
 
 
 async def test_weights_that_do_not_fit_raise_out_of_memory(tmp_path: Path) -> None:
-    """70 billion 16-bit parameters are 141 GB."""
+    """16-bit weights of 96 layers of the 70B shape take 167 GB."""
     from tests.gpu.gpu_memory import GIB, read_used_bytes
 
     model = make_shape("llama-70b", tmp_path, ensure_dense_smollm2())
+    config = json.loads((model / "config.json").read_text())
+    del config["quantization_config"]
+    (model / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 96}))
     log, before = logs_dir() / "gpu-vllm-large.log", read_used_bytes()
     with pytest.raises(LoadFailed) as failure:
         async with await open_worker(EngineProfile("vllm", "vllm", str(model), SETTINGS), log=log):

@@ -1,7 +1,7 @@
-"""What clients do to a server under load, and what each of them must get.
+"""Client behaviours under load, and the responses each must get.
 
-A scene raises `Broken` or `AssertionError` when a request that should have succeeded did not. Those in which the client
-goes away expect nothing.
+A scenario raises `BrokenConnection` or `AssertionError` when a request fails that should succeed. Scenarios in which the
+client disconnects expect nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CHAT, _COMPLETIONS, _RESPONSES = "/v1/chat/completions", "/v1/completions", "/v
 
 @dataclass
 class VisitCounts:
-    """What has been done so far."""
+    """Totals so far."""
 
     answered: int = 0
     left: int = 0
@@ -50,7 +50,7 @@ class VisitCounts:
 
 @dataclass(frozen=True)
 class ClientVisit:
-    """One client's turn."""
+    """One client's visit: a connection, randomness, and the totals."""
 
     connection: SoakConnection
     random: Random
@@ -64,14 +64,14 @@ class ClientVisit:
         return _decode(data) if data[:1] in (b"{", b"[") else data
 
     async def stream_events(self, path: str, body: Mapping[str, Any], pause_s: float = 0.0) -> list[Any]:
-        """The server-sent events of a whole stream."""
+        """Return the server-sent events of a whole stream."""
         self.connection.send(path, {**body, "stream": True})
         status = await self.connection.read_status()
         data = b"".join([piece async for piece in self.connection.read_pieces(pause_s)])
         assert status == 200, f"{path}: {status}: {data[:300]!r}"
         lines = [line[6:] for line in data.split(b"\n") if line.startswith(b"data: ")]
         if path != _RESPONSES:
-            assert lines.pop() == b"[DONE]", "the stream does not end as streams end"
+            assert lines.pop() == b"[DONE]", "the stream does not end with [DONE]"
         return [_decode(line) for line in lines]
 
     def draw_length(self) -> int:
@@ -83,7 +83,7 @@ def build_chat_body(content: str, **more: Any) -> dict[str, Any]:
 
 
 def join_texts(events: list[Any], choices: int = 1) -> list[str]:
-    """The texts of a streamed chat or completion."""
+    """Return the text of each choice of a streamed chat or completion."""
     texts: list[list[str]] = [[] for _ in range(choices)]
     for event in events:
         for choice in event["choices"]:
@@ -95,34 +95,34 @@ def join_texts(events: list[Any], choices: int = 1) -> list[str]:
 
 
 async def streamed_chat(visit: ClientVisit) -> None:
-    most, n = visit.draw_length(), visit.random.choice((1, 1, 1, 2, 4))
-    body = build_chat_body("Tell <<story>>", max_tokens=most, n=n, stream_options={"include_usage": True})
+    limit, n = visit.draw_length(), visit.random.choice((1, 1, 1, 2, 4))
+    body = build_chat_body("Tell <<story>>", max_tokens=limit, n=n, stream_options={"include_usage": True})
     events = await visit.stream_events(_CHAT, body)
-    assert join_texts(events, n) == [STORY[:most]] * n
-    assert events[-1]["usage"]["completion_tokens"] == n * most
-    visit.counts.tokens += n * most
+    assert join_texts(events, n) == [STORY[:limit]] * n
+    assert events[-1]["usage"]["completion_tokens"] == n * limit
+    visit.counts.tokens += n * limit
 
 
 async def whole_chat(visit: ClientVisit) -> None:
     n = visit.random.choice((1, 1, 3))
-    answer = await visit.ask(_CHAT, build_chat_body("Say <<words>>", n=n))
-    assert [one["message"]["content"] for one in answer["choices"]] == [WORDS] * n
-    assert answer["usage"]["completion_tokens"] == n * len(WORDS.encode())
+    response = await visit.ask(_CHAT, build_chat_body("Say <<words>>", n=n))
+    assert [choice["message"]["content"] for choice in response["choices"]] == [WORDS] * n
+    assert response["usage"]["completion_tokens"] == n * len(WORDS.encode())
     visit.counts.tokens += n * len(WORDS.encode())
 
 
 async def streamed_completions(visit: ClientVisit) -> None:
-    most, prompts = visit.draw_length(), visit.random.randint(1, 4)
-    body = {"model": MODEL, "prompt": ["Tell <<story>>"] * prompts, "max_tokens": most}
-    assert join_texts(await visit.stream_events(_COMPLETIONS, body), prompts) == [STORY[:most]] * prompts
-    visit.counts.tokens += prompts * most
+    limit, prompts = visit.draw_length(), visit.random.randint(1, 4)
+    body = {"model": MODEL, "prompt": ["Tell <<story>>"] * prompts, "max_tokens": limit}
+    assert join_texts(await visit.stream_events(_COMPLETIONS, body), prompts) == [STORY[:limit]] * prompts
+    visit.counts.tokens += prompts * limit
 
 
 async def whole_completion(visit: ClientVisit) -> None:
-    most = visit.draw_length()
-    answer = await visit.ask(_COMPLETIONS, {"model": MODEL, "prompt": "Tell <<story>>", "max_tokens": most})
-    assert answer["choices"][0]["text"] == STORY[:most]
-    visit.counts.tokens += most
+    limit = visit.draw_length()
+    response = await visit.ask(_COMPLETIONS, {"model": MODEL, "prompt": "Tell <<story>>", "max_tokens": limit})
+    assert response["choices"][0]["text"] == STORY[:limit]
+    visit.counts.tokens += limit
 
 
 async def streamed_tools(visit: ClientVisit) -> None:
@@ -135,30 +135,30 @@ async def streamed_tools(visit: ClientVisit) -> None:
 
 
 async def whole_tools(visit: ClientVisit) -> None:
-    answer = await visit.ask(_CHAT, build_chat_body("Do <<call>>", tools=TOOLS))
-    [call] = answer["choices"][0]["message"]["tool_calls"]
+    response = await visit.ask(_CHAT, build_chat_body("Do <<call>>", tools=TOOLS))
+    [call] = response["choices"][0]["message"]["tool_calls"]
     assert call["function"] == {"name": "get_weather", "arguments": ARGUMENTS}
     visit.counts.tokens += len(CALL)
 
 
 async def streamed_response(visit: ClientVisit) -> None:
     events = await visit.stream_events(_RESPONSES, {"model": MODEL, "input": "Say <<words>>"})
-    assert "".join(one["delta"] for one in events if one["type"] == "response.output_text.delta") == WORDS
+    assert "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta") == WORDS
     assert events[-1]["type"] == "response.completed"
     visit.counts.tokens += len(WORDS.encode())
 
 
 async def ask_logprobs(visit: ClientVisit) -> None:
     body = build_chat_body("Anything", max_tokens=8, logprobs=True, top_logprobs=3, ignore_eos=True)
-    answer = await visit.ask(_CHAT, body)
-    assert len(answer["choices"][0]["logprobs"]["content"]) == 8
+    response = await visit.ask(_CHAT, body)
+    assert len(response["choices"][0]["logprobs"]["content"]) == 8
     visit.counts.tokens += 8
 
 
 async def embeddings(visit: ClientVisit) -> None:
     count = visit.random.randint(1, 16)
-    answer = await visit.ask("/v1/embeddings", {"model": MODEL, "input": ["some text"] * count})
-    assert len(answer["data"]) == count
+    response = await visit.ask("/v1/embeddings", {"model": MODEL, "input": ["some text"] * count})
+    assert len(response["data"]) == count
 
 
 async def ask_information(visit: ClientVisit) -> None:
@@ -169,7 +169,7 @@ async def ask_information(visit: ClientVisit) -> None:
 
 
 async def send_invalid_requests(visit: ClientVisit) -> None:
-    """Each has its answer, and the connection goes on."""
+    """Each request gets its error, and the connection stays usable."""
     await visit.ask(_CHAT, build_chat_body("hi", temperature=5), expect=400)
     await visit.ask(_CHAT, {**build_chat_body("hi"), "model": f"no{visit.random.random()}"}, expect=404)
     await visit.ask(_CHAT, b'{"model": "text", "messages": [', expect=400)
@@ -178,7 +178,7 @@ async def send_invalid_requests(visit: ClientVisit) -> None:
 
 
 async def read_slowly(visit: ClientVisit) -> None:
-    """Takes its time, and gets everything all the same."""
+    """Reads slowly and still gets everything."""
     n = visit.random.choice((1, 2))
     pause_s = visit.random.uniform(0.0005, 0.004)
     events = await visit.stream_events(_CHAT, build_chat_body("Tell <<story>>", n=n), pause_s)
@@ -186,7 +186,7 @@ async def read_slowly(visit: ClientVisit) -> None:
     visit.counts.tokens += n * len(STORY)
 
 
-# Clients that leave
+# Clients that disconnect
 
 
 async def leave_stream(visit: ClientVisit) -> None:
@@ -195,10 +195,10 @@ async def leave_stream(visit: ClientVisit) -> None:
     )
     visit.connection.send(_CHAT, body)
     await visit.connection.read_status()
-    stay = visit.random.randint(0, 12)
+    pieces_left = visit.random.randint(0, 12)
     async for _ in visit.connection.read_pieces():
-        stay -= 1
-        if stay < 0:
+        pieces_left -= 1
+        if pieces_left < 0:
             break
     visit.connection.abort()
     visit.counts.left += 1
@@ -228,7 +228,7 @@ async def leave_mid_request(visit: ClientVisit) -> None:
 
 
 async def stall(visit: ClientVisit) -> None:
-    """Asks for much, reads nothing, and is gone a while later."""
+    """Requests a lot, reads nothing, and disconnects later."""
     visit.connection.send(_CHAT, build_chat_body("Tell <<story>>", n=4, stream=True))
     await asyncio.sleep(visit.random.uniform(0.2, 1.5))
     visit.connection.abort()
@@ -237,7 +237,7 @@ async def stall(visit: ClientVisit) -> None:
 
 ClientScenario = Callable[[ClientVisit], Awaitable[None]]
 
-# How often, in shares of the whole.
+# Scenarios and their weights.
 SCENARIOS: Mapping[ClientScenario, int] = {
     streamed_chat: 260,
     whole_chat: 100,
@@ -256,4 +256,4 @@ SCENARIOS: Mapping[ClientScenario, int] = {
     leave_mid_request: 20,
     stall: 5,
 }
-SMALL_BUFFER = (read_slowly, stall)  # on connections of their own, for which the kernel keeps little
+SMALL_BUFFER = (read_slowly, stall)  # on their own connections with a small receive buffer

@@ -1,4 +1,4 @@
-"""What the processes of a server hold, over time."""
+"""Resident memory and open files of a server's processes over time."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import psutil
 def is_worker(process: psutil.Process) -> bool:
     try:
         return any(word.endswith("worker/bootstrap.py") for word in process.cmdline())
-    except psutil.NoSuchProcess:  # it has just ended
+    except psutil.NoSuchProcess:  # just exited
         return False
 
 
 @dataclass
 class WatchedProcess:
-    """One process and what has been seen of it."""
+    """One process and its memory samples."""
 
     name: str
     process: psutil.Process
-    resident: list[tuple[float, int]] = field(default_factory=list)  # when, in seconds from the start, and bytes
+    resident: list[tuple[float, int]] = field(default_factory=list)  # seconds from the start, bytes
 
     def sample(self, now_s: float) -> None:
         self.resident.append((now_s, int(self.process.memory_info().rss)))
@@ -36,14 +36,14 @@ class WatchedProcess:
 
 
 def watch_processes(server_pid: int) -> list[WatchedProcess]:
-    """The server and its workers."""
+    """Watch the server and its workers."""
     server = psutil.Process(server_pid)
-    workers = [one for one in server.children(recursive=True) if is_worker(one)]
-    return [WatchedProcess("server", server), *(WatchedProcess("worker", one) for one in workers)]
+    workers = [child for child in server.children(recursive=True) if is_worker(child)]
+    return [WatchedProcess("server", server), *(WatchedProcess("worker", worker) for worker in workers)]
 
 
 def compute_first_and_last(samples: Sequence[tuple[float, int]], warm_s: float) -> tuple[float, float]:
-    """Medians of the first and the last fifth of what was seen once it was warm."""
+    """Return the medians of the first and the last fifth of the samples after `warm_s`."""
     warm = [value for when, value in samples if when >= warm_s]
     fifth = max(1, len(warm) // 5)
     return median(warm[:fifth]), median(warm[-fifth:])

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection of a client that may misbehave: it can read slowly, and leave at any point."""
+"""An HTTP/1.1 client connection that may misbehave: read slowly, or disconnect at any point."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SoakConnection:
 
     @classmethod
     async def open(cls, port: int, receive_bytes: int | None = None) -> Self:
-        """`receive_bytes`: how little the kernel keeps for us, so that reading slowly is felt on the other side."""
+        """Connect. `receive_bytes`: the receive buffer; a small one makes the server notice slow reads."""
         raw = socket.socket()
         raw.setblocking(False)
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -45,11 +45,11 @@ class SoakConnection:
         self._writer.write(data)
 
     async def read_status(self) -> int:
-        """Reads the head of the answer."""
+        """Read the response head and return the status."""
         try:
             head = await self._reader.readuntil(b"\r\n\r\n")
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise BrokenConnection("no answer") from error
+            raise BrokenConnection("no response") from error
         first, *lines = head[:-4].decode("latin-1").split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         self._chunked = headers.get("transfer-encoding") == "chunked"
@@ -58,11 +58,11 @@ class SoakConnection:
         return int(first.split(" ", 2)[1])
 
     async def read_body(self) -> bytes:
-        """All of the answer."""
+        """Read the whole response body."""
         return b"".join([piece async for piece in self.read_pieces()])
 
     async def read_pieces(self, pause_s: float = 0.0) -> AsyncIterator[bytes]:
-        """The answer as it comes, with a pause after each piece."""
+        """Yield the response body as it arrives, with a pause after each piece."""
         try:
             if not self._chunked:
                 yield await self._reader.readexactly(self._length)
@@ -75,11 +75,11 @@ class SoakConnection:
                 if pause_s:
                     await asyncio.sleep(pause_s)
         except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
-            raise BrokenConnection("the answer is cut off") from error
+            raise BrokenConnection("the response is cut off") from error
         self.usable = self._keep
 
     def abort(self) -> None:
-        """Gone without a word."""
+        """Disconnect without closing properly."""
         self.usable = False
         self._writer.transport.abort()
 

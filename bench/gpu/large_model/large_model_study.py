@@ -145,7 +145,13 @@ class LargeModelStudy:
         seconds, after = monotonic() - began, read_cpu_times(system.process.pid)
         cores = {kind: round((after[kind] - used.get(kind, 0.0)) / seconds, 2) for kind in after}
         self._journal.note(
-            event, system=name, streams=self._streams, cycle=cycle, **figures, **self._measure_energy(joules), cores=cores
+            event,
+            system=name,
+            streams=self._streams,
+            cycle=cycle,
+            **figures,
+            **self._measure_energy(joules),
+            cores=cores,
         )
 
     def _measure_energy(self, before: float | None) -> dict[str, float]:
@@ -196,7 +202,9 @@ class LargeModelStudy:
         if rate is None:
             rate, above = rates[0] / 2, rates[0]
         below = [lower for lower in rates if lower < rate][-1:]
-        trials += self._climb(objective, [*below, *interpolate_rates(rate, above or rate * rates[-1] / rates[-2], _FINER)])
+        trials += self._climb(
+            objective, [*below, *interpolate_rates(rate, above or rate * rates[-1] / rates[-2], _FINER)]
+        )
         rate, above = find_bracket(trials)
         confirmed = sum(trial.met and trial.rate == rate for trial in trials) > 1
         self._journal.note(
@@ -238,7 +246,9 @@ class LargeModelStudy:
 
     def _estimate_longest(self, event: str, field: str, default: float, **fields: str) -> float:
         """Return the longest so far plus a margin."""
-        return 1.2 * max((line[field] for line in self._journal.find(event, **fields) if field in line), default=default)
+        return 1.2 * max(
+            (line[field] for line in self._journal.find(event, **fields) if field in line), default=default
+        )
 
     def _estimate_switch(self, leaving: str, coming: str) -> float:
         if not self._sleeping:
@@ -336,7 +346,9 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--waves", type=int, default=2, help="requests of a closed loop, as a multiple of the streams")
     parser.add_argument("--step", type=float, default=60.0, help="seconds of Poisson arrivals at one rate")
-    parser.add_argument("--skip", type=float, default=35.0, help="seconds at the start of each rate that are not judged")
+    parser.add_argument(
+        "--skip", type=float, default=35.0, help="seconds at the start of each rate that are not judged"
+    )
     parser.add_argument("--cache-gib", type=float, default=30.0, help="KV cache of each system")
     parser.add_argument("--asleep-gib", type=float, default=24.0, help="maximum GPU memory in use while one sleeps")
     parser.add_argument(

@@ -93,7 +93,9 @@ def _summarize_rates(lines: Sequence[Line]) -> list[str]:
         objective = f"P95 {line['latency']} under {LIMIT_S * 1e3:.0f} ms, {line['output']} tokens out"
         above = "; no higher rate tried" if line["above"] is None else f"; missed at {line['above']:g}"
         if line["rate"] is None:
-            alone = next((other["seconds"] for other in _select(lines, "alone") if other["output"] == line["output"]), None)
+            alone = next(
+                (other["seconds"] for other in _select(lines, "alone") if other["output"] == line["output"]), None
+            )
             why = "" if alone is None or line["latency"] != "e2e" else f" ({alone:.3f} s without other load)"
             summary.append(f"{objective}: no rate found{above if line['above'] else why}")
             continue

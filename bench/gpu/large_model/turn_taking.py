@@ -73,7 +73,9 @@ class SleepableBay(BayServe):
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/admin/{path}", data, headers)
         try:
-            with urllib.request.urlopen(request, timeout=_QUERY_TIMEOUT_S if body is None else _COMMAND_TIMEOUT_S) as response:
+            with urllib.request.urlopen(
+                request, timeout=_QUERY_TIMEOUT_S if body is None else _COMMAND_TIMEOUT_S
+            ) as response:
                 return json.load(response)
         except urllib.error.HTTPError as error:
             detail = error.read().decode(errors="replace")

@@ -113,16 +113,8 @@ def _build_model(known_keys: ConfigKeys) -> Schema:
         "additionalProperties": {"type": "string"},
         "description": "Paths of LoRA adapters by name",
     }
-    sampling: Schema = {"$ref": "#/$defs/sampling"}
-    return _build_object(
-        {
-            **plain,
-            "backend": plain["engine"],
-            "sampling": sampling,
-            "loras": loras,
-            **_reference_engine_blocks(known_keys),
-        }
-    )
+    named: dict[str, Schema] = {"backend": plain["engine"], "sampling": {"$ref": "#/$defs/sampling"}, "loras": loras}
+    return _build_object({**plain, **named, **_reference_engine_blocks(known_keys)})
 
 
 def _build_engine(spec: EngineSpec) -> Schema:

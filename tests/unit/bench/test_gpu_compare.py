@@ -27,10 +27,10 @@ from enginebay.lab.study.study_point import StudyPoint, schedule_steps
 from tests.unit.lab.store.run_files import INVALID, write_cycles, write_run
 
 
-def point(engine: str, streams: int, **given: object) -> StudyPoint:
+def point(engine: str, streams: int, **changes: object) -> StudyPoint:
     profile = {"kind": "closed", "concurrency": streams}
-    known = {"serve": {engine: {}}, "seed": 1, **given}
-    return StudyPoint(f"{engine} c{streams}", engine, "m", {"kind": "synthetic"}, profile, **known)  # type: ignore[arg-type]
+    fields = {"serve": {engine: {}}, "seed": 1, **changes}
+    return StudyPoint(f"{engine} c{streams}", engine, "m", {"kind": "synthetic"}, profile, **fields)  # type: ignore[arg-type]
 
 
 def work(name: str, loads: tuple[int, ...], cycles: int = 2) -> StudyWork:
@@ -55,10 +55,10 @@ def test_the_first_load_of_every_study_goes_before_the_second_of_any() -> None:
 
 
 def test_a_load_has_the_same_prompts_on_all_engines_and_no_other_load_has_them() -> None:
-    found = assign_own_seeds([point("a", 64), point("a", 1), point("b", 64), point("b", 1)])
-    assert found[0].seed == found[2].seed and found[1].seed == found[3].seed
+    points = assign_own_seeds([point("a", 64), point("a", 1), point("b", 64), point("b", 1)])
+    assert points[0].seed == points[2].seed and points[1].seed == points[3].seed
     cycles = range(1, 10)
-    first, second = ({one.derive_seeds(cycle)["requests"] for cycle in cycles} for one in found[:2])
+    first, second = ({one.derive_seeds(cycle)["requests"] for cycle in cycles} for one in points[:2])
     assert not first & second
 
 
@@ -71,7 +71,7 @@ def test_loads_share_a_server_and_settings_do_not() -> None:
     ("left_s", "took_s", "fits"),
     [(26, {}, False), (28, {}, True), (18, {0: 17, 1: 10}, False), (18, {0: 16, 1: 10}, True), (12, {1: 10}, True), (10, {1: 10}, False)],
 )  # fmt: skip
-def test_a_run_is_begun_only_when_it_can_end(left_s: float, took_s: dict[int, float], fits: bool) -> None:
+def test_a_run_starts_only_if_it_can_finish(left_s: float, took_s: dict[int, float], fits: bool) -> None:
     assert has_time_for(left_s, took_s, 0) is fits
 
 
@@ -81,28 +81,28 @@ def test_a_planned_server_that_is_not_up_is_named_once() -> None:
     assert list_missing_servers(planned, {server_key(one) for one in planned}) == []
 
 
-def test_what_no_longer_fits_is_left_out_and_a_faster_engine_goes_on(
+def test_runs_that_no_longer_fit_are_skipped_and_a_faster_engine_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """100 s, of which a run of a takes 30 and one of b 10."""
-    clock, made, all_of_it = [0.0], list[str](), work("s", (64,), cycles=4)
+    """100 s; a run of a takes 30 s, one of b 10 s."""
+    clock, completed, study = [0.0], list[str](), work("s", (64,), cycles=4)
     runs = iter(write_cycles(tmp_path, "a", [1.0] * 8))
 
-    def conducted(bench: Any, asked: StudyPoint, step: Any, *others: Any) -> Path:
-        clock[0] += {"a": 30.0, "b": 10.0}[asked.engine]
-        made.append(f"{step.cycle} {asked.engine}")
+    def run_point(context: Any, point: StudyPoint, step: Any, *others: Any) -> Path:
+        clock[0] += {"a": 30.0, "b": 10.0}[point.engine]
+        completed.append(f"{step.cycle} {point.engine}")
         return Path()
 
-    for name, instead in {
-        "conduct": conducted,
+    for name, fake in {
+        "run_point": run_point,
         "load_run": lambda _: next(runs),
         "monotonic": lambda: clock[0],
     }.items():
-        monkeypatch.setattr(compare, name, instead)
-    servers = SimpleNamespace(up={server_key(one): object() for one in all_of_it.points})
-    whole = run_blocks(order_blocks([all_of_it]), servers, tmp_path, ClientCeiling(1e6, 1e6, 1), 100.0)  # type: ignore[arg-type]
-    assert made == ["1 a", "1 b", "2 b", "2 a", "3 b"] and not whole
-    assert "no time was left for 3 of 8 runs: a c64 (m), cycle 3; b c64 (m), cycle 4; a c64" in capsys.readouterr().out
+        monkeypatch.setattr(compare, name, fake)
+    servers = SimpleNamespace(up={server_key(one): object() for one in study.points})
+    complete = run_blocks(order_blocks([study]), servers, tmp_path, ClientCeiling(1e6, 1e6, 1), 100.0)  # type: ignore[arg-type]
+    assert completed == ["1 a", "1 b", "2 b", "2 a", "3 b"] and not complete
+    assert "no time left for 3 of 8 runs: a c64 (m), cycle 3; b c64 (m), cycle 4; a c64" in capsys.readouterr().out
 
 
 def cells(lines: list[str]) -> list[dict[str, str]]:
@@ -120,7 +120,7 @@ def test_the_table_has_means_with_intervals_and_ratios_against_the_first_engine(
     assert first["median ITL, ms"] == first["GPU J/output token"] == "–"
     assert (first["tok/s / first"], first["parity with first"]) == ("", "")
     assert second["tok/s / first"].startswith("1.1")
-    assert second["parity with first"] == "–"  # no answers were kept
+    assert second["parity with first"] == "–"  # no responses were kept
 
 
 def test_the_table_compares_only_what_had_the_same_load_and_says_why_runs_do_not_count(tmp_path: Path) -> None:
@@ -136,12 +136,12 @@ def test_the_table_compares_only_what_had_the_same_load_and_says_why_runs_do_not
     assert other["tok/s / first"] == ""  # another load: it is itself the first
 
 
-def test_the_table_tells_how_alike_the_answers_are(tmp_path: Path) -> None:
-    def kept(*ids: int) -> dict[str, object]:
+def test_the_table_has_the_parity_of_responses(tmp_path: Path) -> None:
+    def parity(*ids: int) -> dict[str, object]:
         return {"answers": [{"prompt_ids": [1], "token_ids": [one], "logprobs": [-0.5], "text": ""} for one in ids]}
 
     runs = [
-        *write_cycles(tmp_path, "a", [10.0], parity=kept(7, 8)),
-        *write_cycles(tmp_path, "b", [10.0], parity=kept(7, 9)),
+        *write_cycles(tmp_path, "a", [10.0], parity=parity(7, 8)),
+        *write_cycles(tmp_path, "b", [10.0], parity=parity(7, 9)),
     ]
     assert cells(build_table(runs))[1]["parity with first"].endswith("50% identical")

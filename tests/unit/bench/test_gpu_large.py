@@ -1,4 +1,4 @@
-"""The search for the highest rate: what a second climb is asked for, and what counts as confirmed."""
+"""The search for the highest rate: the rates of the second climb, and what counts as confirmed."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ import pytest
 from bench.gpu.large_model.large_model_study import Journal, LargeModelStudy, LatencyObjective
 from enginebay.lab.search.rate_bisection import Trial
 
-_WANTED = LatencyObjective("ttft", 128, 25.0, 10.0, 5.0)
+_OBJECTIVE = LatencyObjective("ttft", 128, 25.0, 10.0, 5.0)
 _OPTIONS = SimpleNamespace(streams=8, waves=2, pairs=5, step=25.0, skip=10.0, no_sleep=True)
 
 
 class Climbs(LargeModelStudy):
-    """Keeps every rate up to one, or up to another the second time."""
+    """Meets every rate up to a limit, one for each climb."""
 
-    def __init__(self, journal: Journal, *most: float) -> None:
+    def __init__(self, journal: Journal, *limits: float) -> None:
         super().__init__(None, journal, lambda: None, _OPTIONS)  # type: ignore[arg-type]
-        self.most, self.asked = list(most), list[Sequence[float]]()
+        self.limits, self.climbs = list(limits), list[Sequence[float]]()
 
-    def _climb(self, wanted: LatencyObjective, rates: Sequence[float]) -> list[Trial]:
-        self.asked.append(list(rates))
-        if not self.most:
+    def _climb(self, objective: LatencyObjective, rates: Sequence[float]) -> list[Trial]:
+        self.climbs.append(list(rates))
+        if not self.limits:
             return []
-        most = self.most.pop(0)
-        return [Trial(rate, rate <= most) for rate in rates]
+        limit = self.limits.pop(0)
+        return [Trial(rate, rate <= limit) for rate in rates]
 
 
-def _found(study: Climbs, journal: Journal, rates: Sequence[float]) -> dict[str, Any] | None:
-    study._search(_WANTED, rates)
+def _search(study: Climbs, journal: Journal, rates: Sequence[float]) -> dict[str, Any] | None:
+    study._search(_OBJECTIVE, rates)
     return next(iter(journal.find("found")), None)
 
 
 @pytest.mark.parametrize(
-    ("most", "second", "rate", "above", "confirmed"),
+    ("limits", "second", "rate", "above", "confirmed"),
     [
         ((20.0, 20.0), [10.0, 20.0, 25.2, 31.7], 20.0, 25.2, True),
         ((20.0, 26.0), [10.0, 20.0, 25.2, 31.7], 25.2, 31.7, False),
@@ -51,19 +51,19 @@ def _found(study: Climbs, journal: Journal, rates: Sequence[float]) -> dict[str,
 )
 def test_a_search_climbs_twice(
     tmp_path: Path,
-    most: tuple[float, ...],
+    limits: tuple[float, ...],
     second: list[float],
     rate: float | None,
     above: float | None,
     confirmed: bool,
 ) -> None:
     journal = Journal(tmp_path, monotonic() + 60)
-    study = Climbs(journal, *most)
-    found = _found(study, journal, [10.0, 20.0, 40.0])
-    assert study.asked == [[10.0, 20.0, 40.0], second]
+    study = Climbs(journal, *limits)
+    found = _search(study, journal, [10.0, 20.0, 40.0])
+    assert study.climbs == [[10.0, 20.0, 40.0], second]
     assert found is not None and (found["rate"], found["above"], found["confirmed"]) == (rate, above, confirmed)
 
 
-def test_without_time_nothing_is_said_of_a_rate(tmp_path: Path) -> None:
+def test_without_time_no_rate_is_reported(tmp_path: Path) -> None:
     journal = Journal(tmp_path, monotonic() + 60)
-    assert _found(Climbs(journal), journal, [10.0, 20.0]) is None
+    assert _search(Climbs(journal), journal, [10.0, 20.0]) is None

@@ -1,4 +1,4 @@
-"""What the switching benchmark configures, and when its bars are met."""
+"""The switching benchmark's configuration, and when its targets are met."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from enginebay.config.loader import load_config
 RECORD = {"from": "asleep", "replaced": ["first"], "phases": {"free": 0.4, "load": 0.85, "first_token": 0.02}}
 
 
-def met(*found: SwitchMeasurement) -> list[bool]:
-    return [fine for _, fine in judge_switches(found, switches=2)]
+def met(*measurements: SwitchMeasurement) -> list[bool]:
+    return [verdict for _, verdict in judge_switches(measurements, switches=2)]
 
 
 def test_the_configuration_lets_one_be_awake(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     for standby in (False, True):
-        found = build_config({"max_model_len": 2048}, tmp_path, "auto", standby)
-        file.write_text(json.dumps(found))
+        built = build_config({"max_model_len": 2048}, tmp_path, "auto", standby)
+        file.write_text(json.dumps(built))
         config = load_config(file)
         assert (config.fleet.max_awake, config.fleet.min_residency_s) == (1, 0)
         assert config.fleet.standby == (("vllm",) if standby else ())
         assert list(config.models) == ["first", "second"]
 
 
-def test_what_no_phase_accounts_for_is_shown() -> None:
+def test_time_outside_all_phases_is_shown() -> None:
     one = SwitchMeasurement("asleep", "second", 1.3, RECORD)
     assert round(one.rest_s, 3) == 0.03
-    assert one.format_line().endswith("free 0.400, load 0.850, first token 0.020, rest 0.030  (first left)")
+    assert one.format_line().endswith("free 0.400, load 0.850, first token 0.020, rest 0.030  (replaced first)")
     assert one.to_json()["switch"] == RECORD
 
 

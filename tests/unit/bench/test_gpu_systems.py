@@ -1,4 +1,4 @@
-"""An engine without a server that dies says so in its own last words."""
+"""An offline engine that dies reports the end of its log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ sys.stdin.readline()
 print('{"ended": 1}', flush=True)
 sys.stdin.readline()
 print('{"half', end="", flush=True)
-sys.exit("no memory is left")
+sys.exit("out of memory")
 """
 
 
@@ -36,18 +36,18 @@ class _DiesInTurns(_Dies, SleepableOffline):
 def dying(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[OfflineVllm, type[BaseException]]]:
     kind, failure = request.param
     system = kind("offline", tmp_path, {}, tmp_path)
-    system.wait()
+    system.wait_ready()
     yield system, failure
     system.stop()
 
 
-def test_one_that_dies_is_told_with_its_last_words_however_often_it_is_asked(
+def test_a_dead_engine_reports_the_end_of_its_log_every_time(
     dying: tuple[OfflineVllm, type[BaseException]],
 ) -> None:
     system, failure = dying
-    asked = [Request((1, 2), 2, 4)]
-    assert system.run(asked, 4, 1) == {"ended": 1}
+    requests = [Request((1, 2), 2, 4)]
+    assert system.run(requests, 4, 1) == {"ended": 1}
     for _ in range(2):
-        with pytest.raises(failure, match=r"offline died of prompts, tokens, streams:\nno memory is left"):
-            system.run(asked, 4, 1)
+        with pytest.raises(failure, match=r"offline died during prompts, tokens, streams:\nout of memory"):
+            system.run(requests, 4, 1)
         system.process.wait(10)

@@ -1,4 +1,4 @@
-"""Two systems on one GPU: never both awake, and one that fails does not take the other with it."""
+"""Two systems on one GPU: never both awake, and a failure of one does not affect the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.gpu.systems_under_test import SystemUnderTest
 
 
 class _Machine:
-    """A GPU that knows who has memory of it."""
+    """A GPU that knows which systems hold memory."""
 
     def __init__(self) -> None:
         self.awake: set[str] = set()
@@ -24,7 +24,7 @@ class _Machine:
 
 
 class _Double:
-    """Instead of a process. `fails`: what it cannot do."""
+    """Replaces a process. `fails`: the transition that fails."""
 
     started_s = 1.0
 
@@ -32,29 +32,29 @@ class _Double:
         self.name, self._machine, self._fails = name, machine, fails
 
     def wait_ready(self) -> None:
-        self._moved("start")
-        if isinstance(self, SleepableOffline):  # ours takes nothing until it is ordered to
+        self._transition("start")
+        if isinstance(self, SleepableOffline):  # ours holds no memory until it is text to load
             self._machine.awake.add(self.name)
 
     def sleep(self) -> Mapping[str, Any]:
-        self._moved("sleep")
+        self._transition("sleep")
         self._machine.awake.discard(self.name)
         return {"seconds": 1.0}
 
     def wake(self) -> Mapping[str, Any]:
-        self._moved("wake")
+        self._transition("wake")
         self._machine.awake.add(self.name)
         return {"seconds": 1.0}
 
     def stop(self) -> None:
-        self._moved("stop")
+        self._transition("stop")
         self._machine.awake.discard(self.name)
 
-    def _moved(self, what: str) -> None:
-        self._machine.log.append(f"{self.name} {what}")
-        if what == self._fails:
-            raise TurnFailed(f"{self.name} cannot {what}")
-        assert len(self._machine.awake - {self.name}) == 0 or what in ("sleep", "stop")
+    def _transition(self, name: str) -> None:
+        self._machine.log.append(f"{self.name} {name}")
+        if name == self._fails:
+            raise TurnFailed(f"{self.name} cannot {name}")
+        assert len(self._machine.awake - {self.name}) == 0 or name in ("sleep", "stop")
 
 
 class _Offline(_Double, SleepableOffline):
@@ -75,7 +75,7 @@ def _turns(machine: _Machine, offline_fails: str = "", sleeping: bool = True) ->
     return TurnTaker(makers, machine.used_bytes, 50, sleeping, note), events
 
 
-def test_one_sleeps_before_the_other_comes() -> None:
+def test_one_sleeps_before_the_other_wakes() -> None:
     machine = _Machine()
     turns, events = _turns(machine)
     for name in ("offline", "ours", "ours", "offline", "ours"):
@@ -87,18 +87,18 @@ def test_one_sleeps_before_the_other_comes() -> None:
     assert events[-2:] == ["offline asleep", "ours awake"]
 
 
-def test_one_that_was_prepared_is_the_one_that_is_used() -> None:
+def test_a_prepared_system_is_used() -> None:
     machine = _Machine()
     turns, _ = _turns(machine)
-    made: list[SystemUnderTest] = []
+    created: list[SystemUnderTest] = []
     make = turns._makers["ours"]
-    turns._makers = {**turns._makers, "ours": lambda: made.append(make()) or made[-1]}  # type: ignore[func-returns-value]
+    turns._makers = {**turns._makers, "ours": lambda: created.append(make()) or created[-1]}  # type: ignore[func-returns-value]
     turns.prepare("ours")
     turns.use("offline")
-    assert turns.use("ours") is made[0] and len(made) == 1
+    assert turns.use("ours") is created[0] and len(created) == 1
 
 
-def test_one_that_cannot_sleep_is_ended_and_the_other_goes_on() -> None:
+def test_a_system_that_cannot_sleep_is_stopped_and_the_other_goes_on() -> None:
     machine = _Machine()
     turns, events = _turns(machine, "sleep")
     turns.use("offline")
@@ -109,7 +109,7 @@ def test_one_that_cannot_sleep_is_ended_and_the_other_goes_on() -> None:
     assert turns.use("ours") is not None and machine.awake == {"ours"}
 
 
-def test_one_that_does_not_wake_leaves_the_other_asleep_and_usable() -> None:
+def test_a_system_that_does_not_wake_leaves_the_other_asleep_and_usable() -> None:
     machine = _Machine()
     turns, _ = _turns(machine, "wake")
     turns.use("offline")
@@ -124,7 +124,7 @@ def _closed(system: str, cycle: int, speed: float) -> dict[str, Any]:
     return {"event": "closed", "system": system, "cycle": cycle, "output_tokens_per_s": speed, "output_tokens": 100}
 
 
-def test_the_summary_pairs_runs_by_cycle_and_says_what_is_missing() -> None:
+def test_the_summary_pairs_runs_by_cycle_and_lists_what_is_missing() -> None:
     lines = [
         _closed("offline", 0, 3400.0), _closed("ours", 0, 3300.0), _closed("ours", 1, 3500.0), _closed("offline", 1, 3600.0),
         {**_closed("offline", 2, 9000.0), "gpu_energy_j": 20.0},
@@ -134,16 +134,16 @@ def test_the_summary_pairs_runs_by_cycle_and_says_what_is_missing() -> None:
         {"event": "alone", "output": 32, "seconds": 0.9},
         {"event": "left out", "what": "pairs from 3 of 5 on", "needed_s": 60, "left_s": 20},
     ]  # fmt: skip
-    told = "\n".join(summarize(lines))
-    assert "ours / offline: 0.971 [" in told and "pairs: 2" in told
-    assert "3,400 output tok/s on one GPU, n=2, 2.27 times the 1,500 wanted of one GPU" in told
-    assert "eight of them, if each gave as much: 27,200" in told
-    assert "1.70 times the 2,000 wanted of one GPU" in "\n".join(summarize(lines, wanted=2000.0))
-    assert f"P95 ttft under {LIMIT_S * 1e3:.0f} ms, 128 tokens out: 25 requests/s" in told
-    assert "0.200 GPU J per output token" in told
+    text = "\n".join(summarize(lines))
+    assert "ours / offline: 0.971 [" in text and "pairs: 2" in text
+    assert "3,400 output tok/s on one GPU, n=2, 2.27 times the target of 1,500" in text
+    assert "on eight GPUs at the same rate: 27,200" in text
+    assert "1.70 times the target of 2,000" in "\n".join(summarize(lines, target=2000.0))
+    assert f"P95 ttft under {LIMIT_S * 1e3:.0f} ms, 128 tokens out: 25 requests/s" in text
+    assert "0.200 GPU J per output token" in text
     assert (
         "25 requests/s = 3,200 output tok/s, confirmed; missed at 26; P95 500 ms of 300 requests, in flight 180 to 190"
-        in told
+        in text
     )
-    assert "32 tokens out: no rate found (alone it takes 0.900 s)" in told
-    assert "LEFT OUT: pairs from 3 of 5 on (60 s, 20 s were left)" in told
+    assert "32 tokens out: no rate found (0.900 s without other load)" in text
+    assert "SKIPPED: pairs from 3 of 5 on (needs 60 s, 20 s left)" in text

@@ -1,4 +1,4 @@
-"""A window of arrivals must be judged on what counts, and a server that falls behind must not pass."""
+"""How a window of arrivals is judged: a server that falls behind must not pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _sent(count: int, rate: float, judged_from: int = 0) -> tuple[list[float], R
 
 
 def _records(times: Sequence[float], first_s: float, whole_s: float, growth: float = 0.0) -> list[Record]:
-    """`growth`: seconds that each answer takes longer than the one before it."""
+    """`growth`: extra seconds of each response over the one before."""
     return [
         Record(index=number, intended_s=at, sent_s=at, first_s=at + first_s, end_s=at + whole_s + growth * number)
         for number, at in enumerate(times)
@@ -39,7 +39,7 @@ def test_a_climb_goes_from_rate_to_rate_without_a_pause() -> None:
         assert one.judged == {index for index, at in enumerate(times) if one.from_s <= at < one.to_s}
 
 
-def test_a_step_lasts_until_a_p95_can_be_told() -> None:
+def test_a_step_lasts_until_it_has_enough_requests_for_a_p95() -> None:
     _, (slow,) = plan_climb([2.0], step_s=10.0, skip_s=2.0, seed=3)
     assert slow.to_s - slow.from_s == pytest.approx(72 / 2.0) and len(slow.judged) == 72
 
@@ -56,7 +56,7 @@ def test_rates_between_two() -> None:
     assert interpolate_rates(12.2, 27.5, 3) == [12.2, 14.9, 18.3, 22.4]
 
 
-def test_the_slowest_of_a_few_decides() -> None:
+def test_the_p95_decides() -> None:
     times, sent = _sent(100, 10.0)
     records = _records(times, 0.1, 0.5)
     for index in range(94, 100):
@@ -65,32 +65,32 @@ def test_the_slowest_of_a_few_decides() -> None:
     assert judge_window(sent, records[:95], "ttft", 0.8).met
 
 
-def test_a_request_counts_from_when_it_should_have_been_sent() -> None:
+def test_latency_counts_from_the_intended_send_time() -> None:
     times, sent = _sent(20, 10.0)
     late = [
         Record(index=number, intended_s=at, sent_s=at + 1, first_s=at + 1.1, end_s=at + 1.2)
         for number, at in enumerate(times)
     ]
-    found = judge_window(sent, late, "ttft", 0.8)
-    assert found.p95_s == pytest.approx(1.1) and not found.met
+    verdict = judge_window(sent, late, "ttft", 0.8)
+    assert verdict.p95_s == pytest.approx(1.1) and not verdict.met
 
 
-def test_the_whole_answer_and_the_first_token_are_judged_apart() -> None:
+def test_the_whole_response_and_the_first_token_are_judged_separately() -> None:
     times, sent = _sent(50, 10.0)
     records = _records(times, 0.1, 0.9)
     assert judge_window(sent, records, "ttft", 0.8).met
     assert not judge_window(sent, records, "e2e", 0.8).met
 
 
-def test_what_failed_took_for_ever() -> None:
+def test_a_failed_request_has_infinite_latency() -> None:
     times, sent = _sent(20, 10.0)
     records = _records(times, 0.1, 0.2)
     records[3:6] = [Record(index=n, intended_s=0.3, sent_s=0.3, end_s=0.4, error="status") for n in range(3, 6)]
-    found = judge_window(sent, records, "ttft", 0.8)
-    assert found.failed == 3 and not found.met
+    verdict = judge_window(sent, records, "ttft", 0.8)
+    assert verdict.failed == 3 and not verdict.met
 
 
-def test_what_was_sent_before_is_not_judged() -> None:
+def test_requests_before_the_window_are_not_judged() -> None:
     times, sent = _sent(100, 10.0, judged_from=20)
     slow = [
         Record(index=number, intended_s=at, sent_s=at, first_s=at + (5.0 if number < 20 else 0.1), end_s=at + 6.0)
@@ -99,9 +99,9 @@ def test_what_was_sent_before_is_not_judged() -> None:
     assert judge_window(sent, slow, "ttft", 0.8).p95_s == pytest.approx(0.1)
 
 
-def test_a_server_that_falls_behind_does_not_keep_it() -> None:
+def test_a_server_that_falls_behind_misses_the_objective() -> None:
     times, sent = _sent(400, 20.0)
-    assert judge_window(sent, _records(times, 0.1, 15.0), "ttft", 0.8).grows  # it fills up from nothing, by far
+    assert judge_window(sent, _records(times, 0.1, 15.0), "ttft", 0.8).grows  # fills up from idle
     settled = RateWindow(20.0, sent.judged, 8.0, 20.0)
     assert judge_window(settled, _records(times, 0.1, 5.0), "ttft", 0.8).met
     behind = judge_window(settled, _records(times, 0.1, 5.0, growth=0.03), "ttft", 0.8)
@@ -109,7 +109,7 @@ def test_a_server_that_falls_behind_does_not_keep_it() -> None:
 
 
 def _served_in_steps(times: Sequence[float]) -> list[Record]:
-    """128 tokens in and out, in steps of 16 ms and 0.13 ms for each token: it gets through 30 requests a second."""
+    """Simulate 128 tokens in and out, in steps of 16 ms plus 0.13 ms per token: a capacity of 30 requests/s."""
     records, running, now, coming = list[Record](), dict[int, tuple[int, float]](), 0.0, 0
     while coming < len(times) or running:
         if not running:
@@ -128,8 +128,8 @@ def _served_in_steps(times: Sequence[float]) -> list[Record]:
     return records
 
 
-def test_a_climb_finds_what_a_server_gets_through() -> None:
-    """Near its capacity it takes long to settle, and what is in flight scatters a lot: neither is falling behind."""
+def test_a_climb_finds_the_capacity_of_a_server() -> None:
+    """Near its capacity a server settles slowly and its in-flight count varies a lot: neither is falling behind."""
     for seed in (0, 1000, 2000):
         times, windows = plan_climb([14.0, 18.0, 22.0, 26.0, 30.0, 34.0], 60.0, 35.0, seed)
         records = _served_in_steps(times)
@@ -137,7 +137,7 @@ def test_a_climb_finds_what_a_server_gets_through() -> None:
         assert met[:4] == [True] * 4 and not met[-1], (seed, met)
 
 
-def test_a_window_in_which_nothing_is_judged_proves_nothing() -> None:
+def test_an_empty_window_is_not_met() -> None:
     sent = RateWindow(1.0, frozenset(), 0.5, 1.0)
     assert not judge_window(sent, _records([0.0], 0.1, 0.2), "ttft", 0.8).met
 
@@ -152,9 +152,9 @@ def test_in_flight_is_a_mean_over_time() -> None:
     assert mean_in_flight(records, 2.0, 4.0) == pytest.approx(1.5)
 
 
-def test_what_is_in_flight_by_thirds_of_the_time() -> None:
+def test_in_flight_by_thirds_of_the_time() -> None:
     times, _ = _sent(90, 10.0)
     settled = mean_in_flight_by_thirds(_records(times, 0.1, 1.0), 0.0, 9.0)
-    assert settled == pytest.approx((8.5, 10.0, 10.0))  # 10 a second for a second each; at first there are none
+    assert settled == pytest.approx((8.5, 10.0, 10.0))  # 10/s for a second each, starting from idle
     growing = mean_in_flight_by_thirds(_records(times, 0.1, 1.0, growth=0.05), 0.0, 9.0)
     assert growing[0] < growing[1] < growing[2]

@@ -1,4 +1,4 @@
-"""When a load client was up to a load, and how the highest such load is found."""
+"""When a load generator sustains a workload, and the search for the highest one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_what_is_right_is_sustained() -> None:
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        (replace(RIGHT, answered=7), "7 answers of 8"),
+        (replace(RIGHT, answered=7), "7 responses of 8"),
         (replace(RIGHT, tokens=87), "87 tokens"),
         (replace(RIGHT, ttft_s=0.106), "TTFT +6%"),
         (replace(RIGHT, tpot_s=0.0106), "TPOT +6%"),
@@ -50,11 +50,11 @@ def test_each_figure_counts(wrong: LoadgenReport, named: str) -> None:
 
 
 def test_the_warm_up_does_not_count() -> None:
-    warm = [ObservedRequest(start_s=0.1 * place, end_s=9.0, tokens=11, ttft_s=0.4, tpot_s=0.01) for place in range(4)]
-    counted = [ObservedRequest(1 + place / 4, 1 + place / 4 + 0.2, 11, 0.1, 0.01) for place in range(8)]
-    found = summarize_requests([*counted, *warm], LOAD)
-    assert (found.answered, found.tokens) == (8, 88)
-    assert (found.rate, found.ttft_s) == (pytest.approx(4), pytest.approx(0.1))
+    warm = [ObservedRequest(start_s=0.1 * index, end_s=9.0, tokens=11, ttft_s=0.4, tpot_s=0.01) for index in range(4)]
+    counted = [ObservedRequest(1 + index / 4, 1 + index / 4 + 0.2, 11, 0.1, 0.01) for index in range(8)]
+    report = summarize_requests([*counted, *warm], LOAD)
+    assert (report.answered, report.tokens) == (8, 88)
+    assert (report.rate, report.ttft_s) == (pytest.approx(4), pytest.approx(0.1))
     assert summarize_requests(warm, LOAD).answered == 0
     assert compute_throughput([*counted, *warm], RateWorkload("", 11, 4, 8, concurrency=4)) == pytest.approx(88 / 1.95)
 

@@ -11,16 +11,16 @@ from tests.gpu.request_energy import LOADS, judge
 
 def figures(**changes: Any) -> dict[str, Any]:
     classes = {kind: {"j_per_output_token": 0.2, "j_per_token": 0.1} for kind in ("A", "B")}
-    found = {"absent": [], "sum_j": 990.0, "gpu_above_idle_j": 1000.0, "sum_share": 0.99, "classes": classes}
-    return {load: {**found, **changes} for load in LOADS}
+    agreeing = {"absent": [], "sum_j": 990.0, "gpu_above_idle_j": 1000.0, "sum_share": 0.99, "classes": classes}
+    return {load: {**agreeing, **changes} for load in LOADS}
 
 
-def test_what_agrees_is_right() -> None:
+def test_agreeing_figures_have_no_faults() -> None:
     assert judge(figures()) == []
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "fault"),
     [
         ({"sum_share": None, "gpu_above_idle_j": None}, "the sum was not compared"),
         ({"sum_share": 0.9}, "are 90.0% of what the GPU drew"),
@@ -28,5 +28,5 @@ def test_what_agrees_is_right() -> None:
         ({"classes": {"A": None, "B": None}}, "class A was not measured"),
     ],
 )
-def test_what_does_not_agree_or_was_not_measured_is_wrong(changes: dict[str, Any], said: str) -> None:
-    assert any(said in line for line in judge(figures(**changes)))
+def test_a_disagreement_or_a_missing_measurement_is_a_fault(changes: dict[str, Any], fault: str) -> None:
+    assert any(fault in line for line in judge(figures(**changes)))

@@ -108,14 +108,8 @@ def _format_failed_before(count: int) -> str:
 
 def _print_json(tally: BatchTally, failed_before: int, as_json: bool) -> None:
     if as_json:
-        emit_json(
-            {
-                "answered": tally.answered,
-                "failed": tally.failed,
-                "failed_before": failed_before,
-                "completion_tokens": tally.completion_tokens,
-            }
-        )
+        counts = {"answered": tally.answered, "failed": tally.failed, "failed_before": failed_before}
+        emit_json({**counts, "completion_tokens": tally.completion_tokens})
 
 
 class LineProgress:

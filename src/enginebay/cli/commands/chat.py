@@ -39,12 +39,8 @@ def chat(
     if sampling.get("n", 1) > 1:
         raise UsageError("chat shows one answer at a time", "remove --n; --best-of picks the best of several")
     progress = stack_options.StatusLine()
-    stack = Stack(
-        model,
-        say=progress.update,
-        **stack_options.build_stack_options(config, set_, offline, strict, engine),
-        **sampling,
-    )
+    options = stack_options.build_stack_options(config, set_, offline, strict, engine)
+    stack = Stack(model, say=progress.update, **options, **sampling)
     try:
         try:
             stack.open()

@@ -47,12 +47,8 @@ def run(
     text = read_prompt(prompt)
     messages: Any = [{"role": "system", "content": system}, {"role": "user", "content": text}] if system else text
     progress = stack_options.StatusLine()
-    stack = AsyncStack(
-        model,
-        say=progress.update,
-        **stack_options.build_stack_options(config, set_, offline, strict, engine),
-        **sampling,
-    )
+    options = stack_options.build_stack_options(config, set_, offline, strict, engine)
+    stack = AsyncStack(model, say=progress.update, **options, **sampling)
     try:
         plan = stack.prepare()
     finally:

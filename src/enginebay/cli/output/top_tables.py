@@ -156,12 +156,12 @@ def format_headline(summary: ServerSummary, rows: Sequence[TopRow]) -> str:
 def to_json(summary: ServerSummary, rows: Sequence[TopRow]) -> dict[str, Any]:
     """Convert to JSON. Infinity, a quantile above the highest bucket, becomes null."""
     return {
-        "server": _replace_infinities(asdict(summary)),
-        "models": [_replace_infinities(asdict(row)) for row in rows],
+        "server": _to_finite(asdict(summary)),
+        "models": [_to_finite(asdict(row)) for row in rows],
     }
 
 
-def _replace_infinities(data: dict[str, Any]) -> dict[str, Any]:
+def _to_finite(data: dict[str, Any]) -> dict[str, Any]:
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in data.items()
     }

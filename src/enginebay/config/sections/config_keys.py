@@ -178,11 +178,8 @@ class ConfigKeys:
         ]  # fmt: skip
 
     def list_top_level_keys(self) -> list[str]:
-        return [
-            *self.list_section_names(),
-            *UNIVERSAL_KEYS,
-            *dict.fromkeys(name.split(".")[0] for name in EXPERIMENT_KEYS),
-        ]
+        heads = dict.fromkeys(name.split(".")[0] for name in EXPERIMENT_KEYS)
+        return [*self.list_section_names(), *UNIVERSAL_KEYS, *heads]
 
     def list_all_keys(self) -> list[str]:
         """List every known key by its full dotted name."""

@@ -99,9 +99,8 @@ class SenderProgress(msgspec.Struct):
     ended: int = 0
     failed: int = 0  # as far as known before responses are parsed
     events: int = 0  # of streams; about as many as tokens, for display
-    ends: list[
-        tuple[int, float, float]
-    ] = []  # (index, sent_s, end_s) of requests that did not fail, since the last line
+    # (index, sent_s, end_s) of requests that did not fail, since the last line
+    ends: list[tuple[int, float, float]] = []
     finished: bool = False
     core_share: float = 0.0  # of one core, used in the window; set when that is over
 

@@ -43,9 +43,7 @@ def split_energy_by_phase(
     for device, energy in split.items():
         if not energy.joules:
             return EnergyPhases(why=f"{device}: {_explain_split(energy)}")
-    joules = {
-        phase: sum(energy.joules.get(phase, 0.0) for energy in split.values()) for phase in (IDLE, PREFILL, DECODE)
-    }
+    joules = {phase: sum(part.joules.get(phase, 0.0) for part in split.values()) for phase in (IDLE, PREFILL, DECODE)}
     return EnergyPhases(joules, _measure_mixed_share(timeline))
 
 

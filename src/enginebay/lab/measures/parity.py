@@ -175,9 +175,7 @@ def find_differing_settings(effective: Mapping[str, Mapping[str, Any]]) -> dict[
     """Return the settings that differ between engines: by setting, then by engine. Engines without it are left out."""
     flat = {engine: flatten_settings(settings) for engine, settings in effective.items()}
     names = sorted({name for settings in flat.values() for name in settings})
-    by_name = {
-        name: {engine: settings[name] for engine, settings in flat.items() if name in settings} for name in names
-    }
+    by_name = {name: {engine: values[name] for engine, values in flat.items() if name in values} for name in names}
     return {
         name: values for name, values in by_name.items() if len(values) < len(flat) or _values_differ(values.values())
     }

@@ -96,9 +96,7 @@ def rank_candidates(candidates: Sequence[Candidate], resolution: float) -> Ranki
     best = order[0].rate if order else None
     if best is None:
         return Ranking(order)
-    level = [
-        candidate for candidate in order if candidate.rate is not None and candidate.rate * (1 + resolution) >= best
-    ]
+    level = [rival for rival in order if rival.rate is not None and rival.rate * (1 + resolution) >= best]
     if len(level) == 1:
         return Ranking(order)
     labels = [candidate.label for candidate in level]

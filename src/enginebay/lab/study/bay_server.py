@@ -44,17 +44,12 @@ def run_bay_server(arguments: Sequence[str], log: Path, timeout_s: float = 900.0
         for name, value in os.environ.items()
         if not name.startswith("ENGINEBAY_") or name in _KEPT_VARIABLES
     }
+    environment["ENGINEBAY_API_KEY"] = key
     command = [*_BAY_COMMAND, "serve", *arguments, *_SERVE_OPTIONS]
     started_s = monotonic()
     with log.open("wb") as log_file:
         # Never written to. Its end of file stops the server even when this process is killed.
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=log_file,
-            stderr=log_file,
-            env={**environment, "ENGINEBAY_API_KEY": key},
-        )
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log_file, stderr=log_file, env=environment)
     assert process.stdin is not None
     with process.stdin:
         try:

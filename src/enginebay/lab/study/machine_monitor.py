@@ -81,9 +81,7 @@ class MachineReadings:
     def peak_memory(self, start_s: float, end_s: float) -> dict[str, int]:
         """Return the peak memory of the server's processes and of each GPU."""
         names = {f"tree:{SERVER}": "server_peak_memory_bytes"}
-        names |= {
-            device: f"{device.replace(':', '')}_peak_memory_bytes" for device in list_devices(self.samples, "gpu:")
-        }
+        names |= {gpu: f"{gpu.replace(':', '')}_peak_memory_bytes" for gpu in list_devices(self.samples, "gpu:")}
         peaks = {name: find_peak_memory_bytes(self.samples, device, start_s, end_s) for device, name in names.items()}
         return {name: value for name, value in peaks.items() if value is not None}
 

@@ -57,16 +57,12 @@ def summarize_conditions(samples: Sequence[Sample], device: str, start_s: float,
 def _weight_samples(own: Sequence[Sample], start_s: float, end_s: float) -> list[_WeightedSample]:
     """Return the samples of the window with their durations. The last sample lasts to the window's end."""
     ends = [*(sample.time_s for sample in own[1:]), end_s]
-    spans = (
-        (sample, min(until, end_s) - max(sample.time_s, start_s)) for sample, until in zip(own, ends, strict=False)
-    )
+    spans = ((sample, min(end, end_s) - max(sample.time_s, start_s)) for sample, end in zip(own, ends, strict=False))
     return [_WeightedSample(sample, seconds) for sample, seconds in spans if seconds > 0]
 
 
-def _compute_weighted_mean(
-    weighted: Sequence[_WeightedSample], figure: Callable[[Sample], float | None]
-) -> float | None:
-    known = [(value, entry.seconds) for entry in weighted if (value := figure(entry.sample)) is not None]
+def _compute_weighted_mean(weighted: Sequence[_WeightedSample], read: Callable[[Sample], float | None]) -> float | None:
+    known = [(value, entry.seconds) for entry in weighted if (value := read(entry.sample)) is not None]
     seconds = sum(weight for _, weight in known)
     return sum(value * weight for value, weight in known) / seconds if seconds else None
 

@@ -11,9 +11,7 @@ from enginebay.meters.devices.nvml_driver import NvmlDriver, NvmlDriverError
 from enginebay.meters.devices.proc_files import PROC
 from enginebay.meters.sample import Absent, Sample
 
-_CUDA_DEVICE_FILE = (
-    "/dev/nvidia-uvm"  # held open by every process that computes, not by those that only query the driver
-)
+_CUDA_DEVICE_FILE = "/dev/nvidia-uvm"  # held open by every process that computes, not by mere queries of the driver
 _CUDA_LIBRARY = "libcuda.so"
 _PCI_BUS_ORDER = "PCI_BUS_ID"
 _AMBIGUOUS_INDEXES = (  # the driver numbers GPUs by bus id; CUDA, by default, starts with the fastest
@@ -166,9 +164,7 @@ def parse_visible_devices(visible_devices: str | None, uuids: Sequence[str]) -> 
         for name in (entry.strip() for entry in visible_devices.split(",")):
             if name.startswith("MIG"):
                 return "a MIG slice has no energy counter of its own"
-            match = [
-                index for index, uuid in enumerate(uuids) if name == str(index) or (name and uuid.startswith(name))
-            ]
+            match = [n for n, uuid in enumerate(uuids) if name == str(n) or (name and uuid.startswith(name))]
             if not match:
                 break  # like CUDA, stop at the first unknown one
             indexes.append(match[0])

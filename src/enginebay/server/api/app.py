@@ -165,11 +165,8 @@ class App:
     def _record_request(self, request_context: RequestContext) -> None:
         exchange, session = request_context.exchange, request_context.session
         duration_s = time.perf_counter() - exchange.received_at
-        status = (
-            CLIENT_CLOSED_REQUEST
-            if isinstance(request_context.error, Cancelled) and exchange.closed
-            else exchange.status
-        )
+        left = isinstance(request_context.error, Cancelled) and exchange.closed
+        status = CLIENT_CLOSED_REQUEST if left else exchange.status
         metrics = self.context.metrics
         labels = request_context.labels
         metrics.requests.child(*labels, request_context.endpoint, str(status)).inc()

@@ -42,20 +42,9 @@ class ServerProcess:
     ) -> ServerProcess:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [
-                sys.executable,
-                "-P",
-                "-m",
-                "enginebay.server.supervisor.child_server",
-                str(listening.fileno()),
-                str(theirs.fileno()),
-            ]
-            process = subprocess.Popen(
-                command,
-                pass_fds=(listening.fileno(), theirs.fileno()),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            fds = (listening.fileno(), theirs.fileno())
+            command = [sys.executable, "-P", "-m", "enginebay.server.supervisor.child_server", *map(str, fds)]
+            process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True)
         child = cls(process, await ProcessChannel.open(ours, handlers))
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):

@@ -20,7 +20,7 @@ def test_intervals_have_their_nominal_coverage(world: NoiseModel) -> None:
 
 
 def test_a_planted_slowdown_is_found_where_runs_spread_little() -> None:
-    assert measure_coverage(NOISE_MODELS[0], _STUDIES).found > 0.9
+    assert measure_coverage(NOISE_MODELS[0], _STUDIES).detected > 0.9
 
 
 def test_the_interval_of_a_percentile_holds_it() -> None:

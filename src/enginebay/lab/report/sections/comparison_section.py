@@ -54,12 +54,8 @@ def _render_problems(pairs: Sequence[EnginePair]) -> Html | None:
     if not problems:
         return None
     items = [h("li", h("strong", f"{_pair_names(pair)} · {pair.a.workload.label}: "), why) for pair, why in problems]
-    return h(
-        "div",
-        h("p", h("strong", "Struck-through differences are not reliable.")),
-        h("ul", *items),
-        class_="banner invalid",
-    )
+    lead = h("p", h("strong", "Struck-through differences are not reliable."))
+    return h("div", lead, h("ul", *items), class_="banner invalid")
 
 
 def _pair_names(pair: EnginePair) -> str:

@@ -57,15 +57,12 @@ def build_request_schemas(
     """Return all request body schemas by name. Without models, any model name is allowed."""
     _, components = msgspec.json.schema_components(BODIES, ref_template="#/components/schemas/{name}")
     for name, schema in components.items():
-        for field in schema.get("properties", {}):
-            schema["properties"][field] = _build_field(name, field, schema["properties"][field], limits)
+        properties = schema.get("properties", {})
+        for field in properties:
+            properties[field] = _build_field(name, field, properties[field], limits)
         names = embedders if name == "EmbeddingBody" else models
-        if "model" in schema.get("properties", {}) and names and name not in _ADMIN_BODIES:
-            schema["properties"]["model"] = {
-                "description": FIELD_DESCRIPTIONS["model"],
-                "type": "string",
-                **enum(*names),
-            }
+        if "model" in properties and names and name not in _ADMIN_BODIES:
+            properties["model"] = {"description": FIELD_DESCRIPTIONS["model"], "type": "string", **enum(*names)}
         schema.update(BODY_RULES.get(name, {}))
     return {**components, **INPUT_COMPONENTS}
 
