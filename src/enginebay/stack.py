@@ -26,6 +26,7 @@ from enginebay.errors import InvalidRequest
 from enginebay.fleet.lifecycle.launch_plan import LaunchPlan, Say, make_launch_plan
 from enginebay.fleet.lifecycle.model_worker import ModelWorker
 from enginebay.util.child_processes import interrupt_all
+from enginebay.util.progress import say_nothing
 
 SAMPLING_DEFAULTS: Mapping[str, Any] = {"temperature": 0.1, "top_p": 0.9, "max_tokens": 500}
 
@@ -51,7 +52,7 @@ class AsyncStack:
         task: str | None = None,
         offline: bool | None = None,
         strict: bool = False,
-        say: Say = lambda _: None,
+        say: Say = say_nothing,
         **sampling: Any,
     ) -> None:
         if not isinstance(config, Config):

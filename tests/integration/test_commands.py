@@ -111,7 +111,9 @@ def test_batch_runs_and_resumes(tmp_path: Path) -> None:
     again = bay("batch", str(source), str(target), "-m", "toy", "-e", "fake")
     assert again.returncode == 0 and "50 already answered" in again.stderr
     for other in (("-m", "other", "-e", "fake"), ("-m", "toy"), ("-m", "toy", "-e", "fake", "--temperature", "0")):
-        one_clear_line(bay("batch", str(source), str(target), *other), 2, "another model or engine", "another output file")
+        one_clear_line(
+            bay("batch", str(source), str(target), *other), 2, "another model or engine", "another output file"
+        )
     source.write_text(json.dumps({"prompt": "another question"}) + "\n")
     one_clear_line(bay("batch", str(source), str(target), "-m", "toy", "-e", "fake"), 2, "different requests")
 

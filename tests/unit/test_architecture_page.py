@@ -30,11 +30,11 @@ def _defines(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name
 
 
-def test_rooms_of_the_page_exist() -> None:
-    rooms = PAGE.split("## Rooms", 1)[1].split("## Glossary", 1)[0]
+def test_packages_of_the_page_exist() -> None:
+    packages_part = PAGE.split("## Packages", 1)[1].split("## Glossary", 1)[0]
     named = {
         name
-        for line in rooms.splitlines()
+        for line in packages_part.splitlines()
         if line.startswith("| `")
         for name in re.findall(r"`(\w+)/`", line.split("|")[1])
     }

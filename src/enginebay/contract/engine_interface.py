@@ -60,7 +60,7 @@ class Engine(Protocol):
 
     `submit` and `cancel` return at once and are called by one thread at a time; `submit` may raise a `RequestError`.
     After `cancel` the engine stops computing the request within a step and need not report its end.
-    Requests contain only token ids, and only parameters that the spec does not refuse.
+    Requests contain token ids (messages or text if the spec `renders`), and only parameters that the spec does not refuse.
     """
 
     def __init__(self, load: Load) -> None: ...

@@ -1,7 +1,7 @@
 """The engine registry: built-in and third-party engines by kind.
 
-Three sources, the first that knows a kind wins: entry points of the group `enginebay.engines` in this environment,
-the built-in table (for a source tree without package metadata), and the specs stored beside installed environments.
+Kinds come from the built-in table, from entry points of the group `enginebay.engines` in this environment, and from the
+specs stored beside installed environments. The first source that knows a kind wins: a built-in kind cannot be replaced.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class ModelRoute:
     variants: tuple[str, ...]  # in fallback order
     kinds: tuple[str, ...]
     loras: tuple[str, ...] = ()
-    fallback_on: tuple[str, ...] = ()  # error kinds that trigger a fallback
+    fallback_on: tuple[str, ...] = ()  # fallback triggers: see `classify_fallback_trigger`
     task: str = "generate"
     load_at_start: bool = True
 

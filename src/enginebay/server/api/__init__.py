@@ -1,0 +1,1 @@
+"""Routes and endpoints, one folder per dialect."""

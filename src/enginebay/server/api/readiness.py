@@ -53,7 +53,7 @@ async def check_readiness(context: ServerContext) -> Readiness:
     problems = await asyncio.gather(*(_check_chain(entry, failures) for entry in entries))
     return summarize_readiness(
         [
-            ModelHealth(entry.name, entry.offering.load_at_start, problem)
+            ModelHealth(entry.name, entry.route.load_at_start, problem)
             for entry, problem in zip(entries, problems, strict=True)
         ]
     )
@@ -80,7 +80,7 @@ async def _check_chain(entry: CatalogEntry, failures: Mapping[str, EnginebayErro
         if problem is None:
             return ""
         first_reason = first_reason or problem.reason
-        if problem.trigger not in entry.offering.fallback_on:
+        if problem.trigger not in entry.route.fallback_on:
             return first_reason
     return first_reason
 

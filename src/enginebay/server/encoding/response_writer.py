@@ -24,7 +24,7 @@ class ResponseWriter:
     """Listens to the engine for one HTTP request, which submits one engine request per prompt.
 
     Subclasses handle tokens (`on_token`, `on_delta`), flushes (`flush`), the end (`write_completed`) and errors after
-    bytes were sent (`write_failure`). `finished` resolves to the error, or None. While `nothing_sent`, the caller of the
+    bytes were sent (`write_failure`). `finished` resolves to the error, or None. While `no_output_sent`, the caller of the
     writer handles the error, since it may retry.
     """
 
@@ -68,13 +68,13 @@ class ResponseWriter:
     def stop(self, error: EnginebayError) -> None:
         """End the response with this error."""
         if not self.finished.done():
-            if not self.nothing_sent:
+            if not self.no_output_sent:
                 self.write_failure(error)
             self._finish(error)
 
     def finish_cancelled(self, error: EnginebayError) -> None:
         """End the response after the task that awaits `finished` was cancelled, and `finished` with it."""
-        if self.nothing_sent and not self.exchange.started:
+        if self.no_output_sent and not self.exchange.started:
             self.exchange.respond(
                 get_error_row(error).status, encode_error_body(error), headers=build_error_headers(error)
             )
@@ -172,7 +172,7 @@ class ResponseWriter:
     # For subclasses
 
     @property
-    def nothing_sent(self) -> bool:
+    def no_output_sent(self) -> bool:
         """Whether no byte of the response was sent. JSON responses are sent at the end."""
         return True
 

@@ -35,7 +35,7 @@ class SseWriter(ResponseWriter):
         raise NotImplementedError
 
     @property
-    def nothing_sent(self) -> bool:
+    def no_output_sent(self) -> bool:
         return not self._started
 
     def flush(self) -> None:

@@ -1,0 +1,1 @@
+"""One request on its way through the server, whatever its dialect: find the model, wait, retry, generate."""

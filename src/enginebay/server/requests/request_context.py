@@ -85,8 +85,8 @@ class RequestContext:
         exchange.add_header("x-request-id", self.id)
 
     @property
-    def nothing_sent(self) -> bool:
-        """Whether no part of the response has been sent, so that a retry is invisible to the client."""
+    def can_still_retry(self) -> bool:
+        """Whether no output has been sent, so that a retry is invisible to the client. Progress comments do not count."""
         return not self.exchange.started or self.wait_announced
 
     def reset_for_retry(self, mark: int) -> None:
@@ -116,6 +116,6 @@ class RequestContext:
         """Whether parsing the body would block the event loop for too long."""
         return len(self.exchange.body) > _LARGE_BYTES
 
-    async def run_offloaded(self, work: Callable[..., T], *args: Any) -> T:
+    async def run_in_thread_if_large(self, work: Callable[..., T], *args: Any) -> T:
         """Run work whose cost grows with the body: inline when the body is small, else in a thread."""
         return await asyncio.to_thread(work, *args) if self.has_large_body else work(*args)

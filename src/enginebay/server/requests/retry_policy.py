@@ -27,7 +27,7 @@ def classify_fallback_trigger(error: errors.EnginebayError) -> str | None:
 
 def should_retry(request_context: RequestContext, error: errors.EnginebayError) -> bool:
     """Return whether to retry, and update the context for the next attempt."""
-    if not request_context.nothing_sent or request_context.exchange.closed or request_context.catalog_entry is None:
+    if not request_context.can_still_retry or request_context.exchange.closed or request_context.catalog_entry is None:
         return False
     if isinstance(error, errors.Draining):
         if request_context.session is not None:
@@ -46,7 +46,7 @@ def _advance_to_fallback(request_context: RequestContext, error: errors.Engineba
     entry, trigger = request_context.catalog_entry, classify_fallback_trigger(error)
     assert entry is not None
     following = request_context.variant_index + 1
-    if trigger is None or trigger not in entry.offering.fallback_on or following >= len(entry.connectors):
+    if trigger is None or trigger not in entry.route.fallback_on or following >= len(entry.connectors):
         return False
     request_context.first_error = request_context.first_error or error
     request_context.variant_index = following

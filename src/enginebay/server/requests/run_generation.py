@@ -100,7 +100,7 @@ async def generate_response(
         writer.submit(session.client.client, requests)
         timer = asyncio.get_running_loop().call_later(session.limits.request_timeout_s, _stop_on_timeout, writer)
         error = await writer.finished
-        if error is not None and writer.nothing_sent:
+        if error is not None and writer.no_output_sent:
             raise error
         request_context.error = error
     except asyncio.CancelledError:

@@ -116,7 +116,7 @@ class CatalogEntry:
     """One model and the connectors to its variants, in fallback order."""
 
     def __init__(self, route: ModelRoute, limits: ServerLimits, processes: int) -> None:
-        self.offering = route
+        self.route = route
         self.name = route.model
         self.created = int(time.time())
         self.connectors = [
@@ -139,7 +139,7 @@ class ModelCatalog:
     def __init__(self, entries: Iterable[CatalogEntry]) -> None:
         self.entries = {entry.name: entry for entry in entries}
         self._adapters = {
-            lora: entry for entry in self.entries.values() for lora in entry.offering.loras if lora not in self.entries
+            lora: entry for entry in self.entries.values() for lora in entry.route.loras if lora not in self.entries
         }
 
     @property

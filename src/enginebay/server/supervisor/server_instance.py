@@ -82,9 +82,9 @@ class ServerInstance:
     def _build_or_keep_entry(self, setup: ServerSetup, route: ModelRoute, known: CatalogEntry | None) -> CatalogEntry:
         limits = setup.config.limits
         same = known is not None and limits == self._setup.config.limits
-        if known is None or not same or known.offering.variants != route.variants:
+        if known is None or not same or known.route.variants != route.variants:
             return CatalogEntry(route, limits, setup.processes)
-        known.offering = route
+        known.route = route
         for connector, kind in zip(known.connectors, route.kinds, strict=True):
             connector.kind = kind  # a variant keeps its name on another engine
             if connector.session is not None:

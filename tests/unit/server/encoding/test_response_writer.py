@@ -248,7 +248,7 @@ async def test_an_error_before_the_first_token_is_left_to_the_caller() -> None:
     writer, connection, _ = start_stream()
     error = EngineFailed("exploded")
     writer.on_error(error)
-    assert not connection.writes and writer.nothing_sent and writer.finished.result() is error
+    assert not connection.writes and writer.no_output_sent and writer.finished.result() is error
 
 
 async def test_an_error_after_the_first_token_is_an_event() -> None:
@@ -256,7 +256,7 @@ async def test_an_error_after_the_first_token_is_an_event() -> None:
     writer.on_token("a", 1)
     writer.on_flush()
     writer.on_error(EngineFailed("/a/path exploded"))
-    assert connection.status == 200 and not writer.nothing_sent
+    assert connection.status == 200 and not writer.no_output_sent
     assert "path" not in b"".join(connection.writes).decode()
     assert b'"error"' in connection.writes[-1] and connection.ended
 

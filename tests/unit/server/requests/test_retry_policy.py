@@ -126,7 +126,7 @@ def test_no_retry_once_bytes_were_sent() -> None:
 def test_progress_comments_do_not_prevent_a_retry() -> None:
     request_context = make_request_context()
     request_context.write_comment("loading")
-    assert request_context.nothing_sent and should_retry(request_context, errors.WorkerDied("x"))
+    assert request_context.can_still_retry and should_retry(request_context, errors.WorkerDied("x"))
 
 
 def test_no_retry_after_a_disconnect() -> None:

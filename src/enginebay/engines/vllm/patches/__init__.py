@@ -1,1 +1,1 @@
-"""Code that leans on vLLM's internals, each part with a version and signature check."""
+"""What leans on vLLM's internals. `step_outputs` and `mixed_graphs` check version and signatures and fall back; the others do not yet."""

@@ -105,12 +105,12 @@ class StepDriver:
         core, states = self._llm.engine_core, self._llm.output_processor.request_states
         get_output = core.get_output_async
 
-        async def get_output_newest_first() -> Any:
+        async def get_output_sorted() -> Any:
             step = await get_output()
             step.outputs.sort(key=lambda output: _has_started(states, output))  # stable
             return step
 
-        core.get_output_async = get_output_newest_first
+        core.get_output_async = get_output_sorted
 
     def _flush_after_each_step(self, flush: Callable[[bool], None]) -> None:
         """Flush after each step, and also in between, after the first tokens of new requests."""

@@ -1,0 +1,1 @@
+"""/admin/*: what an administrator may see and change."""

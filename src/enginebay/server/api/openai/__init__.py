@@ -1,0 +1,1 @@
+"""The OpenAI dialect: request schemas, endpoints and response encoders."""

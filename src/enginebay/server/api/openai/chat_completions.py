@@ -38,7 +38,7 @@ async def create_chat_completion(context: ServerContext, request_context: Reques
     session, lora = await context.acquire_session(request_context, body.model, stream=bool(body.stream))
     request_context.stream = bool(body.stream)
     request_context.prompt = body.messages
-    tools, sampling = await request_context.run_offloaded(_read_request, body, session)
+    tools, sampling = await request_context.run_in_thread_if_large(_read_request, body, session)
     try:
         await _generate(request_context, body, session, lora, tools, sampling)
     except RequestError as error:

@@ -29,10 +29,10 @@ async def create_completion(context: ServerContext, request_context: RequestCont
     session, lora = await context.acquire_session(request_context, body.model, stream=bool(body.stream))
     limits = session.limits
     _check_fields(body)
-    prompts = await request_context.run_offloaded(parse_prompts, body.prompt, "prompts", session, "prompt")
+    prompts = await request_context.run_in_thread_if_large(parse_prompts, body.prompt, "prompts", session, "prompt")
     request_context.stream = bool(body.stream)
     request_context.prompt = body.prompt
-    sampling = await request_context.run_offloaded(_read_sampling, body, session)
+    sampling = await request_context.run_in_thread_if_large(_read_sampling, body, session)
     sequences = len(prompts) * (sampling.best_of or sampling.n)
     if sequences > limits.prompts:
         raise make_limit_error(f"prompts times n is {sequences}", limits, "prompts", "n")

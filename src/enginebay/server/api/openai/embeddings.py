@@ -84,7 +84,7 @@ async def _tokenize_inputs(
     request_context: RequestContext, session: ModelSession, body: EmbeddingBody
 ) -> list[tuple[int, ...]]:
     prompt_encoder = session.client.prompt_encoder
-    prompts = await request_context.run_offloaded(parse_prompts, body.input, "inputs", session, "input")
+    prompts = await request_context.run_in_thread_if_large(parse_prompts, body.input, "inputs", session, "input")
     encoded = iter(await prompt_encoder.encode_all([prompt for prompt in prompts if isinstance(prompt, str)]))
     inputs = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
     context_length = session.client.facts.context_length

@@ -42,7 +42,7 @@ async def tokenize(context: ServerContext, request_context: RequestContext) -> N
         raise InvalidRequest("send either prompt or messages", param="prompt")
     if body.messages is not None:
         check_message_count(body.messages, session.limits)
-        await request_context.run_offloaded(plan_tools, body.tools, None, None, session.limits, session)
+        await request_context.run_in_thread_if_large(plan_tools, body.tools, None, None, session.limits, session)
         options = {} if body.add_generation_prompt is None else {"add_generation_prompt": body.add_generation_prompt}
         text = await prompt_encoder.render_async(
             body.messages, request_context.has_large_body, tools=body.tools, **options
@@ -60,7 +60,7 @@ async def tokenize(context: ServerContext, request_context: RequestContext) -> N
             response["token_strs"] = [token_bytes(token_id).decode("utf-8", "replace") for token_id in ids]
         return _encode(response)
 
-    request_context.exchange.respond(200, await request_context.run_offloaded(encode_response))
+    request_context.exchange.respond(200, await request_context.run_in_thread_if_large(encode_response))
 
 
 async def detokenize(context: ServerContext, request_context: RequestContext) -> None:

@@ -28,7 +28,7 @@ def build_model_object(catalog: ModelCatalog, name: str) -> dict[str, Any]:
 def build_model_details(catalog: ModelCatalog, name: str, estimate: WaitEstimate) -> dict[str, Any]:
     """Return the model object with capabilities, and effective settings next to the configured ones."""
     entry, _ = catalog.find(name)
-    offering = entry.offering
+    offering = entry.route
     details: dict[str, Any] = {
         "state": estimate.state,
         "engine": offering.kinds[0],

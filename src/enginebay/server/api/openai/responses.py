@@ -29,7 +29,7 @@ async def create_response(context: ServerContext, request_context: RequestContex
     request_context.stream = bool(body.stream)
     request_context.prompt = body.input
     try:
-        chat = await request_context.run_offloaded(_read_request, body, session, lora)
+        chat = await request_context.run_in_thread_if_large(_read_request, body, session, lora)
     except RequestError as error:
         raise responses_input.to_responses_error(error) from None
     try:

@@ -30,14 +30,14 @@ _PAGE_HEADERS = (
 async def get_openapi(context: ServerContext, request_context: RequestContext) -> None:
     entries = {name: context.catalog.find(name)[0] for name in context.catalog.names}
     embedders = tuple(name for name, entry in entries.items() if _can_embed(entry))
-    generators = tuple(name for name, entry in entries.items() if entry.offering.task == "generate")
+    generators = tuple(name for name, entry in entries.items() if entry.route.task == "generate")
     document = _render_document(context.routes, context.config.limits, generators or embedders, embedders)
     request_context.exchange.respond(200, document)
 
 
 def _can_embed(entry: CatalogEntry) -> bool:
     session = entry.primary.session
-    return entry.offering.task == "embed" if session is None else session.supports("embeddings")
+    return entry.route.task == "embed" if session is None else session.supports("embeddings")
 
 
 @lru_cache(maxsize=8)
