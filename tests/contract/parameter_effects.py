@@ -304,7 +304,7 @@ async def lora(worker: ModelWorker, profile: EngineProfile) -> None:
     assert (await ask_greedy(worker, profile.long, lora=profile.lora)).ids != (
         await ask_greedy(worker, profile.long)
     ).ids
-    with pytest.raises(InvalidRequest, match="no adapter"):
+    with pytest.raises(InvalidRequest, match="unknown LoRA adapter"):
         await ask_greedy(worker, profile.certain, lora="nobody")
 
 

@@ -47,7 +47,7 @@ def read_manifest(folder: Path) -> Json:
         version = content["schema_version"]
     except FileNotFoundError:
         raise BundleError(
-            f"no bundle in {folder}: {MANIFEST_FILE} is missing", "give the folder with the bundle's parts"
+            f"no bundle in {folder}: {MANIFEST_FILE} is missing", "pass the folder with the bundle's parts"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BundleError(f"{path} cannot be read: {error}", "copy it again") from None

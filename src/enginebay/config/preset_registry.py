@@ -114,5 +114,5 @@ def find_preset(name: str) -> Preset:
     if name in PRESETS:
         return PRESETS[name]
     near = get_close_matches(name, PRESETS, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known presets: {', '.join(PRESETS)}"
+    hint = f"did you mean {near[0]}?" if near else f"available: {', '.join(PRESETS)}"
     raise ConfigError(f"unknown preset {name!r}", hint, param="preset")

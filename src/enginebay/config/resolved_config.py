@@ -232,4 +232,4 @@ class Config:
         for spec in self.specs.values():
             if kind == spec.kind or kind in spec.aliases:
                 return spec
-        raise UnknownEngine(f"unknown engine {kind!r}", f"known engines: {', '.join(self.specs)}")
+        raise UnknownEngine(f"unknown engine {kind!r}", f"available: {', '.join(self.specs)}")

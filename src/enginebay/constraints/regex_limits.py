@@ -74,7 +74,7 @@ def count_states(pattern: object, limits: ConstraintLimits, param: str) -> int:
         raise InvalidRequest("the regex is not a string", "send the regex as a string", param=param)
     if len(pattern) > limits.regex_chars:
         raise InvalidRequest(
-            f"the regex is {len(pattern)} characters long, at most {limits.regex_chars} are allowed",
+            f"the regex is {len(pattern)} characters long; the maximum is {limits.regex_chars}",
             format_limit_hint("regex_chars", "shorten it"),
             param=param,
         )
@@ -82,8 +82,8 @@ def count_states(pattern: object, limits: ConstraintLimits, param: str) -> int:
     if states > limits.regex_states:
         number = f"{states}" if states < COUNT_CAP else f"over {COUNT_CAP}"
         raise InvalidRequest(
-            f"the regex needs about {number} states, at most {limits.regex_states} are allowed",
-            format_limit_hint("regex_states", "use smaller repeat counts, above all in nested repeats"),
+            f"the regex needs about {number} states; the maximum is {limits.regex_states}",
+            format_limit_hint("regex_states", "use smaller repeat counts, especially in nested repeats"),
             param=param,
         )
     return states

@@ -72,7 +72,7 @@ def _check_size(schema: _Schema, max_depth: int, max_nodes: int, max_bytes: int,
     ):
         if count > maximum:
             raise InvalidRequest(
-                f"the schema has {bound}{count} {unit}, at most {maximum} are allowed", format_limit_hint(setting, advice),
+                f"the schema has {bound}{count} {unit}; the maximum is {maximum}", format_limit_hint(setting, advice),
                 param=param,
             )  # fmt: skip
 
@@ -176,7 +176,7 @@ class _SchemaChecker:
             here = (path, "enum")
             count = len(self.expect_type(schema["enum"], list, "a list of values", here))
             if count > self.limits.choices:
-                problem = f"has {count} values, at most {self.limits.choices} are allowed"
+                problem = f"has {count} values; the maximum is {self.limits.choices}"
                 raise self.make_schema_error(problem, here, format_limit_hint("choices", "use fewer"))
             if not count:
                 raise self.make_schema_error("has no values, so no output can match", here)
@@ -209,8 +209,8 @@ class _SchemaChecker:
             raise self.make_schema_error("is not a non-negative integer", path)
         if count > self.limits.regex_states:
             shown = f"{int(count)}" if count < 10**15 else f"over {10**15}"
-            problem = f"is {shown}, the maximum is {self.limits.regex_states}"
-            raise self.make_schema_error(problem, path, format_limit_hint("regex_states", "leave it out"))
+            problem = f"is {shown}; the maximum is {self.limits.regex_states}"
+            raise self.make_schema_error(problem, path, format_limit_hint("regex_states", "remove it"))
 
     def check_pattern(self, pattern: Any, path: _SchemaPath) -> None:
         try:
@@ -219,8 +219,7 @@ class _SchemaChecker:
             raise type(error)(f"{_format_path(path)}: {error.message}", error.hint, param=self.param) from None
         if self.states > self.limits.regex_states:
             raise InvalidRequest(
-                f"the schema's patterns need {self.states} states in total, "
-                f"at most {self.limits.regex_states} are allowed",
+                f"the schema's patterns need {self.states} states in total; the maximum is {self.limits.regex_states}",
                 format_limit_hint("regex_states", "use fewer or simpler patterns"),
                 param=self.param,
             )

@@ -66,18 +66,20 @@ class Sampling:
         for name, (low, high) in RANGES.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise InvalidRequest(f"{name} is {value}, must be {low} to {high}", param=name)
+                raise InvalidRequest(f"{name} must be between {low} and {high}, got {value}", param=name)
         if self.best_of is not None and self.best_of < self.n:
-            raise InvalidRequest(f"best_of is {self.best_of}, below n = {self.n}", param="best_of")
+            raise InvalidRequest(f"best_of ({self.best_of}) is less than n ({self.n})", param="best_of")
         if self.max_tokens is not None and self.min_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
-                f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}", param="min_tokens"
+                f"min_tokens ({self.min_tokens}) exceeds max_tokens ({self.max_tokens})", param="min_tokens"
             )
         if any(not text for text in self.stop):
             raise InvalidRequest("a stop string is empty", param="stop")
         for token, bias in self.logit_bias.items():
             if not -100 <= bias <= 100:
-                raise InvalidRequest(f"logit_bias of token {token} is {bias}, must be -100 to 100", param="logit_bias")
+                raise InvalidRequest(
+                    f"logit_bias of token {token} must be between -100 and 100, got {bias}", param="logit_bias"
+                )
 
     @property
     def greedy(self) -> bool:

@@ -61,7 +61,7 @@ def load_built_in_specs() -> list[EngineSpec]:
 
 def build_unknown_engine_error(kind: str, known: list[str]) -> UnknownEngine:
     matches = get_close_matches(kind, known, n=1)
-    hint = f"did you mean {matches[0]}?" if matches else f"known engines: {', '.join(known)}"
+    hint = f"did you mean {matches[0]}?" if matches else f"available: {', '.join(known)}"
     return UnknownEngine(f"unknown engine {kind!r}", hint)
 
 

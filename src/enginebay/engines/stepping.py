@@ -69,7 +69,7 @@ class SteppingEngine:
         output_limit = self.context_length - len(prompt)
         if output_limit < 1:
             raise ContextOverflow(
-                f"the prompt has {len(prompt)} tokens, the context holds {self.context_length}",
+                f"the prompt ({len(prompt)} tokens) plus output exceeds the model's context length of {self.context_length} tokens",
                 "shorten the prompt",
                 param="prompt",
             )

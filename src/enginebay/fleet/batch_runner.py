@@ -98,7 +98,7 @@ def read_requests(path: Path, defaults: BatchDefaults | None = None) -> list[Bat
         try:
             request = _parse_request(line, number, defaults or BatchDefaults())
             if request.id in requests:
-                raise UsageError(f"line {number}: duplicate id {request.id!r}", "give every request its own id")
+                raise UsageError(f"line {number}: duplicate id {request.id!r}", "give every request a unique id")
             requests[request.id] = request
         except UsageError as error:
             errors.append(error)

@@ -14,4 +14,4 @@ def format_limit_hint(setting: str, advice: str = "") -> str:
 def make_limit_error(actual: str, limits: object, setting: str, param: str) -> InvalidRequest:
     """Return the error for a value over `limits.<setting>`. `actual` states the value, such as "n is 3"."""
     maximum = getattr(limits, setting)
-    return InvalidRequest(f"{actual}, the maximum is {maximum}", format_limit_hint(setting), param=param)
+    return InvalidRequest(f"{actual}; the maximum is {maximum}", format_limit_hint(setting), param=param)

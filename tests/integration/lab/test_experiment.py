@@ -254,7 +254,7 @@ def test_an_unknown_preset_and_no_server(lab: Lab, write: Write) -> None:
     done = lab("experiment", write(), "--preset", "vllm-thruput")
     assert done.returncode == 2 and "vllm-throughput" in done.stderr
     done = lab("experiment", "--url", "http://127.0.0.1:9", "--tokenizer", "bytes")
-    assert done.returncode == 1 and "does not answer" in done.stderr
+    assert done.returncode == 1 and "does not respond" in done.stderr
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def test_inference_and_the_top_level_are_one_schema(load: Any) -> None:
 def test_a_key_in_both_names_both(load: Any) -> None:
     with pytest.raises(ConfigError) as error:
         load("engine: fast\ninference:\n  backend: wide\n")
-    assert lines(error) == ["bay.yaml:3: inference.backend: duplicates engine (bay.yaml:1); keep one of them"]
+    assert lines(error) == ["bay.yaml:3: inference.backend: duplicates engine (bay.yaml:1); remove one of them"]
 
 
 def test_aliases_of_keys_and_engines(load: Any) -> None:
@@ -210,7 +210,7 @@ def test_default_paths_and_a_missing_file(tmp_path: Path, monkeypatch: pytest.Mo
             "traffic_simulation.qps: unknown key; known here: enabled, mode, seed, target_qps",
         ),
         ("engine: fats", "engine: unknown engine 'fats'; did you mean fast?"),
-        ("models: {m: {engine: qqq}}", "models.m.engine: unknown engine 'qqq'; known: auto, fast, wide"),
+        ("models: {m: {engine: qqq}}", "models.m.engine: unknown engine 'qqq'; available: auto, fast, wide"),
         ("fast: {max_num_seqs: 0}", "fast.max_num_seqs: expected 1 to 1024, got 0"),
         ("fast: {memory: 0.4}", "fast.memory: expected 0.5 to 0.99, got 0.4"),
         ("batching: {batch_size: 0}", "batching.batch_size: expected at least 1, got 0"),
@@ -230,7 +230,7 @@ def test_default_paths_and_a_missing_file(tmp_path: Path, monkeypatch: pytest.Mo
         ("models: {m: x}", "models.m: expected a mapping"),
         ("model: 7", "model: expected text, got 7; quote it"),
         ("sampling: {temperature: 3}", "sampling.temperature: expected 0 to 2, got 3"),
-        ("sampling: {min_tokens: 5, max_tokens: 2}", "sampling.min_tokens: min_tokens 5 is above max_tokens 2"),
+        ("sampling: {min_tokens: 5, max_tokens: 2}", "sampling.min_tokens: min_tokens (5) exceeds max_tokens (2)"),
         ("sampling: {stop: [a, 3]}", "sampling.stop: expected a list of text"),
         ("sampling: {logit_bias: {x: 1}}", "sampling.logit_bias: expected a mapping of token ids to numbers"),
         ("fast: {logprobs: 0}", "fast.logprobs: expected 1 to 20, got 0"),

@@ -53,7 +53,7 @@ def test_equal_points_are_one_and_true_is_not_one() -> None:
         ({"inference": {"sweep": [1]}}, "sweep applies to the whole study"),
         (
             {"a": list(range(MAX_POINTS)), "b": [1, 2]},
-            f"the sweep has {2 * MAX_POINTS} points, at most {MAX_POINTS} are allowed",
+            f"the sweep has {2 * MAX_POINTS} points; the maximum is {MAX_POINTS}",
         ),
     ],
 )
@@ -191,8 +191,8 @@ def test_engines_may_be_swept(study: Any) -> None:
             "min_output_tokens: [1, 64], max_output_tokens: 32",
             ["fast min_output_tokens=1 max_output_tokens=32", "wide min_output_tokens=1 max_output_tokens=32"],
             {
-                "fast min_output_tokens=64 max_output_tokens=32": "min_tokens 64 is above max_tokens 32",
-                "wide min_output_tokens=64 max_output_tokens=32": "min_tokens 64 is above max_tokens 32",
+                "fast min_output_tokens=64 max_output_tokens=32": "min_tokens (64) exceeds max_tokens (32)",
+                "wide min_output_tokens=64 max_output_tokens=32": "min_tokens (64) exceeds max_tokens (32)",
             },
         ),
     ],

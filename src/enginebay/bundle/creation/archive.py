@@ -47,7 +47,7 @@ def _build_header(path: str, size: int) -> bytes:
 
 
 def _too_many_parts_error() -> UsageError:
-    return UsageError(f"the bundle would have more than {_MAX_PARTS} parts", "give --split a larger size")
+    return UsageError(f"the bundle would have more than {_MAX_PARTS} parts", "use a larger --split size")
 
 
 class BundleArchive:

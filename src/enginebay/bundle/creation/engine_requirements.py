@@ -26,7 +26,7 @@ def resolve_engine(requested: str, specs: dict[str, EngineSpec], accelerator: st
     """Resolve `KIND[==VERSION]` for a device. Raises `UsageError`."""
     target = parse_target(requested, specs)
     if target.spec is None:
-        raise UsageError(f"{requested} cannot be bundled", "give KIND or KIND==VERSION; see: bay engines list")
+        raise UsageError(f"{requested} cannot be bundled", "use KIND or KIND==VERSION; see: bay engines list")
     device = accelerator or _infer_device(target.spec, target.version)
     recipe = select_recipe(target.spec, device)
     version = target.version or recipe.version

@@ -24,7 +24,7 @@ UrlOption = Annotated[
     str | None,
     typer.Option(
         "--url",
-        help=f"Server URL (default: server.host and server.port of the configuration, else {DEFAULT_URL})",
+        help=f"Server URL (default: server.host and server.port from the configuration, else {DEFAULT_URL})",
         envvar="ENGINEBAY_URL",
         show_envvar=True,
     ),

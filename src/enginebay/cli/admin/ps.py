@@ -11,7 +11,7 @@ app = create_app(help="Show a server's models.")
 
 @app.command()
 def ps(url: UrlOption = None, key: KeyOption = None, json: JsonOption = False) -> None:
-    """Show every model of a running server: engine, state, requests, memory and last switch."""
+    """Show every model on a running server: engine, state, requests, memory and last switch."""
     from enginebay.cli.output.fleet_tables import PS_COLUMNS, build_ps_notes, build_ps_rows
 
     status = get_admin(url, key, "ps")

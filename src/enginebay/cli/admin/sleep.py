@@ -15,7 +15,7 @@ app = create_app(help="Put a model on a running server to sleep.", no_args_is_he
 
 @app.command()
 def sleep(
-    model: Annotated[str, typer.Argument(help="A model of the server; see `bay ps`")],
+    model: Annotated[str, typer.Argument(help="A model on the server; see `bay ps`")],
     url: UrlOption = None,
     key: KeyOption = None,
     json: JsonOption = False,

@@ -11,7 +11,7 @@ app = create_app(help="Show recent model switches.")
 
 @app.command()
 def switches(url: UrlOption = None, key: KeyOption = None, json: JsonOption = False) -> None:
-    """Show recent loads and wake-ups of a running server: the starting state, models replaced, and time per phase."""
+    """Show recent loads and wake-ups on a running server: the starting state, models replaced, and time per phase."""
     from enginebay.cli.output.fleet_tables import build_switch_table, summarize_switches
 
     history = get_admin(url, key, "switches")

@@ -15,7 +15,7 @@ app = create_app(help="Unload a model from a running server.", no_args_is_help=T
 
 @app.command()
 def unload(
-    model: Annotated[str, typer.Argument(help="A model of the server; see `bay ps`")],
+    model: Annotated[str, typer.Argument(help="A model on the server; see `bay ps`")],
     url: UrlOption = None,
     key: KeyOption = None,
     json: JsonOption = False,

@@ -59,7 +59,7 @@ def batch(
         typer.Option("--concurrency", min=1, help="Requests in flight (default: twice the engine's batch size)"),
     ] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Retry requests that ended in an error")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the tally as JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON")] = False,
     config: stack_options.ConfigOption = None,
     set_: stack_options.SetOption = None,
     offline: stack_options.OfflineOption = None,

@@ -30,7 +30,9 @@ def create(
     ] = None,
     python: Annotated[
         str | None,
-        typer.Option("--python", help="Python version of the target host, such as 3.12 (default: this one's)"),
+        typer.Option(
+            "--python", help="Python version of the target host, such as 3.12 (default: the one that runs bay)"
+        ),
     ] = None,
     platform: Annotated[str, typer.Option("--platform", help="Operating system of the target host")] = "linux",
     arch: Annotated[str | None, typer.Option("--arch", help="x86_64 or aarch64 (default: this host's)")] = None,
@@ -51,7 +53,7 @@ def create(
         ),
     ] = None,
     extra: Annotated[
-        list[str] | None, typer.Option("--extra", metavar="NAME", help="Extra of enginebay, such as lab")
+        list[str] | None, typer.Option("--extra", metavar="NAME", help="Enginebay extra to include, such as lab")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing bundle")] = False,
 ) -> None:

@@ -19,7 +19,7 @@ app = create_app(help="Print the shell completion script.", no_args_is_help=True
 
 @app.command()
 def completion(shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish")]) -> None:
-    """Print the completion script of a shell. Its first lines explain how to load it."""
+    """Print the completion script for a shell. Its first lines explain how to load it."""
     from enginebay.errors import UsageError
 
     if shell not in SCRIPTS:

@@ -40,7 +40,7 @@ def validate(
     file: FileArgument = None, config_file: ConfigOption = None, strict: StrictOption = False, json: JsonOption = False, engine: EngineOption = None,
     preset: PresetOption = None, set_: SetOption = None,
 ) -> None:  # fmt: skip
-    """Check the configuration and print one line per problem. Exit code 2 if there is any.
+    """Check the configuration and print one line per problem. Exits with 2 if there are any.
 
     Engines and models missing on this host are only warnings: the configuration may be for another host.
     """

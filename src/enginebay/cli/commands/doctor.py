@@ -15,7 +15,7 @@ _MARKS = {"ok": "ok", "absent": "-", "broken": "BROKEN"}
 
 @app.command()
 def doctor(json: Annotated[bool, typer.Option("--json", help="Machine-readable output")] = False) -> None:
-    """Check this host: what is installed, missing or broken. Exit code 1 if something is broken, not merely absent."""
+    """Check this host: what is installed, missing or broken. Exits with 1 if something is broken, not just missing."""
     from enginebay.fleet.diagnostics import FindingState, run_diagnostics
 
     findings = run_diagnostics()

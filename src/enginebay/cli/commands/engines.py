@@ -71,7 +71,7 @@ def install(
     engine: Annotated[
         str,
         typer.Argument(
-            metavar="KIND[==VERSION]", help="Engine; or a path or requirement of a package that provides one"
+            metavar="KIND[==VERSION]", help="Engine, or the path or requirement of a package that provides one"
         ),
     ],
     recreate: Annotated[bool, typer.Option("--recreate", help="Rebuild it if it is already installed")] = False,
@@ -132,7 +132,7 @@ def upgrade(
     key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Install a version beside the old one and move a running server's models to it without failing a request."""
+    """Install a version beside the old one, and move a running server's models to it without failing a request."""
     installed = _install(engine)
     target = f"{installed.kind}=={installed.version}"
     try:
@@ -142,7 +142,7 @@ def upgrade(
         result = {"engine": installed.kind, "version": installed.version, "models": []}
     else:
         moved = ", ".join(result["models"])
-        note(f"moved: {moved}" if moved else f"no model of the server runs on another version of {installed.kind}")
+        note(f"moved: {moved}" if moved else f"no model on the server runs on another version of {installed.kind}")
     if json:
         emit_json(result)
 
@@ -165,7 +165,7 @@ def remove(
 def matrix(
     json: JsonOption = False,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the documentation page, from the engines' declarations")
+        bool, typer.Option("--markdown", help="Print the documentation page, generated from the engines' declarations")
     ] = False,
     kind: Annotated[list[str] | None, typer.Option("--engine", help="Only this engine; repeatable")] = None,
 ) -> None:

@@ -15,7 +15,7 @@ app = create_app(help="Create, list and revoke API keys.", no_args_is_help=True)
 FileOption = Annotated[
     Path | None,
     typer.Option(
-        "--file", help="Key file (default: server.keys_file of the configuration, else keys.yaml in ENGINEBAY_HOME)"
+        "--file", help="Key file (default: server.keys_file from the configuration, else keys.yaml in ENGINEBAY_HOME)"
     ),
 ]
 RateOption = Annotated[int | None, typer.Option(min=1, help="Limit per minute (default: none)")]
@@ -23,7 +23,7 @@ RateOption = Annotated[int | None, typer.Option(min=1, help="Limit per minute (d
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(help="Name of the key, as shown in lists and logs")],
+    name: Annotated[str, typer.Argument(help="Name of the key, shown in lists and logs")],
     admin: Annotated[
         bool, typer.Option("--admin", help="Add the admin scope, for endpoints that manage the server")
     ] = False,

@@ -17,7 +17,7 @@ NameArgument = Annotated[str, typer.Argument(help="A model in the store")]
 
 @app.command("list")
 def list_models(json: JsonOption = False) -> None:
-    """List stored models, and models of the catalogue that can be pulled."""
+    """List stored models, and models in the catalogue that can be pulled."""
     from enginebay.models import KNOWN_MODELS, ModelStore
     from enginebay.util.progress import format_bytes
 
@@ -52,7 +52,7 @@ def list_models(json: JsonOption = False) -> None:
     ]
     print_table(("NAME", "FORMAT", "SIZE", "CONTEXT", "STATE", "SOURCE"), rows)
     if damaged := store.list_unreadable():
-        note(f"not shown because damaged: {', '.join(damaged)}; see `bay doctor`")
+        note(f"not shown because they are damaged: {', '.join(damaged)}; see `bay doctor`")
 
 
 def _describe_available(entry: Any) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def verify(name: NameArgument, json: JsonOption = False) -> None:
 
 @app.command()
 def remove(name: NameArgument) -> None:
-    """Remove a model from the store. Linked files outside the store stay."""
+    """Remove a model from the store. Linked files outside the store are kept."""
     from enginebay.models import ModelStore
 
     store = ModelStore()

@@ -19,7 +19,7 @@ def presets(
     name: Annotated[str | None, typer.Argument(help="Preset to explain (default: list all)")] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine-readable output")] = False,
 ) -> None:
-    """List the presets, or explain one. Config file, variables and flags override a preset."""
+    """List the presets, or explain one. The config file, environment and flags override a preset."""
     from enginebay.cli.output.console import emit_json, print_table
     from enginebay.config.preset_registry import PRESETS, find_preset
 

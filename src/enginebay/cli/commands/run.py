@@ -42,7 +42,7 @@ def run(
     """Answer one prompt, streamed to the terminal."""
     if raw and system:
         raise UsageError(
-            "--raw and --system cannot be combined", "put the system message into the prompt, or remove --raw"
+            "--raw and --system are mutually exclusive", "put the system message into the prompt, or remove --raw"
         )
     text = read_prompt(prompt)
     messages: Any = [{"role": "system", "content": system}, {"role": "user", "content": text}] if system else text

@@ -42,16 +42,16 @@ def serve(
     *,
     engine: stack_options.EngineOption = None,
     host: Annotated[str | None, typer.Option("--host", help="Address to listen on (default: 127.0.0.1)")] = None,
-    port: Annotated[int | None, typer.Option("--port", "-p", help="Port; 0 for any free one (default: 8000)")] = None,
+    port: Annotated[int | None, typer.Option("--port", "-p", help="Port; 0: any free port (default: 8000)")] = None,
     workers: Annotated[
         int | None, typer.Option("--workers", help="Server processes that share the models (default: 1)")
     ] = None,
     keys_file: Annotated[
         Path | None,
-        typer.Option("--keys-file", help="File of API keys, see `bay keys` (default: keys.yaml in ENGINEBAY_HOME)"),
+        typer.Option("--keys-file", help="API key file; see `bay keys` (default: keys.yaml in ENGINEBAY_HOME)"),
     ] = None,
     allow_without_key: Annotated[
-        bool | None, typer.Option("--allow-without-key", help="Listen on other interfaces without any API key")
+        bool | None, typer.Option("--allow-without-key", help="Allow other hosts to connect without an API key")
     ] = None,
     log_format: Annotated[str | None, typer.Option("--log-format", help="text or json (default: text)")] = None,
     log_level: Annotated[

@@ -53,7 +53,7 @@ def choose(
     profile: Annotated[
         str | None,
         typer.Option(
-            "--profile", help="Arrivals: poisson (default), constant, or gamma:burstiness=0.5; without a rate"
+            "--profile", help="Arrivals, without a rate: poisson (default), constant, or gamma:burstiness=0.5"
         ),
     ] = None,
     engines: Annotated[
@@ -64,7 +64,7 @@ def choose(
     ] = None,
     requests: Annotated[int | None, typer.Option("--requests", min=1, help="Minimum requests per run")] = None,
     seconds: Annotated[
-        float | None, typer.Option("--seconds", min=0.1, help="Minimum duration per run (default: 15)")
+        float | None, typer.Option("--seconds", min=0.1, help="Minimum duration per run in seconds (default: 15)")
     ] = None,
     input_tokens: Annotated[int | None, typer.Option("--input-tokens", min=1, help="Tokens per prompt")] = None,
     output_tokens: Annotated[int | None, typer.Option("--output-tokens", min=1, help="Tokens per answer")] = None,
@@ -77,18 +77,20 @@ def choose(
     even_if_invalid: Annotated[
         bool, typer.Option("--even-if-invalid", help="Use the result for `engine: auto` even if a run is invalid")
     ] = False,
-    forget: Annotated[bool, typer.Option("--forget", help="Forget the choice for this model on this host")] = False,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Delete the saved choice for this model on this host")
+    ] = False,
     config: ConfigOption = None,
     preset: Annotated[str | None, typer.Option("--preset", help="Preset to start from; see `bay presets`")] = None,
     ignore_warnings: Annotated[
         bool, typer.Option("--ignore-engine-warnings", help="Measure even if an engine ignores a setting")
     ] = False,
-    runs: Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Directory of runs")] = None,
+    runs: Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Directory with the runs")] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine-readable output")] = False,
     set_: SetKeyOption = None,
     offline: OfflineOption = None,
 ) -> None:
-    """Find the highest request rate of each installed engine within an SLO. `engine: auto` uses the best one."""
+    """Find the highest request rate each installed engine sustains within an SLO. `engine: auto` uses the best one."""
     from enginebay.cli.lab.search_options import check_token_lengths, parse_search_options
     from enginebay.config.loader import load_config
 

@@ -46,14 +46,16 @@ def experiment(
         typer.Option(
             "--admin-key-env",
             metavar="NAME",
-            help="Environment variable with the admin key for --url; ENGINEBAY_ADMIN_KEY is only sent to this host",
+            help="Environment variable that holds the admin key for --url; ENGINEBAY_ADMIN_KEY is only sent to this host",
         ),
     ] = None,
     profile: Annotated[
         str | None, typer.Option("--profile", help="Arrival profile, such as poisson:rate=4,requests=200")
     ] = None,
     cycles: Annotated[int | None, typer.Option("--cycles", min=1, help="Number of repetitions")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the last unfinished study, or --study")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume the last unfinished study, or the one named by --study")
+    ] = False,
     study: Annotated[str | None, typer.Option("--study", help="Study to resume")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and run nothing")] = False,
     ignore_warnings: Annotated[
@@ -69,10 +71,10 @@ def experiment(
         str | None,
         typer.Option(
             "--tokenizer",
-            help="Stored model or path of a tokenizer, for prompts of exact length (default: the model's)",
+            help="Stored model or tokenizer path, for prompts of exact length (default: the model's)",
         ),
     ] = None,
-    runs: Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Directory of runs")] = None,
+    runs: Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Directory with the runs")] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine-readable output")] = False,
     set_: SetKeyOption = None,
     offline: OfflineOption = None,

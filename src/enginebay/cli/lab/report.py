@@ -25,7 +25,7 @@ def report(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Output file")] = Path("report.html"),
     title: Annotated[str, typer.Option("--title", help="Page title (default: models and engines)")] = "",
-    runs: Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Directory of runs")] = None,
+    runs: Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Directory with the runs")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is not a report")] = False,
 ) -> None:
     """Write runs as one self-contained HTML page: verdicts, figures, plots, and how to reproduce them."""
@@ -36,7 +36,7 @@ def report(
     from enginebay.lab.store.run_selection import select_runs
 
     if runs is not None and not runs.is_dir():
-        raise UsageError(f"no such directory: {runs}", "pass the directory of runs with --runs")
+        raise UsageError(f"no such directory: {runs}", "pass the directory with the runs as --runs")
     if output.is_dir():
         raise UsageError(f"{output} is a directory", "pass a file: -o report.html")
     if output.exists() and not force and not is_report(output):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 app = create_app(help="List, show, compare, aggregate and export benchmark runs.", no_args_is_help=True)
 
-RunsOption = Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Directory of runs")]
+RunsOption = Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Directory with the runs")]
 RunsArgument = Annotated[
     list[str], typer.Argument(metavar="RUN...", help="Run ids or prefixes, study ids, or `latest` for the last study")
 ]
@@ -163,7 +163,7 @@ def _resolve_folder(runs: Path | None) -> Path:
     from enginebay.lab.store.run_folders import runs_dir
 
     if runs is not None and not runs.is_dir():
-        raise UsageError(f"no such directory: {runs}", "pass the directory of runs with --runs")
+        raise UsageError(f"no such directory: {runs}", "pass the directory with the runs as --runs")
     return runs or runs_dir()
 
 

@@ -173,7 +173,7 @@ def _build_default_workload(config: Config, sampling: Mapping[str, Any]) -> dict
     workload["input_tokens"] = experiment.max_input_tokens or DEFAULT_INPUT_TOKENS
     most = sampling.get("max_tokens", DEFAULT_OUTPUT_TOKENS)
     if sampling.get("min_tokens", most) > most:
-        raise ConfigError("min_output_tokens is above max_output_tokens", "lower min_output_tokens")
+        raise ConfigError("min_output_tokens exceeds max_output_tokens", "lower min_output_tokens")
     workload["output_tokens"] = most if sampling.get("min_tokens", most) == most else None
     return workload
 

@@ -107,7 +107,7 @@ def _add_entry(target: dict[str, ConfigEntry], name: str, entry: ConfigEntry, pr
     if present is None:
         target[name] = entry
     else:
-        problems.add(entry, f"duplicates {present.key_path} ({present.origin}); keep one of them")
+        problems.add(entry, f"duplicates {present.key_path} ({present.origin}); remove one of them")
 
 
 def _add_to_section(

@@ -27,7 +27,7 @@ def find_config_file(path: Path | None, environ: Mapping[str, str]) -> Path | No
         return _require_file(path, "pass the path of an existing file")
     named = environ.get(FILE_VARIABLE)
     if named:
-        return _require_file(Path(named).expanduser(), f"{FILE_VARIABLE} names it: fix or unset the variable")
+        return _require_file(Path(named).expanduser(), f"{FILE_VARIABLE} is set to this path: fix or unset it")
     candidates = (Path("enginebay.yaml"), home_dir() / "config.yaml")
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 

@@ -84,7 +84,7 @@ def _parse_trigger(item: Any) -> str:
     near = get_close_matches(str(item), FALLBACK_TRIGGERS, n=1)
     raise InvalidValue(
         f"unknown item {str(item)[:60]!r}; "
-        + (f"did you mean {near[0]}?" if near else f"known: {', '.join(FALLBACK_TRIGGERS)}")
+        + (f"did you mean {near[0]}?" if near else f"available: {', '.join(FALLBACK_TRIGGERS)}")
     )
 
 
@@ -156,7 +156,7 @@ class ConfigKeys:
         kind = self.kinds_by_name.get(name) if isinstance(name, str) else None
         if kind is None:
             near = get_close_matches(str(name), [*others, *self.kinds_by_name], n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join([*others, *self.specs])}"
+            hint = f"did you mean {near[0]}?" if near else f"available: {', '.join([*others, *self.specs])}"
             problems.add(entry, f"unknown engine {name!r}; {hint}")
         return kind
 

@@ -55,4 +55,4 @@ def _check_profile_conflict(entries: Mapping[str, ConfigEntry], problems: Proble
         entries.get("traffic_simulation.enabled", ConfigEntry(None)),
     )
     if profile.value is not None and traffic.value and profile.origin.rank == traffic.origin.rank:
-        problems.add(traffic, f"duplicates {profile.key_path} ({profile.origin}); keep one of them")
+        problems.add(traffic, f"duplicates {profile.key_path} ({profile.origin}); remove one of them")

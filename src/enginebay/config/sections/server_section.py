@@ -39,17 +39,17 @@ class ServerLimits:
     max_tokens: int | None = _limit_field(None, 1, "maximum output tokens; unset: the model's context")
     stop: int = _limit_field(16, 0, "maximum stop strings per request")
     stop_chars: int = _limit_field(1024, 1, "maximum characters per stop string")
-    logit_bias: int = _limit_field(1024, 0, "maximum entries of logit_bias")
+    logit_bias: int = _limit_field(1024, 0, "maximum entries in logit_bias")
     # Other libraries traverse a schema recursively, so the depth has a hard maximum.
     schema_depth: int = _limit_field(32, 1, "maximum nesting of a JSON schema", maximum=200)
     schema_nodes: int = _limit_field(4096, 1, "maximum number of values in a JSON schema")
     schema_bytes: int = _limit_field(64 << 10, 64, "maximum size of a JSON schema")
-    regex_chars: int = _limit_field(2048, 1, "maximum characters of a regex")
+    regex_chars: int = _limit_field(2048, 1, "maximum characters in a regex")
     regex_states: int = _limit_field(
         20_000, 1, "maximum automaton states of a regex, with repeats expanded; also bounds counts in a schema"
     )
     grammar_bytes: int = _limit_field(64 << 10, 64, "maximum size of a grammar")
-    choices: int = _limit_field(1024, 1, "maximum texts of guided_choice, and values per enum in a JSON schema")
+    choices: int = _limit_field(1024, 1, "maximum texts in guided_choice, and values per enum in a JSON schema")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class ServerConfig:
     port: int = config_field(8000, "port to listen on; 0: any free port", minimum=0, maximum=65535)
     workers: int = config_field(1, "server processes that share the fleet", minimum=1, maximum=64)
     keys_file: Path | None = config_field(  # noqa: RUF009  (wraps `field`)
-        None, "file of API keys; unset: keys.yaml in ENGINEBAY_HOME, if it exists"
+        None, "API key file; unset: keys.yaml in ENGINEBAY_HOME, if it exists"
     )
-    allow_without_key: bool = config_field(False, "listen on other interfaces without any API key")
+    allow_without_key: bool = config_field(False, "allow other hosts to connect without an API key")
     drain_s: float = config_field(30.0, "time for running requests to finish after SIGTERM", minimum=0)
     log_format: str = config_field("text", "format of log lines", choices=("text", "json"))
     log_level: str = config_field("info", "minimum level to log", choices=("debug", "info", "warning", "error"))

@@ -26,7 +26,7 @@ def expand_sweep(sweep: Mapping[str, Any] | list[Any] | None) -> list[dict[str, 
     count = sum(prod(map(len, grid.values())) for grid in grids)
     if count > MAX_POINTS:
         raise ConfigError(
-            f"the sweep has {count} points, at most {MAX_POINTS} are allowed", "list fewer values or fewer keys"
+            f"the sweep has {count} points; the maximum is {MAX_POINTS}", "list fewer values or fewer keys"
         )
     unique: dict[str, dict[str, Any]] = {}
     for grid in grids:

@@ -180,12 +180,14 @@ class FakeEngine:
 
     def add_lora(self, name: str, path: str) -> None:
         if not Path(path).exists():
-            raise InvalidRequest(f"adapter {name}: {path} does not exist", "give the path of an adapter", param="lora")
+            raise InvalidRequest(f"adapter {name}: {path} does not exist", "pass the path of an adapter", param="lora")
         self._loras.add(name)
 
     def remove_lora(self, name: str) -> None:
         if name not in self._loras:
-            raise InvalidRequest(f"{self._load.model} has no adapter {name}", param="lora")
+            raise InvalidRequest(
+                f"unknown LoRA adapter {name!r}", f"available: {', '.join(sorted(self._loras)) or 'none'}", param="lora"
+            )
         self._loras.discard(name)
 
     def submit(self, number: int, request: GenerateRequest) -> None:
@@ -193,7 +195,8 @@ class FakeEngine:
         output_limit = self._settings["context_length"] - len(prompt)
         if output_limit < 1:
             raise ContextOverflow(
-                f"the prompt has {len(prompt)} tokens, the context of {self._load.model} holds {self._settings['context_length']}",
+                f"the prompt ({len(prompt)} tokens) plus output exceeds the model's context length of "
+                f"{self._settings['context_length']} tokens",
                 "shorten the prompt",
                 param="prompt",
             )

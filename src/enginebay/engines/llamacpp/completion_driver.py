@@ -187,7 +187,7 @@ def to_error(response: Mapping[str, Any]) -> EnginebayError:
 
 def make_context_overflow(prompt_tokens: int, context_length: int) -> ContextOverflow:
     return ContextOverflow(
-        f"the prompt has {prompt_tokens} tokens, but the context holds {context_length} including the output",
+        f"the prompt ({prompt_tokens} tokens) plus output exceeds the model's context length of {context_length} tokens",
         "shorten the prompt, or raise context_length",
         param="prompt",
     )

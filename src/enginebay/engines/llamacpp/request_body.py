@@ -81,7 +81,7 @@ def build_lora_scales(adapter: str | None, loras: Mapping[str, int]) -> list[dic
     """Return the scale of every loaded adapter: 1 for the chosen one, 0 for the others."""
     if adapter is not None and adapter not in loras:
         known = ", ".join(loras) or "none"
-        raise InvalidRequest(f"unknown adapter {adapter!r}", f"loaded adapters: {known}", param="lora")
+        raise InvalidRequest(f"unknown LoRA adapter {adapter!r}", f"available: {known}", param="lora")
     return [{"id": index, "scale": 1.0 if name == adapter else 0.0} for name, index in loras.items()]
 
 

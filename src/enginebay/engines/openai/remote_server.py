@@ -124,7 +124,9 @@ def _parse_host(address: SplitResult) -> str:
 
 def _read_key(variable: str | None, file: str | None, environ: Mapping[str, str]) -> str:
     if variable and file:
-        raise ConfigError("openai.key_env and openai.key_file are both set", "keep one of them", param="openai.key_env")
+        raise ConfigError(
+            "openai.key_env and openai.key_file are mutually exclusive", "remove one of them", param="openai.key_env"
+        )
     if variable:
         key = environ.get(variable, "").strip()
         if not key:

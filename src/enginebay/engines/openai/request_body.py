@@ -78,7 +78,8 @@ class OpenAIBodyBuilder:
             remaining = self.context_length - len(request.token_ids)
             if self.context_length and remaining < 1:
                 raise ContextOverflow(
-                    f"the prompt has {len(request.token_ids)} tokens, but the context holds {self.context_length}",
+                    f"the prompt ({len(request.token_ids)} tokens) plus output exceeds the model's context length of "
+                    f"{self.context_length} tokens",
                     "shorten the prompt",
                     param="prompt",
                 )

@@ -74,7 +74,7 @@ SPEC = EngineSpec(
         ),
         "context_length": Setting(
             "int",
-            "Tokens of prompt and output together. Unset: from the server's model list, if it says",
+            "Tokens of prompt and output together. Unset: from the server's model list, if reported",
             minimum=1,
         ),
         "max_batch": Setting("int", "Maximum concurrent requests; others wait", default=256, minimum=1),

@@ -38,7 +38,7 @@ class PeftAdapters:
         """Load an adapter. On failure, raise `LoadFailed` and leave the model unchanged."""
         missing = [file for file in _REQUIRED_FILES if not (Path(path) / file).is_file()]
         if missing:
-            raise LoadFailed(f"LoRA adapter {name} has no {missing[0]}: {path}", "give a PEFT adapter directory")
+            raise LoadFailed(f"LoRA adapter {name} has no {missing[0]}: {path}", "use a PEFT adapter directory")
         key = next(self._peft_names)
         try:
             self._model.load_adapter(path, adapter_name=key)
@@ -70,7 +70,7 @@ class PeftAdapters:
     def withdraw(self, name: str) -> None:
         if name not in self.names:
             known = ", ".join(sorted(self.names)) or "none"
-            raise InvalidRequest(f"no LoRA adapter named {name}", f"loaded: {known}", param="lora")
+            raise InvalidRequest(f"unknown LoRA adapter {name!r}", f"available: {known}", param="lora")
         self.names -= {name}
 
     def delete(self, name: str) -> None:

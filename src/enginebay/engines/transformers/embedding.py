@@ -37,10 +37,10 @@ class Embedder:
     def embed(self, inputs: Sequence[Sequence[int]]) -> Embedding:
         for ids in inputs:
             if not ids:
-                raise InvalidRequest("an input to embed is empty", "give at least one token", param="input")
+                raise InvalidRequest("an input to embed is empty", "send at least one token", param="input")
             if len(ids) > self._context_length:
                 raise ContextOverflow(
-                    f"an input has {len(ids)} tokens, but the model takes at most {self._context_length}",
+                    f"an input ({len(ids)} tokens) exceeds the model's context length of {self._context_length} tokens",
                     "split the text",
                 )
         # Sort by length to keep padding small.

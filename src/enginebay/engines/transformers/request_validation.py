@@ -13,13 +13,15 @@ def check_request(request: GenerateRequest, context_length: int, adapters: Set[s
     prompt = len(request.token_ids or ())
     if prompt >= context_length:
         raise ContextOverflow(
-            f"the prompt has {prompt} tokens, the context holds {context_length}",
+            f"the prompt ({prompt} tokens) plus output exceeds the model's context length of {context_length} tokens",
             "shorten the prompt, or load the model with a larger context_length",
             param="prompt",
         )
     if request.lora is not None and request.lora not in adapters:
         raise InvalidRequest(
-            f"no LoRA adapter named {request.lora}", f"loaded: {', '.join(sorted(adapters)) or 'none'}", param="lora"
+            f"unknown LoRA adapter {request.lora!r}",
+            f"available: {', '.join(sorted(adapters)) or 'none'}",
+            param="lora",
         )
     beams = request.sampling.num_beams or 1
     if beams > 1 and request.sampling.n > beams:

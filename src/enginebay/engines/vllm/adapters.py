@@ -46,7 +46,7 @@ class VllmAdapters:
         request = self._requests.get(name)
         if request is None:
             known = ", ".join(self._requests) or "none"
-            raise InvalidRequest(f"{self._model} has no adapter {name!r}", f"known adapters: {known}", param="lora")
+            raise InvalidRequest(f"unknown LoRA adapter {name!r}", f"available: {known}", param="lora")
         return request
 
     def prepare(self, name: str, path: str) -> Any:

@@ -265,7 +265,7 @@ class VllmEngine:
     def _check_length(self, prompt: int, output: int) -> None:
         if prompt + output > self._context_length:
             raise ContextOverflow(
-                f"the prompt has {prompt} tokens, but the context holds {self._context_length}",
+                f"the prompt ({prompt} tokens) plus output exceeds the model's context length of {self._context_length} tokens",
                 "shorten the prompt, or load the model with a larger max_model_len",
                 param="prompt",
             )

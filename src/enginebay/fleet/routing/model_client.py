@@ -63,9 +63,7 @@ class ModelClient:
         translated = negotiate(self.spec.kind, self.spec.request, request, self.facts.refused)
         if request.lora is not None and request.lora not in self.loras:
             known = ", ".join(self.loras) or "none"
-            raise InvalidRequest(
-                f"there is no adapter {request.lora!r}", f"adapters of this model: {known}", param="lora"
-            )
+            raise InvalidRequest(f"unknown LoRA adapter {request.lora!r}", f"available: {known}", param="lora")
         return translated
 
     async def generate(self, request: GenerateRequest, **options: Any) -> AsyncIterator[Delta | Done]:

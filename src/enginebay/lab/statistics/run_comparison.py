@@ -32,7 +32,7 @@ def compare_runs(runs: Sequence[Run]) -> list[dict[str, Any]]:
     if len(groups) < 2:
         raise UsageError(
             "nothing to compare: all runs repeat the same point",
-            "give runs of two engines or settings; `bay results aggregate` averages repetitions",
+            "pass runs of two engines or settings; `bay results aggregate` averages repetitions",
         )
     rivals = [(_find_first_alike(group, groups), group) for group in groups]
     alike = [(a, b) for a, b in rivals if a is not b]

@@ -88,7 +88,7 @@ def check_one_engine(runs: Sequence[Run]) -> None:
     if len(engines) > 1:
         raise MixedEngines(
             f"mixed engines: {', '.join(engines)}; aggregating results of different engines is statistically invalid",
-            "give runs of one engine, compare them with `bay results compare`, or override with --allow-mixed-engines",
+            "pass runs of one engine, compare them with `bay results compare`, or override with --allow-mixed-engines",
         )
 
 

@@ -108,7 +108,7 @@ def _check_version(folder: Path, version: object) -> None:
         newer = isinstance(version, int) and version > SCHEMA_VERSION
         raise CorruptRun(
             folder,
-            f"schema version {version!r} is unknown, this Enginebay reads {SCHEMA_VERSION}",
+            f"schema version {version!r} is unknown; this version of Enginebay reads {SCHEMA_VERSION}",
             "upgrade enginebay" if newer else "",
         )
 

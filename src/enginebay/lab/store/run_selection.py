@@ -63,7 +63,7 @@ def _find_run(folder: Path, name: str, runs: list[Run], unreadable: list[Corrupt
     if "/" in name:
         path = Path(name).expanduser().resolve()
         if not path.is_dir():
-            raise UnknownRun(f"there is no folder {path}", "give a run's folder, or its id")
+            raise UnknownRun(f"folder not found: {path}", "pass a run's folder or its id")
         return load_run(path)
     ids = sorted([*(run.id for run in runs), *(error.folder.name for error in unreadable)])
     matches = [name] if name in ids else [run_id for run_id in ids if name and run_id.startswith(name)]
@@ -75,5 +75,5 @@ def _find_run(folder: Path, name: str, runs: list[Run], unreadable: list[Corrupt
     if study_path(folder, name).exists():
         raise UnknownRun(f"the study {name} has no runs yet", f"resume it: bay experiment --resume --study {name}")
     if not ids:
-        raise UnknownRun(f"there are no runs in {folder}", "measure one: bay experiment CONFIG.yaml")
-    raise UnknownRun(f"there is no run or study {name!r} in {folder}", "`bay results list` lists them")
+        raise UnknownRun(f"no runs in {folder}", "measure one: bay experiment CONFIG.yaml")
+    raise UnknownRun(f"unknown run or study {name!r} in {folder}", "`bay results list` lists them")

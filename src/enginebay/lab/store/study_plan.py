@@ -60,7 +60,7 @@ def load_study(folder: Path, study_id: str) -> Study:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise UnknownRun(f"there is no study {study_id!r} in {folder}", _suggest_studies(folder)) from None
+        raise UnknownRun(f"unknown study {study_id!r} in {folder}", _suggest_studies(folder)) from None
     except OSError as error:
         raise CorruptStudy(f"{path} cannot be read: {error.strerror}", "start the study again") from None
     try:
@@ -115,4 +115,4 @@ def to_step(run: Run) -> StudyStep:
 
 def _suggest_studies(folder: Path) -> str:
     ids = list_study_ids(folder)
-    return f"the last studies are: {', '.join(ids[-3:])}" if ids else "there are no studies here"
+    return f"latest studies: {', '.join(ids[-3:])}" if ids else "no studies here"

@@ -117,7 +117,7 @@ class RemoteMeter:
             body = response.read(_MAX_RESPONSE_BYTES)
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()  # the next request reopens it
-            raise MeterUnavailable(f"the server does not answer {METERS_PATH}: {error!r}") from None
+            raise MeterUnavailable(f"the server does not respond to {METERS_PATH}: {error!r}") from None
         after_s = monotonic()
         if response.status != 200:
             raise MeterUnavailable(_explain_refusal(response.status))

@@ -69,7 +69,7 @@ def find_study_to_resume(folder: Path, name: str | None) -> tuple[study_plan.Stu
         if study_plan.list_remaining(study, done):
             return study, [*skipped, *errors]
     reasons = "; ".join(error.message for error in skipped)
-    raise UnknownRun("there is no study to resume", reasons or "all studies here are finished")
+    raise UnknownRun("no study to resume", reasons or "all studies here are finished")
 
 
 def run_study(

@@ -42,7 +42,7 @@ def request_json(
         raise ServerUnusable(f"the certificate of {target.url} is not trusted: {error.verify_message}", TRUST_HINT)
     except OSError as error:
         raise ServerUnusable(
-            f"{target.url} does not answer: {error}", "check that the server is running, and its address"
+            f"{target.url} does not respond: {error}", "check the address and that the server is running"
         )
     finally:
         connection.close()

@@ -47,7 +47,7 @@ def _compare_sources(device: str, energy: WindowEnergy) -> Finding:
     if counter is None or sampled is None:
         return UNKNOWN
     apart = abs(sampled / counter - 1) if counter > 0 else float(sampled != counter)
-    message = f"{device}: the counter says {counter:.4g} J and sampled power {sampled:.4g} J, {apart:.1%} apart"
+    message = f"{device}: the counter reads {counter:.4g} J and sampled power {sampled:.4g} J, {apart:.1%} apart"
     return grade_figure("energy_sources_apart", apart, *limits.ENERGY_APART, message)
 
 

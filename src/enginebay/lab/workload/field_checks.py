@@ -13,7 +13,7 @@ from enginebay.errors import ConfigError
 def check_positive_number(name: str, value: Any, *, zero: bool = False) -> float:
     """Return a finite number above zero, or from zero if `zero` is set."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{name} must be a number, not {value!r}", f"give a number above 0 for {name}", param=name)
+        raise ConfigError(f"{name} must be a number, not {value!r}", f"use a number above 0 for {name}", param=name)
     if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
         bound = "0 or above" if zero else "above 0"
         raise ConfigError(f"{name} must be {bound} and finite, not {value!r}", f"raise {name}", param=name)

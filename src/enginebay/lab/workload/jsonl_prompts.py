@@ -24,7 +24,7 @@ def read_prompt_lines(path: Path) -> list[PromptLine]:
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", "give a text file", param="workload.path") from error
+        raise ConfigError(f"{path} cannot be read: {error}", "use a text file", param="workload.path") from error
     prompts = [_parse_line(f"{path}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise ConfigError(f"{path} is empty", LINE_FORMAT_HINT, param="workload.path")
@@ -96,7 +96,7 @@ def cut_prompt(prompt: Prompt, max_tokens: int, tokenizer: TextTokenizer | None,
     if length is None or tokenizer is None:
         raise ConfigError(
             "max_input_tokens needs the model's tokenizer, and its chat template for messages",
-            "give the model's files, or remove max_input_tokens",
+            "pass the model's files, or remove max_input_tokens",
             param="workload.max_input_tokens",
         )
     shortened, excess = prompt, length - max_tokens

@@ -37,7 +37,7 @@ def read_trace(path: Path, format: str) -> list[TraceRow]:
     """Return all rows of a trace by time, the first at 0."""
     rows = sorted(_read_rows(path, format), key=lambda row: row.at_s)
     if not rows:
-        raise ConfigError(f"{path} has no requests", "give a trace with at least one request", param="workload.path")
+        raise ConfigError(f"{path} has no requests", "use a trace with at least one request", param="workload.path")
     return [replace(row, at_s=row.at_s - rows[0].at_s) for row in rows]
 
 
@@ -50,7 +50,7 @@ def _read_rows(path: Path, format: str) -> Iterator[TraceRow]:
                 if line is not BLANK_LINE:
                     yield _parse_row(path, number, line, read, columns)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", "give a text file", param="workload.path") from error
+        raise ConfigError(f"{path} cannot be read: {error}", "use a text file", param="workload.path") from error
 
 
 def _parse_row(path: Path, number: int, line: Any, read: Any, columns: tuple[str, ...]) -> TraceRow:
@@ -105,15 +105,17 @@ def select_rows(
     long = sum(not _fits_context(row, limit) for row in usable)
     if long and too_long == "refuse":
         raise ConfigError(
-            f"{long} of {len(usable)} requests of the trace do not fit the model's context of {limit} tokens",
+            f"{long} of {len(usable)} requests in the trace exceed the model's context length of {limit} tokens",
             "set workload.too_long to drop or cut, or use a model with a longer context",
             param="workload.too_long",
         )
     if too_long == "drop":
         fitting = [row for row in usable if _fits_context(row, limit)]
-        return fitting[:max_rows], notes + _make_note(long, len(usable), f"skipped: longer than the context of {limit}")
+        return fitting[:max_rows], notes + _make_note(
+            long, len(usable), f"skipped: longer than the context length of {limit}"
+        )
     return [_shorten_row(row, limit) for row in usable], notes + _make_note(
-        long, len(usable), f"truncated to the context of {limit}"
+        long, len(usable), f"truncated to the context length of {limit}"
     )
 
 
@@ -130,4 +132,4 @@ def _shorten_row(row: TraceRow, context_length: int) -> TraceRow:
 
 
 def _make_note(count: int, total: int, text: str) -> list[str]:
-    return [f"{count} of {total} requests of the trace {text}"] if count else []
+    return [f"{count} of {total} requests in the trace {text}"] if count else []

@@ -188,8 +188,8 @@ def _check_fits_context(requests: Sequence[Request], context_length: int | None)
         if not _fits_context(request, context_length):
             length, output = request.input_tokens or 0, request.output_tokens or 1
             raise ConfigError(
-                f"{length} input and {output} output tokens do not fit the model's context of {context_length}",
-                "lower input_tokens or output_tokens, or give their distributions a max",
+                f"{length} input plus {output} output tokens exceed the model's context length of {context_length} tokens",
+                "lower input_tokens or output_tokens, or set a max on their distributions",
                 param="workload.input_tokens",
             )
 

@@ -70,7 +70,7 @@ def _check_value(name: str, value: Any, folder: Path | None) -> Any:
 
 def _check_path(where: str, value: Any, folder: Path | None) -> Path:
     if not isinstance(value, str | Path) or not str(value):
-        raise ConfigError(f"{where} must be a file path, not {value!r}", "give a path", param=where)
+        raise ConfigError(f"{where} must be a file path, not {value!r}", "use a path", param=where)
     path = (folder or Path()) / Path(value).expanduser()
     if not path.is_file():
         raise ConfigError(

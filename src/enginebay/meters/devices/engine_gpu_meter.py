@@ -16,7 +16,7 @@ _CUDA_LIBRARY = "libcuda.so"
 _PCI_BUS_ORDER = "PCI_BUS_ID"
 _AMBIGUOUS_INDEXES = (  # the driver numbers GPUs by bus id; CUDA, by default, starts with the fastest
     "indexes in CUDA_VISIBLE_DEVICES are ambiguous for different GPU models: "
-    f"set CUDA_DEVICE_ORDER={_PCI_BUS_ORDER}, or give the GPU's UUID"
+    f"set CUDA_DEVICE_ORDER={_PCI_BUS_ORDER}, or use the GPU's UUID"
 )
 
 

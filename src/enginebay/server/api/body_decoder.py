@@ -43,7 +43,7 @@ def _explain_error(struct: type[Any], message: str) -> InvalidRequest:
         param = f"{path}.{name}" if path else name
         known = getattr(struct, "__struct_encode_fields__", ()) if not path else ()
         similar = get_close_matches(name[:100], known, n=1)
-        hint = f"did you mean {similar[0]}?" if similar else "leave it out; /docs lists all parameters"
+        hint = f"did you mean {similar[0]}?" if similar else "remove it; /docs lists all parameters"
         return InvalidRequest(f"unknown parameter {param[:200]!r}", hint, param=param[:200])
     if missing := _MISSING.match(problem):
         param = f"{path}.{missing['name']}" if path else missing["name"]

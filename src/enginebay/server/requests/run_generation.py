@@ -39,7 +39,7 @@ async def prepare_request(
         if truncate is not None:
             raise Unsupported(
                 f"{session.labels[1]} tokenizes on a remote server",
-                "leave out truncate_prompt_tokens",
+                "remove truncate_prompt_tokens",
                 param="truncate_prompt_tokens",
             )
         return request
@@ -56,13 +56,14 @@ async def prepare_request(
     available = session.client.facts.context_length - len(ids)
     if available < 1:
         raise ContextOverflow(
-            f"the prompt has {len(ids)} tokens, but the model's context is {session.client.facts.context_length}",
-            "shorten it, or set truncate_prompt_tokens", param=param,
+            f"the prompt ({len(ids)} tokens) plus output exceeds the model's context length of "
+            f"{session.client.facts.context_length} tokens",
+            "shorten the prompt, or set truncate_prompt_tokens", param=param,
         )  # fmt: skip
     if requested_max_tokens is not None and requested_max_tokens > available:
         raise ContextOverflow(
-            f"the prompt's {len(ids)} tokens and {max_tokens_param} {requested_max_tokens} exceed the model's context of "
-            f"{session.client.facts.context_length}",
+            f"the prompt ({len(ids)} tokens) plus {max_tokens_param} ({requested_max_tokens}) exceeds the model's context length of "
+            f"{session.client.facts.context_length} tokens",
             f"request at most {available} tokens", param=max_tokens_param,
         )  # fmt: skip
     if sampling.max_tokens is not None and sampling.max_tokens > available:

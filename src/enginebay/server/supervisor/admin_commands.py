@@ -251,7 +251,7 @@ class AdminCommands:
             replica = self._fleet.get_replica(model)
             if name not in _get_loras(replica):
                 raise InvalidRequest(
-                    f"{model} has no adapter {name}",
+                    f"unknown LoRA adapter {name!r}",
                     f"available: {', '.join(_get_loras(replica)) or 'none'}",
                     param="name",
                 )

@@ -40,7 +40,7 @@ def normalize_messages(
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise _invalid_messages("messages must be a list", 'for example [{"role": "user", "content": "hi"}]')
     if not messages:
-        raise _invalid_messages("messages is empty", "give at least one message")
+        raise _invalid_messages("messages is empty", "send at least one message")
     normalized = [_normalize_message(message, number, keep_parts) for number, message in enumerate(messages)]
     for message in normalized:
         if message["role"] == "developer" and not supports_developer:

@@ -33,7 +33,7 @@ def parse_tool_choice(tools: Any, choice: Any) -> ToolChoice:
     if isinstance(choice, str) and choice in _MODES:
         if not names:
             raise _invalid_tool_choice(
-                f"tool_choice is {choice!r} but there are no tools", "add tools, or omit tool_choice"
+                f"tool_choice is {choice!r} but there are no tools", "add tools, or remove tool_choice"
             )
         return ToolChoice("required")
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
@@ -78,7 +78,7 @@ def _validate_tool(tool: Any, where: str) -> str:
             "use 1 to 64 letters, digits, underscores or dashes",
         )
     if not isinstance(function.get("description", ""), (str, type(None))):
-        raise _invalid_tools(f"{where}.function.description is not a string", "use a string, or omit it")
+        raise _invalid_tools(f"{where}.function.description is not a string", "use a string, or remove it")
     if not isinstance(function.get("strict"), (bool, type(None))):
         raise _invalid_tools(f"{where}.function.strict is {_shorten_repr(function['strict'])}", "use true or false")
     _check_parameters(function.get("parameters"), f"{where}.function.parameters")
@@ -88,7 +88,7 @@ def _validate_tool(tool: Any, where: str) -> str:
 def _check_parameters(parameters: Any, where: str) -> None:
     if parameters is None:
         return
-    hint = 'use a JSON schema like {"type": "object", "properties": {…}}, or omit it'
+    hint = 'use a JSON schema like {"type": "object", "properties": {…}}, or remove it'
     if not isinstance(parameters, Mapping):
         raise _invalid_tools(f"{where} is not an object", hint)
     if parameters.get("type", "object") != "object":

@@ -164,4 +164,4 @@ def test_every_command_uses_the_configured_address(
 def test_the_help_names_the_source_of_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ps", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "default: server.host and server.port of the configuration" in said
+    assert "default: server.host and server.port from the configuration" in said

@@ -174,4 +174,4 @@ def test_a_load_that_sends_nothing_is_refused_before_anything_is_written_down(
     assert "sends no request" in said and "duration" in said and "Traceback" not in said
     assert not carried_out and not runs.exists()
     assert main(["experiment", "--resume"]) != 0
-    assert "there is no study to resume" in capsys.readouterr().err
+    assert "no study to resume" in capsys.readouterr().err

@@ -48,7 +48,7 @@ def test_the_terminal_says_that_runs_are_invalid(
 @pytest.mark.parametrize(
     ("arguments", "wrong"),
     [
-        (["nothing"], "there are no runs"),
+        (["nothing"], "no runs in"),
         (["x", "--runs", "not/there"], "no such directory: not/there"),
         (["x", "-o", "."], "is a directory"),
     ],

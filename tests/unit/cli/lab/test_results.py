@@ -39,7 +39,7 @@ def row(text: str, start: str) -> str:
 
 def test_nothing_measured_yet(bay: Any) -> None:
     assert json.loads(bay("list", "--json")[0]) == {"runs": [], "corrupt": [], "unfinished": []}
-    with pytest.raises(UnknownRun, match="there are no runs"):
+    with pytest.raises(UnknownRun, match="no runs in"):
         bay("show", "latest")
 
 

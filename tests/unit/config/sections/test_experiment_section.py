@@ -78,7 +78,7 @@ def test_what_show_prints_of_a_study_loads_again(load: Any) -> None:
         ("wrkload: {}", "wrkload: unknown key; did you mean workload?"),
         (
             "profile: {kind: closed}\ntraffic_simulation: {enabled: true}",
-            "traffic_simulation.enabled: duplicates profile (bay.yaml:1); keep one of them",
+            "traffic_simulation.enabled: duplicates profile (bay.yaml:1); remove one of them",
         ),
     ],
 )

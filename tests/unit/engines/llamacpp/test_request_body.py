@@ -72,7 +72,7 @@ def test_adapters_are_off_unless_chosen() -> None:
     assert "lora" not in _body()
     assert _body(loras=("a", "b"))["lora"] == [{"id": 0, "scale": 0.0}, {"id": 1, "scale": 0.0}]
     assert _body(lora="b", loras=("a", "b"))["lora"] == [{"id": 0, "scale": 0.0}, {"id": 1, "scale": 1.0}]
-    with pytest.raises(InvalidRequest, match="unknown adapter 'c'"):
+    with pytest.raises(InvalidRequest, match="unknown LoRA adapter 'c'"):
         _body(lora="c", loras=("a", "b"))
 
 

@@ -28,7 +28,7 @@ def test_overflow_names_the_numbers(invalid: GenerateRequest, numbers: str) -> N
 
 def test_unknown_adapter() -> None:
     check_request(request(1, lora="a"), 100, {"a"})
-    with pytest.raises(InvalidRequest, match="no LoRA adapter named b"):
+    with pytest.raises(InvalidRequest, match="unknown LoRA adapter 'b'"):
         check_request(request(1, lora="b"), 100, {"a"})
 
 

@@ -69,7 +69,7 @@ def test_a_withdrawn_adapter_stays_until_it_is_deleted(tmp_path: Path) -> None:
     assert adapters.is_loaded("a")
     with pytest.raises(InvalidRequest, match="still use"):
         adapters.add("a", path)
-    with pytest.raises(InvalidRequest, match="no LoRA adapter"):
+    with pytest.raises(InvalidRequest, match="unknown LoRA adapter"):
         adapters.withdraw("a")
     adapters.delete("a")
     assert (model.loaded, model.on) == ([], None)

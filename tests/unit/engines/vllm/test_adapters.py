@@ -75,7 +75,7 @@ def test_a_removed_adapter_holds_its_slot_until_its_last_request_ends(tmp_path: 
     with pytest.raises(InvalidRequest, match="at most 2 adapters"):
         adapters.prepare("c", path)
     left = adapters.remove("a")
-    with pytest.raises(InvalidRequest, match="no adapter 'a'"):
+    with pytest.raises(InvalidRequest, match="unknown LoRA adapter 'a'"):
         adapters.find("a")
     assert adapters.has_draining
     with pytest.raises(InvalidRequest, match="at most 2 adapters"):

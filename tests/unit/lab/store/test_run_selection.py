@@ -43,7 +43,7 @@ def test_a_path(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("2026-a", "2 runs start with"), ("x", "no run or study 'x'"), ("", "no run")]
+    ("name", "said"), [("2026-a", "2 runs start with"), ("x", "unknown run or study 'x'"), ("", "unknown run")]
 )
 def test_names_that_select_no_run_or_several(folder: Path, name: str, said: str) -> None:
     with pytest.raises(UnknownRun, match=said):
@@ -59,7 +59,7 @@ def test_a_study_that_has_no_runs_yet(tmp_path: Path) -> None:
 
 
 def test_no_runs_at_all(tmp_path: Path) -> None:
-    with pytest.raises(UnknownRun, match="there are no runs"):
+    with pytest.raises(UnknownRun, match="no runs in"):
         select_runs(tmp_path / "none", ["latest"])
 
 

@@ -94,7 +94,7 @@ def test_a_plan_that_is_not_a_file_is_reported(tmp_path: Path) -> None:
 
 
 def test_an_unknown_study_is_reported_with_the_existing_ones(tmp_path: Path) -> None:
-    with pytest.raises(UnknownRun, match="there are no studies"):
+    with pytest.raises(UnknownRun, match="no studies here"):
         load_study(tmp_path, "x")
     save_study(tmp_path, STUDY)
     with pytest.raises(UnknownRun, match=STUDY.id):

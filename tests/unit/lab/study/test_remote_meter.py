@@ -203,7 +203,7 @@ def test_why_meters_are_unavailable(host: Callable[[], Host], said: str) -> None
 
 def test_an_unreachable_server() -> None:
     meter, absent = open_remote_meter(TargetServer("http://127.0.0.1:9", "m", is_enginebay=True))
-    assert meter is None and "does not answer" in absent[0].reason
+    assert meter is None and "does not respond" in absent[0].reason
 
 
 def test_a_failed_reading_is_skipped_and_the_next_one_works(often: None) -> None:

@@ -56,7 +56,7 @@ def test_requests_of_azure_have_its_lengths_and_times(azure):
         (10, 10, 1),
     ]
     assert made.requests[1].at_s == pytest.approx(0.052, abs=1e-5)
-    assert made.notes == ("1 of 3 requests of the trace skipped: empty prompt or empty response",)
+    assert made.notes == ("1 of 3 requests in the trace skipped: empty prompt or empty response",)
 
 
 def test_mooncake_blocks_with_equal_hashes_are_shared(mooncake):
@@ -95,20 +95,20 @@ def test_requests_beyond_the_context_are_refused_dropped_or_cut(azure):
             TraceSpec(azure, "azure", too_long=too_long), make_byte_level(), None, 1, context_length=50
         )
 
-    with pytest.raises(ConfigError, match="1 of 2 requests of the trace do not fit"):
+    with pytest.raises(ConfigError, match="1 of 2 requests in the trace do not fit"):
         made("refuse")
     dropped, cut = made("drop"), made("cut")
     assert [one.input_tokens for one in dropped.requests] == [10]
     assert [(one.input_tokens, one.output_tokens) for one in cut.requests] == [(6, 44), (10, 1)]
-    assert dropped.notes[-1] == "1 of 2 requests of the trace skipped: longer than the context of 50"
-    assert cut.notes[-1] == "1 of 2 requests of the trace truncated to the context of 50"
+    assert dropped.notes[-1] == "1 of 2 requests in the trace skipped: longer than the context length of 50"
+    assert cut.notes[-1] == "1 of 2 requests in the trace truncated to the context length of 50"
 
 
 def test_only_what_is_sent_must_fit(azure):
     spec = TraceSpec(azure, "azure")
     azure.write_text(f"{AZURE}2023-11-16 18:17:09,9000,1\n")
     assert len(make_requests(spec, make_byte_level(), 2, 1, context_length=100)) == 2
-    with pytest.raises(ConfigError, match="1 of 3 requests of the trace do not fit"):
+    with pytest.raises(ConfigError, match="1 of 3 requests in the trace do not fit"):
         make_requests(spec, make_byte_level(), 3, 1, context_length=100)
 
 

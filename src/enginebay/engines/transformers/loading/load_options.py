@@ -131,7 +131,7 @@ def _check_options(options: LoadOptions) -> None:
     if options.sharding not in SHARDING:
         raise LoadFailed(f"sharding.strategy is {options.sharding}", f"use one of {', '.join(SHARDING)}")
     if options.sharding == "tensor_parallel" and options.device_map is not None:
-        raise LoadFailed("sharding.strategy tensor_parallel and device_map exclude each other", "remove device_map")
+        raise LoadFailed("sharding.strategy tensor_parallel and device_map are mutually exclusive", "remove device_map")
     if options.sharding == "tensor_parallel" and options.quantization_bits is not None:
         raise LoadFailed("bitsandbytes weights cannot be split by tensor_parallel", "use sharding.strategy: pipeline")
 
@@ -162,7 +162,7 @@ def _parse_compile_mode(value: Any) -> str | None:
 def _parse_quantization_bits(settings: Mapping[str, Any]) -> int | None:
     four, eight = settings.get("quantization.load_in_4bit"), settings.get("quantization.load_in_8bit")
     if four and eight:
-        raise LoadFailed("quantization.load_in_4bit and load_in_8bit are both true", "keep one of them")
+        raise LoadFailed("quantization.load_in_4bit and load_in_8bit are mutually exclusive", "remove one of them")
     return 4 if four else 8 if eight else None
 
 

@@ -129,17 +129,17 @@ def check_weights(path: Path) -> None:
     """Raise if the directory has no safetensors weights. Pickled weights can execute code."""
     if not path.is_dir():
         raise ModelInvalid(
-            f"{path} is not a model directory", "give a directory with config.json and safetensors weights"
+            f"{path} is not a model directory", "use a directory with config.json and safetensors weights"
         )
     if not (path / "config.json").is_file():
-        raise ModelInvalid(f"{path} has no config.json", "give a directory with config.json and safetensors weights")
+        raise ModelInvalid(f"{path} has no config.json", "use a directory with config.json and safetensors weights")
     if any(path.glob("*.safetensors")):
         return
     if any(path.glob("*.bin")) or any(path.glob("*.pt")):
         raise ModelInvalid(
             f"{path} has only pickled weights, which can execute code", "convert the model to safetensors"
         )
-    raise ModelInvalid(f"{path} has no safetensors weights", "give a directory with *.safetensors files")
+    raise ModelInvalid(f"{path} has no safetensors weights", "use a directory with *.safetensors files")
 
 
 def choose_device(options: LoadOptions, rank_info: RankInfo) -> Any:

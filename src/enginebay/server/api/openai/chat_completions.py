@@ -25,10 +25,10 @@ from enginebay.util.limit_errors import make_limit_error
 
 # Fields of the OpenAI API that are not supported: message and hint.
 _REFUSED = {
-    "prediction": ("predicted outputs are not supported", "leave out prediction"),
-    "audio": ("only text output is supported", "leave out audio"),
-    "web_search_options": ("web search is not supported", "leave it out, or give the model a search tool"),
-    "moderation": ("moderation is not supported", "leave out moderation"),
+    "prediction": ("predicted outputs are not supported", "remove prediction"),
+    "audio": ("only text output is supported", "remove audio"),
+    "web_search_options": ("web search is not supported", "remove web_search_options, or give the model a search tool"),
+    "moderation": ("moderation is not supported", "remove moderation"),
     "functions": ("functions and function_call are not supported", "use tools and tool_choice"),
 }
 
@@ -104,11 +104,11 @@ def check_unsupported_fields(body: ChatBody, limits: ServerLimits) -> None:
     if body.chat_template is not None:
         raise Unsupported(
             "custom chat templates are not allowed: a template is code",
-            "leave out chat_template",
+            "remove chat_template",
             param="chat_template",
         )
     if body.modalities not in (None, ["text"]):
-        raise Unsupported("only text output is supported", "leave out modalities", param="modalities")
+        raise Unsupported("only text output is supported", "remove modalities", param="modalities")
     for name, (message, hint) in _REFUSED.items():
         if getattr(body, name) is not None:
             raise Unsupported(message, hint, param=name)
@@ -134,7 +134,7 @@ def _resolve_max_tokens(body: ChatBody) -> tuple[int | None, str]:
     lengths = {length for length in (body.max_tokens, body.max_completion_tokens) if length is not None}
     if len(lengths) == 2:
         raise InvalidRequest(
-            "max_tokens and max_completion_tokens differ", "set one of them", param="max_completion_tokens"
+            "max_tokens and max_completion_tokens differ", "remove one of them", param="max_completion_tokens"
         )
     return lengths.pop() if lengths else None, "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
 
@@ -151,7 +151,11 @@ def _collect_extras(body: ChatBody, tools: ToolUse, session: ModelSession) -> di
         return {}
     fields = {"documents": body.documents, "chat_template_kwargs": body.chat_template_kwargs}
     if body.continue_final_message or body.add_generation_prompt is False:
-        raise Unsupported("a remote server renders the chat", "leave it out", param="continue_final_message")
+        raise Unsupported(
+            "the chat template is applied by a remote server",
+            "remove continue_final_message",
+            param="continue_final_message",
+        )
     return {**tools.extras, **{name: value for name, value in fields.items() if value}}
 
 

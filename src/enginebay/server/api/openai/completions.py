@@ -90,9 +90,9 @@ def _read_sampling(body: CompletionBody, session: ModelSession) -> Sampling:
 def _check_fields(body: CompletionBody) -> None:
     sampling_params.check_unsupported_account_fields(body)
     if body.suffix:
-        raise Unsupported("suffix is not supported", "leave out suffix", param="suffix")
+        raise Unsupported("suffix is not supported", "remove suffix", param="suffix")
     if body.echo and body.logprobs is not None:
-        raise Unsupported("echo cannot be combined with logprobs", "leave out one of them", param="echo")
+        raise Unsupported("echo and logprobs are mutually exclusive", "remove one of them", param="echo")
     sampling_params.check_stream_options(body)
 
 

@@ -97,7 +97,7 @@ async def _tokenize_inputs(
             raise InvalidRequest("input has an empty entry", param="input")
         if len(ids) > context_length:
             raise ContextOverflow(
-                f"input {index} has {len(ids)} tokens, but the model's context is {context_length}",
+                f"input {index} ({len(ids)} tokens) exceeds the model's context length of {context_length} tokens",
                 "shorten it, or set truncate_prompt_tokens", param="input",
             )  # fmt: skip
     return inputs

@@ -31,9 +31,15 @@ _REFUSED = {
     "previous_response_id": ("previous responses are not stored", _WHOLE_INPUT),
     "conversation": ("conversations are not stored", _WHOLE_INPUT),
     "prompt": ("stored prompts are not supported", "send the text as instructions and input"),
-    "moderation": ("moderation is not supported", "leave it out"),
-    "context_management": ("context management is not supported", "leave it out, or use truncate_prompt_tokens"),
-    "background": ("background responses are not supported", "leave out background, or use stream to see progress"),
+    "moderation": ("moderation is not supported", "remove moderation"),
+    "context_management": (
+        "context management is not supported",
+        "remove context_management, or use truncate_prompt_tokens",
+    ),
+    "background": (
+        "background responses are not supported",
+        "remove background, or set stream to true to see progress",
+    ),
 }
 
 
@@ -48,12 +54,12 @@ def check_unsupported_response_fields(body: ResponsesBody) -> None:
     if body.truncation == "auto":
         raise Unsupported(
             "automatic truncation is not supported",
-            "leave out truncation, and set truncate_prompt_tokens", param="truncation",
+            "remove truncation, and set truncate_prompt_tokens", param="truncation",
         )  # fmt: skip
     if any(value is not None for value in (body.reasoning or {}).values()):
         raise Unsupported(
             "reasoning is not supported: models have no common scale",
-            "leave it out, or set the template's own switch in chat_template_kwargs", param="reasoning",
+            "remove reasoning, or set the template's own switch in chat_template_kwargs", param="reasoning",
         )  # fmt: skip
     if body.text is not None and body.text.verbosity in ("low", "high"):
         raise Unsupported("verbosity is not supported", "ask for the length in instructions", param="text.verbosity")
@@ -66,7 +72,7 @@ def _check_stream_options(body: ResponsesBody) -> None:
     if not body.stream:
         raise InvalidRequest("stream_options requires stream", "set stream to true", param="stream_options")
     if body.stream_options.include_obfuscation:
-        raise Unsupported("obfuscation is not supported", "leave out include_obfuscation", param="stream_options")
+        raise Unsupported("obfuscation is not supported", "remove include_obfuscation", param="stream_options")
 
 
 def read_logprobs(body: ResponsesBody) -> int | None:
@@ -117,7 +123,7 @@ def _to_chat_tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
         )
     for key, value in tool.items():
         if key not in _TOOL_KEYS and value not in (None, False):
-            raise Unsupported(f"{where}.{key[:40]} is not supported", "leave it out", param="tools")
+            raise Unsupported(f"{where}.{key[:40]} is not supported", "remove it", param="tools")
     function = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}
     return {"type": "function", "function": function}
 

@@ -133,7 +133,7 @@ def read_constraint(body: GenerationFields, limits: ServerLimits) -> OutputConst
         return NO_CONSTRAINT
     if len(constraints) > 1:
         names = list(constraints)
-        raise InvalidRequest(f"{names[0]} and {names[1]} exclude each other", "set one of them", param=names[1])
+        raise InvalidRequest(f"{names[0]} and {names[1]} are mutually exclusive", "remove one of them", param=names[1])
     [(param, (name, value))] = constraints.items()
     return OutputConstraint(_build_guided(name, value, param, limits), param, param == "response_format")
 
@@ -198,7 +198,9 @@ def check_stream_options(body: GenerationFields) -> None:
     if not body.stream:
         raise InvalidRequest("stream_options requires stream", "set stream to true", param="stream_options")
     if body.stream_options.include_obfuscation:
-        raise Unsupported("obfuscation is not supported", "leave it out", param="stream_options.include_obfuscation")
+        raise Unsupported(
+            "obfuscation is not supported", "remove include_obfuscation", param="stream_options.include_obfuscation"
+        )
 
 
 def list_stream_notes(body: GenerationFields) -> dict[str, str]:
@@ -211,14 +213,16 @@ def list_stream_notes(body: GenerationFields) -> dict[str, str]:
 def check_unsupported_account_fields(body: Any) -> None:
     """Raise for fields that need storage, service tiers or cache control."""
     if body.store:
-        raise Unsupported("storing responses is not supported", "leave out store, or set it to false", param="store")
+        raise Unsupported("storing responses is not supported", "remove store, or set it to false", param="store")
     if body.service_tier not in (None, "auto", "default"):
         raise Unsupported(
-            "service tiers are not supported", "leave out service_tier, or use auto", param="service_tier"
+            "service tiers are not supported", "remove service_tier, or set it to auto", param="service_tier"
         )
     if body.prompt_cache_retention not in (None, "in_memory", "in-memory"):
         raise Unsupported(
-            "cached prompts are kept in memory only", "leave out prompt_cache_retention", param="prompt_cache_retention"
+            "cached prompts are kept in memory only", "remove prompt_cache_retention", param="prompt_cache_retention"
         )
     if body.prompt_cache_options is not None:
-        raise Unsupported("prompt cache options are not supported", "leave it out", param="prompt_cache_options")
+        raise Unsupported(
+            "prompt cache options are not supported", "remove prompt_cache_options", param="prompt_cache_options"
+        )

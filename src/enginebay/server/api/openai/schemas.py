@@ -118,7 +118,7 @@ class ResponsesBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: (
-        Annotated[int, Meta(ge=1, description="Applies to built-in tools, of which there are none")] | None
+        Annotated[int, Meta(ge=1, description="Accepted; has no effect: there are no built-in tools")] | None
     ) = None
     text: ResponsesText | None = None
     stream_options: ResponsesStreamOptions | None = None

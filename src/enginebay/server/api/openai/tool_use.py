@@ -105,8 +105,8 @@ def plan_tools(
     if constraint.guided is not None:
         if not constraint.text_only:
             raise InvalidRequest(
-                "a required tool call and a constraint on the output exclude each other",
-                "use tool_choice auto, or leave out the constraint",
+                "a required tool call and a constraint on the output are mutually exclusive",
+                "use tool_choice auto, or remove the constraint",
                 param="tool_choice",
             )
         notes[constraint.param] = "applies to text only, and a tool call is required"

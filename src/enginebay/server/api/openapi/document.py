@@ -28,20 +28,20 @@ RESPONSE_HEADERS: dict[str, Schema] = {
     "x-request-id": {"description": "The request's id in the server log: yours, if you sent one."},
     "x-enginebay-engine": {"description": "The engine that served the request, and its version."},
     "x-enginebay-fallback": {
-        "description": "The engine that replaced the first one of the chain, and why. Absent without a fallback."
+        "description": "The engine that replaced the first one in the chain, and why. Absent without a fallback."
     },
     "x-enginebay-translated": {
         "description": "Translated parameters, each with what the engine does instead. Absent if there are none."
     },
     "x-enginebay-truncated": {"description": "How many prompt tokens truncate_prompt_tokens dropped. Absent if none."},
-    "retry-after": {"description": "Seconds to wait before a retry."},
+    "retry-after": {"description": "Seconds to wait before retrying."},
     "www-authenticate": {"description": "How to send an API key."},
-    "x-ratelimit-limit-requests": {"description": "Requests per minute of this key, if limited."},
-    "x-ratelimit-remaining-requests": {"description": "What is left of it."},
-    "x-ratelimit-reset-requests": {"description": "Time until it is full again."},
-    "x-ratelimit-limit-tokens": {"description": "Tokens per minute of this key, if limited."},
-    "x-ratelimit-remaining-tokens": {"description": "What is left of it."},
-    "x-ratelimit-reset-tokens": {"description": "Time until it is full again."},
+    "x-ratelimit-limit-requests": {"description": "Requests per minute allowed for this key, if limited."},
+    "x-ratelimit-remaining-requests": {"description": "Requests remaining."},
+    "x-ratelimit-reset-requests": {"description": "Time until the full limit is available again."},
+    "x-ratelimit-limit-tokens": {"description": "Tokens per minute allowed for this key, if limited."},
+    "x-ratelimit-remaining-tokens": {"description": "Tokens remaining."},
+    "x-ratelimit-reset-tokens": {"description": "Time until the full limit is available again."},
 }
 _RATE_LIMIT_HEADERS = [name for name in RESPONSE_HEADERS if name.startswith("x-ratelimit-")]
 

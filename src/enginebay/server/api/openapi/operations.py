@@ -144,7 +144,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         body="ModelBody", response="FleetModel", names_model=True, examples={"model": {}},
     ),
     ("POST", "/admin/switch"): Operation(
-        operation_id="switch", tag=_ADMIN, summary="Replace one loaded model by another",
+        operation_id="switch", tag=_ADMIN, summary="Replace one loaded model with another",
         description="The first model sleeps if its engine can and memory allows, else it is unloaded.",
         body="SwitchBody", response="FleetModel", names_model=True,
         examples={"two models": {"from": "one-model", "to": "another-model"}},
@@ -173,7 +173,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/admin/adapters"): Operation(
         operation_id="addAdapter", tag=_ADMIN, summary="Add a LoRA adapter to a model while it runs",
-        description="Lasts until the next reload or the end of the server. Use the configuration for permanent adapters.",
+        description="Lasts until the next reload or restart. To keep an adapter, add it to the configuration.",
         body="AdapterBody", response="FleetModel", names_model=True,
         examples={"adapter": {"name": "my-adapter", "path": "/path/to/adapter"}},
     ),

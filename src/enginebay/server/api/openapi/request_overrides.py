@@ -217,7 +217,7 @@ FIELD_DESCRIPTIONS: dict[str, str] = {
     "ResponsesBody.prompt": "Not supported: there are no stored prompts.",
     "echo": "Start the output with the prompt.",
     "suffix": "Not supported.",
-    "do_sample": "false: greedy decoding, whatever the temperature.",
+    "do_sample": "false: greedy decoding, regardless of the temperature.",
     "stop": "Stop before any of these strings.",
     "stop_token_ids": "Stop at any of these tokens.",
     "ignore_eos": "Continue after the end-of-sequence token.",

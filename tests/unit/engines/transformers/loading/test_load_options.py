@@ -47,7 +47,7 @@ def test_bits_exclude_each_other() -> None:
 
 def test_several_shards_mean_tensor_parallel() -> None:
     assert read_options({"sharding.num_shards": 2}).sharding == "tensor_parallel"
-    with pytest.raises(LoadFailed, match="exclude each other"):
+    with pytest.raises(LoadFailed, match="mutually exclusive"):
         read_options({"sharding.num_shards": 2, "device_map": "auto"})
 
 
