@@ -148,7 +148,7 @@ def test_states_are_counted(pattern: str, states: int) -> None:
 def test_length_is_checked_first() -> None:
     assert refusal("(" * 2049).message == "the regex is 2049 characters long; the maximum is 2048"
     check_regex("a" * 2048, LIMITS, "p")
-    assert "at most 5 are" in refusal("aaaaaa", ServerLimits(regex_chars=5)).message
+    assert "the maximum is 5" in refusal("aaaaaa", ServerLimits(regex_chars=5)).message
 
 
 @pytest.mark.parametrize(

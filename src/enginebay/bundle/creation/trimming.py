@@ -65,7 +65,7 @@ def find_trim(name: str, engines: Sequence[str]) -> TrimProfile:
         if profile.name == name and profile.engine in engines:
             return profile
     known = ", ".join(f"{profile.name} for {profile.engine}" for profile in TRIM_PROFILES)
-    raise UsageError(f"no trim profile {name} for {' or '.join(engines)}", f"known: {known}")
+    raise UsageError(f"no trim profile {name} for {' or '.join(engines)}", f"available: {known}")
 
 
 def select_trimmed_files(trim: TrimProfile, files: Iterable[str], python: str) -> dict[str, str]:

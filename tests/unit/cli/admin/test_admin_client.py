@@ -182,7 +182,7 @@ def test_an_upgrade_is_installed_then_sent_to_the_server(
     assert stub.asked[0][1:3] == ("/admin/engines/upgrade", {"engine": "vllm==1.2.0"})
     stub.says({"engine": "vllm", "version": "1.2.0", "models": []})
     assert main(["engines", "upgrade", "vllm==1.2"]) == 0
-    assert "no model of the server runs on another version of vllm" in capsys.readouterr().err
+    assert "no model on the server runs on another version of vllm" in capsys.readouterr().err
 
 
 def test_an_upgrade_that_the_server_cannot_do_fails(stub: Stub, installed: list[str]) -> None:

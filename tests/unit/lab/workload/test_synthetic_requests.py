@@ -85,7 +85,7 @@ def test_prompt_and_answer_must_fit_the_context(context, fits):
     if fits:
         assert len(build(context_length=context)) == 40
         return
-    with pytest.raises(ConfigError, match="12 input and 5 output tokens do not fit"):
+    with pytest.raises(ConfigError, match="12 input plus 5 output tokens exceed"):
         build(context_length=context)
 
 

@@ -95,7 +95,7 @@ def test_requests_beyond_the_context_are_refused_dropped_or_cut(azure):
             TraceSpec(azure, "azure", too_long=too_long), make_byte_level(), None, 1, context_length=50
         )
 
-    with pytest.raises(ConfigError, match="1 of 2 requests in the trace do not fit"):
+    with pytest.raises(ConfigError, match="1 of 2 requests in the trace exceed"):
         made("refuse")
     dropped, cut = made("drop"), made("cut")
     assert [one.input_tokens for one in dropped.requests] == [10]
@@ -108,7 +108,7 @@ def test_only_what_is_sent_must_fit(azure):
     spec = TraceSpec(azure, "azure")
     azure.write_text(f"{AZURE}2023-11-16 18:17:09,9000,1\n")
     assert len(make_requests(spec, make_byte_level(), 2, 1, context_length=100)) == 2
-    with pytest.raises(ConfigError, match="1 of 3 requests in the trace do not fit"):
+    with pytest.raises(ConfigError, match="1 of 3 requests in the trace exceed"):
         make_requests(spec, make_byte_level(), 3, 1, context_length=100)
 
 

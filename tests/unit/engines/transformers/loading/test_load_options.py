@@ -41,7 +41,7 @@ def test_compile_modes(value: object, mode: str | None) -> None:
 
 def test_bits_exclude_each_other() -> None:
     assert read_options({"quantization.load_in_8bit": True}).quantization_bits == 8
-    with pytest.raises(LoadFailed, match="both true"):
+    with pytest.raises(LoadFailed, match="mutually exclusive"):
         read_options({"quantization.load_in_4bit": True, "quantization.load_in_8bit": True})
 
 
