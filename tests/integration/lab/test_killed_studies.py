@@ -79,7 +79,7 @@ def test_sigkill_of_the_lab_alone_leaves_no_process(write: Callable[..., str], t
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("experiment", "study.yaml"), "`bay experiment --resume` goes on with it"),
+        (("experiment", "study.yaml"), "resume with `bay experiment --resume`"),
         (("choose", "toy", "--slo", "ttft_p50=9", "--config", "study.yaml", "--engines", "fake"), "nothing was chosen"),
     ],
 )
