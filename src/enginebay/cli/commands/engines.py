@@ -170,25 +170,29 @@ def matrix(
     kind: Annotated[list[str] | None, typer.Option("--engine", help="Only this engine; repeatable")] = None,
 ) -> None:
     """Show which request and load parameters each engine supports, at its installed version."""
-    from enginebay.engines import capability_matrix as pure
-    from enginebay.engines import registry
+    from enginebay.engines import capability_matrix, registry
     from enginebay.engines.effective_spec import apply_probe
     from enginebay.environments import get_installed_engines
 
     if markdown:
-        pure.main([])
+        capability_matrix.main([])
         return
     probes = get_installed_engines()
     chosen = [registry.get_spec(name) for name in kind] if kind else list(registry.load_specs().values())
     specs = [apply_probe(spec, probes[spec.kind]) for spec in chosen]
     if json:
-        emit_json({"versions": {k: p.version if p else None for k, p in probes.items()}, **pure.to_json(specs)})
+        emit_json(
+            {"versions": {k: p.version if p else None for k, p in probes.items()}, **capability_matrix.to_json(specs)}
+        )
         return
-    versions = {spec.kind: probe.version if (probe := probes[spec.kind]) else "(not installed)" for spec in specs}
-    heads = [f"{kind} {version}" for kind, version in versions.items()]
-    print_table(["request parameter", *heads], [[row.name, *row.cells] for row in pure.build_request_rows(specs)])
+    heads = [f"{spec.kind} {probe.version if (probe := probes[spec.kind]) else '(not installed)'}" for spec in specs]
+    print_table(
+        ["request parameter", *heads], [[row.name, *row.cells] for row in capability_matrix.build_request_rows(specs)]
+    )
     print()
-    print_table(["load parameter", *heads], [[row.name, *row.cells] for row in pure.build_load_rows(specs)])
+    print_table(
+        ["load parameter", *heads], [[row.name, *row.cells] for row in capability_matrix.build_load_rows(specs)]
+    )
 
 
 @app.command()

@@ -28,13 +28,13 @@ def build_model_object(catalog: ModelCatalog, name: str) -> dict[str, Any]:
 def build_model_details(catalog: ModelCatalog, name: str, estimate: WaitEstimate) -> dict[str, Any]:
     """Return the model object with capabilities, and effective settings next to the configured ones."""
     entry, _ = catalog.find(name)
-    offering = entry.route
+    route = entry.route
     details: dict[str, Any] = {
         "state": estimate.state,
-        "engine": offering.kinds[0],
-        "fallback": list(offering.kinds[1:]),
-        "task": offering.task,
-        "adapters": list(offering.loras),
+        "engine": route.kinds[0],
+        "fallback": list(route.kinds[1:]),
+        "task": route.task,
+        "adapters": list(route.loras),
     }
     return {**build_model_object(catalog, name), "enginebay": {**details, **_build_worker_details(entry)}}
 
