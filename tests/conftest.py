@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 HERE = Path(__file__).parent
 MOUNTS = {"tiny", "small_disk"}  # fixtures that mount a file system
 HEAVY_ENGINES = {"transformers", "vllm"}  # each load takes most of a minute
+REAL_ENGINES = {"llamacpp", *HEAVY_ENGINES}
 
 # Machines that run tests stall, so the duration of an example says nothing. Every run uses the same examples: a failure
 # then comes from a change. ENGINEBAY_DICE=1 draws others.
@@ -38,8 +39,10 @@ def _implied_markers(item: pytest.Item) -> set[str]:
     markers = set()
     if folder == "contract" or heavy:
         markers.add("engine")
-    if heavy and (folder == "integration" or "test_parameter_" in item.name):
+    if heavy and folder == "integration":
         markers.add("slow")
+    if "test_parameter_" in item.name and not REAL_ENGINES.isdisjoint(_engines(item)):
+        markers.add("slow")  # each generates many samples
     if folder == "browser":
         markers.add("browser")
     if not MOUNTS.isdisjoint(getattr(item, "fixturenames", ())):

@@ -147,7 +147,7 @@ def test_a_bad_line_in_a_batch_fails_alone(tmp_path: Path) -> None:
 def test_unknown_names_are_bad_usage() -> None:
     one_clear_line(bay("run", "smollm3", "hi"), 2, "smollm3", "smollm2")
     one_clear_line(bay("run", "smollm2", "hi", "-e", "vlm"), 2, "vlm", "vllm")
-    one_clear_line(bay("run", "toy", "hi", "-e", "fake", "--temperature", "7"), 2, "temperature", "0.0 to 2.0")
+    one_clear_line(bay("run", "toy", "hi", "-e", "fake", "--temperature", "7"), 2, "temperature", "between 0.0 and 2.0")
     one_clear_line(bay("run", "toy", "hi", "-e", "fake", "--num-beams", "2"), 2, "num_beams", "best_of")
     one_clear_line(bay("run", "toy", "hi", "-e", "fake", "--set", "max_bach=3"), 2, "max_bach", "max_batch")
     one_clear_line(bay("run", "toy", "", "-e", "fake"), 2, "prompt")

@@ -256,6 +256,7 @@ def test_a_revoked_key_is_refused_after_a_reload(tmp_path: Path) -> None:
         assert fleet.ask("toy").status_code == 200
 
 
+@pytest.mark.slow
 async def test_llamacpp_is_changed_under_load(tmp_path: Path) -> None:
     def small(context_length: int) -> dict[str, Any]:
         return {**SMALL["llamacpp"], "llamacpp": {"context_length": context_length, "max_batch": 8}}
@@ -330,6 +331,7 @@ async def test_models_are_switched_under_load(tmp_path: Path) -> None:
         assert {one["from"] for one in fleet.list_switches()[2:]} == {"asleep"}
 
 
+@pytest.mark.slow
 async def test_llamacpp_models_are_switched_under_load() -> None:
     models = {name: {**SMALL["llamacpp"], "load": "use"} for name in ("one", "two")}
     with run_fleet(models, max_awake=1, min_residency_s=0.2) as fleet:

@@ -63,7 +63,8 @@ def test_switches_in_the_metrics(turns: FleetClient) -> None:
     def switched(**labels: str) -> float:
         return turns.read_metric("enginebay_switch_seconds_count", engine="fake", **labels)
 
-    turns.ask_text("one")
+    for name in ("two", "one"):  # both are loaded, and `two` sleeps
+        turns.ask_text(name)
     before = switched(model="two", came_from="asleep")
     cold = switched(came_from="cold")
     drained = turns.read_metric("enginebay_switch_phase_seconds_total", model="two", phase="drain")

@@ -240,7 +240,7 @@ def test_what_a_bad_server_sends_is_an_error_and_never_tokens(
         ({"max_input_tokens": 100_000}, "context"),
         ({"workload": {"kind": "synthetic", "input_tokens": 0}}, "input_tokens"),
         ({"workload": {"kind": "nonsense"}}, "nonsense"),
-        ({"slo": {"ttft": 1}}, "slo"),
+        ({"slo": {"ttft": 1}}, "SLO"),
         ({"profile": {"kind": "closed", "concurrency": 2, "rate": 3}}, "rate"),
     ],
 )
