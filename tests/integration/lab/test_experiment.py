@@ -179,7 +179,7 @@ def test_requests_of_other_clients_are_detected(lab: Lab, tmp_path: Path, client
         result(done)
     verdict = result(lab("results", "show", "latest", "--json"))["verdict"]
     assert "machine_busy" in verdict["checked"]
-    said = [reason for reason in verdict["reasons"] if "others' (" in reason["message"]]
+    said = [reason for reason in verdict["reasons"] if "came from other clients" in reason["message"]]
     assert [reason["code"] for reason in said] == (["machine_busy"] if clients else [])
 
 
