@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.contract import Load
-from enginebay.engines.llamacpp.gguf_model import read_gguf_model
-from enginebay.engines.llamacpp.library import detect_host, import_library, set_attribute
+from enginebay.engines.llamacpp.library import detect_host, import_library, read_gguf_model, set_attribute
 from enginebay.engines.llamacpp.load_plan import plan_load
 
 _WARNINGS = 2  # the log level our engine sets

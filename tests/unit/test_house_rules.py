@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from enginebay.engines.registry import load_built_in_specs
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "enginebay"
 RETIRED = Path(__file__).with_name("retired_names.txt")
@@ -31,6 +33,8 @@ SIBLINGS = {
 }
 # A command's module has the name of the command, whatever else has it.
 COMMAND_ROOMS = ("cli/commands", "cli/admin", "cli/lab")
+
+FORMATS_NAMED_LIKE_A_KIND = (("contract/engine_spec.py", "fake"),)
 
 
 @cache
@@ -117,3 +121,28 @@ def _tracked_files() -> list[Path]:
     return [
         path for path in wanted if path.is_file() and not any(path == one or one in path.parents for one in history)
     ]
+
+
+def test_no_file_outside_the_engines_names_an_engine_kind() -> None:
+    """What is known of a kind belongs in its spec, so that a third-party engine is treated like ours."""
+    kinds = {spec.kind for spec in load_built_in_specs()}
+    packages = re.compile(rf"enginebay\.engines\.({'|'.join(kinds)})\b")
+    found = [
+        f"{path}:{node.lineno}: {text}"
+        for path, tree in modules().items()
+        if not path.startswith("engines/")
+        for node in ast.walk(tree)
+        for text in _list_names(node)
+        if packages.match(text) or (isinstance(node, ast.Constant) and text in kinds)
+        if (path, text) not in FORMATS_NAMED_LIKE_A_KIND
+    ]
+    assert found == []
+
+
+def _list_names(node: ast.AST) -> list[str]:
+    """The strings and imported modules of one node."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [node.value]
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or ""]
+    return [name.name for name in node.names] if isinstance(node, ast.Import) else []

@@ -20,7 +20,7 @@ from enginebay.config.layers.layer_sources import (
     read_environment_layer,
     read_file_layer,
 )
-from enginebay.config.preset_registry import Preset, find_preset
+from enginebay.config.preset_registry import find_preset
 from enginebay.config.resolved_config import Config, ConfigWarning, ModelConfig
 from enginebay.config.sections.config_keys import (
     AUTO,
@@ -44,7 +44,7 @@ from enginebay.config.sections.engine_block import (
 from enginebay.config.sections.experiment_reader import read_experiment
 from enginebay.config.sections.experiment_section import SWEEP_KEY, ExperimentConfig
 from enginebay.config.sections.sweep_grid import find_sweep_problems
-from enginebay.contract import EngineSpec, Sampling, Setting
+from enginebay.contract import EngineSpec, Preset, Sampling, Setting
 from enginebay.errors import ConfigError, InvalidRequest
 
 

@@ -148,3 +148,4 @@ class Facts:
     load_s: float = 0.0
     sleep_levels: Sequence[int] = ()  # of `SupportsSleep`, with this platform and these settings
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds of import, load, compile, capture, if known
+    max_step_tokens: int | None = None  # in one step, prompt tokens included; the energy meter uses it

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+WEIGHTLESS_FORMATS = frozenset(("fake", "remote"))
+
 
 class Support(StrEnum):
     HONOURS = "honours"
@@ -46,6 +48,8 @@ class Setting:
     maximum: float | None = None
     choices: tuple[Any, ...] = ()
     native: str = ""  # the library's name for it, if the probe checks that it exists
+    aliases: tuple[str, ...] = ()  # other spellings that a configuration may use, such as the library's own
+    tune: tuple[Any, ...] = ()  # values worth comparing; `auto` in a sweep
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,53 @@ class Recipe:
     drop: tuple[str, ...] = ()  # dependencies of the distribution to leave out
 
 
+class Isolation(StrEnum):
+    PROCESS = "process"  # a worker process per replica
+    NONE = "none"  # inside the server process; not supported yet
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """How well the engine suits one model format on one kind of device. `auto` takes the highest score."""
+
+    format: str  # of the model as stored
+    device: str  # "cpu" or "cuda"
+    score: int  # built-in engines use 10 to 90; without a preference it is 0
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """Settings of one engine for one purpose."""
+
+    name: str
+    engine: str  # its kind
+    purpose: str
+    explanation: str
+    settings: Mapping[str, Any] = field(default_factory=dict)  # nested, as in the engine's section
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The preset as a config file."""
+        return {"engine": self.engine, self.engine: dict(self.settings)}
+
+
+@dataclass(frozen=True, slots=True)
+class TrimProfile:
+    """What a bundle may leave out on one GPU generation, each with the reason.
+
+    `files` are patterns in the wheel of `distribution`, `packages` are dependencies. `variables` configure the engine
+    to work without them.
+    """
+
+    name: str
+    engine: str  # its kind
+    distribution: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
     """Everything known about an engine without importing its library."""
@@ -101,7 +152,7 @@ class EngineSpec:
     engine: str  # "package.module:Class", imported only inside the worker
     module: str  # the library's import name; may be empty
     distributions: tuple[str, ...]  # that provide the library; the first installed one gives the version
-    formats: tuple[str, ...]  # "gguf", "safetensors"
+    formats: tuple[str, ...]  # "gguf", "safetensors"; those in WEIGHTLESS_FORMATS need no model files
     runtime: Runtime
     request: Mapping[str, Capability]
     settings: Mapping[str, Setting] = field(default_factory=dict)
@@ -112,6 +163,22 @@ class EngineSpec:
     renders: bool = False  # gets messages and text unrendered: it has its own chat template and tokenizer
     remote: bool = False  # requests leave this host
     smaller: tuple[str, ...] = ()  # integer settings to halve after an out-of-memory load
+    tasks: tuple[str, ...] = ("generate",)
+    conversions: Mapping[str, str] = field(default_factory=dict)  # stored format -> the format it is converted to
+    preferences: tuple[Preference, ...] = ()
+    device_bound: bool = False  # a build runs only on its own device, and the weights must fit there
+    memory: str = ""  # "package.module:function", `MemoryFacts` to `MemoryEstimate`; empty: a general estimate
+    presets: tuple[Preset, ...] = ()
+    trims: tuple[TrimProfile, ...] = ()
+    isolation: Isolation = Isolation.PROCESS
+
+    @property
+    def needs_weights(self) -> bool:
+        return not WEIGHTLESS_FORMATS.issuperset(self.formats)
+
+    def reads(self, model_format: str) -> bool:
+        """Return whether the engine loads this format, directly or converted."""
+        return model_format in self.formats or model_format in self.conversions
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -132,8 +199,13 @@ class EngineSpec:
             Recipe(r["when"], r["version"], tuple(tuple(step) for step in r["steps"]), tuple(r["drop"]))
             for r in known["recipes"]
         )
+        known["preferences"] = tuple(Preference(**value) for value in known.get("preferences", ()))
+        known["presets"] = tuple(Preset(**value) for value in known.get("presets", ()))
+        known["trims"] = tuple(TrimProfile(**value) for value in known.get("trims", ()))
+        known["isolation"] = Isolation(known.get("isolation", Isolation.PROCESS))
         for name in ("distributions", "formats", "aliases", "smaller"):
             known[name] = tuple(known.get(name, ()))
+        known["tasks"] = tuple(known.get("tasks", ("generate",)))
         return cls(**known)
 
 
@@ -144,7 +216,8 @@ def _parse_capability(value: Mapping[str, str]) -> Capability:
 def _parse_setting(value: Mapping[str, Any]) -> Setting:
     known = dict(value)
     known["capability"] = _parse_capability(known["capability"])
-    known["choices"] = tuple(known["choices"])
+    for name in ("choices", "aliases", "tune"):
+        known[name] = tuple(known.get(name, ()))
     return Setting(**known)
 
 

@@ -9,10 +9,11 @@ import pytest
 
 from enginebay.config.config_dump import to_yaml
 from enginebay.config.loader import load_config, validate_config
-from enginebay.config.preset_registry import PRESETS, find_preset
+from enginebay.config.preset_registry import find_preset, load_presets
 from enginebay.config.resolved_config import Config
 from enginebay.errors import ConfigError
 
+PRESETS = load_presets()
 # As the table of presets in the backends guide has them.
 OF_THE_GUIDE = {
     "vllm-throughput": ("vllm", {"max_num_seqs": 512, "enable_chunked_prefill": True, "enable_prefix_caching": True}),

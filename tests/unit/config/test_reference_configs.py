@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from enginebay.config.loader import load_config
-from enginebay.config.preset_registry import PRESETS
+from enginebay.config.preset_registry import load_presets
 from enginebay.config.resolved_config import Config
 from enginebay.errors import ConfigError
 
+PRESETS = load_presets()
 SEEDS = Path(__file__).parent / "seeds"
 
 # Every key of each file that has no effect today. All others must be silent.

@@ -2,7 +2,7 @@
 
 from codecs import getincrementaldecoder
 from importlib.metadata import version
-from itertools import cycle
+from itertools import cycle, islice
 from random import Random
 
 from enginebay.contract import GenerateRequest, Load, Probe
@@ -29,6 +29,7 @@ class EchoEngine(SteppingEngine):
         noise = 0.0 if sampling.greedy else sampling.value("temperature") / 4
         random = Random(None if sampling.seed is None else f"{sampling.seed} {choice}")
         decode = getincrementaldecoder("utf-8")("replace").decode
-        for prompt_token in cycle(prompt) if sampling.ignore_eos else prompt:
+        length = None if sampling.ignore_eos else max(len(prompt), sampling.value("min_tokens"))
+        for prompt_token in islice(cycle(prompt), length):
             token = random.choice(prompt) if random.random() < noise else prompt_token
             yield token, decode(bytes((token,)))

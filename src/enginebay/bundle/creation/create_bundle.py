@@ -30,9 +30,10 @@ from enginebay.bundle.creation.engine_requirements import (
     parse_requirement_name,
 )
 from enginebay.bundle.creation.target_platform import TargetPlatform, find_required_glibc
-from enginebay.bundle.creation.trimming import TrimProfile, select_trimmed_files
+from enginebay.bundle.creation.trimming import select_trimmed_files
 from enginebay.bundle.creation.wheels import build_own_wheel
 from enginebay.bundle.standalone import MANIFEST_FILE
+from enginebay.contract import TrimProfile
 from enginebay.environments.command_runner import CommandRunner
 from enginebay.environments.environment_build import Report
 from enginebay.errors import ModelInvalid, UsageError

@@ -85,7 +85,7 @@ def create(
         models=tuple(dict.fromkeys(model or ())),
         extras=tuple(extra or ()),
         provided=parse_provided(provided or ()),
-        trim=find_trim(trim, [resolved.spec.kind for resolved in engines]) if trim else None,
+        trim=find_trim(trim, [resolved.spec for resolved in engines], registry.load_specs().values()) if trim else None,
         split=parse_part_size(split) if split else None,
     )
     check_output_folder(spec.out, force)

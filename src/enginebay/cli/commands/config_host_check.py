@@ -11,7 +11,6 @@ from enginebay.engines import registry
 from enginebay.environments import find_environment
 from enginebay.errors import EnginebayError, UnknownModel
 from enginebay.fleet.engine_selection.engine_resolver import decide_engine_for
-from enginebay.fleet.lifecycle.launch_plan import needs_weights
 from enginebay.models import KNOWN_MODELS, resolve_model
 from enginebay.models.model_sources import FileSource, looks_like_source, parse_source
 
@@ -31,7 +30,7 @@ def _check_model(config: Config, name: str) -> Iterator[ConfigWarning]:
     yield from _check_engine(kind, config.engine_entry(name), f"{key_path}.engine")
     for other in config.fallback_for(name):
         yield from _check_engine(other, model.entries.get("fallback"), f"{key_path}.fallback")
-    if kind == AUTO or needs_weights(registry.get_spec(kind)):
+    if kind == AUTO or registry.get_spec(kind).needs_weights:
         yield from _check_weights(model.source or name, kind, config.offline, model.entries.get("source"), key_path)
 
 

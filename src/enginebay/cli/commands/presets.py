@@ -9,7 +9,7 @@ import typer
 from enginebay.cli.options.command_app import create_app
 
 if TYPE_CHECKING:
-    from enginebay.config.preset_registry import Preset
+    from enginebay.contract import Preset
 
 app = create_app(help="List and explain presets: settings for common purposes.")
 
@@ -21,7 +21,7 @@ def presets(
 ) -> None:
     """List the presets, or explain one. The config file, environment and flags override a preset."""
     from enginebay.cli.output.console import emit_json, print_table
-    from enginebay.config.preset_registry import PRESETS, find_preset
+    from enginebay.config.preset_registry import find_preset, load_presets
 
     if name is not None:
         preset = find_preset(name)
@@ -30,11 +30,11 @@ def presets(
         else:
             _explain(preset)
     elif json:
-        emit_json([_to_json(preset) for preset in PRESETS.values()])
+        emit_json([_to_json(preset) for preset in load_presets().values()])
     else:
         rows = [
             (preset.name, preset.engine, preset.purpose, ", ".join(_format_settings(preset.settings)))
-            for preset in PRESETS.values()
+            for preset in load_presets().values()
         ]
         print_table(("PRESET", "ENGINE", "FOR", "SETTINGS"), rows)
 

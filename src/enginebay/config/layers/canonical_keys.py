@@ -19,6 +19,7 @@ from enginebay.config.sections.config_keys import (
     UNIVERSAL_KEYS,
     ConfigKeys,
 )
+from enginebay.config.sections.engine_block import rename_aliases
 from enginebay.config.sections.experiment_section import EXPERIMENT_KEYS
 
 _EXPERIMENT_TOP_KEYS = tuple(dict.fromkeys(name.split(".")[0] for name in EXPERIMENT_KEYS))
@@ -65,7 +66,7 @@ def _assign_key(
             _add_entry(root, "models", _canonicalize_models(as_section(entry), known_keys, problems), problems)
     elif kind is not None:
         if _check_section(entry, problems):
-            _add_entry(root, kind, as_section(entry), problems)
+            _add_entry(root, kind, rename_aliases(known_keys.specs[kind], as_section(entry), problems), problems)
     elif key in UNIVERSAL_KEYS:
         _add_entry(root, key, entry, problems)
     else:
@@ -86,7 +87,9 @@ def _canonicalize_models(entry: ConfigEntry, known_keys: ConfigKeys, problems: P
                 _add_entry(keys, str(key), child, problems)
             elif key in ("sampling", "loras") or kind is not None:
                 if _check_section(child, problems):
-                    _add_entry(keys, kind or str(key), as_section(child), problems)
+                    section = as_section(child)
+                    named = section if kind is None else rename_aliases(known_keys.specs[kind], section, problems)
+                    _add_entry(keys, kind or str(key), named, problems)
             else:
                 known_keys.report_unknown_key(
                     problems, child, [*MODEL_KEYS, "sampling", "loras", *known_keys.kinds_by_name]

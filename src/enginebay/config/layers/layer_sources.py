@@ -11,8 +11,8 @@ from typing import Any
 
 from enginebay.config.entries.config_entry import ConfigEntry, ConfigProblem, Origin, ProblemCollector
 from enginebay.config.entries.yaml_reader import parse_yaml_value, read_yaml_file
-from enginebay.config.preset_registry import Preset
 from enginebay.config.sections.config_keys import SECTIONS
+from enginebay.contract import Preset
 from enginebay.errors import ConfigError
 from enginebay.util.paths import home_dir
 

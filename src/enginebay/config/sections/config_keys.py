@@ -171,6 +171,17 @@ class ConfigKeys:
                 kinds[kind] = None
         return entry if entry.value is None else replace(entry, value=tuple(kinds))
 
+    def fill_tuned_values(self, sweep: Any, path: str = "") -> Any:
+        """Return the sweep with each `auto` of an engine setting replaced by the values that its engine suggests."""
+        if isinstance(sweep, Mapping):
+            return {key: self.fill_tuned_values(value, f"{path}.{key}".lstrip(".")) for key, value in sweep.items()}
+        if isinstance(sweep, list) and not path:
+            return [self.fill_tuned_values(grid) for grid in sweep]
+        section, _, name = path.partition(".")
+        spec = self.specs.get(self.resolve_kind(section) or "")
+        suggested = spec.settings[name].tune if spec is not None and name in spec.settings else ()
+        return list(suggested) if sweep == AUTO and suggested else sweep
+
     def list_section_names(self) -> list[str]:
         """List the first parts of configuration keys and of fully qualified engine settings."""
         return [

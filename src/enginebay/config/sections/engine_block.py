@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from enginebay.config.entries.config_entry import ConfigEntry, ConfigProblem, ProblemCollector
 from enginebay.config.entries.value_coercion import InvalidValue, coerce_value, quote_value
@@ -31,6 +31,7 @@ def read_engine_block(
     spec: EngineSpec, entry: ConfigEntry, known_keys: ConfigKeys, problems: ProblemCollector
 ) -> EngineBlock:
     """Validate an engine section. Names, types, ranges and choices come from the spec."""
+    entry = rename_aliases(spec, entry, problems)
     settings: dict[str, ConfigEntry] = {}
     sampling: dict[str, ConfigEntry] = {}
     trust: list[ConfigEntry] = []
@@ -55,6 +56,20 @@ def read_engine_block(
     known = [*spec.settings, *spec.retired, *SAMPLING_KEYS, TRUST_KEY]
     walk_section(entry, "", known, accept, known_keys, problems)
     return EngineBlock(settings, sampling, trust[0] if trust else None)
+
+
+def rename_aliases(spec: EngineSpec, section: ConfigEntry, problems: ProblemCollector) -> ConfigEntry:
+    """Return the section with the engine's own names of its settings."""
+    names = {alias: name for name, setting in spec.settings.items() for alias in setting.aliases}
+    if not section.is_section or not names.keys() & section.value.keys():
+        return section
+    renamed: dict[str, ConfigEntry] = {}
+    for key, child in section.children():
+        name = names.get(key, key)
+        if name in renamed:
+            problems.add(child, f"duplicates {renamed[name].key_path} ({renamed[name].origin}); remove one of them")
+        renamed.setdefault(name, child)
+    return replace(section, value=renamed)
 
 
 def read_universal_settings(

@@ -37,6 +37,8 @@ def read_experiment(
         entries["engines"] = known_keys.require_kinds(
             replace(entries["engines"], value=split_list(entries["engines"].value)), problems
         )
+    if "sweep" in entries:
+        entries["sweep"] = replace(entries["sweep"], value=known_keys.fill_tuned_values(entries["sweep"].value))
     _check_profile_conflict(entries, problems)
     return entries
 

@@ -76,4 +76,6 @@ SPEC = EngineSpec(
         "busy_w": Setting("float", "Busy power in watts", default=0.0, minimum=0),
     },
     smaller=("context_length",),
+    tasks=("generate", "embed"),
+    memory="enginebay.engines.fake.memory:estimate_memory",
 )

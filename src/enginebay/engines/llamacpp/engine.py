@@ -13,8 +13,7 @@ from enginebay.contract import Embedding, Facts, GenerateRequest, Load, Probe, S
 from enginebay.engines.llamacpp.call_queue import ActiveRequest, CallQueue, LibraryCall, split_choices
 from enginebay.engines.llamacpp.choice_output import ChoiceOutput
 from enginebay.engines.llamacpp.completion_driver import LlamaDriver, make_context_overflow, to_error
-from enginebay.engines.llamacpp.gguf_model import read_gguf_model
-from enginebay.engines.llamacpp.library import LlamaServer, detect_host, import_library
+from enginebay.engines.llamacpp.library import LlamaServer, detect_host, import_library, read_gguf_model
 from enginebay.engines.llamacpp.load_plan import plan_load
 from enginebay.engines.llamacpp.request_body import LlamaBodyBuilder
 from enginebay.engines.llamacpp.token_pieces import TokenPieces
@@ -72,6 +71,7 @@ class LlamaCppEngine:
             versions=self._versions,
             asked=dict(self._load.settings),
             effective=dict(self._plan.effective),
+            max_step_tokens=self._plan.effective.get("batch_size"),
             warnings=self._plan.warnings,
             refused={}
             if self._is_embedding

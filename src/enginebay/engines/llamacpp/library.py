@@ -20,11 +20,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from enginebay.engines.llamacpp.gguf_model import read_gguf_model
 from enginebay.engines.llamacpp.load_plan import EnumMember, LlamaHost, LlamaLoadPlan
 from enginebay.engines.llamacpp.stderr_tail import StderrTail, is_out_of_memory
 from enginebay.engines.memory_limits import get_free_bytes
-from enginebay.errors import ConfigError, EngineFailed, EngineMissing, LoadFailed, OutOfMemory, UnknownArchitecture
+from enginebay.errors import (
+    ConfigError,
+    EngineFailed,
+    EngineMissing,
+    LoadFailed,
+    ModelInvalid,
+    OutOfMemory,
+    UnknownArchitecture,
+)
+from enginebay.text.gguf.gguf_reader import GgufFile, is_gguf, read_gguf
 
 _WORKER_DIR = "ENGINEBAY_WORKER_DIR"
 _PREFIX, _SOCKET = "bay-llamacpp-", "s.sock"
@@ -207,3 +215,15 @@ def _make_load_error(path: Path, loras: Mapping[str, str], problem: Exception, l
         f"llama.cpp could not load {path}{adapters}: {problem}",
         "see the worker's log; if memory is short, lower context_length, max_batch or kv_cache_tokens",
     )
+
+
+def read_gguf_model(path: Path) -> GgufFile:
+    """Read the file's metadata. Raises `ModelInvalid` if it is missing, truncated, corrupt or not a GGUF file."""
+    if not path.exists():
+        raise ModelInvalid(f"model file not found: {path}", "check the path, or pull the model again")
+    if not is_gguf(path):
+        raise ModelInvalid(
+            f"{path} is not a GGUF file (it does not start with 'GGUF')",
+            "llama.cpp only runs GGUF files; use engine transformers or vllm for other formats",
+        )
+    return read_gguf(path)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from enginebay.contract import Load, Support
-from enginebay.engines.llamacpp.gguf_model import get_model_number
 from enginebay.engines.llamacpp.settings import (
     DEFAULT_BATCH,
     DEFAULT_CONTEXT,
@@ -196,13 +195,13 @@ def _uses_gpu(settings: Mapping[str, Any], host: LlamaHost) -> bool:
 
 def estimate_cache_bytes_per_token(settings: Mapping[str, Any], file: GgufFile) -> float:
     """Return the KV cache bytes per token, from the model's shape; 0 if the file does not say."""
-    layers, heads = get_model_number(file, "block_count"), get_model_number(file, "attention.head_count")
-    width = get_model_number(file, "embedding_length")
+    layers, heads = file.get_number("block_count"), file.get_number("attention.head_count")
+    width = file.get_number("embedding_length")
     if not (layers and heads and width):
         return 0.0
-    kv_heads = get_model_number(file, "attention.head_count_kv") or heads
-    key = get_model_number(file, "attention.key_length") or width // heads
-    value = get_model_number(file, "attention.value_length") or width // heads
+    kv_heads = file.get_number("attention.head_count_kv") or heads
+    key = file.get_number("attention.key_length") or width // heads
+    value = file.get_number("attention.value_length") or width // heads
     types = (settings.get("cache_type_k", "f16"), settings.get("cache_type_v", "f16"))
     key_size, value_size = (_BYTES_OF_TYPE.get(cache_type, _BYTES_OF_SMALL_TYPE) for cache_type in types)
     return float(layers * kv_heads * (key * key_size + value * value_size))
@@ -247,7 +246,7 @@ def _build_load_mode(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _build_pooling(settings: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
     chosen = settings.get("pooling")
-    if chosen is None and get_model_number(file, "pooling_type"):
+    if chosen is None and file.get_number("pooling_type"):
         return {}  # the library reads it from the model
     return {"pooling_type": _to_native("pooling_type", chosen or "mean")}
 

@@ -26,9 +26,11 @@ _SIZE = {
         f"unset: the model's trained length, at most {DEFAULT_CONTEXT}",
         minimum=16,
         native="n_ctx",
+        aliases=("n_ctx", "num_ctx", "ctx_size"),
     ),
     "max_batch": Setting(
-        "int", f"Maximum requests in one batch; unset: {DEFAULT_BATCH}", minimum=1, maximum=256, native="n_parallel"
+        "int", f"Maximum requests in one batch; unset: {DEFAULT_BATCH}", minimum=1, maximum=256, native="n_parallel",
+        aliases=("n_parallel", "parallel"), tune=(4, 8, 16, 32),
     ),
     "kv_cache_tokens": Setting(
         "int",
@@ -44,10 +46,12 @@ _SIZE = {
         f"Unset: {STEP_TOKENS_GPU} on a GPU, else {STEP_TOKENS_CPU}",
         minimum=1,
         native="n_batch",
+        aliases=("n_batch",),
+        tune=(64, 128, 256, 512),
     ),
     "ubatch_size": Setting(
         "int", "Maximum tokens computed at once within a step; unset: 512, or batch_size if lower", minimum=1,
-        native="n_ubatch",
+        native="n_ubatch", aliases=("n_ubatch",),
     ),
     "cache_type_k": Setting("str", "Precision of cached keys; unset: f16", choices=CACHE_TYPES, native="cache_type_k"),
     "cache_type_v": Setting(
@@ -78,7 +82,7 @@ _PROCESSOR = {
     ),
     "gpu_layers": Setting(
         "int", "Layers on the GPU; unset or -1: as many as fit, if the library has GPU support", minimum=-1,
-        native="n_gpu_layers",
+        native="n_gpu_layers", aliases=("n_gpu_layers", "ngl"),
     ),
     "main_gpu": Setting("int", "The GPU for tensors that are not split", minimum=0, native="main_gpu"),
     "split_mode": Setting("str", "How the model is split over GPUs", choices=SPLIT_MODES, native="split_mode"),

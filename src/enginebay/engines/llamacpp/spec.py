@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enginebay.contract import CudaOwner, EngineSpec, LaunchMode, Recipe, Runtime, honours, refuses, translates
+from enginebay.engines.llamacpp.preferences import PREFERENCES, PRESETS
 from enginebay.engines.llamacpp.settings import SETTINGS
 
 _BEAMS = "engine transformers, or best_of"
@@ -58,4 +59,8 @@ SPEC = EngineSpec(
     recipes=(Recipe("any", "2026.10.11549", (("xllamacpp=={version}", *_GRPC),)),),
     aliases=("llama.cpp", "llama-cpp"),
     smaller=("context_length", "max_batch", "kv_cache_tokens"),
+    tasks=("generate", "embed"),
+    preferences=PREFERENCES,
+    memory="enginebay.engines.llamacpp.memory:estimate_memory",
+    presets=PRESETS,
 )

@@ -120,6 +120,7 @@ class TransformersEngine:
             versions=runtime_info.get_versions(),
             asked=dict(self._load.settings),
             effective=self._get_effective_settings(),
+            max_step_tokens=components.effective.get("batching.max_tokens_per_batch"),
             warnings=components.warnings,
             refused=components.refused,
             load_s=self._load_s,

@@ -86,7 +86,10 @@ _BATCHING = {
         choices=STRATEGIES,
     ),
     "batching.batch_size": Setting(
-        "int", "Batch size: exact for static, the maximum otherwise; unset: 32, or 256 on CUDA", minimum=1
+        "int",
+        "Batch size: exact for static, the maximum otherwise; unset: 32, or 256 on CUDA",
+        minimum=1,
+        tune=(8, 16, 32, 64),
     ),
     "batching.max_tokens_per_batch": Setting(
         "int",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enginebay.contract import CudaOwner, EngineSpec, LaunchMode, Recipe, Runtime, honours, translates
+from enginebay.engines.transformers.preferences import PREFERENCES, PRESETS
 from enginebay.engines.transformers.settings import RETIRED, SETTINGS
 
 _BEAMS = "beam search only"
@@ -69,4 +70,9 @@ SPEC = EngineSpec(
         Recipe("cuda", "5.19.0", (("torch",), (*_LIBRARIES, *_GRPC), _GUIDED)),
     ),
     aliases=("pytorch",),
+    tasks=("generate", "embed"),
+    conversions={"gguf": "safetensors"},
+    preferences=PREFERENCES,
+    memory="enginebay.engines.transformers.memory:estimate_memory",
+    presets=PRESETS,
 )

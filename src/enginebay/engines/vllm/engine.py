@@ -113,6 +113,7 @@ class VllmEngine:
             model=self._load.model,
             context_length=self._context_length,
             max_batch=int(self._config.scheduler_config.max_num_seqs),
+            max_step_tokens=self._config.scheduler_config.max_num_batched_tokens,
             memory_bytes=process_memory.measure_used_bytes(),
             versions=library.list_versions(),
             asked=dict(self._load.settings),

@@ -7,8 +7,21 @@ from enginebay.contract import Retired, Setting, refuses, translates
 BITSANDBYTES = "quantization=bitsandbytes"  # as the probe lists an available quantization method
 
 _MEMORY = {
-    "max_num_seqs": Setting("int", "Maximum sequences in one batch", minimum=1, maximum=1024, native="max_num_seqs"),
-    "max_num_batched_tokens": Setting("int", "Maximum tokens in one step", minimum=1, native="max_num_batched_tokens"),
+    "max_num_seqs": Setting(
+        "int",
+        "Maximum sequences in one batch",
+        minimum=1,
+        maximum=1024,
+        native="max_num_seqs",
+        tune=(64, 128, 256, 512),
+    ),
+    "max_num_batched_tokens": Setting(
+        "int",
+        "Maximum tokens in one step",
+        minimum=1,
+        native="max_num_batched_tokens",
+        tune=(2048, 4096, 8192, 16384),
+    ),
     "gpu_memory_utilization": Setting(
         "float",
         "Fraction of GPU memory for weights and KV cache; set it low if several models share a GPU",

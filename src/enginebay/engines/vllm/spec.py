@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enginebay.contract import CudaOwner, EngineSpec, LaunchMode, Recipe, Runtime, honours, refuses, translates
+from enginebay.engines.vllm.preferences import PREFERENCES, PRESETS, TRIMS
 from enginebay.engines.vllm.settings import RETIRED, SETTINGS
 
 _BEAMS = "engine transformers, or best_of"
@@ -69,4 +70,11 @@ SPEC = EngineSpec(
         Recipe(when="cuda", version="0.26.0", steps=(("vllm=={version}", *_FROM_GGUF, *_GRPC),)),
     ),
     smaller=("max_model_len", "max_num_seqs"),
+    tasks=("generate", "embed"),
+    conversions={"gguf": "safetensors"},
+    preferences=PREFERENCES,
+    device_bound=True,
+    memory="enginebay.engines.vllm.memory:estimate_memory",
+    presets=PRESETS,
+    trims=TRIMS,
 )

@@ -30,16 +30,15 @@ def decide_engine_for(stored: StoredModel, requested: str | None = None) -> Engi
     """
     facts, host = _build_model_facts(stored), read_host()
     if requested and requested != "auto":
-        return select_engine(
-            facts, host, get_installed_engines(), registry.get_spec(requested).kind, _collect_formats()
-        )
+        kind = registry.get_spec(requested).kind
+        return select_engine(facts, host, registry.load_specs(), get_installed_engines(), kind)
     measured, notes = _load_measured_preference(stored, host)
-    return select_engine(facts, host, get_installed_engines(), None, _collect_formats(), measured, notes)
+    return select_engine(facts, host, registry.load_specs(), get_installed_engines(), None, measured, notes)
 
 
 def list_candidates_for(stored: StoredModel) -> tuple[list[str], dict[str, str]]:
     """Return the installed engines that can run a stored model, and why the others cannot."""
-    return list_candidates(_build_model_facts(stored), read_host(), get_installed_engines(), _collect_formats())
+    return list_candidates(_build_model_facts(stored), read_host(), registry.load_specs(), get_installed_engines())
 
 
 def _load_measured_preference(
@@ -55,7 +54,3 @@ def _load_measured_preference(
 def _build_model_facts(stored: StoredModel) -> ModelFacts:
     dense_bytes = stored.parameters * _DENSE_BYTES_PER_PARAMETER if stored.parameters else None
     return ModelFacts(stored.format, stored.architecture, stored.name, dense_bytes)
-
-
-def _collect_formats() -> dict[str, tuple[str, ...]]:
-    return {spec.kind: spec.formats for spec in registry.load_specs().values()}

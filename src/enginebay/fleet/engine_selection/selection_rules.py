@@ -1,38 +1,20 @@
 """Rules that choose the engine for a model. Pure: facts in, a decision with its reasons out.
 
-vLLM on a GPU, llama.cpp for GGUF on a CPU, transformers as the fallback:
-
-    model         GPU   order of preference
-    GGUF          no    llamacpp, transformers (dequantized), vllm (dequantized)
-    GGUF          yes   vllm (dequantized), llamacpp, transformers (dequantized)
-    safetensors   no    transformers, vllm
-    safetensors   yes   vllm, transformers
-    any other           the engines that declare the format
-
-The first engine without an objection wins. If all have one, the first that only lacks installation is suggested.
-A measurement of `bay choose` for this model on this host overrides the table while that engine version is installed.
+Each engine declares in its spec which formats it reads, which it reads once converted, and its preference for each
+format on a CPU or a GPU. The highest score without an objection wins. If all have one, the first that only lacks
+installation is suggested. A measurement of `bay choose` for this model on this host overrides the scores while that
+engine version is installed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from enginebay.contract import Probe
+from enginebay.contract import EngineSpec, Preference, Probe
 from enginebay.errors import EngineMissing, UsageError
 from enginebay.util.hardware import HostFacts
 
-FORMATS: Mapping[str, tuple[str, ...]] = {
-    "llamacpp": ("gguf",),
-    "transformers": ("safetensors",),
-    "vllm": ("safetensors",),
-}
-_PREFERENCE_ORDER: Mapping[tuple[str, bool], tuple[str, ...]] = {
-    ("gguf", False): ("llamacpp", "transformers", "vllm"),
-    ("gguf", True): ("vllm", "llamacpp", "transformers"),
-    ("safetensors", False): ("transformers", "vllm"),
-    ("safetensors", True): ("vllm", "transformers"),
-}
 _DENSE_MEMORY_FRACTION = 0.8  # of GPU memory for weights; the KV cache needs the rest
 
 
@@ -73,9 +55,9 @@ class _Objection:
 def select_engine(
     model: ModelFacts,
     host: HostFacts,
+    specs: Mapping[str, EngineSpec],
     installed: Mapping[str, Probe | None],
     requested: str | None = None,
-    formats: Mapping[str, tuple[str, ...]] = FORMATS,
     measured: MeasuredPreference | None = None,
     notes: tuple[str, ...] = (),
 ) -> EngineDecision:
@@ -84,62 +66,61 @@ def select_engine(
     `notes`: further reasons to report, such as ignored measurements.
     """
     if requested and requested != "auto":
-        return _select_by_name(model, installed, requested, formats)
+        return _select_by_name(model, specs, installed, requested)
     if measured is not None:
-        mismatch = _find_mismatch(measured, model, host, installed.get(measured.kind), formats)
-        if not mismatch:
-            dense = _needs_dense(measured.kind, model, formats)
+        spec = specs.get(measured.kind)
+        mismatch = _find_mismatch(measured, model, host, spec, installed.get(measured.kind))
+        if spec is not None and not mismatch:
+            dense = _needs_dense(spec, model)
             situation = _describe_situation(model, host)
             reasons = (situation, f"{measured.kind}: {measured.summary}", *_build_dense_note(dense))
             return EngineDecision(measured.kind, reasons, dense=dense)
         notes = (*notes, f"ignored the measurement of {measured.date}: {mismatch}")
-    order = _rank_engines(model, host, formats)
+    order = _rank_engines(model, host, specs)
     if not order:
         raise UsageError(
             f"no engine runs {model.name}: its format is {model.format}",
             "to see what each engine runs: bay engines list",
         )
-    return _select_first_fit(order, model, host, installed, formats, notes)
+    return _select_first_fit(order, model, host, installed, notes)
 
 
 def list_candidates(
-    model: ModelFacts,
-    host: HostFacts,
-    installed: Mapping[str, Probe | None],
-    formats: Mapping[str, tuple[str, ...]] = FORMATS,
+    model: ModelFacts, host: HostFacts, specs: Mapping[str, EngineSpec], installed: Mapping[str, Probe | None]
 ) -> tuple[list[str], dict[str, str]]:
     """Return the installed engines that can run this model, best first, and the objections to the others."""
     fit: list[str] = []
     objections: dict[str, str] = {}
-    others = [kind for kind, known in formats.items() if model.format in known]
-    for kind in dict.fromkeys([*_rank_engines(model, host, formats), *others]):
-        objection = _find_objection(kind, model, host, installed.get(kind), _needs_dense(kind, model, formats))
+    for spec in _rank_engines(model, host, specs):
+        objection = _find_objection(spec, model, host, installed.get(spec.kind))
         if objection is None:
-            fit.append(kind)
+            fit.append(spec.kind)
         else:
-            objections[kind] = objection.text
+            objections[spec.kind] = objection.text
     return fit, objections
 
 
-def _rank_engines(model: ModelFacts, host: HostFacts, formats: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    return _PREFERENCE_ORDER.get((model.format, host.cuda)) or tuple(
-        kind for kind, known in formats.items() if model.format in known
-    )
+def _rank_engines(model: ModelFacts, host: HostFacts, specs: Mapping[str, EngineSpec]) -> list[EngineSpec]:
+    """Return the engines that read this format, best first; those that need a conversion last at equal scores."""
+    able = [spec for spec in specs.values() if spec.reads(model.format)]
+    return sorted(able, key=lambda spec: (-_get_preference(spec, model, host).score, _needs_dense(spec, model)))
+
+
+def _get_preference(spec: EngineSpec, model: ModelFacts, host: HostFacts) -> Preference:
+    for preference in spec.preferences:
+        if (preference.format, preference.device) == (model.format, host.device):
+            return preference
+    return Preference(model.format, host.device, 0, f"runs {model.format} models")
 
 
 def _find_mismatch(
-    measured: MeasuredPreference,
-    model: ModelFacts,
-    host: HostFacts,
-    probe: Probe | None,
-    formats: Mapping[str, tuple[str, ...]],
+    measured: MeasuredPreference, model: ModelFacts, host: HostFacts, spec: EngineSpec | None, probe: Probe | None
 ) -> str:
     """Return why the measurement does not apply; empty if it does."""
     kind = measured.kind
-    dense = _needs_dense(kind, model, formats)
-    if not dense and model.format not in formats.get(kind, ()):
+    if spec is None or not spec.reads(model.format):
         return f"{kind} does not read {model.format}"
-    objection = _find_objection(kind, model, host, probe, dense)
+    objection = _find_objection(spec, model, host, probe)
     if objection is not None:
         return f"{kind}: {objection.text}"
     if probe is not None and probe.version != measured.version:
@@ -148,69 +129,62 @@ def _find_mismatch(
 
 
 def _select_by_name(
-    model: ModelFacts, installed: Mapping[str, Probe | None], requested: str, formats: Mapping[str, tuple[str, ...]]
+    model: ModelFacts, specs: Mapping[str, EngineSpec], installed: Mapping[str, Probe | None], requested: str
 ) -> EngineDecision:
     if installed.get(requested) is None:
         raise EngineMissing(f"the engine {requested} is not installed", _build_install_hint(requested))
-    dense = _needs_dense(requested, model, formats)
-    if not dense and model.format not in formats.get(requested, (model.format,)):
-        known = ", ".join(formats[requested])
+    spec = specs[requested]
+    if not spec.reads(model.format):
+        known = ", ".join(spec.formats)
         raise UsageError(
             f"{requested} runs {known} models, but {model.name} is {model.format}",
             "omit --engine to let bay choose",
         )
+    dense = _needs_dense(spec, model)
     return EngineDecision(requested, ("requested by name", *_build_dense_note(dense)), dense=dense)
 
 
 def _select_first_fit(
-    order: Iterable[str],
+    order: Sequence[EngineSpec],
     model: ModelFacts,
     host: HostFacts,
     installed: Mapping[str, Probe | None],
-    formats: Mapping[str, tuple[str, ...]],
     notes: tuple[str, ...] = (),
 ) -> EngineDecision:
     rejected: dict[str, _Objection] = {}
     start = (_describe_situation(model, host), *notes)
-    for kind in order:
-        dense = _needs_dense(kind, model, formats)
-        objection = _find_objection(kind, model, host, installed.get(kind), dense)
+    dense = {spec.kind: _needs_dense(spec, model) for spec in order}
+    for spec in order:
+        kind = spec.kind
+        objection = _find_objection(spec, model, host, installed.get(kind))
         if objection is None:
-            reasons = (
-                *start,
-                *_format_objections(rejected),
-                f"{kind}: {_describe_merit(kind, model, host)}",
-                *_build_dense_note(dense),
-            )
-            return EngineDecision(kind, reasons, dense=dense)
+            merit = f"{kind}: {_get_preference(spec, model, host).reason}"
+            reasons = (*start, *_format_objections(rejected), merit, *_build_dense_note(dense[kind]))
+            return EngineDecision(kind, reasons, dense=dense[kind])
         rejected[kind] = objection
     installable = [kind for kind, objection in rejected.items() if objection.installable]
     if not installable:
         raise UsageError(f"no engine runs {model.name} on this host", "; ".join(_format_objections(rejected)))
     kind = installable[0]
-    dense = _needs_dense(kind, model, formats)
     del rejected[kind]
     reasons = (
         *start,
         *_format_objections(rejected),
         f"{kind} fits best but is not installed",
-        *_build_dense_note(dense),
+        *_build_dense_note(dense[kind]),
         _build_install_hint(kind),
     )
-    return EngineDecision(kind, reasons, installed=False, dense=dense)
+    return EngineDecision(kind, reasons, installed=False, dense=dense[kind])
 
 
-def _find_objection(
-    kind: str, model: ModelFacts, host: HostFacts, probe: Probe | None, dense: bool
-) -> _Objection | None:
-    if dense and host.cuda and kind == "vllm" and _is_too_big(model, host):
+def _find_objection(spec: EngineSpec, model: ModelFacts, host: HostFacts, probe: Probe | None) -> _Objection | None:
+    if spec.device_bound and host.cuda and _needs_dense(spec, model) and _is_too_big(model, host):
         return _Objection("the dequantized weights do not fit on the GPU")
     if probe is None:
         return _Objection("not installed", installable=True)
-    if kind == "vllm" and host.cuda and "cuda" not in probe.devices:
-        return _Objection(f"the installed {probe.version} is built for the CPU only")
-    if kind == "vllm" and not host.cuda and "cpu" not in probe.devices:
-        return _Objection(f"the installed {probe.version} needs a GPU")
+    if spec.device_bound and host.device not in probe.devices:
+        built_for = "needs a GPU" if host.device == "cpu" else "is built for the CPU only"
+        return _Objection(f"the installed {probe.version} {built_for}")
     known = probe.architectures
     if known is not None and model.architecture and model.architecture not in known:
         return _Objection(f"the installed {probe.version} does not know the architecture {model.architecture}")
@@ -222,25 +196,14 @@ def _is_too_big(model: ModelFacts, host: HostFacts) -> bool:
     return model.dense_bytes is not None and 0 < available < model.dense_bytes
 
 
-def _needs_dense(kind: str, model: ModelFacts, formats: Mapping[str, tuple[str, ...]]) -> bool:
-    known = formats.get(kind, ())
-    return model.format == "gguf" and "gguf" not in known and "safetensors" in known
+def _needs_dense(spec: EngineSpec, model: ModelFacts) -> bool:
+    return model.format not in spec.formats and model.format in spec.conversions
 
 
 def _describe_situation(model: ModelFacts, host: HostFacts) -> str:
     gpu = f"{len(host.gpus)} x {host.gpus[0].name}" if host.gpus else "no NVIDIA GPU"
     shape = f" ({model.architecture})" if model.architecture else ""
     return f"{model.name} is {model.format}{shape}; this host has {gpu}"
-
-
-def _describe_merit(kind: str, model: ModelFacts, host: HostFacts) -> str:
-    if kind == "vllm":
-        return "installed, and fastest on this GPU" if host.cuda else "installed, and runs on the CPU"
-    if kind == "llamacpp":
-        return "reads GGUF directly" if host.cuda else "reads GGUF directly, and is best on a CPU"
-    if kind == "transformers":
-        return "runs any architecture on any device"
-    return f"runs {model.format} models"
 
 
 def _format_objections(rejected: Mapping[str, _Objection]) -> list[str]:

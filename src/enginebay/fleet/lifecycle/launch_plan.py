@@ -10,7 +10,7 @@ from typing import Any
 from enginebay import environments, models
 from enginebay.config.loader import check_settings, list_ineffective_settings, load_config
 from enginebay.config.resolved_config import Config, ModelConfig
-from enginebay.contract import EngineSpec, LaunchMode, Load
+from enginebay.contract import EngineSpec, Isolation, LaunchMode, Load
 from enginebay.engines import registry
 from enginebay.engines.effective_spec import apply_probe
 from enginebay.errors import ConfigError
@@ -66,6 +66,8 @@ def make_launch_plan(
     config.check_may_leave_host(decision.kind, name)
     environment = environments.find_environment(decision.kind, version or None)
     spec = apply_probe(environment.spec, environment.probe)
+    chosen_task = task or _infer_task(configured, stored)
+    _check_spec(spec, name, chosen_task)
     overrides = check_settings(spec, settings or {})
     merged = {**config.settings_for(spec.kind, name), **overrides}
     warnings = (*map(str, config.warnings_for(spec.kind, name, spec)), *list_ineffective_settings(spec, overrides))
@@ -79,7 +81,7 @@ def make_launch_plan(
         path=str(path),
         settings=merged,
         loras=dict(configured.loras),
-        task=task or _infer_task(configured, stored),
+        task=chosen_task,
         trust_remote_code=config.trusts_remote_code(spec.kind, name),
     )
     mode, processes = choose_launch_mode(spec, merged)
@@ -103,7 +105,7 @@ def _resolve_model_and_engine(
     name: str, configured: ModelConfig, requested: str, config: Config, say: Say
 ) -> tuple[models.StoredModel | None, EngineDecision]:
     """Return the stored model and its engine. An engine without weights needs no model."""
-    if requested != "auto" and not needs_weights(registry.get_spec(requested)):
+    if requested != "auto" and not registry.get_spec(requested).needs_weights:
         return None, EngineDecision(registry.get_spec(requested).kind, (f"requested by name: {requested}",))
     kinds = [requested] if requested != "auto" else [spec.kind for spec in registry.load_specs().values()]
     with_code = any(config.trusts_remote_code(kind, name) for kind in kinds)
@@ -127,21 +129,27 @@ def choose_launch_mode(spec: EngineSpec, settings: Mapping[str, Any]) -> tuple[L
     return mode, shards
 
 
+def _check_spec(spec: EngineSpec, model: str, task: str) -> None:
+    if task not in spec.tasks:
+        raise ConfigError(
+            f"{spec.kind} does not support the task {task} of {model}; it supports {', '.join(spec.tasks)}",
+            "choose another engine: `bay engines matrix` compares them",
+        )
+    if spec.isolation is not Isolation.PROCESS:
+        raise ConfigError(f"{spec.kind} declares isolation {spec.isolation}, which this version does not support")
+
+
 def _infer_task(configured: ModelConfig, stored: models.StoredModel | None) -> str:
     """Return the configured task; `embed` is the default for models without a language-model head (BertModel, ...)."""
     headless = stored is not None and stored.architecture.endswith("Model")
     return "embed" if headless and "task" not in configured.entries else configured.task
 
 
-def needs_weights(spec: EngineSpec) -> bool:
-    return bool({"gguf", "safetensors"} & set(spec.formats))
-
-
 def _prepare_model_path(stored: models.StoredModel, spec: EngineSpec, python: Path, say: Say, *, convert: bool) -> Path:
     """Return the model in a format the engine reads. Dequantize a GGUF once for engines that cannot read it."""
     if stored.format in spec.formats:
         return stored.path
-    if stored.format == "gguf" and "safetensors" in spec.formats:
+    if spec.conversions.get(stored.format) == "safetensors":
         return models.ensure_dense_weights(stored, python, say=say) if convert else stored.path
     raise ConfigError(
         f"{spec.kind} reads {', '.join(spec.formats)}, but {stored.name} is {stored.format}",

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from enginebay.contract import Facts
+from enginebay.contract import Facts, MemoryEstimate
 from enginebay.errors import CrashLoop, EnginebayError
 from enginebay.fleet.lifecycle.crash_policy import CrashRecord
 from enginebay.fleet.lifecycle.launch_plan import LaunchPlan
 from enginebay.fleet.lifecycle.model_worker import ModelWorker
 from enginebay.fleet.lifecycle.switch_history import Switch
-from enginebay.fleet.memory.memory_estimate import MemoryFacts
 from enginebay.fleet.routing.variants import Variant
 from enginebay.fleet.scheduling.planner import PoolBytes, ReplicaSnapshot, ReplicaState
 
@@ -26,7 +25,7 @@ class Replica:
     observation_key: str  # key of its measurements
     awake_bytes: PoolBytes
     asleep_bytes: PoolBytes | None  # None: it never sleeps
-    memory_facts: MemoryFacts | None = None  # inputs of the memory estimate
+    memory_estimate: MemoryEstimate = field(default_factory=lambda: MemoryEstimate({}))
     sleep_level: int = 0  # 0: sleep frees nothing
     state: ReplicaState = ReplicaState.COLD
     in_transition: bool = False
@@ -157,7 +156,7 @@ class Replica:
     def adopt_variant(self, fresh: Replica) -> None:
         """Take over the variant and estimates of a new replica. What was known of the old variant is dropped."""
         self.variant, self.idle_s = fresh.variant, fresh.idle_s
-        self.observation_key, self.memory_facts = fresh.observation_key, fresh.memory_facts
+        self.observation_key, self.memory_estimate = fresh.observation_key, fresh.memory_estimate
         self.awake_bytes, self.asleep_bytes = fresh.awake_bytes, fresh.asleep_bytes
         self.time_to_ready_s, self.min_residency_s = fresh.time_to_ready_s, fresh.min_residency_s
         self.reduced_plan = self.facts = self.last_switch = None

@@ -14,7 +14,6 @@ from enginebay.fleet.lifecycle.launch_plan import LaunchPlan
 from enginebay.fleet.lifecycle.model_worker import ModelWorker
 from enginebay.fleet.lifecycle.replica import Replica
 from enginebay.fleet.lifecycle.standby_pool import StandbyPool
-from enginebay.fleet.memory import memory_estimate
 from enginebay.fleet.memory.oom_fallback import reduce_settings
 from enginebay.fleet.scheduling.planner import ReplicaState
 
@@ -89,7 +88,7 @@ class TransitionExecutor:
         if replica.reduced_plan is not None or not replica.variant.settings.smaller_on_out_of_memory:
             raise error
         load = plan.launch.load
-        sizes = memory_estimate.resolve_size_settings(replica.memory_facts) if replica.memory_facts is not None else {}
+        sizes = replica.memory_estimate.sizes
         chosen = {name: value for name, value in sizes.items() if name in plan.spec.smaller}
         settings = reduce_settings(plan.spec, {**chosen, **load.settings}, None)
         if settings is None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from enginebay.config.sections.fleet_section import FleetConfig
+from enginebay.contract.memory_facts import RAM
 from enginebay.fleet.lifecycle.replica import Replica
 from enginebay.fleet.lifecycle.transitions import LoadedWorker
 from enginebay.fleet.memory import memory_estimate
@@ -36,7 +37,7 @@ class MemoryBudget:
             f"gpu{gpu.index}": self._config.gpu_memory_bytes or int(gpu.memory_bytes * _USABLE_FRACTION)
             for gpu in self._host.gpus
         }
-        self.pool_bytes = {memory_estimate.RAM: ram, **gpus}
+        self.pool_bytes = {RAM: ram, **gpus}
 
     def create_replica(self, variant: Variant) -> Replica:
         """Create a cold replica with its memory and time estimates."""
@@ -49,10 +50,12 @@ class MemoryBudget:
         replica.observation_key = compute_observation_key(
             load.model, load.kind, variant.plan.version, load.path, load.settings, load.loras
         )
-        replica.memory_facts = memory_estimate.gather_memory_facts(load, self._host, variant.plan.devices)
-        estimated = memory_estimate.estimate_memory(replica.memory_facts)
+        facts = memory_estimate.gather_memory_facts(load, self._host, variant.plan.devices)
+        replica.memory_estimate = memory_estimate.estimate_memory(variant.plan.spec, facts, variant.plan.launch.python)
         replica.awake_bytes = memory_estimate.apply_observed_memory(
-            estimated, self._observed.get_peak_memory(replica.observation_key), settings.memory_bytes
+            replica.memory_estimate.pools,
+            self._observed.get_peak_memory(replica.observation_key),
+            settings.memory_bytes,
         )
         self._update_time_estimates(replica)
         return replica
@@ -87,7 +90,7 @@ class MemoryBudget:
         replica.sleep_level = int(level) if level in facts.sleep_levels else 0
         replica.asleep_bytes = None
         if sleep != "off":
-            weights = replica.memory_facts.weights_bytes if replica.memory_facts is not None else 0
+            weights = replica.memory_estimate.weights_bytes
             replica.asleep_bytes = memory_estimate.estimate_asleep_memory(
                 replica.awake_bytes, facts.sleep_levels, sleep, weights
             )
@@ -97,7 +100,7 @@ class MemoryBudget:
     def record_memory(self, replica: Replica) -> None:
         """Record the worker's memory use. Only without GPUs: the worker's figure does not separate device memory."""
         if replica.memory_bytes and replica.state is ReplicaState.AWAKE and not self._host.gpus:
-            self._observed.record_memory(replica.observation_key, {memory_estimate.RAM: replica.memory_bytes})
+            self._observed.record_memory(replica.observation_key, {RAM: replica.memory_bytes})
             configured = replica.variant.settings.memory_bytes
             replica.awake_bytes = memory_estimate.apply_observed_memory(
                 replica.awake_bytes, self._observed.get_peak_memory(replica.observation_key), configured

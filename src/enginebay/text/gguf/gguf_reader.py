@@ -163,6 +163,16 @@ class GgufFile:
             raise _invalid_gguf(self.path, f"{key} must be {kind.__name__}, not {type(value).__name__}")
         return value
 
+    def get_number(self, name: str) -> int:
+        """Return a number under the architecture's prefix, such as `block_count`; 0 if it is missing.
+
+        Returns the largest if the model has one per layer.
+        """
+        value = self.metadata.get(f"{self.architecture}.{name}")
+        if isinstance(value, tuple):
+            value = max((number for number in value if isinstance(number, int)), default=0)
+        return value if isinstance(value, int) else 0
+
 
 def read_special_tokens(file: GgufFile) -> dict[str, str]:
     """Return the special tokens by their names in chat templates."""

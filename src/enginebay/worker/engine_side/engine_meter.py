@@ -9,9 +9,6 @@ from enginebay.meters.devices.engine_gpu_meter import collect_process_tree, open
 from enginebay.meters.devices.rapl_meter import open_rapl
 from enginebay.meters.sample import Absent, Meter
 
-# Settings that hold an engine's maximum tokens per step.
-_STEP_TOKEN_SETTINGS = ("max_num_batched_tokens", "batching.max_tokens_per_batch", "batch_size")
-
 
 def open_engine_meter(engine: Engine) -> Meter | Absent:
     """Return the engine's own meter, else that of its GPUs, else that of the CPU; or why there is none."""
@@ -24,10 +21,3 @@ def open_engine_meter(engine: Engine) -> Meter | Absent:
         return open_engine_gpu_meter(lambda: collect_process_tree(os.getpid()), visible, order=order)
     meter, absent = open_rapl()
     return absent[0] if meter is None else meter
-
-
-def read_max_step_tokens(engine: Engine) -> int | None:
-    """Return the maximum tokens per step, including prompt tokens; None if the engine does not report it."""
-    effective = engine.facts().effective
-    values = (effective.get(name) for name in _STEP_TOKEN_SETTINGS)
-    return next((value for value in values if isinstance(value, int) and value > 0), None)

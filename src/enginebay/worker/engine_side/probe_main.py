@@ -1,7 +1,7 @@
 """Probes, inside an engine's own environment, what the installed library supports.
 
 The request `{"engine": "package.module:Class"}` returns that engine's probe; `{"discover": true}` finds third-party
-engines and returns their specs and probes. The reply is one marked line, because libraries print to stdout on import.
+engines and returns their specs and probes; `{"memory": "package.module:function", "facts": {...}}` estimates memory. The reply is one marked line, because libraries print to stdout on import.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import sys
 import traceback
+from dataclasses import asdict
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from enginebay.contract import EngineSpec, Probe
+from enginebay.contract import EngineSpec, MemoryFacts, Probe
 
 RESULT_PREFIX = "ENGINEBAY-PROBE "
 ENTRY_POINT_GROUP = "enginebay.engines"
@@ -34,6 +35,9 @@ def _handle_request(request: dict[str, Any]) -> dict[str, Any]:
     if request.get("discover"):
         points = entry_points(group=ENTRY_POINT_GROUP)
         return {"found": [_describe_engine(point) for point in points if _is_third_party(point)]}
+    if "memory" in request:
+        facts = {**request["facts"], "gpus": tuple(request["facts"]["gpus"])}
+        return {"memory": asdict(_load_object(request["memory"])(MemoryFacts(**facts)))}
     return {"probe": _probe_engine(request["engine"]).to_json()}
 
 
@@ -54,8 +58,12 @@ def _is_third_party(point: EntryPoint) -> bool:
 
 
 def _probe_engine(engine: str) -> Probe:
-    module, _, name = engine.partition(":")
-    probe = getattr(import_module(module), name).probe()
+    probe = _load_object(engine).probe()
     if not isinstance(probe, Probe):
         raise TypeError(f"{engine}.probe() returned a {type(probe).__name__}, not a Probe")
     return probe
+
+
+def _load_object(target: str) -> Any:
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)

@@ -13,7 +13,7 @@ from enginebay.contract.engine_messages import Done, Energy, Timing, Usage
 from enginebay.errors import EnginebayError, EngineFailed
 from enginebay.worker.engine_side.best_of import BestOf
 from enginebay.worker.engine_side.drain_gate import DrainGate
-from enginebay.worker.engine_side.engine_meter import open_engine_meter, read_max_step_tokens
+from enginebay.worker.engine_side.engine_meter import open_engine_meter
 from enginebay.worker.engine_side.metering import Metering, PendingDone
 from enginebay.worker.engine_side.output_queue import OutputQueue
 
@@ -140,7 +140,7 @@ class RequestTable:
                 metering = Metering(
                     lambda: open_engine_meter(self._engine),
                     self._measure_idle_s,
-                    lambda: read_max_step_tokens(self._engine),
+                    lambda: self._engine.facts().max_step_tokens,
                     self._idle_w,
                 )
                 self._metering = metering

@@ -11,9 +11,10 @@ from enginebay.bundle.creation.engine_requirements import (
     parse_requirement_name,
     resolve_engine,
 )
-from enginebay.bundle.creation.trimming import SM90_VLLM, find_trim, select_trimmed_files
-from enginebay.contract import Recipe
+from enginebay.bundle.creation.trimming import find_trim, select_trimmed_files
+from enginebay.contract import Recipe, TrimProfile
 from enginebay.engines import registry
+from enginebay.engines.registry import get_spec, load_built_in_specs
 from enginebay.errors import EnginebayError, UsageError
 
 SPECS = {spec.kind: spec for spec in registry.load_built_in_specs()}
@@ -78,19 +79,29 @@ def test_the_host_must_satisfy_requirements_on_provided_packages() -> None:
     }
 
 
+SM90 = get_spec("vllm").trims[0]
+
+
 def test_a_trim_keeps_files_for_the_targets_python() -> None:
     files = [f"vllm/third_party/deep_gemm/_C.cpython-3{minor}-x86_64-linux-gnu.so" for minor in (11, 12, 13)]
     files += ["vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so", "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so", "vllm/envs.py"]
-    gone = select_trimmed_files(SM90_VLLM, files, "3.12")
+    gone = select_trimmed_files(SM90, files, "3.12")
     assert set(gone) == {files[0], files[2], files[3]}
     assert "flash-attention 2" in gone[files[3]]
 
 
 def test_an_unknown_trim_names_the_known() -> None:
     for engines in (["vllm"], ["vllm", "llamacpp"], ["llamacpp", "vllm"]):
-        assert find_trim("sm90", engines) is SM90_VLLM
+        assert find_trim("sm90", list(map(get_spec, engines)), load_built_in_specs()) is SM90
     with pytest.raises(UsageError) as caught:
-        find_trim("sm42", ["vllm"])
+        find_trim("sm42", [get_spec("vllm")], load_built_in_specs())
     with pytest.raises(UsageError, match="no trim profile sm90 for llamacpp or fake"):
-        find_trim("sm90", ["llamacpp", "fake"])
+        find_trim("sm90", [get_spec("llamacpp"), get_spec("fake")], load_built_in_specs())
     assert "sm90 for vllm" in caught.value.hint
+
+
+def test_a_third_party_engine_brings_its_own_trim() -> None:
+    profile = TrimProfile("lean", "other", "other-engine", files={"other/*.so": "for another processor"})
+    other = replace(get_spec("fake"), kind="other", trims=(profile,))
+    assert find_trim("lean", [get_spec("vllm"), other], [other]) is profile
+    assert set(select_trimmed_files(profile, ["other/a.so", "other/b.py"], "3.12")) == {"other/a.so"}

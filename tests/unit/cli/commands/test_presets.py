@@ -9,8 +9,10 @@ import yaml
 
 from enginebay.cli.commands.presets import app
 from enginebay.config.loader import load_config
-from enginebay.config.preset_registry import PRESETS
+from enginebay.config.preset_registry import load_presets
 from enginebay.errors import ConfigError
+
+PRESETS = load_presets()
 
 
 def presets(capsys: pytest.CaptureFixture[str], *args: str) -> Any:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from enginebay.contract import Probe
+from enginebay.contract import EngineSpec, Preference, Probe
+from enginebay.engines.registry import load_built_in_specs
 from enginebay.errors import EngineMissing, UsageError
-from enginebay.fleet.engine_selection.selection_rules import ModelFacts, select_engine
+from enginebay.fleet.engine_selection import selection_rules
+from enginebay.fleet.engine_selection.selection_rules import EngineDecision, ModelFacts
 from enginebay.util.hardware import Gpu, HostFacts
 
 GGUF = ModelFacts("gguf", "LlamaForCausalLM", "small")
@@ -16,6 +22,19 @@ LLAMACPP = Probe("1.0")
 TRANSFORMERS = Probe("5.0", devices=("cpu", "cuda"))
 VLLM_GPU = Probe("0.26", devices=("cuda",), architectures=("LlamaForCausalLM",))
 VLLM_CPU = Probe("0.32", devices=("cpu",), architectures=("LlamaForCausalLM",))
+
+
+SPECS = {spec.kind: spec for spec in load_built_in_specs()}
+
+
+def select_engine(
+    model: ModelFacts,
+    on: HostFacts,
+    installed: Mapping[str, Probe | None],
+    requested: str | None = None,
+    specs: Mapping[str, EngineSpec] = SPECS,
+) -> EngineDecision:
+    return selection_rules.select_engine(model, on, specs, installed, requested)
 
 
 def host(*gpus: Gpu) -> HostFacts:
@@ -96,9 +115,9 @@ def test_a_requested_engine_that_cannot_read_the_model_raises() -> None:
 
 
 def test_another_format_goes_to_the_engine_that_declares_it() -> None:
-    formats = {"llamacpp": ("gguf",), "special": ("onnx",)}
+    special = replace(SPECS["fake"], kind="special", formats=("onnx",))
     model = ModelFacts("onnx", name="third")
-    assert select_engine(model, host(), {"special": Probe("1")}, formats=formats).kind == "special"
+    assert select_engine(model, host(), {"special": Probe("1")}, specs={**SPECS, "special": special}).kind == "special"
     with pytest.raises(UsageError, match="no engine runs third"):
         select_engine(model, host(), {"llamacpp": LLAMACPP})
 
@@ -110,3 +129,40 @@ def test_a_model_no_installed_engine_can_run_says_why_for_each() -> None:
         select_engine(odd, host(), {"vllm": VLLM_CPU, "transformers": known})
     assert "not vllm" in caught.value.hint
     assert "not transformers" in caught.value.hint
+
+
+def build_other(*preferences: Preference, **more: Any) -> dict[str, EngineSpec]:
+    """A third-party engine beside ours."""
+    other = replace(SPECS["fake"], **{"kind": "other", "formats": ("gguf",), "preferences": preferences, **more})
+    return {**SPECS, "other": other}
+
+
+def test_a_third_party_engine_is_chosen_by_its_preference_with_its_reason() -> None:
+    installed = {"llamacpp": LLAMACPP, "other": Probe("1")}
+    specs = build_other(Preference("gguf", "cpu", 85, "twice as fast on this processor"))
+    decision = select_engine(GGUF, host(), installed, specs=specs)
+    assert decision.kind == "other" and decision.reasons[-1] == "other: twice as fast on this processor"
+    assert select_engine(GGUF, host(GPU), installed, specs=specs).kind == "llamacpp", "it prefers the CPU only"
+
+
+def test_without_a_preference_a_third_party_engine_comes_last() -> None:
+    decision = select_engine(GGUF, host(), {"llamacpp": LLAMACPP, "other": Probe("1")}, specs=build_other())
+    assert decision.kind == "llamacpp"
+    alone = select_engine(GGUF, host(), {"other": Probe("1")}, specs=build_other())
+    assert (alone.kind, alone.reasons[-1]) == ("other", "other: runs gguf models")
+
+
+def test_a_build_for_another_device_is_an_objection_only_where_the_engine_is_bound_to_it() -> None:
+    preference = Preference("gguf", "cuda", 95, "fast")
+    for bound, expected in ((False, "other"), (True, "llamacpp")):
+        specs = build_other(preference, device_bound=bound)
+        installed = {"llamacpp": LLAMACPP, "other": Probe("1", devices=("cpu",))}
+        assert select_engine(GGUF, host(GPU), installed, specs=specs).kind == expected
+
+
+def test_a_third_party_engine_may_take_converted_weights() -> None:
+    specs = build_other(formats=("safetensors",), conversions={"gguf": "safetensors"})
+    assert select_engine(GGUF, host(), {"other": Probe("1")}, specs=specs).dense
+    without = build_other(formats=("safetensors",))
+    with pytest.raises(UsageError, match="other runs safetensors models, but small is gguf"):
+        select_engine(GGUF, host(), {"other": Probe("1")}, "other", specs=without)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from enginebay.contract import Probe
+from enginebay.engines.registry import load_built_in_specs
 from enginebay.fleet.engine_selection.selection_rules import (
     MeasuredPreference,
     ModelFacts,
@@ -27,6 +28,8 @@ from enginebay.fleet.engine_selection.tuned_engines import (
 )
 from enginebay.models.model_manifest import StoredModel
 from enginebay.util.hardware import Gpu, HostFacts
+
+SPECS = {spec.kind: spec for spec in load_built_in_specs()}
 
 HOST = HostFacts(
     "Linux", "x86_64", "Xeon", (), 8, 8, 64 << 30, 1, (Gpu(0, "H200", 140 << 30),), "1", "/h", 1, "3.12", True
@@ -167,15 +170,15 @@ MEASURED = MeasuredPreference("llamacpp", "1.0", "measured on 2026-11-15: 3.1 re
 
 
 def test_a_measurement_overrides_the_rules() -> None:
-    assert select_engine(GGUF, HOST, INSTALLED).kind == "vllm"
-    decision = select_engine(GGUF, HOST, INSTALLED, measured=MEASURED)
+    assert select_engine(GGUF, HOST, SPECS, INSTALLED).kind == "vllm"
+    decision = select_engine(GGUF, HOST, SPECS, INSTALLED, measured=MEASURED)
     assert decision.kind == "llamacpp" and decision.installed and not decision.dense
     assert decision.reasons[-1] == "llamacpp: measured on 2026-11-15: 3.1 requests/s"
 
 
 def test_a_requested_engine_overrides_a_measurement() -> None:
-    assert select_engine(GGUF, HOST, INSTALLED, "vllm", measured=MEASURED).kind == "vllm"
-    assert select_engine(GGUF, HOST, INSTALLED, "auto", measured=MEASURED).kind == "llamacpp"
+    assert select_engine(GGUF, HOST, SPECS, INSTALLED, "vllm", measured=MEASURED).kind == "vllm"
+    assert select_engine(GGUF, HOST, SPECS, INSTALLED, "auto", measured=MEASURED).kind == "llamacpp"
 
 
 @pytest.mark.parametrize(
@@ -189,24 +192,24 @@ def test_a_requested_engine_overrides_a_measurement() -> None:
 def test_an_outdated_measurement_is_ignored_with_its_reason(
     installed: dict[str, Probe], measured: MeasuredPreference, reason: str
 ) -> None:
-    decision = select_engine(GGUF, HOST, installed, measured=measured)
+    decision = select_engine(GGUF, HOST, SPECS, installed, measured=measured)
     assert decision.kind == "vllm"
     assert f"ignored the measurement of 2026-11-15: {reason}" in decision.reasons
 
 
 def test_a_measured_engine_gets_dense_weights_where_it_needs_them() -> None:
     measured = MeasuredPreference("vllm", "0.32", "measured", "2026-11-15")
-    assert select_engine(GGUF, HOST, INSTALLED, measured=measured).dense
+    assert select_engine(GGUF, HOST, SPECS, INSTALLED, measured=measured).dense
 
 
 def test_notes_are_among_the_reasons() -> None:
-    assert "not used" in select_engine(GGUF, HOST, INSTALLED, notes=("not used",)).reasons
+    assert "not used" in select_engine(GGUF, HOST, SPECS, INSTALLED, notes=("not used",)).reasons
 
 
 def test_the_engines_to_compare_are_those_that_can_run_it_here() -> None:
-    kinds, objections = list_candidates(GGUF, HOST, INSTALLED)
+    kinds, objections = list_candidates(GGUF, HOST, SPECS, INSTALLED)
     assert kinds == ["vllm", "llamacpp"]
     assert objections == {"transformers": "not installed"}
-    formats = {"llamacpp": ("gguf",), "vllm": ("safetensors",), "third": ("gguf",), "fake": ("fake",)}
-    kinds, _ = list_candidates(GGUF, HOST, {**INSTALLED, "third": Probe("1"), "fake": Probe("1")}, formats)
+    specs = {**SPECS, "third": replace(SPECS["fake"], kind="third", formats=("gguf",))}
+    kinds, _ = list_candidates(GGUF, HOST, specs, {**INSTALLED, "third": Probe("1"), "fake": Probe("1")})
     assert kinds == ["vllm", "llamacpp", "third"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginebay.contract import Load
+from enginebay.contract import EngineSpec, Load, MemoryEstimate, MemoryFacts
 from enginebay.engines.llamacpp.load_plan import LlamaHost, plan_load
-from enginebay.engines.registry import get_spec
-from enginebay.fleet.memory.memory_estimate import (
-    MemoryFacts,
-    apply_observed_memory,
-    estimate_asleep_memory,
-    estimate_memory,
-    gather_memory_facts,
-    resolve_size_settings,
-)
+from enginebay.engines.registry import get_spec, list_kinds
+from enginebay.fleet.memory import memory_estimate
+from enginebay.fleet.memory.memory_estimate import apply_observed_memory, estimate_asleep_memory, gather_memory_facts
 from enginebay.fleet.memory.oom_fallback import reduce_settings
 from enginebay.text.gguf.gguf_reader import read_gguf
 from enginebay.util.hardware import Gpu, HostFacts
@@ -38,6 +33,26 @@ def facts(
     return MemoryFacts(
         kind, weights, settings=named, gpus=gpus, cuda=bool(gpus), task=task, memory_bytes=24 * GIB, **SHAPE
     )
+
+
+def spec_of(kind: str) -> EngineSpec:
+    return get_spec(kind) if kind in list_kinds() else replace(get_spec("openai"), kind=kind)
+
+
+def estimate(given: MemoryFacts) -> MemoryEstimate:
+    return memory_estimate.estimate_memory(spec_of(given.kind), given, Path(sys.executable))
+
+
+def estimate_memory(given: MemoryFacts) -> dict[str, int]:
+    return dict(estimate(given).pools)
+
+
+def resolve_size_settings(given: MemoryFacts) -> dict[str, int]:
+    return dict(estimate(given).sizes)
+
+
+def weigh(asked: Load, on: HostFacts) -> int:
+    return estimate(gather_memory_facts(asked, on)).weights_bytes
 
 
 def test_llamacpp_takes_no_more_than_a_gibibyte_of_cache_unasked() -> None:
@@ -145,7 +160,11 @@ def test_engines_without_weights_are_small() -> None:
 def test_every_prediction_is_a_number_in_a_pool_of_the_host(
     kind: str, weights: int, shape: tuple[int, int, int], context: int | None, gpus: list[int], memory: int
 ) -> None:
-    given_facts = MemoryFacts(kind, weights, *shape, context, {}, tuple(gpus), bool(gpus), "generate", memory)
+    layers, kv_heads, head_dim = shape
+    given_facts = MemoryFacts(
+        kind, weights, layers=layers, kv_heads=kv_heads, head_dim=head_dim, context_length=context,
+        gpus=tuple(gpus), cuda=bool(gpus), memory_bytes=memory,
+    )  # fmt: skip
     found = estimate_memory(given_facts)
     assert found["ram"] > 0 and set(found) <= {"ram", *(f"gpu{one}" for one in range(len(gpus)))}
     assert all(isinstance(amount, int) and amount >= 0 for amount in found.values())
@@ -201,7 +220,7 @@ def test_smaller_settings_really_need_less_when_all_sizes_are_set() -> None:
 def test_sizes_name_the_setting_of_each_engine() -> None:
     assert resolve_size_settings(facts("vllm")) == {"max_model_len": 8192}
     assert resolve_size_settings(facts("transformers", context_length=100)) == {"context_length": 100}
-    long = MemoryFacts("llamacpp", GIB, 30, 3, 64, 131072, memory_bytes=24 * GIB)
+    long = replace(facts("llamacpp"), context_length=131072)
     assert resolve_size_settings(long)["context_length"] == 8192, "what the engine takes, not what the model could"
 
 
@@ -269,10 +288,7 @@ def test_weights_are_counted_in_the_precision_the_engine_holds_them_in(
     gpus: tuple[int, ...],
     value_bytes: float,
 ) -> None:
-    assert (
-        gather_memory_facts(load(kind, folder, **settings), host(*gpus, features=features)).weights_bytes
-        == 1500 * value_bytes
-    )
+    assert weigh(load(kind, folder, **settings), host(*gpus, features=features)) == 1500 * value_bytes
 
 
 def test_quantised_weights_stay_packed_unless_the_engine_must_unpack_them(folder: Path) -> None:
@@ -280,8 +296,8 @@ def test_quantised_weights_stay_packed_unless_the_engine_must_unpack_them(folder
     config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
     (folder / "config.json").write_text(json.dumps(config))
     write_safetensors(folder / "model.safetensors", {"q": ("I32", 100, 400), "s": ("F16", 10, 20)})
-    assert gather_memory_facts(load("vllm", folder), host(GIB)).weights_bytes == 420
-    assert gather_memory_facts(load("transformers", folder), host(GIB)).weights_bytes == 100 * 8 * 2 + 20
+    assert weigh(load("vllm", folder), host(GIB)) == 420
+    assert weigh(load("transformers", folder), host(GIB)) == 100 * 8 * 2 + 20
 
 
 def test_the_library_decides_whether_gpus_count(folder: Path) -> None:
@@ -296,11 +312,11 @@ def test_adapters_and_a_draft_model_count_too(folder: Path, tmp_path_factory: py
     draft = beside / "draft.gguf"
     draft.write_bytes(bytes(700))
     write_safetensors(beside / "adapter_model.safetensors", {"a": ("F32", 10, 40)})
-    alone = gather_memory_facts(load("vllm", folder), host()).weights_bytes
+    alone = weigh(load("vllm", folder), host())
     asked = load("vllm", folder, speculative__model=str(draft))
     with_both = Load(asked.kind, "a:B", "m", asked.path, asked.settings, {"x": str(beside)})
     extra = (beside / "adapter_model.safetensors").stat().st_size + 700
-    assert gather_memory_facts(with_both, host()).weights_bytes == alone + extra
+    assert weigh(with_both, host()) == alone + extra
 
 
 def test_a_text_model_inside_another_tells_its_own_shape(folder: Path) -> None:
@@ -316,7 +332,7 @@ def test_a_text_model_inside_another_tells_its_own_shape(folder: Path) -> None:
 def test_a_config_without_a_shape_still_gives_a_need(folder: Path, content: str) -> None:
     (folder / "config.json").write_text(content)
     found = gather_memory_facts(load("transformers", folder), host())
-    assert found.layers == 0 and found.weights_bytes == 6000
+    assert found.layers == 0 and estimate(found).weights_bytes == 6000
     assert estimate_memory(found)["ram"] == 6000 + 6000 * 32 + GIB, (
         "as much cache as weights for 8192 tokens of each request"
     )
@@ -324,7 +340,7 @@ def test_a_config_without_a_shape_still_gives_a_need(folder: Path, content: str)
 
 def test_weights_that_cannot_be_read_count_by_their_size(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"garbage" * 100)
-    assert gather_memory_facts(load("transformers", folder), host()).weights_bytes == 700
+    assert weigh(load("transformers", folder), host()) == 700
 
 
 def test_a_damaged_or_missing_gguf_counts_by_its_size(tmp_path: Path) -> None:
@@ -332,7 +348,7 @@ def test_a_damaged_or_missing_gguf_counts_by_its_size(tmp_path: Path) -> None:
     path.write_bytes(b"GGUF" + bytes(996))
     found = gather_memory_facts(load("llamacpp", path), host())
     assert (found.weights_bytes, found.layers) == (1000, 0)
-    assert gather_memory_facts(load("llamacpp", tmp_path / "none.gguf"), host()).weights_bytes == 0
+    assert weigh(load("llamacpp", tmp_path / "none.gguf"), host()) == 0
 
 
 def test_a_gguf_tells_its_shape(tmp_path: Path) -> None:
@@ -374,12 +390,8 @@ def test_llamacpp_is_predicted_as_it_plans_itself(
 def test_all_files_of_a_split_gguf_count(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         (tmp_path / f"m-{number:05d}-of-00003.gguf").write_bytes(b"GGUF" + bytes(96))
-    assert gather_memory_facts(load("llamacpp", tmp_path / "m-00001-of-00003.gguf"), host()).weights_bytes == 300
+    assert weigh(load("llamacpp", tmp_path / "m-00001-of-00003.gguf"), host()) == 300
 
 
 def test_no_path_is_an_engine_without_weights() -> None:
-    assert (
-        gather_memory_facts(load("fake", Path()), host()).weights_bytes
-        == gather_memory_facts(load("openai", ""), host()).weights_bytes
-        == 0
-    )
+    assert weigh(load("fake", Path()), host()) == weigh(load("openai", ""), host()) == 0

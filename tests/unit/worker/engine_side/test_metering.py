@@ -16,7 +16,7 @@ from enginebay.errors import EngineFailed
 from enginebay.meters.sample import Absent, Meter, Sample
 from enginebay.worker.engine_side import energy_attribution as energy
 from enginebay.worker.engine_side import engine_meter, metering
-from enginebay.worker.engine_side.engine_meter import open_engine_meter, read_max_step_tokens
+from enginebay.worker.engine_side.engine_meter import open_engine_meter
 from enginebay.worker.engine_side.request_table import RequestTable
 
 IDLE_W, BUSY_W = 100.0, 300.0
@@ -39,7 +39,7 @@ class Engine:
         return self.own_meter
 
     def facts(self) -> Any:
-        return SimpleNamespace(effective=self.effective)
+        return SimpleNamespace(effective=self.effective, max_step_tokens=None)
 
 
 class Switched:
@@ -349,15 +349,3 @@ def test_without_a_gpu_the_cpu_is_metered(meter: Switched, monkeypatch: pytest.M
     assert open_engine_meter(Engine(device="cpu")) is meter  # type: ignore[arg-type]
     monkeypatch.setattr(engine_meter, "open_rapl", lambda: (None, [Absent("rapl", "root only")]))
     assert open_engine_meter(Engine(device="cpu")) == Absent("rapl", "root only")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("effective", "expected"),
-    [
-        ({"max_num_batched_tokens": 8192}, 8192),
-        ({"batching.max_tokens_per_batch": None, "batch_size": 512}, 512),
-        ({"step_s": 1}, None),
-    ],
-)
-def test_max_step_tokens(effective: dict[str, Any], expected: int | None) -> None:
-    assert read_max_step_tokens(Engine(**effective)) == expected  # type: ignore[arg-type]

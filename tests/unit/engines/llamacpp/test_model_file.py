@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from enginebay.engines.llamacpp.gguf_model import get_model_number, read_gguf_model
+from enginebay.engines.llamacpp.library import read_gguf_model
 from enginebay.engines.llamacpp.token_pieces import TokenPieces
 from enginebay.errors import ModelInvalid
 from enginebay.text.gguf.gguf_reader import GgufFile
@@ -21,13 +21,13 @@ def model(tmp_path: Path) -> Path:
 def test_the_file_describes_the_model(model: Path) -> None:
     file = read_gguf_model(model)
     assert file.architecture == "llama" and file.context_length == 256
-    assert get_model_number(file, "attention.head_count") == 2
-    assert get_model_number(file, "no.such.key") == 0
+    assert file.get_number("attention.head_count") == 2
+    assert file.get_number("no.such.key") == 0
 
 
 def test_the_largest_of_per_layer_numbers_is_used() -> None:
     file = GgufFile(Path("m"), 3, {"general.architecture": "x", "x.attention.head_count_kv": (0, 8, 4)}, ())
-    assert get_model_number(file, "attention.head_count_kv") == 8
+    assert file.get_number("attention.head_count_kv") == 8
 
 
 @pytest.mark.parametrize("keep", [6, 20, 200, 1500, -40])

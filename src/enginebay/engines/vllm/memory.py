@@ -1,0 +1,39 @@
+"""Memory estimate of the vllm engine. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from enginebay.contract import MemoryEstimate, MemoryFacts
+from enginebay.contract.memory_facts import GIB, RAM
+
+_CPU_LIBRARY_BYTES, _CPU_CACHE_BYTES = int(1.5 * GIB), 4 * GIB
+_CUDA_RAM_BYTES, _UTILIZATION = 4 * GIB, 0.92
+_DEFAULT_CONTEXT = 8192
+
+
+def estimate_memory(facts: MemoryFacts) -> MemoryEstimate:
+    weights = facts.estimate_weights_bytes(_get_value_bytes(facts))
+    context = int(facts.get_setting("max_model_len", "context_length") or facts.context_length or _DEFAULT_CONTEXT)
+    return MemoryEstimate(_estimate_pools(facts, weights), weights, {"max_model_len": context})
+
+
+def _get_value_bytes(facts: MemoryFacts) -> float:
+    """Return the bytes of one weight; 0: as stored. Processors without bfloat16 compute in float32."""
+    widened = not facts.cuda and not facts.bf16 and facts.stored_dtype in ("bfloat16", "float32", "")
+    return facts.get_configured_value_bytes() or (4 if widened else 0)
+
+
+def _estimate_pools(facts: MemoryFacts, weights: int) -> dict[str, int]:
+    shards = int(facts.get_setting("sharding.num_shards") or 1)
+    tensor = int(facts.get_setting("tensor_parallel_size") or 1)
+    ranks = max(shards, tensor * int(facts.get_setting("pipeline_parallel_size") or 1))
+    if not facts.cuda or not facts.gpus:
+        configured = facts.get_setting("cpu_kvcache_space_gib")
+        default = min(_CPU_CACHE_BYTES, facts.memory_bytes / 4 or math.inf)
+        cache = int(float(configured) * GIB if configured is not None else default)
+        return {RAM: weights + ranks * (cache + _CPU_LIBRARY_BYTES)}
+    offloaded = int(float(facts.get_setting("cpu_offload_gb") or 0) * GIB)
+    share = float(facts.get_setting("gpu_memory_utilization") or _UTILIZATION)
+    pools = {f"gpu{gpu}": int(size * share) for gpu, size in enumerate(facts.gpus[:ranks])}
+    return {RAM: _CUDA_RAM_BYTES + (ranks - 1) * _CUDA_RAM_BYTES // 2 + ranks * offloaded, **pools}
