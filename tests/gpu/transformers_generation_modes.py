@@ -1,5 +1,5 @@
 """Compares the generation modes of transformers on a GPU: the library's `generate()`, with and without static cache and compilation,
-and the engine's, with and without CUDA graphs, compilation and the decode attention kernel. `bench.gpu.transformers_batching` compares
+and the engine's, with and without CUDA graphs, compilation and the decode attention kernel. `bench.gpu.transformers_batching.batching_study` compares
 the engine with the library's continuous batching.
 
     python -m tests.gpu.transformers_generation_modes --out FOLDER [--shape llama-8b] [--rows 256] [--input 128] [--turns 3] [--seconds 600] [--ways PATTERN...]

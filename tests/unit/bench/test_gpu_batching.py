@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu import transformers_batching
-from bench.gpu.transformers_batching import (
+from bench.gpu.transformers_batching import batching_study
+from bench.gpu.transformers_batching.batching_study import (
     BatchingComparison,
     WayFailed,
     WayProcess,
@@ -138,4 +138,4 @@ def test_the_verdict_needs_the_whole_interval(low: float | None, high: float | N
 
 
 def test_every_way_has_a_kind_the_child_knows() -> None:
-    assert {kind for kind, _ in transformers_batching.WAYS.values()} == {"ours", "library"}
+    assert {kind for kind, _ in batching_study.WAYS.values()} == {"ours", "library"}

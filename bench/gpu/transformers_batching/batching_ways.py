@@ -1,6 +1,6 @@
-"""The child of bench/gpu/transformers_batching.py: one way to batch on one model, driven by JSON lines.
+"""The child of batching_study: one way to batch on one model, driven by JSON lines.
 
-    python -m bench.gpu.batching_ways ours|library --model FOLDER --device cuda [--settings JSON]
+    python -m bench.gpu.transformers_batching.batching_ways ours|library --model FOLDER --device cuda [--settings JSON]
 
 Commands: {"do": "prepare", "candidate": NAME, **size} and {"do": "run", "seed": N, **size}, where a size has rows, input and output;
 each with "limit_s". The reply to `prepare` has the configuration in effect, the reply to `run` the tokens and seconds. A reply with
@@ -175,7 +175,7 @@ def _attend_pages(
     q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, block_table: Any, cache_seqlens: Any,
     softmax_scale: float | None = None, causal: bool = False,
 ) -> Any:  # fmt: skip
-    from bench.gpu import paged_decode_kernel
+    from bench.gpu.transformers_batching import paged_decode_kernel
 
     return paged_decode_kernel.attend(q, k_cache, v_cache, k, v, softmax_scale, block_table, cache_seqlens)
 

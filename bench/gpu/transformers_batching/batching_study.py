@@ -1,6 +1,6 @@
 """Compare Enginebay's transformers engine with the library's own continuous batching: the same prompts, in turn.
 
-    python -m bench.gpu.transformers_batching --out FILE.jsonl [--model FOLDER | --shape NAME] [--seconds 400] [--pairs 5]
+    python -m bench.gpu.transformers_batching.batching_study --out FILE.jsonl [--model FOLDER | --shape NAME] [--seconds 400] [--pairs 5]
                                               [--workloads NAME=ROWSxINPUT+OUTPUT...] [--candidates PATTERN...] [--ways PATTERN...]
 
 Without `--model`, a shape with random weights: Llama-3-8B's. Every way has a process of its own, which keeps its model on the device;
@@ -39,7 +39,7 @@ WAYS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     LIBRARY: ("library", {}),
 }
 _SHARES = {"batch": 2.0, "one": 1.0, "long": 4.0}  # of the time; other names: 1
-_LOAD_S, _TURN_S, _TRIAL_S = 150.0, 90.0, 30.0  # limits; a trial: preparation and each of two runs
+_LOAD_S, _TURN_S, _TRIAL_S = 100.0, 90.0, 30.0  # limits; a trial: preparation and each of two runs
 _MARGIN_S = 10.0  # a child that misses its limit is killed after this
 _HOPELESS = 3.0  # a candidate whose first run takes this many times the best one's has no second run
 TOLERANCE = 0.15
@@ -91,7 +91,16 @@ class WayProcess:
 
     def __init__(self, name: str, python: str, model: Path, device: str, log: Path) -> None:
         kind, settings = WAYS[name]
-        command = [python, "-m", "bench.gpu.batching_ways", kind, "--model", str(model), "--device", device]
+        command = [
+            python,
+            "-m",
+            "bench.gpu.transformers_batching.batching_ways",
+            kind,
+            "--model",
+            str(model),
+            "--device",
+            device,
+        ]
         with log.open("a") as file:
             self._process = subprocess.Popen(
                 [*command, "--settings", json.dumps(settings)],
@@ -156,42 +165,40 @@ class BatchingComparison:
         self._candidates: list[str] = []
 
     def run(self) -> None:
-        names = [name for name in WAYS if any(fnmatch(name, pattern) for pattern in self._args.ways)]
-        for name in names:
-            self._start(name)
-        for name in names:
-            self._await_load(name)
-        workloads = list(self._args.workloads)
-        while workloads:
-            self._compare(workloads[0], time.monotonic() + divide_time(self._left_s(), workloads))
-            workloads.pop(0)
-        for way in self._ways.values():
-            way.kill()
+        try:
+            self._load([name for name in WAYS if any(fnmatch(name, pattern) for pattern in self._args.ways)])
+            workloads = list(self._args.workloads)
+            while workloads:
+                self._compare(workloads[0], time.monotonic() + divide_time(self._left_s(), workloads))
+                workloads.pop(0)
+        finally:
+            for way in self._ways.values():
+                way.kill()
 
     def _left_s(self) -> float:
         return self._deadline - time.monotonic()
 
-    def _start(self, name: str) -> None:
-        log = self._args.out.with_suffix(f".{name.replace(', ', '-')}.log")
-        self._ways[name] = WayProcess(name, self._args.python, self._model, self._args.device, log)
-
-    def _await_load(self, name: str) -> None:
-        try:
-            reply = self._ways[name].receive(min(_LOAD_S, self._left_s()))
-        except WayFailed as error:
-            self._note("failed", way=name, step="load", error=str(error))
-            self._ways.pop(name).kill()
-            return
-        self._candidates = reply.pop("candidates", None) or self._candidates
-        self._note("loaded", way=name, **reply)
+    def _load(self, names: Sequence[str]) -> None:
+        """Start these ways together. One that does not load in time is left out."""
+        limit = time.monotonic() + min(_LOAD_S, self._left_s())
+        for name in names:
+            log = self._args.out.with_suffix(f".{name.replace(', ', '-')}.log")
+            self._ways[name] = WayProcess(name, self._args.python, self._model, self._args.device, log)
+        for name in names:
+            try:
+                reply = self._ways[name].receive(limit - time.monotonic())
+            except WayFailed as error:
+                self._note("failed", way=name, step="load", error=str(error))
+                self._ways.pop(name).kill()
+                continue
+            self._candidates = reply.pop("candidates", None) or self._candidates
+            self._note("loaded", way=name, **reply)
 
     def _compare(self, workload: Workload, until: float) -> None:
         self._note("workload", **asdict(workload))
         if workload.name == "long" and COMPILED in self._ways:
             self._ways.pop(COMPILED).kill()
-        for name in [name for name, way in self._ways.items() if not way.is_alive]:
-            self._start(name)
-            self._await_load(name)
+        self._load([name for name, way in self._ways.items() if not way.is_alive])
         active = list(self._ways)
         if LIBRARY in active and not self._prepare_library(workload, until):
             active.remove(LIBRARY)
@@ -212,8 +219,7 @@ class BatchingComparison:
             except WayFailed as error:
                 self._note("failed", workload=workload.name, way=LIBRARY, step=candidate, error=str(error))
                 if not self._ways[LIBRARY].is_alive:
-                    self._start(LIBRARY)
-                    self._await_load(LIBRARY)
+                    self._load([LIBRARY])
                 if LIBRARY not in self._ways:
                     return False
         best = min(seconds, key=seconds.__getitem__, default="")
@@ -242,6 +248,8 @@ class BatchingComparison:
         )  # fmt: skip
 
     def _take_turns(self, active: list[str], workload: Workload, until: float) -> None:
+        if not active:
+            return
         rates: dict[str, dict[int, float]] = {name: {} for name in active}
         began = time.monotonic()
         for pair in range(1, self._args.pairs + 1):
