@@ -44,7 +44,7 @@ class TimingSink:
         self.errors[number] = error
         self.open.discard(number)
 
-    def flush(self) -> None:
+    def flush(self, ends_step: bool = True) -> None:
         if not self.open:
             self.idle.set()
 

@@ -160,7 +160,7 @@ class BatchingComparison:
     def __init__(self, args: argparse.Namespace, model: Path) -> None:
         self._args, self._model = args, model
         self._started = time.monotonic()
-        self._deadline = self._started + args.seconds
+        self._deadline: float = self._started + args.seconds
         self._ways: dict[str, WayProcess] = {}
         self._candidates: list[str] = []
 
