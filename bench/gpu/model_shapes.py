@@ -63,6 +63,22 @@ def make_shape(name: str, folder: Path, tokenizer: Path) -> Path:
     return target
 
 
+def make_tokenizer(folder: Path) -> Path:
+    """Make a tokenizer with one letter per byte; `make_shape` extends it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = ["<unk>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(letters[:3])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **special}))
+    return folder
+
+
 def _fill_vocabulary(tokenizer: Path, size: int) -> Any:
     data = json.loads(tokenizer.read_text())
     for token in data["added_tokens"]:

@@ -21,7 +21,8 @@ from unittest import mock
 import torch
 
 from enginebay.contract import FinishReason, GenerateRequest, Load, Sampling
-from enginebay.engines.transformers.continuous import kv_cache, kv_cache_budget
+from enginebay.engines.transformers.continuous import kv_cache
+from enginebay.engines.transformers.continuous.scheduler import KVCacheBudget
 from enginebay.engines.transformers.decoding import token_sampler
 from enginebay.engines.transformers.decoding.sequence_state import SequenceState
 from enginebay.engines.transformers.engine import TransformersEngine
@@ -113,10 +114,10 @@ def check_cuda_graphs_change_nothing(path: str) -> None:
     plain = CheckedEngine(path)
     before = plain.run(make_mixed_requests())
     plain.engine.close()
-    with mock.patch.object(kv_cache_budget, "_FIRST_ROWS", 1):
+    with mock.patch("enginebay.engines.transformers.continuous.scheduler._FIRST_ROWS", 1):
         checked = open_recording_engine(path, recorder := FunctionRecorder())
         scheduler, cache = checked.engine._continuous_batcher._scheduler, get_runner(checked).cache  # type: ignore[union-attr]
-        cache.budget = kv_cache_budget.KVCacheBudget(20_000, 32)
+        cache.budget = KVCacheBudget(20_000, 32)
         assert_same(path, checked.run(make_mixed_requests()), before)
         captured = recorder.captured
         get_runner(checked).prepare_to_sleep()
@@ -124,7 +125,7 @@ def check_cuda_graphs_change_nothing(path: str) -> None:
         scheduler.limits = dataclasses.replace(
             scheduler.limits, max_sequences=5, max_step_tokens=64, max_cached_tokens=1100
         )
-        cache.budget = kv_cache_budget.KVCacheBudget(1100, 32)
+        cache.budget = KVCacheBudget(1100, 32)
         trimmed, resize = [], kv_cache.CacheBucket.resize
 
         def watch_resize(bucket: Any, rows: int) -> None:
@@ -190,9 +191,9 @@ def check_kv_cache_survives_out_of_memory(path: str) -> None:
         generate_greedy(path),
         [make_request(prompt, temperature=0, max_tokens=40) for prompt in make_prompts(12)],
     )
-    with mock.patch.object(kv_cache_budget, "_FIRST_ROWS", 1):
+    with mock.patch("enginebay.engines.transformers.continuous.scheduler._FIRST_ROWS", 1):
         checked = open_recording_engine(path, FunctionRecorder())
-        get_runner(checked).cache.budget = kv_cache_budget.KVCacheBudget(8192, 32)
+        get_runner(checked).cache.budget = KVCacheBudget(8192, 32)
         for tensors in range(4):
             get_runner(checked).prepare_to_sleep()
             checked.run([make_request([5, 6, 7], temperature=0, max_tokens=5)])  # leaves a bucket that must grow

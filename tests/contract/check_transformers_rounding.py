@@ -8,8 +8,7 @@ from unittest import mock
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from enginebay.engines.transformers.continuous.cuda_graphs import _MAX_REPLAY_DISTANCE
-from enginebay.engines.transformers.continuous.logit_distance import compute_logit_distance
+from enginebay.engines.transformers.continuous.cuda_graphs import _MAX_REPLAY_DISTANCE, compute_logit_distance
 from enginebay.engines.transformers.continuous.model_runner import ModelRunner
 
 _VOCABULARY = 32_000

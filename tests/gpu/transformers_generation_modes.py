@@ -1,5 +1,6 @@
-"""Compares the generation modes of transformers on a GPU: the library's, with and without static cache, compilation and continuous
-batching, and the engine's, with and without CUDA graphs, compilation and the decode attention kernel.
+"""Compares the generation modes of transformers on a GPU: the library's `generate()`, with and without static cache and compilation,
+and the engine's, with and without CUDA graphs, compilation and the decode attention kernel. `bench.gpu.transformers_batching.batching_study` compares
+the engine with the library's continuous batching.
 
     python -m tests.gpu.transformers_generation_modes --out FOLDER [--shape llama-8b] [--rows 256] [--input 128] [--turns 3] [--seconds 600] [--ways PATTERN...]
 
@@ -28,11 +29,12 @@ from unittest import mock
 
 import torch
 import transformers
-from transformers import CompileConfig, ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import CompileConfig, LlamaConfig, LlamaForCausalLM
 
-from bench.gpu.model_shapes import build_shape_config, make_shape
+from bench.gpu.engine_bench import EngineBench
+from bench.gpu.model_shapes import build_shape_config, make_shape, make_tokenizer
 from enginebay.engines.transformers import engine_builder
-from tests.gpu.transformers_speed import INPUT, OUTPUT, EngineBench, log, make_tokenizer, started
+from tests.gpu.transformers_speed import INPUT, OUTPUT, log, started
 
 GenerateTurn = Callable[[list[list[int]]], int]  # runs prompts and returns the number of generated tokens
 
@@ -65,23 +67,6 @@ class LibraryModes:
 
         return turn
 
-    def make_continuous_batch(self, attention: str, **options: Any) -> GenerateTurn:
-        """Run the library's continuous batching with all prompts at once."""
-
-        def turn(prompts: list[list[int]]) -> int:
-            self.model.set_attn_implementation(attention)
-            config = GenerationConfig(
-                do_sample=False, max_new_tokens=OUTPUT, min_new_tokens=OUTPUT, pad_token_id=0, eos_token_id=-1
-            )
-            outputs = self.model.generate_batch(
-                inputs=prompts,
-                generation_config=config,
-                continuous_batching_config=ContinuousBatchingConfig(max_memory_percent=0.5, **options),
-            )
-            return sum(len(output.generated_tokens) for output in outputs.values())
-
-        return turn
-
     def list_modes(self) -> dict[str, GenerateTurn]:
         return {
             "generate": self.make_generate(),
@@ -91,11 +76,6 @@ class LibraryModes:
             ),
             "generate, static cache, compiled with CUDA graphs": self.make_generate(
                 cache_implementation="static", compile_config=CompileConfig(mode="reduce-overhead")
-            ),
-            "generate_batch": self.make_continuous_batch("sdpa", use_cuda_graph=False),
-            "generate_batch, CUDA graphs": self.make_continuous_batch("sdpa", use_cuda_graph=True),
-            "generate_batch, compiled": self.make_continuous_batch(
-                "sdpa", use_cuda_graph=False, default_compile_level=1
             ),
         }
 

@@ -26,13 +26,12 @@ from enginebay.engines.transformers.adapters import PeftAdapters
 from enginebay.engines.transformers.continuous.continuous_batcher import ContinuousBatcher
 from enginebay.engines.transformers.decoding.guided_decoding import GrammarConstraint, GuidedCompiler
 from enginebay.engines.transformers.decoding.output_writer import OutputWriter
-from enginebay.engines.transformers.decoding.sequence_state import SequenceState
+from enginebay.engines.transformers.decoding.sequence_state import SequenceState, check_request
 from enginebay.engines.transformers.distributed.follower import run_follower
 from enginebay.engines.transformers.distributed.ranks import Shutdown
 from enginebay.engines.transformers.engine_builder import EngineComponents, build_components
 from enginebay.engines.transformers.loading.load_options import apply_request_defaults, read_options
 from enginebay.engines.transformers.loading.model_loader import import_lazy_modules, is_out_of_memory
-from enginebay.engines.transformers.request_validation import check_request
 from enginebay.engines.transformers.sleep import OffloadableWeights, find_sleep_levels
 from enginebay.engines.transformers.static.generate_batcher import GenerateBatcher
 from enginebay.engines.transformers.step_jobs import StepJob, StepJobQueue

@@ -14,9 +14,8 @@ from enginebay.engines.transformers import runtime_info
 from enginebay.engines.transformers.adapters import PeftAdapters
 from enginebay.engines.transformers.continuous.bucketed_attention import DecodeKernel
 from enginebay.engines.transformers.continuous.cuda_graphs import CudaGraphRecorder, GraphRecorder
-from enginebay.engines.transformers.continuous.kv_cache_budget import KVCacheBudget
 from enginebay.engines.transformers.continuous.model_runner import ModelRunner
-from enginebay.engines.transformers.continuous.scheduler import BatchLimits
+from enginebay.engines.transformers.continuous.scheduler import BatchLimits, KVCacheBudget
 from enginebay.engines.transformers.distributed.ranks import RankGroup, RankInfo
 from enginebay.engines.transformers.embedding import Embedder
 from enginebay.engines.transformers.loading.load_options import (
@@ -34,7 +33,7 @@ from enginebay.engines.transformers.loading.model_loader import (
 )
 from enginebay.engines.transformers.settings import RETIRED
 from enginebay.engines.transformers.static.batch_selection import BatchRules
-from enginebay.engines.transformers.static.generate_loop import DraftSource, LibraryGenerator
+from enginebay.engines.transformers.static.library_generator import DraftSource, LibraryGenerator
 from enginebay.errors import LoadFailed
 from enginebay.util.text_format import summarize_error
 
@@ -153,7 +152,6 @@ def _prepare_generation(
         components.effective |= {
             "decode_attention": "own" if runner.has_kernel else f"library: {runner.fallback_reason}"
         }
-        components.batch_rules = _build_batch_rules("dynamic", components.limits.max_sequences, options, kind)
         return
     components.batch_rules = _build_batch_rules(strategy, components.limits.max_sequences, options, kind)
     components.max_batch = 1 if options.is_assisted else components.batch_rules.size

@@ -38,3 +38,9 @@ def make_sequence(
         context,
         LetterTokenizer(),
     )
+
+
+def append_and_decode(sequence: SequenceState, token: int) -> str:
+    """Append a token and return the text to send."""
+    sequence.append_token(token)
+    return sequence.take_text()

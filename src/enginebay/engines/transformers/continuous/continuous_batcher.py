@@ -8,8 +8,7 @@ from typing import Any
 from enginebay.engines.transformers.continuous.model_runner import ModelRunner
 from enginebay.engines.transformers.continuous.scheduler import BatchLimits, Segment, StepScheduler
 from enginebay.engines.transformers.decoding.output_writer import OutputWriter
-from enginebay.engines.transformers.decoding.sampled_token import SampledToken
-from enginebay.engines.transformers.decoding.sequence_state import SequenceState
+from enginebay.engines.transformers.decoding.sequence_state import SampledToken, SequenceState
 from enginebay.engines.transformers.decoding.token_sampler import read_sampled, sample_on_device
 from enginebay.engines.transformers.distributed.ranks import RankGroup
 

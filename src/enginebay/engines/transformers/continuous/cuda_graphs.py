@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -21,7 +22,6 @@ from enginebay.engines.transformers.continuous.graph_cache import (
     pad_attended_length,
     pad_row_count,
 )
-from enginebay.engines.transformers.continuous.logit_distance import compute_logit_distance
 from enginebay.engines.transformers.continuous.step_layout import DecodeGroup
 from enginebay.engines.transformers.loading.model_loader import is_out_of_memory
 from enginebay.util.text_format import summarize_error
@@ -205,3 +205,13 @@ class DecodeGraphs:
         tokens, positions = self._inputs[: key.rows], self._inputs[key.rows : 2 * key.rows]
         batch = DecodeBatch(group.bucket, indices, positions, 0, key.attended_length, key.rows, is_contiguous=True)
         return self._forward(batch, tokens, positions)
+
+
+def compute_logit_distance(actual: Any, reference: Any) -> float:
+    """Return the largest root mean square difference of a row of logits [rows, vocabulary], in standard deviations of that row.
+
+    A mean, because one of a hundred thousand logits is always an outlier. Infinite if any value is NaN.
+    """
+    spread = reference.std(-1)
+    worst = ((actual - reference).square().mean(-1).sqrt() / torch.where(spread > 0, spread, 1.0)).max()
+    return float(worst) if math.isfinite(worst) else math.inf

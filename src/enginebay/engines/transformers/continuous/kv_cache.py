@@ -15,8 +15,15 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from enginebay.engines.transformers.continuous.kv_cache_budget import KVCacheBudget, choose_bucket_rows
-from enginebay.engines.transformers.continuous.scheduler import CacheOp, Fork, Release, Reserve, compute_bucket_capacity
+from enginebay.engines.transformers.continuous.scheduler import (
+    CacheOp,
+    Fork,
+    KVCacheBudget,
+    Release,
+    Reserve,
+    choose_bucket_rows,
+    compute_bucket_capacity,
+)
 
 _tensor_versions = itertools.count(1)
 

@@ -17,11 +17,9 @@ from enginebay.engines.transformers.continuous.bucketed_attention import (
     DecodeBatch,
     DecodeKernel,
 )
-from enginebay.engines.transformers.continuous.cuda_graphs import DecodeGraphs, GraphRecorder
+from enginebay.engines.transformers.continuous.cuda_graphs import DecodeGraphs, GraphRecorder, compute_logit_distance
 from enginebay.engines.transformers.continuous.kv_cache import BucketedKVCache
-from enginebay.engines.transformers.continuous.kv_cache_budget import KVCacheBudget
-from enginebay.engines.transformers.continuous.logit_distance import compute_logit_distance
-from enginebay.engines.transformers.continuous.scheduler import Release, Reserve, ScheduledStep, Segment
+from enginebay.engines.transformers.continuous.scheduler import KVCacheBudget, Release, Reserve, ScheduledStep, Segment
 from enginebay.engines.transformers.continuous.step_layout import build_layout
 from enginebay.engines.transformers.loading.model_loader import is_out_of_memory
 from enginebay.util.text_format import summarize_error

@@ -1,4 +1,4 @@
-"""The scheduler of continuous batching: plans each step. Pure: no torch, no clock, no threads."""
+"""The scheduler of continuous batching: plans each step and sizes the KV cache. Pure: no torch, no clock, no threads."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ MIN_BUCKET_CAPACITY = 256
 MAX_PREFILL_WAIT_STEPS = 8  # with separate prefill: steps that a prompt waits for others
 DECODES_PER_PREFILL = 16  # one waiting prompt per this many decoding sequences is enough
 MAX_PREFILL_BURST = 4  # maximum consecutive prefill steps
+_FIRST_ROWS = 32
+_MAX_BUCKET_SHARE = 8  # a new bucket takes at most 1/8 of the memory, unless it needs more
 
 
 class Segment(NamedTuple):
@@ -74,6 +76,29 @@ def compute_bucket_capacity(length: int, context_length: int) -> int:
     return max(length, min(capacity, context_length))
 
 
+@dataclass(frozen=True, slots=True)
+class KVCacheBudget:
+    """Capacity of the KV cache in tokens, and the maximum number of rows.
+
+    With a budget, buckets are allocated large and kept when empty: a CUDA graph holds the addresses of its bucket's
+    tensors and is lost when they change. Without one, buckets grow by doubling and are freed when empty.
+    """
+
+    tokens: int
+    max_rows: int
+
+
+def choose_bucket_rows(
+    needed: int, allocated: int, capacity: int, allocated_tokens: int, budget: KVCacheBudget | None
+) -> int:
+    """Return the new row count of a bucket that must grow. `allocated_tokens`: of all buckets together."""
+    if budget is None:
+        return max(needed, 2 * allocated)
+    preferred = max(_FIRST_ROWS, 2 * allocated, budget.tokens // _MAX_BUCKET_SHARE // capacity)
+    affordable = allocated + max(0, budget.tokens - allocated_tokens) // capacity
+    return max(needed, min(preferred, budget.max_rows, affordable))
+
+
 def should_prefill(prompts: int, decoding: int, waited_steps: int) -> bool:
     """Return whether the next step prefills prompts while decoding sequences wait.
 
@@ -105,11 +130,6 @@ class StepScheduler:
 
     def add(self, sequence: SequenceState) -> None:
         self.waiting.append(sequence)
-
-    def count_sequences(self) -> int:
-        """Return the number of waiting and running sequences, siblings included."""
-        siblings = sum(len(sequence.siblings) for sequence in (*self.waiting, *self.running))
-        return len(self.waiting) + len(self.running) + siblings
 
     def compute_kv_cache_usage(self) -> float:
         """Return the share of the KV cache in use. Thread-safe: it reads a copy."""

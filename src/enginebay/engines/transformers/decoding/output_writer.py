@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from enginebay.contract import FinishReason, Sink
-from enginebay.engines.transformers.decoding.sampled_token import SampledToken
-from enginebay.engines.transformers.decoding.sequence_state import SequenceState
+from enginebay.engines.transformers.decoding.sequence_state import SampledToken, SequenceState
 from enginebay.errors import EnginebayError
 
 

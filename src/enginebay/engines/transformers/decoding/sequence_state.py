@@ -1,20 +1,28 @@
-"""The state of one choice of a running request. Does not import torch."""
+"""The state of one choice of a running request, and the check of a request before it runs. Does not import torch."""
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
 
-from enginebay.contract import FinishReason, GenerateRequest, Sampling
+from enginebay.contract import FinishReason, GenerateRequest, Sampling, TokenLogprobs
 from enginebay.engines.transformers.decoding.guided_decoding import GrammarConstraint
+from enginebay.errors import ContextOverflow, InvalidRequest
 from enginebay.text.tokenization.detokenizer import IncrementalDetokenizer, StopScanner, TokenDecoder
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    token: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class SequenceState:
     """The tokens so far, and the conditions that end them. `sequence_id` identifies the sequence in the KV cache.
 
-    `append_token` adds a token and sets `finish_reason`; `take_text` then decodes it; `append_and_decode` does both.
+    `append_token` adds a token and sets `finish_reason`; `take_text` then decodes it.
     Decoding can wait: the next step needs to know which sequences end, not their text.
     """
 
@@ -73,11 +81,6 @@ class SequenceState:
         """
         return derive_random_bits(self.seed, self.choice, position)
 
-    def append_and_decode(self, token: int) -> str:
-        """Append a token and return the text to send; set `finish_reason` if it was the last."""
-        self.append_token(token)
-        return self.take_text()
-
     def append_token(self, token: int) -> None:
         """Append a token, and set `finish_reason` if it was the last."""
         self.output.append(token)
@@ -119,6 +122,26 @@ class SequenceState:
     def _flush_text(self) -> str:
         text = self._scan_for_stop(self._decoder.finish())
         return text if self._scanner.matched is not None else text + self._scanner.finish()
+
+
+def check_request(request: GenerateRequest, context_length: int, adapters: Set[str]) -> None:
+    """Raise if the model cannot serve the request. Prompts are never truncated; outputs end with the context."""
+    prompt = len(request.token_ids or ())
+    if prompt >= context_length:
+        raise ContextOverflow(
+            f"the prompt ({prompt} tokens) plus output exceeds the model's context length of {context_length} tokens",
+            "shorten the prompt, or load the model with a larger context_length",
+            param="prompt",
+        )
+    if request.lora is not None and request.lora not in adapters:
+        raise InvalidRequest(
+            f"unknown LoRA adapter {request.lora!r}",
+            f"available: {', '.join(sorted(adapters)) or 'none'}",
+            param="lora",
+        )
+    beams = request.sampling.num_beams or 1
+    if beams > 1 and request.sampling.n > beams:
+        raise InvalidRequest(f"n = {request.sampling.n} exceeds num_beams = {beams}", "increase num_beams", param="n")
 
 
 def compute_output_limit(sampling: Sampling, prompt_tokens: int, context_length: int) -> int:

@@ -15,8 +15,7 @@ import torch
 
 from enginebay.contract import TokenLogprobs
 from enginebay.engines.transformers.decoding import penalties
-from enginebay.engines.transformers.decoding.sampled_token import SampledToken
-from enginebay.engines.transformers.decoding.sequence_state import SequenceState
+from enginebay.engines.transformers.decoding.sequence_state import SampledToken, SequenceState
 
 # Sorting the whole vocabulary costs as much as a forward pass, and the top thousand nearly always suffice.
 _MAX_CANDIDATES = 1024

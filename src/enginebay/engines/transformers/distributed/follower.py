@@ -7,7 +7,7 @@ from typing import Any
 from enginebay.engines.transformers.continuous.scheduler import ScheduledStep
 from enginebay.engines.transformers.distributed.ranks import LeaderGone, Resume, Shutdown
 from enginebay.engines.transformers.engine_builder import EngineComponents
-from enginebay.engines.transformers.static.generate_loop import GenerateCall, ScoreCall, follow_generate
+from enginebay.engines.transformers.static.library_generator import GenerateCall, ScoreCall
 
 
 def run_follower(components: EngineComponents) -> None:
@@ -32,11 +32,21 @@ def _handle_message(components: EngineComponents, message: Any) -> list[bool] | 
             assert components.runner is not None
             components.runner.run(message)
         case GenerateCall():
-            assert components.generator is not None
-            follow_generate(
-                components.generator, components.ranks, message, lambda inner: _handle_message(components, inner)
-            )
+            _follow_generate(components, message)
         case ScoreCall():
             assert components.generator is not None
             components.generator.score(message)
     return None
+
+
+def _follow_generate(components: EngineComponents, call: GenerateCall) -> None:
+    """Run generate() with rank 0's scores and stop flags; other messages are handled in between."""
+    assert components.generator is not None
+
+    def check_stop(ids: Any) -> list[bool]:
+        while True:
+            done = _handle_message(components, components.ranks.receive())
+            if done is not None:
+                return done
+
+    components.generator.run(call, lambda ids, scores: components.ranks.broadcast_tensor(scores), check_stop)

@@ -56,10 +56,6 @@ class RankGroup:
     def is_single_process(self) -> bool:
         return self.rank_info.world_size == 1
 
-    @property
-    def is_leader(self) -> bool:
-        return self.rank_info.rank == 0
-
     def broadcast(self, message: object) -> None:
         """On rank 0: send a message to every follower."""
         if not self.is_single_process:

@@ -8,12 +8,16 @@ from typing import Any
 
 from enginebay.contract import FinishReason, Sampling
 from enginebay.engines.transformers.decoding.output_writer import OutputWriter
-from enginebay.engines.transformers.decoding.sampled_token import SampledToken
-from enginebay.engines.transformers.decoding.sequence_state import SequenceState
+from enginebay.engines.transformers.decoding.sequence_state import SampledToken, SequenceState
 from enginebay.engines.transformers.decoding.token_sampler import compute_logprobs, process_logits, sample_tokens
 from enginebay.engines.transformers.distributed.ranks import RankGroup, Resume
 from enginebay.engines.transformers.static.batch_selection import BatchRules, is_batch_ready, select_batch
-from enginebay.engines.transformers.static.generate_loop import GenerateCall, LibraryGenerator, ScoreCall, force_tokens
+from enginebay.engines.transformers.static.library_generator import (
+    GenerateCall,
+    LibraryGenerator,
+    ScoreCall,
+    force_tokens,
+)
 
 
 class GenerateBatcher:

@@ -16,7 +16,7 @@ from enginebay.engines.transformers.continuous.scheduler import (
     compute_bucket_capacity,
 )
 from enginebay.engines.transformers.decoding.sequence_state import SequenceState
-from tests.unit.engines.transformers.fake_sequences import make_sequence
+from tests.unit.engines.transformers.fake_sequences import append_and_decode, make_sequence
 
 
 def make_scheduler(max_sequences: int = 8, step_tokens: int = 64, cached_tokens: int = 100_000) -> StepScheduler:
@@ -31,7 +31,7 @@ def run(scheduler: StepScheduler) -> ScheduledStep:
     sequences = {sequence.sequence_id: sequence for sequence in scheduler.running}
     for segment in step.segments:
         if segment.needs_logits:
-            sequences[segment.sequence_id].append_and_decode(ord("a"))
+            append_and_decode(sequences[segment.sequence_id], ord("a"))
     return step
 
 
@@ -109,7 +109,7 @@ def test_choices_share_the_prompt() -> None:
     scheduler.add(leader)
     run(scheduler)
     for sibling in leader.siblings:
-        sibling.append_and_decode(ord("b"))
+        append_and_decode(sibling, ord("b"))
     scheduler.fork(leader)
     step = run(scheduler)
     assert step.operations[:2] == [Fork(1, 2, 5), Fork(1, 3, 5)]
@@ -123,7 +123,7 @@ def test_choices_without_capacity_queue_first_and_prefill_themselves() -> None:
     scheduler.add(leader)
     scheduler.add(make_sequence(9, prompt=5))
     run(scheduler)
-    sibling.append_and_decode(ord("b"))
+    append_and_decode(sibling, ord("b"))
     scheduler.fork(leader)
     scheduler.remove(leader)
     assert shape(run(scheduler)) == [(2, 0, 6, True)]
@@ -203,7 +203,7 @@ def test_a_choice_that_was_copied_reserves_when_it_outgrows_its_copy() -> None:
     leader.siblings = [sibling]
     scheduler.add(leader)
     run(scheduler)
-    sibling.append_and_decode(ord("b"))
+    append_and_decode(sibling, ord("b"))
     scheduler.fork(leader)
     assert run(scheduler).operations == [Fork(1, 2, 256), Reserve(1, 257), Reserve(2, 257)]
 

@@ -6,29 +6,29 @@ import pytest
 
 from enginebay.contract import FinishReason
 from enginebay.engines.transformers.decoding.sequence_state import SequenceState, derive_random_bits
-from tests.unit.engines.transformers.fake_sequences import EOS, make_sequence
+from tests.unit.engines.transformers.fake_sequences import EOS, append_and_decode, make_sequence
 
 
 def append_text(sequence: SequenceState, text: str) -> str:
-    return "".join(sequence.append_and_decode(ord(letter)) for letter in text)
+    return "".join(append_and_decode(sequence, ord(letter)) for letter in text)
 
 
 def test_text_comes_token_by_token() -> None:
     sequence = make_sequence(1, max_tokens=10)
-    assert [sequence.append_and_decode(ord(letter)) for letter in "abc"] == ["a", "b", "c"]
+    assert [append_and_decode(sequence, ord(letter)) for letter in "abc"] == ["a", "b", "c"]
     assert sequence.finish_reason is None
 
 
 def test_the_end_of_sequence_has_no_text_and_no_reason() -> None:
     sequence = make_sequence(1)
-    assert append_text(sequence, "hi") + sequence.append_and_decode(EOS) == "hi"
+    assert append_text(sequence, "hi") + append_and_decode(sequence, EOS) == "hi"
     assert (sequence.finish_reason, sequence.stop_reason) == (FinishReason.STOP, None)
     assert sequence.output == [ord("h"), ord("i"), EOS]
 
 
 def test_ignore_eos_goes_on() -> None:
     sequence = make_sequence(1, ignore_eos=True, max_tokens=3)
-    sequence.append_and_decode(EOS)
+    append_and_decode(sequence, EOS)
     assert sequence.finish_reason is None
     append_text(sequence, "ab")
     assert sequence.finish_reason is FinishReason.LENGTH
@@ -113,7 +113,7 @@ def test_a_stop_string_is_decoded_at_once_and_sent_once() -> None:
 
 def test_a_stop_token_ends_a_sequence_with_stop_strings() -> None:
     sequence = make_sequence(1, stop=("ab",), stop_token_ids=(ord("x"),))
-    sequence.append_and_decode(ord("a"))
+    append_and_decode(sequence, ord("a"))
     sequence.append_token(ord("x"))
     assert (sequence.finish_reason, sequence.take_text()) == (FinishReason.STOP, "a")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enginebay.contract import GenerateRequest, Sampling
-from enginebay.engines.transformers.request_validation import check_request
+from enginebay.engines.transformers.decoding.sequence_state import check_request
 from enginebay.errors import ContextOverflow, InvalidRequest
 
 

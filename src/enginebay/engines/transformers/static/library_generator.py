@@ -13,7 +13,6 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from transformers.generation import GenerationMixin
 
 from enginebay.engines.transformers.adapters import PeftAdapters
-from enginebay.engines.transformers.distributed.ranks import RankGroup
 
 LogitsCallback = Callable[[Any, Any], Any]  # (token ids so far, scores) -> scores
 StopCallback = Callable[[Any], list[bool]]  # token ids so far -> which rows have ended
@@ -168,17 +167,3 @@ def force_tokens(tokens: Sequence[int], scores: Any) -> Any:
     forced = torch.full_like(scores, -torch.inf)
     indices = torch.tensor(tokens, device=scores.device)[:, None]
     return forced.scatter_(-1, indices, 0.0)
-
-
-def follow_generate(
-    generator: LibraryGenerator, ranks: RankGroup, call: GenerateCall, handle: Callable[[Any], list[bool] | None]
-) -> None:
-    """Run generate() on a follower with rank 0's scores and stop flags; `handle` processes its other messages."""
-
-    def check_stop(ids: Any) -> list[bool]:
-        while True:
-            done = handle(ranks.receive())
-            if done is not None:
-                return done
-
-    generator.run(call, lambda ids, scores: ranks.broadcast_tensor(scores), check_stop)

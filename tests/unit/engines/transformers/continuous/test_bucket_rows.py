@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginebay.engines.transformers.continuous.kv_cache_budget import KVCacheBudget, choose_bucket_rows
+from enginebay.engines.transformers.continuous.scheduler import KVCacheBudget, choose_bucket_rows
 
 BUDGET = KVCacheBudget(tokens=800_000, max_rows=256)
 
