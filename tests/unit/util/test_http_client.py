@@ -100,7 +100,7 @@ def start() -> Iterator[Start]:
 @pytest.fixture
 def certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "both.pem"
-    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test -addext".split()
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=test", "-addext"]
     files = ["-keyout", str(path), "-out", str(tmp_path / "public.pem")]
     subprocess.run([*command, f"subjectAltName=DNS:{HOST}", *files], check=True, capture_output=True)
     path.write_text(path.read_text() + (tmp_path / "public.pem").read_text())
