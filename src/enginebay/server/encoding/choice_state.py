@@ -14,6 +14,11 @@ from enginebay.text.tool_calls import ToolCallArguments, ToolCallEvent, ToolCall
 NonNegative = Annotated[int, Meta(ge=0)]
 
 
+def about(description: str) -> Meta:
+    """Describe a field of a response in the OpenAPI document."""
+    return Meta(description=description)
+
+
 @dataclass(slots=True)
 class ToolCallState:
     """A tool call, possibly unfinished."""
@@ -65,17 +70,16 @@ class PromptTokensDetailsObject(Struct):
 
 class UsageExtensionObject(Struct, kw_only=True):
     queue_s: Annotated[
-        float | UnsetType, Meta(description="Seconds from the request's receipt until its submission to the engine.")
+        float | UnsetType, about("Seconds from the request's receipt until its submission to the engine.")
     ] = UNSET
-    ttft_s: Annotated[float | UnsetType, Meta(description="Seconds from submission to the first token.")] = UNSET
-    total_s: Annotated[float | UnsetType, Meta(description="Seconds from submission to the last token.")] = UNSET
+    ttft_s: Annotated[float | UnsetType, about("Seconds from submission to the first token.")] = UNSET
+    total_s: Annotated[float | UnsetType, about("Seconds from submission to the last token.")] = UNSET
     energy_j: Annotated[
-        float | UnsetType,
-        Meta(description="The request's share of the joules above idle, by its tokens in each step."),
+        float | UnsetType, about("The request's share of the joules above idle, by its tokens in each step.")
     ] = UNSET
-    energy_absent: Annotated[str | UnsetType, Meta(description="Why energy_j is missing.")] = UNSET
+    energy_absent: Annotated[str | UnsetType, about("Why energy_j is missing.")] = UNSET
     energy_idle_w: Annotated[
-        float | UnsetType, Meta(description="Power with the engine loaded and idle; not included in the joules.")
+        float | UnsetType, about("Power with the engine loaded and idle; not included in the joules.")
     ] = UNSET
 
 
@@ -87,8 +91,7 @@ class UsageObject(Struct):
     total_tokens: NonNegative
     prompt_tokens_details: PromptTokensDetailsObject
     enginebay: Annotated[
-        UsageExtensionObject | UnsetType,
-        Meta(description="With stream_options.include_timing (streams) or include_energy."),
+        UsageExtensionObject | UnsetType, about("With stream_options.include_timing (streams) or include_energy.")
     ] = UNSET
 
 

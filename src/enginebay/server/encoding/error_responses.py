@@ -6,10 +6,11 @@ import math
 from typing import Annotated, NamedTuple
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from enginebay import errors
 from enginebay.errors import EnginebayError, InvalidRequest, Overloaded
+from enginebay.server.encoding.choice_state import about
 from enginebay.util.limit_errors import format_limit_hint
 
 _encode = msgspec.json.Encoder().encode
@@ -25,9 +26,9 @@ class ErrorRow(NamedTuple):
 
 
 class ErrorDetailObject(Struct):
-    message: Annotated[str, Meta(description="What is wrong, and what to do.")]
+    message: Annotated[str, about("What is wrong, and what to do.")]
     type: str
-    param: Annotated[str | None, Meta(description="The field that the error is about.")]
+    param: Annotated[str | None, about("The field that the error is about.")]
     code: str | None
 
 

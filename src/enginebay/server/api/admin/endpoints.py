@@ -23,7 +23,7 @@ from enginebay.server.encoding.error_responses import (
     truncate_message,
 )
 from enginebay.server.requests.request_context import RequestContext
-from enginebay.server.requests.server_context import ServerContext
+from enginebay.server.requests.server_context import RouteHandler, ServerContext
 
 _RESPONSES = {
     "ps": schemas.FleetObject, "switches": schemas.SwitchesObject, "meters": schemas.MetersObject,
@@ -35,16 +35,23 @@ DEFAULT_LOG_LINES = 100
 _encode = msgspec.json.Encoder().encode
 
 
-async def ps(context: ServerContext, request_context: RequestContext) -> None:
-    await _run_command(context, request_context, "ps")
+def _make_query(command: str) -> RouteHandler:
+    async def run(context: ServerContext, request_context: RequestContext) -> None:
+        await _run_command(context, request_context, command)
+
+    return run
 
 
-async def list_switches(context: ServerContext, request_context: RequestContext) -> None:
-    await _run_command(context, request_context, "switches")
+def _make_model_command(command: str) -> RouteHandler:
+    async def run(context: ServerContext, request_context: RequestContext) -> None:
+        request_context.model = decode_body(ModelBody, request_context.exchange.body).model
+        await _run_command(context, request_context, command, model=request_context.model)
+
+    return run
 
 
-async def meters(context: ServerContext, request_context: RequestContext) -> None:
-    await _run_command(context, request_context, "meters")
+ps, list_switches, meters = map(_make_query, ("ps", "switches", "meters"))
+load, sleep, unload = map(_make_model_command, ("load", "sleep", "unload"))
 
 
 async def logs(context: ServerContext, request_context: RequestContext) -> None:
@@ -66,21 +73,6 @@ def _parse_line_count(text: str | None) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= MAX_LOG_LINES):
         raise InvalidRequest(f"lines is not an integer from 1 to {MAX_LOG_LINES}", param="lines")
     return int(text)
-
-
-async def load(context: ServerContext, request_context: RequestContext) -> None:
-    request_context.model = decode_body(ModelBody, request_context.exchange.body).model
-    await _run_command(context, request_context, "load", model=request_context.model)
-
-
-async def sleep(context: ServerContext, request_context: RequestContext) -> None:
-    request_context.model = decode_body(ModelBody, request_context.exchange.body).model
-    await _run_command(context, request_context, "sleep", model=request_context.model)
-
-
-async def unload(context: ServerContext, request_context: RequestContext) -> None:
-    request_context.model = decode_body(ModelBody, request_context.exchange.body).model
-    await _run_command(context, request_context, "unload", model=request_context.model)
 
 
 async def switch(context: ServerContext, request_context: RequestContext) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from enginebay.server.encoding.choice_state import NonNegative, UsageExtensionObject, UsageObject
+from enginebay.server.encoding.choice_state import NonNegative, UsageExtensionObject, UsageObject, about
 
 Task = Literal["generate", "embed"]
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
@@ -37,7 +37,7 @@ class ChatLogprobsObject(Struct):
 
 class CalledFunctionObject(Struct):
     name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
-    arguments: Annotated[str, Meta(description='JSON text, such as {"city": "Paris"}')]
+    arguments: Annotated[str, about('JSON text, such as {"city": "Paris"}')]
 
 
 class MessageToolCallObject(Struct, kw_only=True):
@@ -156,8 +156,8 @@ class ModelObject(Struct, kw_only=True):
     object: Literal["model"] = "model"
     created: NonNegative
     owned_by: str = "enginebay"
-    max_model_len: Annotated[NonNegative | None, Meta(description="Its context length. Null before its first load.")]
-    parent: Annotated[str | UnsetType, Meta(description="For an adapter: its model.")] = UNSET
+    max_model_len: Annotated[NonNegative | None, about("Its context length. Null before its first load.")]
+    parent: Annotated[str | UnsetType, about("For an adapter: its model.")] = UNSET
 
 
 class ModelListObject(Struct, kw_only=True):
@@ -180,7 +180,7 @@ class ModelDetailsObject(Struct, kw_only=True):
 
     state: str
     engine: str
-    fallback: Annotated[list[str], Meta(description="The engines that replace it, in order.")]
+    fallback: Annotated[list[str], about("The engines that replace it, in order.")]
     task: Task
     adapters: list[str]
     version: str | UnsetType = UNSET
@@ -189,11 +189,10 @@ class ModelDetailsObject(Struct, kw_only=True):
     memory_bytes: NonNegative | UnsetType = UNSET
     load_s: float | UnsetType = UNSET
     capabilities: Annotated[
-        dict[str, CapabilityObject] | UnsetType,
-        Meta(description="For each request parameter: native, translated or refused."),
+        dict[str, CapabilityObject] | UnsetType, about("For each request parameter: native, translated or refused.")
     ] = UNSET
     settings: Annotated[
-        dict[str, SettingObject] | UnsetType, Meta(description="Effective settings next to the configured ones.")
+        dict[str, SettingObject] | UnsetType, about("Effective settings next to the configured ones.")
     ] = UNSET
     sampling_defaults: dict[str, Any] | UnsetType = UNSET
     tool_format: str | UnsetType = UNSET
@@ -224,9 +223,9 @@ class LiveObject(Struct):
 
 class ReadinessObject(Struct):
     status: Literal["ready", "not ready"]
-    models: Annotated[list[str], Meta(description="Models that would serve a request.")]
-    reasons: Annotated[list[str] | UnsetType, Meta(description="Why the server is not ready.")] = UNSET
-    failing: Annotated[list[str] | UnsetType, Meta(description="Failing models that load on use.")] = UNSET
+    models: Annotated[list[str], about("Models that would serve a request.")]
+    reasons: Annotated[list[str] | UnsetType, about("Why the server is not ready.")] = UNSET
+    failing: Annotated[list[str] | UnsetType, about("Failing models that load on use.")] = UNSET
 
 
 # Responses
@@ -280,7 +279,7 @@ class ResponseUsageObject(Struct):
     output_tokens: NonNegative
     output_tokens_details: OutputTokensDetailsObject
     total_tokens: NonNegative
-    enginebay: Annotated[UsageExtensionObject | UnsetType, Meta(description="With include_energy.")] = UNSET
+    enginebay: Annotated[UsageExtensionObject | UnsetType, about("With include_energy.")] = UNSET
 
 
 class ReasoningObject(Struct, frozen=True):
@@ -323,9 +322,6 @@ class ResponseObject(Struct, kw_only=True):
 
 class ResponseEventObject(Struct):
     type: Annotated[
-        str,
-        Meta(
-            description="OpenAI's event types: response.created, response.output_text.delta, response.completed and so on"
-        ),
+        str, about("OpenAI's event types: response.created, response.output_text.delta, response.completed and so on")
     ]
     sequence_number: NonNegative

@@ -10,7 +10,7 @@ import msgspec
 from enginebay.server.api.admin import schemas as admin
 from enginebay.server.api.openai import response_objects as openai
 from enginebay.server.api.openapi.schema_builders import Schema
-from enginebay.server.encoding import choice_state, error_responses
+from enginebay.server.encoding import error_responses
 
 _SUFFIX = "Object"
 _BODIES: tuple[Any, ...] = (
@@ -27,14 +27,11 @@ _BODIES: tuple[Any, ...] = (
 def build_response_schemas() -> dict[str, Schema]:
     """Return all response schemas by name. A field is required unless it can be unset: encoders write all others."""
     _, components = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
-    structs = {**vars(openai), **vars(admin), **vars(error_responses), **vars(choice_state)}
     for name, schema in components.items():
-        fields = msgspec.structs.fields(structs[name])
-        optional = {info.encode_name for info in fields if info.default is msgspec.UNSET}
-        required = [field for field in schema["properties"] if field not in optional]
-        schema.pop("required", None)
-        schema |= {"title": name.removesuffix(_SUFFIX), **({"required": required} if required else {})}
-        for field in schema["properties"].values():
+        fields: dict[str, Schema] = schema["properties"]
+        required = [field for field in fields if field in schema["required"] or "default" in fields[field]]
+        schema |= {"title": name.removesuffix(_SUFFIX), "required": required}
+        for field in fields.values():
             field.pop("default", None)
     text = msgspec.json.encode({name.removesuffix(_SUFFIX): schema for name, schema in components.items()}).decode()
     renamed: dict[str, Schema] = msgspec.json.decode(re.sub(rf'(#/components/schemas/\w+){_SUFFIX}"', r'\1"', text))
