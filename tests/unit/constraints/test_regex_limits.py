@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from enginebay.config.sections.server_section import ServerLimits
 from enginebay.constraints.regex_charsets import ESCAPED_CLASSES, make_char_bit, make_range_bits
-from enginebay.constraints.regex_limits import MAX_NESTING, check_regex, count_states
+from enginebay.constraints.regex_limits import check_regex, count_states
+from enginebay.constraints.regex_syntax import MAX_NESTING
 from enginebay.errors import InvalidRequest, RequestError, Unsupported
 
 LIMITS = ServerLimits()

@@ -91,7 +91,7 @@ def test_the_setting_is_named(setting: str, request_over_limit: Callable[[], obj
 def _names(error: EnginebayError, setting: str) -> bool:
     """Whether the client's message ends with the name of an existing setting."""
     assert setting in ServerLimits.__dataclass_fields__
-    return str(encode_error(error)["message"]).endswith(f"server.limits.{setting}.")
+    return encode_error(error).message.endswith(f"server.limits.{setting}.")
 
 
 async def test_the_settings_of_the_queue_are_named() -> None:

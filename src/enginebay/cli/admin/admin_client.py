@@ -8,7 +8,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlencode, urlsplit
 
 import typer
 
@@ -16,8 +17,10 @@ from enginebay.cli.admin.server_address import DEFAULT_URL, ServerAddress, resol
 from enginebay.cli.output.console import note, redraw_line
 from enginebay.errors import EnginebayError, RequestError
 
+if TYPE_CHECKING:
+    from enginebay.util.http_client import HttpResponse
+
 _GET_TIMEOUT_S = 10.0  # for requests that the server answers at once
-_MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 _QUIET_PERIOD_S = 2.0  # before the activity is shown
 
 UrlOption = Annotated[
@@ -46,27 +49,24 @@ class ServerUnreachable(EnginebayError):
 
 def get_admin(url: str | None, key: str | None, path: str, **query: object) -> Any:
     """GET a path under /admin and return its JSON."""
-    from urllib.parse import urlencode
-
     return _request_json(url, key, f"{path}?{urlencode(query)}" if query else path, None, _GET_TIMEOUT_S)
 
 
 def post_admin(url: str | None, key: str | None, path: str, body: Mapping[str, object], activity: str) -> Any:
     """POST to a path under /admin and return its JSON. No timeout; shows `activity` meanwhile."""
     with show_elapsed(activity):
-        return _request_json(url, key, path, json.dumps(body).encode(), None)
+        return _request_json(url, key, path, body, None)
 
 
-def _request_json(url: str | None, key: str | None, path: str, body: bytes | None, timeout_s: float | None) -> Any:
-    import urllib.error
-
+def _request_json(
+    url: str | None, key: str | None, path: str, body: Mapping[str, object] | None, timeout_s: float | None
+) -> Any:
     server = resolve_server(url)
+    status, response = fetch(server, f"admin/{path}", key, body, timeout_s)
+    if not 200 <= status < 300:
+        raise to_response_error(server.url, status, response)
     try:
-        return json.loads(fetch(server, f"admin/{path}", key, body, timeout_s))
-    except urllib.error.HTTPError as error:
-        response = error.read(_MAX_RESPONSE_BYTES)
-        error.close()
-        raise to_response_error(server.url, error.code, response) from None
+        return json.loads(response)
     except ValueError:
         raise EnginebayError(f"{server.url}/admin/{path} did not return JSON", "is this an Enginebay server?") from None
 
@@ -75,40 +75,23 @@ def fetch(
     server: ServerAddress,
     path: str,
     key: str | None,
-    body: bytes | None = None,
+    body: Mapping[str, object] | None = None,
     timeout_s: float | None = _GET_TIMEOUT_S,
-) -> bytes:
-    """Return the response body. Raises `ServerUnreachable`, or `urllib.error.HTTPError` for an error status."""
-    import http.client
-    import urllib.error
-    import urllib.request
+) -> HttpResponse:
+    """Return the response, whatever its status. Raises `ServerUnreachable`."""
+    from http.client import HTTPException
 
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    if body is not None:
-        headers["Content-Type"] = "application/json"
-    request = urllib.request.Request(f"{server.url}/{path}", data=body, headers=headers)
+    from enginebay.util.http_client import HttpClient
+
+    parts = urlsplit(server.url)
+    uses_tls = parts.scheme == "https"
+    address = parts.hostname or "", parts.port or (443 if uses_tls else 80)
     try:
-        with _build_opener(server.is_local).open(request, timeout=timeout_s) as response:
-            content: bytes = response.read(_MAX_RESPONSE_BYTES)
-            return content
-    except urllib.error.HTTPError:
-        raise
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        raise ServerUnreachable(
-            f"no server responds at {server.url}: {getattr(reason, 'strerror', None) or reason}", server.hint
-        ) from None
-
-
-def _build_opener(is_local: bool) -> Any:
-    """Build an opener that follows no redirects, which would forward the key, and uses no proxy for a local server."""
-    import urllib.request
-
-    class NoRedirect(urllib.request.HTTPRedirectHandler):
-        def redirect_request(self, *_: Any) -> None:
-            return None
-
-    return urllib.request.build_opener(NoRedirect, *([urllib.request.ProxyHandler({})] if is_local else []))
+        with HttpClient(address, uses_tls=uses_tls, timeout_s=timeout_s, direct=server.is_local) as client:
+            return client.request(f"{parts.path}/{path}", {"Authorization": f"Bearer {key}"} if key else {}, body)
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ServerUnreachable(f"no server responds at {server.url}: {reason}", server.hint) from None
 
 
 def to_response_error(server: str, status: int, body: bytes) -> EnginebayError:

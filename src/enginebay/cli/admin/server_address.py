@@ -8,6 +8,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 from enginebay.errors import EnginebayError, UsageError
+from enginebay.util.http_policy import is_loopback
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 START_HINT = "start one with `bay serve`, or pass --url"
@@ -37,20 +38,15 @@ def build_url(address: IPv4Address | IPv6Address, port: int) -> str:
 def _parse_url(url: str) -> ServerAddress:
     from urllib.parse import urlsplit
 
-    whole = url if "://" in url else f"http://{url}"
-    parts = urlsplit(whole)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is not a number
+        is_valid = False
+    if not is_valid or parts.hostname is None:
         raise UsageError(f"{url!r} is not a server URL", "use http://HOST:PORT", param="url")
     base = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
     return ServerAddress(base, is_loopback(parts.hostname))
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host name or address is this host. Pure."""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _read_configured_address() -> ServerAddress:

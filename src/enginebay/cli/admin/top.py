@@ -123,16 +123,14 @@ def watch(
 
 def scrape(server: ServerAddress, key: str | None) -> Samples:
     """Fetch and parse the current metrics. Raises `EnginebayError`."""
-    import urllib.error
-
     from enginebay.server.telemetry.prometheus_text import parse_metrics
 
     address = f"{server.url}/metrics"
+    status, text = fetch(server, "metrics", key, timeout_s=_TIMEOUT_S)
+    if status != 200:
+        raise _to_metrics_error(address, status)
     try:
-        return parse_metrics(fetch(server, "metrics", key, timeout_s=_TIMEOUT_S).decode())
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise _to_metrics_error(address, error.code) from None
+        return parse_metrics(text.decode())
     except ValueError:
         raise EnginebayError(f"{address} did not return metrics", "is this an Enginebay server?") from None
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
-from enginebay.cli.admin.server_address import is_loopback
 from enginebay.errors import UsageError
+from enginebay.util.http_policy import is_loopback
 
 API_KEY_VARIABLE, OPENAI_KEY_VARIABLE = "ENGINEBAY_API_KEY", "OPENAI_API_KEY"
 ADMIN_KEY_VARIABLE = "ENGINEBAY_ADMIN_KEY"

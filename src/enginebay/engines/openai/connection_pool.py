@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import ssl
 
 from enginebay.engines.openai.http_response import HttpResponseParser
 from enginebay.engines.openai.remote_server import RemoteServer
+from enginebay.util.http_policy import Proxy, create_tls_context, join_authority
 
 _READ_BYTES = 1 << 16
 _MAX_IDLE_S = 30.0
@@ -131,11 +133,35 @@ class ConnectionPool:
             connection.close()
         server = self._server
         if server.uses_tls and self._tls is None:
-            self._tls = ssl.create_default_context()
+            self._tls = create_tls_context()
         async with asyncio.timeout(server.connect_timeout_s):
-            return RemoteConnection(
-                *await asyncio.open_connection(server.host, server.port, ssl=self._tls, limit=_READ_BYTES)
-            )
+            if server.proxy is None:
+                streams = asyncio.open_connection(server.host, server.port, ssl=self._tls, limit=_READ_BYTES)
+                return RemoteConnection(*await streams)
+            return await self._connect_through(server.proxy)
+
+    async def _connect_through(self, proxy: Proxy) -> RemoteConnection:
+        """Connect to the proxy and, for TLS, open a tunnel through it."""
+        reader, writer = await asyncio.open_connection(proxy.host, proxy.port, limit=_READ_BYTES)
+        connection = RemoteConnection(reader, writer)
+        if self._tls is None:
+            return connection
+        try:
+            target = join_authority(self._server.host, self._server.port)
+            lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}", *map(": ".join, proxy.headers.items()), "", ""]
+            writer.write("\r\n".join(lines).encode("ascii"))
+            head = await reader.readuntil(b"\r\n\r\n")
+            status = head.splitlines()[0].decode("latin-1")
+            if not re.match(r"HTTP/1\.[01] 2\d\d\b", status):
+                raise OSError(f"the proxy {proxy.host} refused: {status[:80]!r}")
+            await writer.start_tls(self._tls, server_hostname=self._server.host)
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            connection.close()
+            raise OSError(f"the proxy {proxy.host} sent no valid response") from None
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def release(self, response: RemoteResponse) -> None:
         """Keep the connection if its response was fully read, else close it."""

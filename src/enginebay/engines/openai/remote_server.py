@@ -13,10 +13,10 @@ from enginebay import __version__
 from enginebay.contract import Load
 from enginebay.engines.openai.spec import SPEC
 from enginebay.errors import ConfigError
+from enginebay.util.http_policy import Proxy, find_proxy, is_loopback
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _MAX_KEY_LENGTH = 16_384
-_LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class RemoteServer:
     first_token_timeout_s: float = 120.0
     token_timeout_s: float = 60.0
     retries: int = 2
+    proxy: Proxy | None = None
 
     @property
     def authority(self) -> str:
@@ -42,7 +43,7 @@ class RemoteServer:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        if self.api_key and not self.uses_tls and self.host not in _LOOPBACK_HOSTS:
+        if self.api_key and not self.uses_tls and not is_loopback(self.host):
             return (f"the API key is sent to {self.authority} unencrypted; use https",)
         return ()
 
@@ -54,13 +55,16 @@ class RemoteServer:
         return head + f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
     def _build_head(self, method: str, path: str, accept: str) -> bytes:
+        forwarded = self.proxy is not None and not self.uses_tls  # a proxy sees requests without TLS
         lines = [
-            f"{method} {self.base_path}{path} HTTP/1.1",
+            f"{method} {f'http://{self.authority}' if forwarded else ''}{self.base_path}{path} HTTP/1.1",
             f"Host: {self.authority}",
             f"User-Agent: enginebay/{__version__}",
             f"Accept: {accept}",
             "Accept-Encoding: identity",  # compression delays chunks
         ]
+        if forwarded and self.proxy is not None:
+            lines += (f"{name}: {value}" for name, value in self.proxy.headers.items())
         if self.api_key:
             lines.append(f"Authorization: Bearer {self.api_key}")
         return "".join(f"{line}\r\n" for line in lines).encode("ascii")
@@ -76,10 +80,15 @@ def parse_remote_server(load: Load, environ: Mapping[str, str] = os.environ) -> 
     """Parse the settings. Raises `ConfigError` for an invalid address or key."""
     settings = resolve_settings(load)
     address = _parse_url(settings["url"])
+    host, port, uses_tls = (
+        _parse_host(address),
+        address.port or _DEFAULT_PORTS[address.scheme],
+        address.scheme == "https",
+    )
     return RemoteServer(
-        uses_tls=address.scheme == "https",
-        host=_parse_host(address),
-        port=address.port or _DEFAULT_PORTS[address.scheme],
+        uses_tls=uses_tls,
+        host=host,
+        port=port,
         base_path=quote(address.path.rstrip("/"), safe="/%:@!$&'()*+,;=~"),
         model=settings["model"] or load.model,
         api_key=_read_key(settings["key_env"], settings["key_file"], environ),
@@ -87,6 +96,7 @@ def parse_remote_server(load: Load, environ: Mapping[str, str] = os.environ) -> 
         first_token_timeout_s=settings["first_token_timeout_s"],
         token_timeout_s=settings["token_timeout_s"],
         retries=settings["retries"],
+        proxy=find_proxy(host, port, uses_tls),
     )
 
 

@@ -1,4 +1,7 @@
-"""One connection of the load generator: sends bytes, and timestamps the bytes it receives."""
+"""One connection of the load generator: sends bytes, and timestamps the bytes it receives.
+
+A measuring instrument: no client library or proxy may stand between the socket and the clock.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from time import monotonic
 from typing import Any
 
 from enginebay.lab.loadgen.http_framing import LAST_CHUNK, ResponseHead, looks_complete, parse_head
+from enginebay.util.http_policy import TRUST_HINT, create_tls_context
 
-TRUST_HINT = "set SSL_CERT_FILE to a file with the certificates to trust"
+_get_tls_context = cache(create_tls_context)
 READ_BYTES = 1 << 16  # the allocator maps larger buffers one by one, which costs more than the read
 
 
@@ -106,17 +110,12 @@ def open_connection(address: tuple[socket.AddressFamily, Any], tls: str | None) 
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if tls is not None:
-        sock = _default_tls_context().wrap_socket(sock, server_hostname=tls, do_handshake_on_connect=False)
+        sock = _get_tls_context().wrap_socket(sock, server_hostname=tls, do_handshake_on_connect=False)
     error = sock.connect_ex(sockaddr)
     if error not in (0, EINPROGRESS):
         sock.close()
         raise OSError(error, strerror(error))
     return ClientConnection(sock)
-
-
-@cache
-def _default_tls_context() -> ssl.SSLContext:
-    return ssl.create_default_context()
 
 
 def describe_untrusted(error: ssl.SSLCertVerificationError) -> str:

@@ -11,6 +11,7 @@ from time import monotonic
 import msgspec
 
 from enginebay.lab.loadgen.sender_task import TargetServer
+from enginebay.lab.study.server_api import open_client
 from enginebay.meters.devices.proc_files import read_boot_id
 from enginebay.meters.sample import Absent, Sample
 
@@ -67,11 +68,9 @@ class RemoteMeter:
     name = METER_NAME
 
     def __init__(self, target: TargetServer) -> None:
-        host, port = target.address
-        kind = http.client.HTTPSConnection if target.uses_tls else http.client.HTTPConnection
-        self._connection = kind(host, port, timeout=_TIMEOUT_S)
+        self._client = open_client(target, _TIMEOUT_S, _MAX_RESPONSE_BYTES)
         self._path = target.base_path + METERS_PATH
-        self._headers = dict(target.headers)
+        self._headers = target.headers
         self._offsets: deque[ClockOffset] = deque(maxlen=_MAX_OFFSETS)
         self._requested_s = float("-inf")
         self.absent: list[Absent] = []
@@ -106,21 +105,18 @@ class RemoteMeter:
         return [replace(sample, time_s=sample.time_s + ahead_s) for sample in samples]
 
     def close(self) -> None:
-        self._connection.close()
+        self._client.close()
 
     def _request_reading(self) -> _MetersResponse:
         """Make one exchange and record its clock offset. Raise `MeterUnavailable`."""
         before_s = monotonic()
         try:
-            self._connection.request("GET", self._path, headers=self._headers)
-            response = self._connection.getresponse()
-            body = response.read(_MAX_RESPONSE_BYTES)
+            status, body = self._client.request(self._path, self._headers)
         except (OSError, http.client.HTTPException) as error:
-            self._connection.close()  # the next request reopens it
             raise MeterUnavailable(f"the server does not respond to {METERS_PATH}: {error!r}") from None
         after_s = monotonic()
-        if response.status != 200:
-            raise MeterUnavailable(_explain_refusal(response.status))
+        if status != 200:
+            raise MeterUnavailable(_explain_refusal(status))
         try:
             reading = msgspec.json.decode(body, type=_MetersResponse)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

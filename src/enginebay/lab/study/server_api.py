@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from enginebay.errors import EnginebayError
-from enginebay.lab.loadgen.client_connection import TRUST_HINT
 from enginebay.lab.loadgen.sender_task import TargetServer
-
-_MAX_RESPONSE_BYTES = 64 << 20
+from enginebay.util.http_client import MAX_RESPONSE_BYTES, HttpClient
+from enginebay.util.http_policy import TRUST_HINT
 
 
 class ServerUnusable(EnginebayError):
@@ -23,19 +22,18 @@ class NotHttpServer(ServerUnusable):
     """The response is not HTTP."""
 
 
+def open_client(target: TargetServer, timeout_s: float, max_bytes: int = MAX_RESPONSE_BYTES) -> HttpClient:
+    """Open a client without a proxy: the load generator uses none, and a proxy would distort clocks."""
+    return HttpClient(target.address, uses_tls=target.uses_tls, timeout_s=timeout_s, max_bytes=max_bytes, direct=True)
+
+
 def request_json(
     target: TargetServer, path: str, body: Mapping[str, Any] | None = None, timeout_s: float | None = None
 ) -> tuple[int, Any]:
     """Send one request; return the status and the decoded JSON, or the text of any other body. Raise `ServerUnusable`."""
-    host, port = target.address
-    connection_class = http.client.HTTPSConnection if target.uses_tls else http.client.HTTPConnection
-    connection = connection_class(host, port, timeout=timeout_s or target.timeout_s)
     try:
-        data = None if body is None else json.dumps(body).encode()
-        headers = {**target.headers, **({"Content-Type": "application/json"} if data else {})}
-        connection.request("GET" if data is None else "POST", target.base_path + path, body=data, headers=headers)
-        response = connection.getresponse()
-        raw = response.read(_MAX_RESPONSE_BYTES)
+        with open_client(target, timeout_s or target.timeout_s) as client:
+            status, raw = client.request(target.base_path + path, target.headers, body)
     except http.client.HTTPException as error:
         raise NotHttpServer(f"{target.url} does not speak HTTP: {error!r}"[:300], "check the address")
     except ssl.SSLCertVerificationError as error:
@@ -44,12 +42,10 @@ def request_json(
         raise ServerUnusable(
             f"{target.url} does not respond: {error}", "check the address and that the server is running"
         )
-    finally:
-        connection.close()
     try:
-        return response.status, json.loads(raw)
+        return status, json.loads(raw)
     except (ValueError, RecursionError):  # not JSON, or nested too deeply for any API
-        return response.status, raw.decode("utf-8", "replace")
+        return status, raw.decode("utf-8", "replace")
 
 
 def get_json(target: TargetServer, path: str) -> Any:

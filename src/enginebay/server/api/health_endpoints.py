@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from enginebay.server.api.openai.response_objects import LiveObject, ReadinessObject
 from enginebay.server.api.readiness import check_readiness
 from enginebay.server.requests.request_context import RequestContext
 from enginebay.server.requests.server_context import ServerContext
@@ -13,16 +14,17 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def get_liveness(context: ServerContext, request_context: RequestContext) -> None:
-    request_context.exchange.respond(200, b'{"status":"live"}')
+    request_context.exchange.respond(200, _encode(LiveObject()))
 
 
 async def get_readiness(context: ServerContext, request_context: RequestContext) -> None:
     readiness = await check_readiness(context)
-    body: dict[str, object] = {"status": "not ready" if readiness.reasons else "ready", "models": readiness.models}
-    if readiness.reasons:
-        body["reasons"] = readiness.reasons
-    if readiness.failing:
-        body["failing"] = readiness.failing
+    body = ReadinessObject(
+        "not ready" if readiness.reasons else "ready",
+        readiness.models,
+        readiness.reasons or msgspec.UNSET,
+        readiness.failing or msgspec.UNSET,
+    )
     request_context.exchange.respond(503 if readiness.reasons else 200, _encode(body))
 
 

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from enginebay.contract import TokenLogprobs
 from enginebay.contract.engine_messages import Energy, Usage
 from enginebay.text.tool_calls import ToolCallArguments, ToolCallEvent, ToolCallParser, ToolCallStart
+
+NonNegative = Annotated[int, Meta(ge=0)]
+
+
+def about(description: str) -> Meta:
+    """Describe a field of a response in the OpenAPI document."""
+    return Meta(description=description)
 
 
 @dataclass(slots=True)
@@ -54,18 +64,50 @@ class ResponseTiming:
     total_s: float
 
 
-def encode_usage(usage: Usage) -> dict[str, object]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
+class PromptTokensDetailsObject(Struct):
+    cached_tokens: NonNegative
 
 
-def encode_energy(energy: Energy | None) -> dict[str, object]:
+class UsageExtensionObject(Struct, kw_only=True):
+    queue_s: Annotated[
+        float | UnsetType, about("Seconds from the request's receipt until its submission to the engine.")
+    ] = UNSET
+    ttft_s: Annotated[float | UnsetType, about("Seconds from submission to the first token.")] = UNSET
+    total_s: Annotated[float | UnsetType, about("Seconds from submission to the last token.")] = UNSET
+    energy_j: Annotated[
+        float | UnsetType, about("The request's share of the joules above idle, by its tokens in each step.")
+    ] = UNSET
+    energy_absent: Annotated[str | UnsetType, about("Why energy_j is missing.")] = UNSET
+    energy_idle_w: Annotated[
+        float | UnsetType, about("Power with the engine loaded and idle; not included in the joules.")
+    ] = UNSET
+
+
+class UsageObject(Struct):
+    """Counted by the engine."""
+
+    prompt_tokens: NonNegative
+    completion_tokens: NonNegative
+    total_tokens: NonNegative
+    prompt_tokens_details: PromptTokensDetailsObject
+    enginebay: Annotated[
+        UsageExtensionObject | UnsetType, about("With stream_options.include_timing (streams) or include_energy.")
+    ] = UNSET
+
+
+def encode_usage(usage: Usage) -> UsageObject:
+    return UsageObject(
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.prompt_tokens + usage.completion_tokens,
+        PromptTokensDetailsObject(usage.cached_tokens),
+    )
+
+
+def encode_energy(energy: Energy | None) -> dict[str, Any]:
+    """Return fields of a `UsageExtensionObject`."""
     energy = energy or Energy(absent="the worker does not report it")
-    fields: dict[str, object] = {"energy_absent": energy.absent}
+    fields: dict[str, Any] = {"energy_absent": energy.absent}
     if energy.joules is not None:
         fields = {"energy_j": round(energy.joules, 6)}
     return fields if energy.idle_w is None else {**fields, "energy_idle_w": round(energy.idle_w, 3)}

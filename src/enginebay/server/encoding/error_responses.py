@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from enginebay import errors
 from enginebay.errors import EnginebayError, InvalidRequest, Overloaded
+from enginebay.server.encoding.choice_state import about
 from enginebay.util.limit_errors import format_limit_hint
 
 _encode = msgspec.json.Encoder().encode
@@ -21,6 +23,17 @@ class ErrorRow(NamedTuple):
     type: str
     code: str | None
     public_message: str = ""
+
+
+class ErrorDetailObject(Struct):
+    message: Annotated[str, about("What is wrong, and what to do.")]
+    type: str
+    param: Annotated[str | None, about("The field that the error is about.")]
+    code: str | None
+
+
+class ErrorObject(Struct):
+    error: ErrorDetailObject
 
 
 _MAX_MESSAGE_CHARS = 1000  # a message may quote what the client sent
@@ -83,16 +96,12 @@ def get_error_row(error: EnginebayError) -> ErrorRow:
     return ERROR_TABLE.get(error.kind, ERROR_TABLE["error"])
 
 
-def encode_error(error: EnginebayError) -> dict[str, object]:
+def encode_error(error: EnginebayError) -> ErrorDetailObject:
     row = get_error_row(error)
     message = row.public_message or truncate_message(error.message)
     hint = _format_hint(error.kind) if row.public_message else error.hint
-    return {
-        "message": f"{message}. {hint[:1].upper()}{hint[1:]}{'' if hint.endswith('?') else '.'}" if hint else message,
-        "type": row.type,
-        "param": error.param,
-        "code": row.code,
-    }
+    ending = f". {hint[:1].upper()}{hint[1:]}{'' if hint.endswith('?') else '.'}" if hint else ""
+    return ErrorDetailObject(message + ending, row.type, error.param, row.code)
 
 
 def _format_hint(kind: str) -> str:
@@ -105,7 +114,7 @@ def truncate_message(message: str) -> str:
 
 
 def encode_error_body(error: EnginebayError) -> bytes:
-    return _encode({"error": encode_error(error)})
+    return _encode(ErrorObject(encode_error(error)))
 
 
 def build_error_headers(error: EnginebayError) -> list[tuple[str, str]]:

@@ -48,10 +48,10 @@ def test_translates_classes(pattern: str, grammar: str) -> None:
 @pytest.mark.parametrize(
     ("pattern", "named"),
     [
-        (r"(?=a)b", "look-ahead"),
-        (r"(?<!a)b", "look-behind"),
+        (r"(?=a)b", "lookahead"),
+        (r"(?<!a)b", "lookbehind"),
         (r"(?i)a", "inline flag"),
-        (r"(a)\1", "back reference"),
+        (r"(a)\1", "backreference"),
         (r"\bfoo", r"'\\b'"),
         (r"a++", "possessive"),
         (r"a^b", r"'\^'"),

@@ -12,28 +12,46 @@ from typing import Any
 import msgspec
 
 from enginebay.errors import ConfigError, EnginebayError, EngineMissing, InvalidRequest, ModelInvalid, UnknownEngine
+from enginebay.server.api.admin import schemas
 from enginebay.server.api.admin.schemas import AdapterBody, AdapterNameBody, ModelBody, NoBody, SwitchBody, UpgradeBody
 from enginebay.server.api.body_decoder import decode_body
-from enginebay.server.encoding.error_responses import build_error_headers, get_error_row, truncate_message
+from enginebay.server.encoding.error_responses import (
+    ErrorDetailObject,
+    ErrorObject,
+    build_error_headers,
+    get_error_row,
+    truncate_message,
+)
 from enginebay.server.requests.request_context import RequestContext
-from enginebay.server.requests.server_context import ServerContext
+from enginebay.server.requests.server_context import RouteHandler, ServerContext
 
+_RESPONSES = {
+    "ps": schemas.FleetObject, "switches": schemas.SwitchesObject, "meters": schemas.MetersObject,
+    "logs": schemas.LogLinesObject, "reload": schemas.ReloadedObject, "upgrade": schemas.UpgradedObject,
+}  # fmt: skip
 MAX_LOG_LINES = 10_000
 DEFAULT_LOG_LINES = 100
 
 _encode = msgspec.json.Encoder().encode
 
 
-async def ps(context: ServerContext, request_context: RequestContext) -> None:
-    await _run_command(context, request_context, "ps")
+def _make_query(command: str) -> RouteHandler:
+    async def run(context: ServerContext, request_context: RequestContext) -> None:
+        await _run_command(context, request_context, command)
+
+    return run
 
 
-async def list_switches(context: ServerContext, request_context: RequestContext) -> None:
-    await _run_command(context, request_context, "switches")
+def _make_model_command(command: str) -> RouteHandler:
+    async def run(context: ServerContext, request_context: RequestContext) -> None:
+        request_context.model = decode_body(ModelBody, request_context.exchange.body).model
+        await _run_command(context, request_context, command, model=request_context.model)
+
+    return run
 
 
-async def meters(context: ServerContext, request_context: RequestContext) -> None:
-    await _run_command(context, request_context, "meters")
+ps, list_switches, meters = map(_make_query, ("ps", "switches", "meters"))
+load, sleep, unload = map(_make_model_command, ("load", "sleep", "unload"))
 
 
 async def logs(context: ServerContext, request_context: RequestContext) -> None:
@@ -55,21 +73,6 @@ def _parse_line_count(text: str | None) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= MAX_LOG_LINES):
         raise InvalidRequest(f"lines is not an integer from 1 to {MAX_LOG_LINES}", param="lines")
     return int(text)
-
-
-async def load(context: ServerContext, request_context: RequestContext) -> None:
-    request_context.model = decode_body(ModelBody, request_context.exchange.body).model
-    await _run_command(context, request_context, "load", model=request_context.model)
-
-
-async def sleep(context: ServerContext, request_context: RequestContext) -> None:
-    request_context.model = decode_body(ModelBody, request_context.exchange.body).model
-    await _run_command(context, request_context, "sleep", model=request_context.model)
-
-
-async def unload(context: ServerContext, request_context: RequestContext) -> None:
-    request_context.model = decode_body(ModelBody, request_context.exchange.body).model
-    await _run_command(context, request_context, "unload", model=request_context.model)
 
 
 async def switch(context: ServerContext, request_context: RequestContext) -> None:
@@ -110,21 +113,22 @@ async def _run_command(context: ServerContext, request_context: RequestContext, 
         request_context.error = error.with_traceback(None)
         status = _get_status(error)
         headers = build_error_headers(error) if status == get_error_row(error).status else ()
-        request_context.exchange.respond(status, _encode({"error": encode_full_error(error)}), headers=headers)
+        request_context.exchange.respond(status, _encode(ErrorObject(encode_full_error(error))), headers=headers)
         return
-    request_context.exchange.respond(200, _encode(result))
+    body = msgspec.convert(result, _RESPONSES.get(command, schemas.FleetModelObject))
+    request_context.exchange.respond(200, _encode(body))
 
 
-def encode_full_error(error: EnginebayError) -> dict[str, object]:
+def encode_full_error(error: EnginebayError) -> ErrorDetailObject:
     """Encode an error with the details that only administrators see: file, line, process. Pure."""
     row = get_error_row(error)
     hint = f". {error.hint[:1].upper()}{error.hint[1:]}" if error.hint else ""
-    return {
-        "message": f"{truncate_message(error.message)}{truncate_message(hint)}",
-        "type": row.type if _get_status(error) >= 500 else get_error_row(InvalidRequest("")).type,
-        "param": error.param or ("engine" if isinstance(error, (UnknownEngine, EngineMissing)) else None),
-        "code": row.code,
-    }
+    return ErrorDetailObject(
+        f"{truncate_message(error.message)}{truncate_message(hint)}",
+        row.type if _get_status(error) >= 500 else get_error_row(InvalidRequest("")).type,
+        error.param or ("engine" if isinstance(error, (UnknownEngine, EngineMissing)) else None),
+        row.code,
+    )
 
 
 def _get_status(error: EnginebayError) -> int:

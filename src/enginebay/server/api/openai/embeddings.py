@@ -18,6 +18,7 @@ from enginebay.contract.engine_messages import Usage
 from enginebay.errors import Cancelled, ContextOverflow, InvalidRequest, Unsupported
 from enginebay.server.api.body_decoder import decode_body
 from enginebay.server.api.openai.completions import parse_prompts
+from enginebay.server.api.openai.response_objects import EmbeddingListObject, EmbeddingObject, EmbeddingUsageObject
 from enginebay.server.api.openai.schemas import EmbeddingBody
 from enginebay.server.requests.request_context import RequestContext
 from enginebay.server.requests.run_generation import add_translation_headers, enter_queue, make_timeout_error
@@ -60,15 +61,13 @@ def _encode_response(body: EmbeddingBody, embedding: Embedding) -> bytes:
     encode_vector: Any = to_base64 if body.encoding_format == "base64" else list
     vectors = [_truncate_vector(vector, body.dimensions) for vector in embedding.vectors]
     return _encode(
-        {
-            "object": "list",
-            "data": [
-                {"object": "embedding", "index": index, "embedding": encode_vector(vector)}
-                for index, vector in enumerate(vectors)
+        EmbeddingListObject(
+            data=[
+                EmbeddingObject(index=index, embedding=encode_vector(vector)) for index, vector in enumerate(vectors)
             ],
-            "model": body.model,
-            "usage": {"prompt_tokens": embedding.prompt_tokens, "total_tokens": embedding.prompt_tokens},
-        }
+            model=body.model,
+            usage=EmbeddingUsageObject(embedding.prompt_tokens, embedding.prompt_tokens),
+        )
     )
 
 

@@ -12,6 +12,7 @@ from enginebay.fleet.routing.prompt_encoder import PromptEncoder
 from enginebay.server.api.body_decoder import decode_body
 from enginebay.server.api.openai.chat_completions import check_message_count
 from enginebay.server.api.openai.model_objects import build_model_details, list_model_objects
+from enginebay.server.api.openai.response_objects import DetokenizedObject, ModelListObject, TokenizedObject
 from enginebay.server.api.openai.schemas import DetokenizeBody, TokenizeBody
 from enginebay.server.api.openai.tool_use import plan_tools
 from enginebay.server.requests.request_context import RequestContext
@@ -22,7 +23,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def list_models(context: ServerContext, request_context: RequestContext) -> None:
-    request_context.exchange.respond(200, _encode({"object": "list", "data": list_model_objects(context.catalog)}))
+    request_context.exchange.respond(200, _encode(ModelListObject(data=list_model_objects(context.catalog))))
 
 
 async def get_model(context: ServerContext, request_context: RequestContext) -> None:
@@ -52,12 +53,10 @@ async def tokenize(context: ServerContext, request_context: RequestContext) -> N
         ids = await prompt_encoder.encode(body.prompt or "", body.add_special_tokens is not False)
 
     def encode_response() -> bytes:
-        response: dict[str, object] = {
-            "count": len(ids), "max_model_len": session.client.facts.context_length, "tokens": ids
-        }  # fmt: skip
+        response = TokenizedObject(len(ids), session.client.facts.context_length, ids)
         if body.return_token_strs:
             token_bytes = prompt_encoder.get_token_bytes
-            response["token_strs"] = [token_bytes(token_id).decode("utf-8", "replace") for token_id in ids]
+            response.token_strs = [token_bytes(token_id).decode("utf-8", "replace") for token_id in ids]
         return _encode(response)
 
     request_context.exchange.respond(200, await request_context.run_in_thread_if_large(encode_response))
@@ -71,7 +70,7 @@ async def detokenize(context: ServerContext, request_context: RequestContext) ->
     if vocabulary_size is not None and body.tokens and max(body.tokens) >= vocabulary_size:
         raise InvalidRequest(f"tokens has ids outside 0 to {vocabulary_size - 1}", param="tokens")
     text = await asyncio.to_thread(prompt_encoder.decode, body.tokens)
-    request_context.exchange.respond(200, _encode({"prompt": text}))
+    request_context.exchange.respond(200, _encode(DetokenizedObject(text)))
 
 
 def _get_prompt_encoder(session: ModelSession) -> PromptEncoder:

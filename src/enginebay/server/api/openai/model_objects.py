@@ -4,39 +4,50 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
+
+from msgspec import UNSET
 
 from enginebay.contract import Support
 from enginebay.fleet.scheduling.wait_estimate import WaitEstimate
+from enginebay.server.api.openai.response_objects import (
+    CapabilityObject,
+    ModelDescriptionObject,
+    ModelDetailsObject,
+    ModelObject,
+    SettingObject,
+    Task,
+)
 from enginebay.server.sessions.model_catalog import CatalogEntry, ModelCatalog
 
 _PATH = re.compile(r"(?<![\w:/.])~?/[^\s,;:'\"]+")  # a file path; not the slash in "tokens/s", nor a URL
 
 
-def list_model_objects(catalog: ModelCatalog) -> list[dict[str, Any]]:
-    return [build_model_object(catalog, name) for name in catalog.names]
+def list_model_objects(catalog: ModelCatalog) -> list[ModelObject]:
+    return [ModelObject(**_build_fields(catalog, name)) for name in catalog.names]
 
 
-def build_model_object(catalog: ModelCatalog, name: str) -> dict[str, Any]:
+def _build_fields(catalog: ModelCatalog, name: str) -> dict[str, Any]:
     entry, lora = catalog.find(name)
     facts = entry.primary.facts  # None until the first load
-    model: dict[str, Any] = {"id": name, "object": "model", "created": entry.created, "owned_by": "enginebay"}
-    model["max_model_len"] = facts.context_length or None if facts is not None else None
-    return {**model, "parent": entry.name} if lora else model
+    context_length = facts.context_length or None if facts is not None else None
+    parent = entry.name if lora else UNSET
+    return {"id": name, "created": entry.created, "max_model_len": context_length, "parent": parent}
 
 
-def build_model_details(catalog: ModelCatalog, name: str, estimate: WaitEstimate) -> dict[str, Any]:
+def build_model_details(catalog: ModelCatalog, name: str, estimate: WaitEstimate) -> ModelDescriptionObject:
     """Return the model object with capabilities, and effective settings next to the configured ones."""
     entry, _ = catalog.find(name)
     route = entry.route
-    details: dict[str, Any] = {
-        "state": estimate.state,
-        "engine": route.kinds[0],
-        "fallback": list(route.kinds[1:]),
-        "task": route.task,
-        "adapters": list(route.loras),
-    }
-    return {**build_model_object(catalog, name), "enginebay": {**details, **_build_worker_details(entry)}}
+    details = ModelDetailsObject(
+        state=estimate.state,
+        engine=route.kinds[0],
+        fallback=list(route.kinds[1:]),
+        task=cast("Task", route.task),
+        adapters=list(route.loras),
+        **_build_worker_details(entry),
+    )
+    return ModelDescriptionObject(**_build_fields(catalog, name), enginebay=details)
 
 
 def _build_worker_details(entry: CatalogEntry) -> dict[str, Any]:
@@ -46,13 +57,13 @@ def _build_worker_details(entry: CatalogEntry) -> dict[str, Any]:
         return {}
     facts = session.client.facts
     capabilities = {
-        parameter: {"support": capability.support.value, "detail": capability.detail}
+        parameter: CapabilityObject(capability.support.value, capability.detail)
         for parameter, capability in session.client.spec.request.items()
     }
     for parameter, reason in facts.refused.items():
-        capabilities[parameter] = {"support": Support.REFUSES.value, "detail": reason}
+        capabilities[parameter] = CapabilityObject(Support.REFUSES.value, reason)
     settings = {
-        setting: {"effective": facts.effective.get(setting), "asked": facts.asked.get(setting)}
+        setting: SettingObject(*map(redact_paths, (facts.effective.get(setting), facts.asked.get(setting))))
         for setting in sorted({*facts.effective, *facts.asked})
     }
     return {
@@ -62,7 +73,7 @@ def _build_worker_details(entry: CatalogEntry) -> dict[str, Any]:
         "memory_bytes": facts.memory_bytes,
         "load_s": facts.load_s,
         "capabilities": capabilities,
-        "settings": redact_paths(settings),
+        "settings": settings,
         "sampling_defaults": session.sampling_defaults,
         "tool_format": session.tool_format.name,
         "warnings": redact_paths(facts.warnings),

@@ -8,7 +8,7 @@ from enginebay import __version__
 from enginebay.config.sections.server_section import ServerLimits
 from enginebay.server.api.openapi.operations import EVENT_STREAM, JSON, OPERATIONS, Operation
 from enginebay.server.api.openapi.request_schemas import BODIES, build_request_schemas
-from enginebay.server.api.openapi.response_schemas import RESPONSE_COMPONENTS
+from enginebay.server.api.openapi.response_schemas import build_response_schemas
 from enginebay.server.api.openapi.schema_builders import OBJECT, STRING, Schema, any_of, const, obj, ref
 from enginebay.server.requests.server_context import Route
 
@@ -84,7 +84,7 @@ def build_document(
         "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
         "paths": paths,
         "components": {
-            "schemas": {**build_request_schemas(limits, models, embedders), **RESPONSE_COMPONENTS, "OpenApi": OBJECT},
+            "schemas": {**build_request_schemas(limits, models, embedders), **build_response_schemas(), "OpenApi": OBJECT},
             "headers": {name: {**header, "schema": STRING} for name, header in RESPONSE_HEADERS.items()},
             "responses": {f"Error{status}": _build_error(status) for status in STATUS_MEANINGS},
             "securitySchemes": {

@@ -7,13 +7,9 @@ from typing import Any
 Schema = dict[str, Any]
 
 STRING: Schema = {"type": "string"}
-INTEGER: Schema = {"type": "integer"}
-COUNT: Schema = {"type": "integer", "minimum": 0}
-NUMBER: Schema = {"type": "number"}
 BOOLEAN: Schema = {"type": "boolean"}
 NULL: Schema = {"type": "null"}
 OBJECT: Schema = {"type": "object"}
-ANY: Schema = {}
 
 
 def ref(name: str) -> Schema:

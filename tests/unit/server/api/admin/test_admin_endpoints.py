@@ -6,6 +6,7 @@ import asyncio
 import json
 import tempfile
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from enginebay.errors import (
     UnknownEngine,
     UnknownModel,
 )
+from enginebay.meters.sample import Absent, Sample
 from enginebay.server.api.app import App
 from enginebay.server.api.routes import ROUTES
 from enginebay.server.auth.api_keys import ApiKey, Keyring, hash_key
@@ -31,11 +33,27 @@ from enginebay.server.sessions.model_catalog import ModelCatalog
 from enginebay.server.telemetry.server_log import ServerLog
 from enginebay.server.telemetry.server_metrics import ServerMetrics
 from enginebay.server.telemetry.tracing import Tracer
+from tests.unit.cli.output.test_fleet_tables import COLD, fleet, model
 
 PLAIN = ApiKey("plain", hash_key("plain-key"), requests_per_minute=1)
 ADMIN = ApiKey("admin", hash_key("admin-key"), frozenset({"admin"}), requests_per_minute=1)
 KEYS = Keyring([PLAIN, ADMIN])
 AS_ADMIN = {"authorization": "Bearer admin-key"}
+
+MODEL = model(already=True, left="asleep")
+METERS = {"monotonic_s": 2.5, "boot_id": None, "cores": 4, "names": {"gpu:0": "H200"}}
+RESULTS: dict[str, dict[str, Any]] = {
+    "ps": fleet(model(), model("large", **COLD), standby={"vllm": 77}),
+    "switches": {"switches": [MODEL["last_switch"]], "mean_s": {"cold": 61.75}, "missed": 1},
+    "meters": METERS
+    | {
+        "samples": [{**asdict(Sample(1.0, "host", cpu_s=3.5)), "throttle": []}],
+        "absent": [asdict(Absent("rapl", "not readable"))],
+    },
+    "logs": {"lines": ["one", "two"]},
+    "reload": {"added": ["a"], "removed": [], "changed": ["b"], "keys": 2},
+    "upgrade": {"engine": "vllm", "version": "1.2", "models": ["m"]},
+}
 
 
 class ScriptedFleet:
@@ -43,7 +61,7 @@ class ScriptedFleet:
 
     def __init__(self) -> None:
         self.commands: list[tuple[str, dict[str, Any]]] = []
-        self.result: Any = {"result": "done"}
+        self.result: Any = None  # None: what the command usually returns
         self.go = asyncio.Event()
         self.go.set()
         self.done = 0
@@ -54,7 +72,7 @@ class ScriptedFleet:
         self.done += 1
         if isinstance(self.result, Exception):
             raise self.result
-        return self.result
+        return self.result or RESULTS.get(command, MODEL)
 
 
 class RecordingTransport:
@@ -153,7 +171,7 @@ async def test_requests_run_commands(
     server: Server, method: str, target: str, body: Any, command: str, arguments: dict[str, Any]
 ) -> None:
     answer = await server.request(method, target, body)
-    assert (answer.status, answer.body) == (200, {"result": "done"})
+    assert (answer.status, answer.body) == (200, RESULTS.get(command, MODEL))
     assert server.fleet.commands == [(command, arguments)]
 
 

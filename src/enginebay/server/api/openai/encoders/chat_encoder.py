@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from enginebay.contract import TokenLogprobs
+from enginebay.server.api.openai import response_objects as objects
 from enginebay.server.api.openai.encoders.choices_encoder import ChoicesEncoder
 from enginebay.server.api.openai.encoders.logprobs import encode_chat_logprobs
 from enginebay.server.encoding.choice_state import ChoiceState
@@ -17,26 +18,26 @@ from enginebay.text.tool_calls import ToolCallArguments, ToolCallStart
 class ChatEncoder(ChoicesEncoder):
     """Encodes one chat completion, as JSON or as events."""
 
-    object_name: ClassVar[str] = "chat.completion"
+    body_type = objects.ChatCompletionObject
     chunk_object_name: ClassVar[bytes] = b"chat.completion.chunk"
 
     choices: int
 
     # JSON
 
-    def _encode_choice(self, choice: ChoiceState) -> dict[str, Any]:
-        text = choice.text
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    def _encode_choice(self, choice: ChoiceState) -> objects.ChatChoiceObject:
+        message = objects.AssistantMessageObject(content=choice.text)
         if choice.calls:
-            message["content"] = text or None
-            message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            message.content = message.content or None
+            message.tool_calls = [
+                objects.MessageToolCallObject(
+                    id=call.id, function=objects.CalledFunctionObject(call.name, call.arguments)
+                )
                 for call in choice.calls
             ]
         logprobs = encode_chat_logprobs(choice.logprobs, self.token_bytes) if self.with_logprobs else None
-        return {
-            "index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason
-        }  # fmt: skip
+        finish_reason = cast("objects.FinishReason", choice.finish_reason)
+        return objects.ChatChoiceObject(choice.index, message, logprobs, finish_reason)
 
     # Events
 

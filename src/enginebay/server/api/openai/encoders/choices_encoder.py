@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,6 +13,7 @@ from enginebay.server.api.openai.encoders.logprobs import TokenBytes
 from enginebay.server.encoding.choice_state import (
     ChoiceState,
     ResponseTiming,
+    UsageExtensionObject,
     encode_energy,
     encode_timing,
     encode_usage,
@@ -25,7 +26,7 @@ _encode = msgspec.json.Encoder().encode
 class ChoicesEncoder:
     """Encodes one response. Subclasses encode the choices."""
 
-    object_name: ClassVar[str]  # `object` of the JSON body
+    body_type: ClassVar[Callable[..., msgspec.Struct]]
     chunk_object_name: ClassVar[bytes]  # `object` of an event
 
     id: str
@@ -39,22 +40,20 @@ class ChoicesEncoder:
     token_bytes: TokenBytes
 
     def encode_body(self, choices: Sequence[ChoiceState], usage: Usage, energy: Energy | None = None) -> bytes:
-        usage_fields = encode_usage(usage)
+        usage_object = encode_usage(usage)
         if self.include_energy:
-            usage_fields["enginebay"] = encode_energy(energy)
-        return _encode(
-            {
-                "id": self.id,
-                "object": self.object_name,
-                "created": self.created,
-                "model": self.model,
-                "choices": [self._encode_choice(choice) for choice in choices],
-                "usage": usage_fields,
-                "system_fingerprint": self.fingerprint,
-            }
+            usage_object.enginebay = UsageExtensionObject(**encode_energy(energy))
+        body = self.body_type(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=[self._encode_choice(choice) for choice in choices],
+            usage=usage_object,
+            system_fingerprint=self.fingerprint,
         )
+        return _encode(body)
 
-    def _encode_choice(self, choice: ChoiceState) -> dict[str, Any]:
+    def _encode_choice(self, choice: ChoiceState) -> Any:
         raise NotImplementedError
 
     def _chunk_prefix(self) -> bytes:
@@ -71,12 +70,12 @@ class ChoicesEncoder:
     def encode_closing(self, usage: Usage, timing: ResponseTiming, energy: Energy | None = None) -> bytes:
         usage_event = b""
         if self.include_usage:
-            usage_fields = encode_usage(usage)
+            usage_object = encode_usage(usage)
             own_fields = {
                 **(encode_timing(timing) if self.include_timing else {}),
                 **(encode_energy(energy) if self.include_energy else {}),
             }
             if own_fields:
-                usage_fields["enginebay"] = own_fields
-            usage_event = self._chunk_prefix() + b'],"usage":' + _encode(usage_fields) + b"}\n\n"
+                usage_object.enginebay = UsageExtensionObject(**own_fields)
+            usage_event = self._chunk_prefix() + b'],"usage":' + _encode(usage_object) + b"}\n\n"
         return usage_event + b"data: [DONE]\n\n"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from enginebay.contract import TokenLogprobs
+from enginebay.server.api.openai import response_objects as objects
 from enginebay.server.api.openai.encoders.choices_encoder import ChoicesEncoder
 from enginebay.server.api.openai.encoders.logprobs import encode_completion_logprobs
 from enginebay.server.encoding.choice_state import ChoiceState
@@ -16,7 +17,7 @@ from enginebay.server.encoding.choice_state import ChoiceState
 class CompletionEncoder(ChoicesEncoder):
     """Encodes one completion, as JSON or as events. `echoes`: the prompt that each choice starts with, or ""."""
 
-    object_name: ClassVar[str] = "text_completion"
+    body_type = objects.CompletionObject
     chunk_object_name: ClassVar[bytes] = b"text_completion"
 
     echoes: Sequence[str]
@@ -24,15 +25,13 @@ class CompletionEncoder(ChoicesEncoder):
 
     # JSON
 
-    def _encode_choice(self, choice: ChoiceState) -> dict[str, Any]:
+    def _encode_choice(self, choice: ChoiceState) -> objects.CompletionChoiceObject:
         echo = self.echoes[choice.index]
         logprobs = None
         if self.with_logprobs:
             logprobs = encode_completion_logprobs(choice.logprobs, self.token_bytes, len(echo))
-        return {
-            "index": choice.index, "text": echo + choice.text, "logprobs": logprobs,
-            "finish_reason": choice.finish_reason,
-        }  # fmt: skip
+        finish_reason = cast("objects.FinishReason | None", choice.finish_reason)
+        return objects.CompletionChoiceObject(choice.index, echo + choice.text, logprobs, finish_reason)
 
     # Events
 
@@ -51,7 +50,7 @@ class CompletionEncoder(ChoicesEncoder):
         if self.with_logprobs and logprobs:
             before = self._written_chars.get(index, len(self.echoes[index]))
             encoded = encode_completion_logprobs(logprobs, self.token_bytes, before)
-            self._written_chars[index] = before + sum(map(len, encoded["tokens"]))
+            self._written_chars[index] = before + sum(map(len, encoded.tokens))
         return self._encode_event(index, text, None, encoded)
 
     def encode_tool_event(self, choice: ChoiceState, event: Any, next_call_id: Callable[[], str]) -> bytes:

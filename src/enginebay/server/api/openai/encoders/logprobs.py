@@ -3,49 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from enginebay.contract import TokenLogprobs
+from enginebay.server.api.openai.response_objects import (
+    ChatLogprobsObject,
+    CompletionLogprobsObject,
+    LogprobEntryObject,
+    TokenLogprobObject,
+)
 
 TokenBytes = Callable[[int], bytes]
 
 _MIN_LOGPROB = -9999.0  # JSON has no infinity; OpenAI uses this for impossible tokens
 
 
-def encode_chat_logprobs(tokens: Sequence[TokenLogprobs], token_bytes: TokenBytes) -> dict[str, Any]:
-    return {"content": [{**_encode_entry(token.token_id, token.logprob, token_bytes), "top_logprobs": [
-        _encode_entry(token_id, logprob, token_bytes) for token_id, logprob in token.top
-    ]} for token in tokens], "refusal": None}  # fmt: skip
+def encode_chat_logprobs(tokens: Sequence[TokenLogprobs], token_bytes: TokenBytes) -> ChatLogprobsObject:
+    return ChatLogprobsObject(
+        [
+            LogprobEntryObject(
+                *_encode_entry(token.token_id, token.logprob, token_bytes),
+                [TokenLogprobObject(*_encode_entry(*alternative, token_bytes)) for alternative in token.top],
+            )
+            for token in tokens
+        ]
+    )
 
 
-def _encode_entry(token_id: int, logprob: float, token_bytes: TokenBytes) -> dict[str, Any]:
+def _encode_entry(token_id: int, logprob: float, token_bytes: TokenBytes) -> tuple[str, float, list[int] | None]:
     raw = token_bytes(token_id)
-    return {
-        "token": raw.decode("utf-8", "replace") if raw else f"token_id:{token_id}",
-        "logprob": max(logprob, _MIN_LOGPROB),
-        "bytes": list(raw) if raw else None,
-    }
+    text = raw.decode("utf-8", "replace") if raw else f"token_id:{token_id}"
+    return text, max(logprob, _MIN_LOGPROB), list(raw) if raw else None
 
 
-def encode_completion_logprobs(tokens: Sequence[TokenLogprobs], token_bytes: TokenBytes, offset: int) -> dict[str, Any]:
+def encode_completion_logprobs(
+    tokens: Sequence[TokenLogprobs], token_bytes: TokenBytes, offset: int
+) -> CompletionLogprobsObject:
     """Encode the tokens. `offset`: characters before the first of them."""
     texts = [_decode_token(token.token_id, token_bytes) for token in tokens]
     offsets: list[int] = []
     for text in texts:
         offsets.append(offset)
         offset += len(text)
-    return {
-        "tokens": texts,
-        "token_logprobs": [max(token.logprob, _MIN_LOGPROB) for token in tokens],
-        "top_logprobs": [
+    return CompletionLogprobsObject(
+        texts,
+        [max(token.logprob, _MIN_LOGPROB) for token in tokens],
+        [
             {
                 _decode_token(token_id, token_bytes): max(logprob, _MIN_LOGPROB)
                 for token_id, logprob in reversed(token.top)
             }
             for token in tokens
         ],
-        "text_offset": offsets,
-    }
+        offsets,
+    )
 
 
 def _decode_token(token_id: int, token_bytes: TokenBytes) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from enginebay.contract import TokenLogprobs
 from enginebay.contract.engine_messages import Energy, Usage
 from enginebay.errors import EnginebayError
+from enginebay.server.api.openai import response_objects as objects
 from enginebay.server.api.openai.encoders.responses_output import (
     FunctionCallItem,
     OutputItem,
@@ -19,7 +21,7 @@ from enginebay.server.api.openai.encoders.responses_output import (
     encode_item,
     encode_text_part,
 )
-from enginebay.server.encoding.choice_state import encode_energy
+from enginebay.server.encoding.choice_state import UsageExtensionObject, encode_energy
 from enginebay.server.encoding.error_responses import encode_error, get_error_row
 from enginebay.text.tool_calls import AnswerText, ToolCallArguments, ToolCallEvent
 
@@ -36,47 +38,46 @@ class ResponseEncoder:
     echoed_fields: Mapping[str, Any]
     include_energy: bool = False  # in the usage
 
-    def encode_in_progress(self) -> dict[str, Any]:
+    def encode_in_progress(self) -> objects.ResponseObject:
         return self._encode_response("in_progress", [])
 
     def encode_finished(
         self, output: ResponseOutput, usage: Usage, reason: str | None, energy: Energy | None = None
-    ) -> dict[str, Any]:
+    ) -> objects.ResponseObject:
         """Encode a finished response. `reason`: the engine's finish reason."""
-        usage_fields = encode_responses_usage(usage)
+        usage_object = encode_responses_usage(usage)
         if self.include_energy:
-            usage_fields["enginebay"] = encode_energy(energy)
+            usage_object.enginebay = UsageExtensionObject(**encode_energy(energy))
         truncated = reason == "length"
-        status = "incomplete" if truncated else "completed"
+        status: objects.ItemStatus = "incomplete" if truncated else "completed"
         return self._encode_response(
             status, output.encode_items(status),
-            usage=usage_fields,
-            incomplete_details={"reason": "max_output_tokens"} if truncated else None,
+            usage=usage_object,
+            incomplete_details=objects.IncompleteDetailsObject("max_output_tokens") if truncated else None,
             completed_at=None if truncated else int(time.time()),
         )  # fmt: skip
 
-    def encode_failed(self, output: ResponseOutput, error: EnginebayError) -> dict[str, Any]:
+    def encode_failed(self, output: ResponseOutput, error: EnginebayError) -> objects.ResponseObject:
         code = "invalid_prompt" if get_error_row(error).status < 500 else "server_error"
-        details = {"code": code, "message": encode_error(error)["message"]}
+        details = objects.ResponseErrorObject(code, encode_error(error).message)
         return self._encode_response("failed", output.encode_items("incomplete") if output.items else [], error=details)
 
-    def _encode_response(self, status: str, output: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        return {
-            "id": self.id, "object": "response", "created_at": self.created, "status": status, "background": False,
-            "completed_at": None, "error": None, "incomplete_details": None, "model": self.model, "output": output,
-            "previous_response_id": None, "reasoning": {"effort": None, "summary": None}, "store": False,
-            "truncation": "disabled", "usage": None, **self.echoed_fields, **more,
-        }  # fmt: skip
+    def _encode_response(
+        self, status: objects.ResponseStatus, output: list[objects.ItemObject], **more: Any
+    ) -> objects.ResponseObject:
+        return objects.ResponseObject(
+            id=self.id, created_at=self.created, status=status, model=self.model, output=output, **self.echoed_fields, **more
+        )  # fmt: skip
 
 
-def encode_responses_usage(usage: Usage) -> dict[str, Any]:
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-    }
+def encode_responses_usage(usage: Usage) -> objects.ResponseUsageObject:
+    return objects.ResponseUsageObject(
+        usage.prompt_tokens,
+        objects.InputTokensDetailsObject(usage.cached_tokens),
+        usage.completion_tokens,
+        objects.OutputTokensDetailsObject(),
+        usage.prompt_tokens + usage.completion_tokens,
+    )
 
 
 class ResponseEventEncoder:
@@ -121,8 +122,8 @@ class ResponseEventEncoder:
     def encode_closing(self, usage: Usage, reason: str | None, energy: Energy | None = None) -> bytes:
         before = b"" if self._output.items else self._switch_item(self._output.current_message())
         response = self._encoder.encode_finished(self._output, usage, reason, energy)
-        closing = self._close_item(response["status"])
-        return before + closing + self._encode_next(f"response.{response['status']}", {"response": response})
+        closing = self._close_item(cast("objects.ItemStatus", response.status))
+        return before + closing + self._encode_next(f"response.{response.status}", {"response": response})
 
     def encode_failure(self, error: EnginebayError) -> bytes:
         return self._encode_next("response.failed", {"response": self._encoder.encode_failed(self._output, error)})
@@ -134,17 +135,17 @@ class ResponseEventEncoder:
         closing = self._close_item("completed")
         self._open_item = item
         if isinstance(item, FunctionCallItem):
-            opened = {**encode_item(item, "in_progress"), "arguments": ""}
+            opened = replace(encode_item(item, "in_progress"), arguments="")
             return closing + self._encode_next(
                 "response.output_item.added", {"output_index": item.index, "item": opened}
             )
-        opened = {**encode_item(item, "in_progress"), "content": []}
+        opened = replace(encode_item(item, "in_progress"), content=[])
         added = self._encode_next("response.output_item.added", {"output_index": item.index, "item": opened})
-        part = {**encode_text_part(item), "text": "", "logprobs": []}
+        part = replace(encode_text_part(item), text="", logprobs=[])
         self._text_delta_template = _build_text_delta_template(item.id, item.index)
         return closing + added + self._encode_part_event("response.content_part.added", {"part": part})
 
-    def _close_item(self, status: str) -> bytes:
+    def _close_item(self, status: objects.ItemStatus) -> bytes:
         item = self._open_item
         if item is None:
             return b""
@@ -153,7 +154,7 @@ class ResponseEventEncoder:
             closing = self._encode_item_event("response.function_call_arguments.done", arguments)
         else:
             part = encode_text_part(item)
-            text = {"text": part["text"], "logprobs": part["logprobs"]}
+            text = {"text": part.text, "logprobs": part.logprobs}
             closing = self._encode_part_event("response.output_text.done", text)
             closing += self._encode_part_event("response.content_part.done", {"part": part})
         done = {"output_index": item.index, "item": encode_item(item, status)}

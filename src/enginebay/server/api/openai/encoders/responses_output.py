@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from enginebay.contract import TokenLogprobs
 from enginebay.server.api.openai.encoders.logprobs import TokenBytes, encode_chat_logprobs
+from enginebay.server.api.openai.response_objects import (
+    FunctionCallItemObject,
+    ItemObject,
+    ItemStatus,
+    LogprobEntryObject,
+    MessageItemObject,
+    OutputTextObject,
+)
 from enginebay.text.tool_calls import AnswerText, ToolCallArguments, ToolCallEvent, ToolCallParser, ToolCallStart
 
 
@@ -18,7 +25,7 @@ class MessageItem:
     id: str
     index: int  # in the output
     texts: list[str] = field(default_factory=list)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[LogprobEntryObject] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -70,15 +77,15 @@ class ResponseOutput:
         message.logprobs += self.encode_logprobs(logprobs)
         return message
 
-    def encode_logprobs(self, tokens: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+    def encode_logprobs(self, tokens: Sequence[TokenLogprobs]) -> list[LogprobEntryObject]:
         """Encode log probabilities for this API, in which `bytes` is always a list."""
-        entries: list[dict[str, Any]] = encode_chat_logprobs(tokens, self._token_bytes)["content"] if tokens else []
+        entries = encode_chat_logprobs(tokens, self._token_bytes).content if tokens else []
         for entry in entries:
-            for token in (entry, *entry["top_logprobs"]):
-                token["bytes"] = token["bytes"] or []
+            for token in (entry, *entry.top_logprobs):
+                token.bytes = token.bytes or []
         return entries
 
-    def encode_items(self, last_status: str = "completed") -> list[dict[str, Any]]:
+    def encode_items(self, last_status: ItemStatus = "completed") -> list[ItemObject]:
         """Encode all items. The last one has `last_status`, the others are completed."""
         if not self.items:
             self.current_message()  # an output has at least one item
@@ -86,21 +93,14 @@ class ResponseOutput:
         return [*completed, encode_item(self.items[-1], last_status)]
 
 
-def encode_item(item: OutputItem, status: str) -> dict[str, Any]:
+def encode_item(item: OutputItem, status: ItemStatus) -> ItemObject:
     if isinstance(item, FunctionCallItem):
-        return {
-            "id": item.id, "type": "function_call", "status": status, "call_id": item.call_id, "name": item.name,
-            "arguments": "".join(item.fragments),
-        }  # fmt: skip
-    return {
-        "id": item.id, "type": "message", "status": status, "role": "assistant", "content": [encode_text_part(item)]
-    }  # fmt: skip
+        return FunctionCallItemObject(item.id, status, item.call_id, item.name, "".join(item.fragments))
+    return MessageItemObject(item.id, status, [encode_text_part(item)])
 
 
-def encode_text_part(message: MessageItem) -> dict[str, Any]:
-    return {
-        "type": "output_text", "text": "".join(message.texts), "annotations": [], "logprobs": message.logprobs
-    }  # fmt: skip
+def encode_text_part(message: MessageItem) -> OutputTextObject:
+    return OutputTextObject("".join(message.texts), message.logprobs)
 
 
 class OutputParser:

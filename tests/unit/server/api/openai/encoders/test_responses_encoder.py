@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from msgspec import to_builtins
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
@@ -61,7 +62,7 @@ def kinds(events: list[dict[str, Any]]) -> list[str]:
 def test_a_finished_response_validates_against_the_sdk() -> None:
     output = make_output()
     output.append_event(AnswerText("Hello"))
-    found = Response.model_validate(make_encoder().encode_finished(output, USAGE, "stop"))
+    found = Response.model_validate(to_builtins(make_encoder().encode_finished(output, USAGE, "stop")))
     assert (found.status, found.output_text, found.incomplete_details) == ("completed", "Hello", None)
     assert found.temperature == 0.5
     assert found.tools[0].type == "function"
@@ -73,7 +74,7 @@ def test_a_response_that_was_cut_is_incomplete() -> None:
     output = make_output()
     output.append_event(ToolCallStart(0, "f"))
     output.append_event(ToolCallArguments(0, '{"a'))
-    found = make_encoder().encode_finished(output, USAGE, "length")
+    found = to_builtins(make_encoder().encode_finished(output, USAGE, "length"))
     assert found["status"] == "incomplete"
     assert found["incomplete_details"] == {"reason": "max_output_tokens"}
     assert found["output"][0]["status"] == "incomplete"
@@ -90,7 +91,7 @@ def test_text_and_calls_keep_their_order() -> None:
         AnswerText("c"),
     ):
         output.append_event(event)
-    message, function, last = output.encode_items("incomplete")
+    message, function, last = to_builtins(output.encode_items("incomplete"))
     assert (message["content"][0]["text"], message["status"]) == ("ab", "completed")
     assert (function["call_id"], function["name"], function["arguments"]) == ("call_0", "f", "{}")
     assert (last["content"][0]["text"], last["status"]) == ("c", "incomplete")
@@ -98,11 +99,11 @@ def test_text_and_calls_keep_their_order() -> None:
 
 
 def test_no_output_is_an_empty_message() -> None:
-    assert make_output().encode_items()[0]["content"][0]["text"] == ""
+    assert to_builtins(make_output().encode_items())[0]["content"][0]["text"] == ""
 
 
 def test_usage() -> None:
-    assert encode_responses_usage(USAGE)["input_tokens_details"]["cached_tokens"] == 2
+    assert encode_responses_usage(USAGE).input_tokens_details.cached_tokens == 2
 
 
 def test_events_of_plain_text() -> None:
