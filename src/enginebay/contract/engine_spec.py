@@ -93,6 +93,16 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
+class Patch:
+    """A change to the library's internals. Where it does not apply, the library runs unchanged."""
+
+    name: str
+    summary: str
+    versions: tuple[str, str]  # first and last tested
+    setting: str  # the load setting that turns it off
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSpec:
     """Everything known about an engine without importing its library."""
 
@@ -112,6 +122,7 @@ class EngineSpec:
     renders: bool = False  # gets messages and text unrendered: it has its own chat template and tokenizer
     remote: bool = False  # requests leave this host
     smaller: tuple[str, ...] = ()  # integer settings to halve after an out-of-memory load
+    patches: tuple[Patch, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -134,6 +145,9 @@ class EngineSpec:
         )
         for name in ("distributions", "formats", "aliases", "smaller"):
             known[name] = tuple(known.get(name, ()))
+        known["patches"] = tuple(
+            Patch(**{**patch, "versions": tuple(patch["versions"])}) for patch in known.get("patches", ())
+        )
         return cls(**known)
 
 
@@ -160,6 +174,7 @@ class Probe:
     devices: tuple[str, ...] = ("cpu",)
     notes: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)  # request parameter -> why this version cannot
+    patches: Mapping[str, str] = field(default_factory=dict)  # patch -> why it does not apply; empty: it applies
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enginebay.contract import CudaOwner, EngineSpec, LaunchMode, Recipe, Runtime, honours, refuses, translates
+from enginebay.engines.vllm.patches.declarations import PATCHES
 from enginebay.engines.vllm.settings import RETIRED, SETTINGS
 
 _BEAMS = "engine transformers, or best_of"
@@ -69,4 +70,5 @@ SPEC = EngineSpec(
         Recipe(when="cuda", version="0.26.0", steps=(("vllm=={version}", *_FROM_GGUF, *_GRPC),)),
     ),
     smaller=("max_model_len", "max_num_seqs"),
+    patches=tuple(patch.declare() for patch in PATCHES),
 )
