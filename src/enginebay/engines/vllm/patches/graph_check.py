@@ -51,8 +51,8 @@ def describe_difference(difference: float, epsilon: float) -> str | None:
 
 
 def choose_sizes(sizes: Sequence[int]) -> list[int]:
-    """Return the graph sizes to check: the smallest that holds a prompt beside a decoding request, and up to the largest."""
-    usable = sorted(size for size in set(sizes) if size > 2)
+    """Return the graph sizes to check, from the smallest that holds a prompt to the largest."""
+    usable = sorted(size for size in set(sizes) if size > 1)
     last = len(usable) - 1
     return sorted({usable[last * part // (_CHECKED_SIZES - 1)] for part in range(_CHECKED_SIZES)}) if usable else []
 
@@ -79,9 +79,9 @@ def compare_steps(runner: Any, sizes: Sequence[int]) -> float | None:
     """Return the largest difference between recorded and unrecorded steps, or None if no such step fits the KV cache."""
     manager = runner.cudagraph_manager
     differences = []
-    for size in choose_sizes(sizes):
+    for size in sizes:
         requests = build_requests(
-            size - 1,  # one less, so that the step is padded
+            max(2, size - 1),  # one less, so that the step is padded
             runner.max_num_reqs,
             runner.max_model_len,
             runner.vocab_size,

@@ -119,7 +119,7 @@ def install(graphs: Any, runners: Any) -> None:
         if _report is None or not hasattr(self.cudagraph_manager, _DEFAULT_SIZES):
             return graph_bytes
         sizes = [desc.num_tokens for desc in self.cudagraph_manager.graphs if _is_mixed(desc, full)]
-        refusal = _check_graphs(self, sizes)
+        refusal = _check_graphs(self, graph_check.choose_sizes(sizes))
         _report[:] = (f"-{refusal}" if refusal else "+").encode()[:_REPORT_BYTES].ljust(_REPORT_BYTES, b"\0")
         if refusal:
             logging.getLogger("vllm.enginebay").warning("mixed_graphs: %s; %s", refusal, MIXED_GRAPHS.fallback)

@@ -262,6 +262,15 @@ def test_without_mixed_graphs_nothing_is_compared(monkeypatch: pytest.MonkeyPatc
     assert not mixed_graphs.has_taken_effect() and mixed_graphs.get_refusal() is None
 
 
+def test_graphs_that_no_prompt_fits_need_no_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, runners = _module([1]), _runners()
+    monkeypatch.setattr(mixed_graphs, "is_supported_manager", lambda manager: True)
+    monkeypatch.setattr(graph_check, "compare_steps", _fail)
+    mixed_graphs.install(module, runners)
+    runners.GPUModelRunner(module.CudaGraphManager()).capture_model()
+    assert mixed_graphs.has_taken_effect()
+
+
 def test_another_process_reports_its_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     module, runners = _module([8, 512]), _runners()
     monkeypatch.setattr(mixed_graphs, "is_supported_manager", lambda manager: True)
