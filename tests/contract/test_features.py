@@ -161,8 +161,10 @@ async def test_vllm_tensor_parallel_2_gives_the_same_answers(tiny_llama: Path, r
 
 
 async def test_vllm_runs_a_quantized_checkpoint_through_generate(tiny_int8: Path, reference: list[list[int]]) -> None:
-    """8-bit weights, and at the same time vLLM's slower public API (stepwise: off)."""
-    async with await _open_tiny("vllm", tiny_int8, stepwise="off", dtype=VLLM_INT8_DTYPE) as worker:
+    """8-bit weights, and at the same time vLLM as it is: all patches are off."""
+    off = {"stepwise": "off", "scheduler_stats": "off", "load_log": "off", "output_handler": "off"}
+    settings = {**off, "mixed_graphs": "off", "start_method": "spawn", "dtype": VLLM_INT8_DTYPE}
+    async with await _open_tiny("vllm", tiny_int8, **settings) as worker:
         for prompt, expected in zip(PROMPTS, reference, strict=True):
             first = (await ask_greedy(worker, prompt, max_tokens=1, logprobs=5, ignore_eos=True)).choices[0].logprobs[0]
             assert expected[0] in dict(first.top), (
@@ -171,7 +173,9 @@ async def test_vllm_runs_a_quantized_checkpoint_through_generate(tiny_int8: Path
         several = await ask(worker, PROMPTS[0], n=3, temperature=1.0, seed=5, max_tokens=6, logprobs=2, ignore_eos=True)
         assert sorted(several.choices) == [0, 1, 2]
         assert all(len(choice.logprobs) == 6 for choice in several.choices.values())
-        assert worker.facts.effective["stepwise"] == "off"
+        assert worker.facts.effective["stepwise"] == worker.facts.effective["mixed_graphs"] == "off"
+        assert not worker.facts.phases and not worker.facts.warnings
+        assert not (await worker.client.state()).steps, "the scheduler's statistics are on"
 
 
 @needs_two_devices

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -17,11 +20,14 @@ import pytest_asyncio
 from enginebay.contract import Delta
 from enginebay.errors import LoadFailed, WorkerDied
 from enginebay.fleet.lifecycle.model_worker import ModelWorker
+from enginebay.util.paths import logs_dir
 from enginebay.worker.engine_side.resident_memory import list_process_tree
 from tests.contract.engine_profiles import PROFILES, build_vllm_memory, is_on_cuda
+from tests.contract.lora_adapters import ensure_dense_smollm2
 from tests.contract.parameter_effects import EFFECTS
 from tests.contract.worker_requests import ask, ask_greedy, make_request
-from tests.gpu.worker_pool import WorkerPool, WorkerSetup
+from tests.gpu.planted_graph import COUNT, FAULTS, FIRST_NUMBERS
+from tests.gpu.worker_pool import LOAD_S, WorkerPool, WorkerSetup
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not is_on_cuda(), reason="needs a CUDA device")]
 
@@ -161,6 +167,37 @@ async def test_prompts_among_answers_in_one_graph_give_the_same(workers: WorkerP
     alone = [(await ask_greedy(plain, prompt, max_tokens=32)).ids for prompt in prompts]
     different = [prompts[number] for number, ids in enumerate(together) if ids != alone[number]]
     assert len(different) <= len(prompts) // 10, different  # rounding decides where two tokens are as likely
+
+
+async def test_a_planted_wrong_mixed_graph_is_refused_at_load() -> None:
+    """The engine goes back to vLLM's default graphs, says why, and answers rightly."""
+    model = await asyncio.to_thread(ensure_dense_smollm2)
+    results = dict(
+        zip(FAULTS, await asyncio.gather(*(_load_planted(fault, str(model)) for fault in FAULTS)), strict=True)
+    )
+    expected = [f" {first + COUNT}, {first + COUNT + 1}" for first in FIRST_NUMBERS]
+    for fault, result in results.items():
+        print(fault, result)
+        assert not result["errors"]
+        assert [text[: len(start)] for text, start in zip(result["texts"], expected, strict=True)] == expected, fault
+        refused = [line for line in result["warnings"] if line.startswith("mixed_graphs: ")]
+        if fault == "none":
+            assert result["mixed_graphs"] == "on" and not refused
+        else:
+            assert result["mixed_graphs"] == "off" and "more than rounding" in refused[0], fault
+
+
+async def _load_planted(fault: str, model: str) -> dict[str, Any]:
+    log = logs_dir() / f"gpu-vllm-planted-{fault}.log"
+    with log.open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.gpu.planted_graph", fault, model, stdout=asyncio.subprocess.PIPE, stderr=errors
+        )
+        output, _ = await asyncio.wait_for(process.communicate(), LOAD_S)
+        errors.write(output)
+    lines = [line for line in output.decode(errors="replace").splitlines() if line.startswith('{"mixed_graphs"')]
+    assert lines, f"{fault} did not load, see {log}:\n{output.decode(errors='replace')[-2000:]}"
+    return dict(json.loads(lines[-1]))
 
 
 async def test_steps_larger_than_any_whole_graph_give_the_same(workers: WorkerPool) -> None:

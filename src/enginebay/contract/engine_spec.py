@@ -144,6 +144,16 @@ class TrimProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class Patch:
+    """A change to the library's internals. Where it does not apply, the library runs unchanged."""
+
+    name: str
+    summary: str
+    versions: tuple[str, str]  # first and last tested
+    setting: str  # the load setting that turns it off
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSpec:
     """Everything known about an engine without importing its library."""
 
@@ -171,6 +181,7 @@ class EngineSpec:
     presets: tuple[Preset, ...] = ()
     trims: tuple[TrimProfile, ...] = ()
     isolation: Isolation = Isolation.PROCESS
+    patches: tuple[Patch, ...] = ()
 
     @property
     def needs_weights(self) -> bool:
@@ -206,6 +217,9 @@ class EngineSpec:
         for name in ("distributions", "formats", "aliases", "smaller"):
             known[name] = tuple(known.get(name, ()))
         known["tasks"] = tuple(known.get("tasks", ("generate",)))
+        known["patches"] = tuple(
+            Patch(**{**patch, "versions": tuple(patch["versions"])}) for patch in known.get("patches", ())
+        )
         return cls(**known)
 
 
@@ -233,6 +247,7 @@ class Probe:
     devices: tuple[str, ...] = ("cpu",)
     notes: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)  # request parameter -> why this version cannot
+    patches: Mapping[str, str] = field(default_factory=dict)  # patch -> why it does not apply; empty: it applies
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

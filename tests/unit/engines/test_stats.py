@@ -6,8 +6,6 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from enginebay.contract import FinishReason, GenerateRequest, Load, Sampling, Stats, SupportsStats
 from enginebay.engines.fake.engine import FakeEngine
 from enginebay.engines.llamacpp.call_queue import ActiveRequest, CallQueue, LibraryCall
@@ -142,21 +140,8 @@ def test_vllm_reports_after_each_step_and_counts_no_tokens_in_this_process() -> 
     processor.update_scheduler_stats(reported)
     assert stats.read() == Stats(1, 0.5, 3)
     processor.update_scheduler_stats(None)  # outputs that came without
-    processor.update_scheduler_stats(SimpleNamespace(kv_cache_usage=0.0, num_waiting_reqs=0))
+    processor.update_scheduler_stats(
+        SimpleNamespace(kv_cache_usage=0.0, num_waiting_reqs=0, num_skipped_waiting_reqs=0)
+    )
     assert stats.read() == Stats(2, 0.0, 0)
     assert seen[:2] == [reported, None]  # vLLM's own method still gets all
-
-
-@pytest.mark.parametrize("scheduler_stats", [SimpleNamespace(), SimpleNamespace(renamed=0.5)])
-def test_a_vllm_with_other_names_reports_only_steps(scheduler_stats: Any) -> None:
-    llm = _llm(update_scheduler_stats=lambda _: None)
-    stats = SchedulerStatsReader()
-    stats.attach(llm)
-    llm.output_processor.update_scheduler_stats(scheduler_stats)
-    assert stats.read() == Stats(1, None, None)
-
-
-def test_a_vllm_without_the_hook_reports_nothing() -> None:
-    stats = SchedulerStatsReader()
-    stats.attach(_llm())
-    assert stats.read() == Stats()

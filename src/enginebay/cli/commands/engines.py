@@ -162,6 +162,42 @@ def remove(
 
 
 @app.command()
+def show(kind: Annotated[str, typer.Argument(help="Engine")], json: JsonOption = False) -> None:
+    """Show one engine: where it is installed, and which patches of its library apply to the installed version."""
+    from dataclasses import asdict
+
+    from enginebay.engines import registry
+    from enginebay.environments import get_installed_engines
+
+    spec = registry.get_spec(kind)
+    rows, probe = _build_rows(spec), get_installed_engines()[spec.kind]
+    reasons = probe.patches if probe else {}
+    patches = [{**asdict(patch), "applies": None, "reason": "not installed"} for patch in spec.patches]
+    for patch in patches if probe else ():
+        reason = reasons.get(patch["name"], "not probed")
+        patch.update(applies=not reason, reason=reason)
+    if json:
+        emit_json({"kind": spec.kind, "summary": spec.summary, "installed": rows, "patches": patches})
+        return
+    print_table(["engine", "version", "where"], [[row["kind"], row["version"] or "-", row["where"]] for row in rows])
+    if patches:
+        print()
+        print_table(
+            ["patch", "state", "tested with", "setting", "what it does"],
+            [
+                [
+                    patch["name"],
+                    "applies" if patch["applies"] else f"does not apply: {patch['reason']}",
+                    " to ".join(dict.fromkeys(patch["versions"])),
+                    patch["setting"],
+                    patch["summary"],
+                ]
+                for patch in patches
+            ],
+        )
+
+
+@app.command()
 def matrix(
     json: JsonOption = False,
     markdown: Annotated[

@@ -12,11 +12,10 @@ import os
 import threading
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, Protocol
 
-from enginebay.contract import Embedding, Facts, GenerateRequest, Load, Probe, Sampling, Sink, Stats
-from enginebay.engines.vllm import async_llm, engine_process, library, model_checks, process_memory
+from enginebay.contract import Embedding, Facts, GenerateRequest, Load, Probe, Sink, Stats
+from enginebay.engines.vllm import async_llm, engine_process, library, model_checks
 from enginebay.engines.vllm.adapters import VllmAdapters
 from enginebay.engines.vllm.async_llm import GenerateDriver
 from enginebay.engines.vllm.errors import (
@@ -27,11 +26,13 @@ from enginebay.engines.vllm.errors import (
     to_request_error,
 )
 from enginebay.engines.vllm.load_plan import plan_load
-from enginebay.engines.vllm.patches import step_outputs
+from enginebay.engines.vllm.patches import declarations, forked_start, output_handler
+from enginebay.engines.vllm.patches.compatibility import PatchSelection
 from enginebay.engines.vllm.patches.load_log import LoadLog
 from enginebay.engines.vllm.patches.scheduler_stats import SchedulerStatsReader
+from enginebay.engines.vllm.patches.step_outputs import StepDriver
 from enginebay.engines.vllm.request_stream import RequestStream
-from enginebay.engines.vllm.sampling import build_sampling_arguments, build_structured_outputs
+from enginebay.engines.vllm.sampling import apply_default_sampling, build_params
 from enginebay.engines.vllm.sleep import Sleeper, list_sleep_levels
 from enginebay.errors import (
     ContextOverflow,
@@ -70,10 +71,12 @@ class VllmEngine:
         self._load = load
         self._plan = plan_load(load, library.detect_host(), config_json, ranks)
         self._architectures = [str(name) for name in config_json.get("architectures") or ()]
-        self._load_log = LoadLog()
+        self._patches = PatchSelection(load.settings, library.get_version(), self._plan.warnings)
+        self._load_log = LoadLog(enabled=self._patches.applies(declarations.LOAD_LOG))
         self._llm = self._start_vllm()
         self._stats = SchedulerStatsReader()
-        self._stats.attach(self._llm)
+        if self._patches.applies(declarations.SCHEDULER_STATS):
+            self._stats.attach(self._llm)
         self._config = self._llm.vllm_config
         self._context_length = int(self._config.model_config.max_model_len)
         self._adapters = VllmAdapters(load.model, load.loras, *self._read_lora_limits())
@@ -100,7 +103,7 @@ class VllmEngine:
         Touches no device and starts no thread, so the engine process can still be forked.
         """
         library.set_environment()
-        library.import_all()
+        forked_start.import_all(library.detect_device())
 
     def start(self, sink: Sink) -> None:
         self._sink = sink
@@ -114,12 +117,12 @@ class VllmEngine:
             context_length=self._context_length,
             max_batch=int(self._config.scheduler_config.max_num_seqs),
             max_step_tokens=self._config.scheduler_config.max_num_batched_tokens,
-            memory_bytes=process_memory.measure_used_bytes(),
+            memory_bytes=engine_process.measure_used_bytes(),
             versions=library.list_versions(),
             asked=dict(self._load.settings),
             effective={
                 **library.read_effective_settings(self._config),
-                "stepwise": self._step_outputs_mode,
+                "stepwise": "auto" if self._uses_step_outputs else "off",
                 "mixed_graphs": "on" if self._plan.mixed_graphs else "off",
             },
             warnings=tuple(self._plan.warnings),
@@ -135,10 +138,14 @@ class VllmEngine:
             )
         if number in self._active:
             raise InvalidRequest(f"request number {number} is already in use")
-        sampling = self._apply_sampling_defaults(request.sampling)
+        speculates = self._config.speculative_config is not None
+        sampling = apply_default_sampling(request.sampling, self._load.settings, speculates)
         prompt = list(request.token_ids or ())
         self._check_length(len(prompt), 1)
-        params = self._build_params(sampling, len(prompt))
+        try:
+            params = build_params(sampling, len(prompt), self._context_length)
+        except Exception as error:
+            raise to_request_error(error) from error
         lora = self._adapters.find(request.lora)
         stream = RequestStream(number, self._sink, self._active, self._fail_request, sampling.logprobs, lora)
         self._active[number] = stream
@@ -194,9 +201,8 @@ class VllmEngine:
         self._closing = True
         self._active.clear()
         self._prepare_pool.shutdown(wait=False, cancel_futures=True)
-        if self._llm.output_handler is not None:
-            # Otherwise it reports the end of its engine process as a failure.
-            self._loop.call_soon_threadsafe(self._llm.output_handler.cancel)
+        # Otherwise it reports the end of its engine process as a failure.
+        self._loop.call_soon_threadsafe(output_handler.cancel_output_handler, self._llm)
         self._llm.shutdown()
         self._llm.shutdown = lambda *_, **__: None  # garbage collection would shut it down again
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -205,10 +211,9 @@ class VllmEngine:
     # While loading, in the main thread
 
     def _start_vllm(self) -> Any:
-        method = str(self._load.settings.get("start_method") or "auto")
         try:
             return engine_process.start_engine(
-                engine_process.create_config(self._plan), self._plan, method, self._load_log
+                engine_process.create_config(self._plan), self._plan, self._patches, self._load_log
             )
         except engine_process.EngineStartFailed as failure:
             raise self._make_load_error(failure.kind, failure.text) from failure
@@ -254,15 +259,6 @@ class VllmEngine:
 
     # In the caller's thread
 
-    def _apply_sampling_defaults(self, sampling: Sampling) -> Sampling:
-        settings = self._load.settings
-        if sampling.logprobs is None and settings.get("logprobs") is not None:
-            sampling = replace(sampling, logprobs=int(settings["logprobs"]))
-        if not sampling.logit_bias and settings.get("logit_bias") and self._config.speculative_config is None:
-            bias = {int(token): float(value) for token, value in settings["logit_bias"].items()}
-            sampling = replace(sampling, logit_bias=bias)
-        return sampling
-
     def _check_length(self, prompt: int, output: int) -> None:
         if prompt + output > self._context_length:
             raise ContextOverflow(
@@ -270,18 +266,6 @@ class VllmEngine:
                 "shorten the prompt, or load the model with a larger max_model_len",
                 param="prompt",
             )
-
-    def _build_params(self, sampling: Sampling, prompt_tokens: int) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-
-        arguments = build_sampling_arguments(sampling, prompt_tokens, self._context_length)
-        try:
-            if sampling.guided is not None:
-                arguments["structured_outputs"] = StructuredOutputsParams(**build_structured_outputs(sampling.guided))
-            return SamplingParams(**arguments, output_kind=RequestOutputKind.DELTA, skip_clone=True)
-        except Exception as error:
-            raise to_request_error(error) from error
 
     def _list_refused(self) -> dict[str, str]:
         refused: dict[str, str] = {}
@@ -359,17 +343,12 @@ class VllmEngine:
         task.add_done_callback(self._tasks.discard)
 
     async def _create_driver(self) -> _RequestDriver:
-        tasks = tuple(await self._llm.get_supported_tasks())
-        reason = "turned off" if self._load.settings.get("stepwise") == "off" else None
-        reason = reason or step_outputs.find_incompatibility(self._llm, library.get_version())
-        self._step_outputs_mode = "off" if reason else "auto"
-        if reason and self._load.settings.get("stepwise") != "off":
-            self._plan.warnings.append(f"stepwise: {reason}; using generate(), which is slower")
+        self._uses_step_outputs = self._patches.applies(declarations.STEP_OUTPUTS)
         driver: _RequestDriver = GenerateDriver(self._llm, self._sink.flush)
-        if reason is None:
-            driver = step_outputs.StepDriver(self._llm, tasks, self._sink.flush)
-        self._llm._run_output_handler()  # it starts with the first request otherwise, and an earlier death goes unnoticed
-        self._llm.output_handler.add_done_callback(self._on_output_handler_done)
+        if self._uses_step_outputs:
+            driver = StepDriver(self._llm, tuple(await self._llm.get_supported_tasks()), self._sink.flush)
+        if self._patches.applies(declarations.OUTPUT_HANDLER):
+            output_handler.watch_output_handler(self._llm, lambda _: self._end_worker())
         return driver
 
     async def _start_request(self, stream: RequestStream, prompt: list[int], params: Any, lora: Any) -> None:
@@ -398,11 +377,14 @@ class VllmEngine:
             logging.getLogger(__name__).error("request %d failed", number, exc_info=error)
         self._sink.error(number, failure)
         self._sink.flush()
+        if is_engine_death(error):
+            self._end_worker()
 
-    def _on_output_handler_done(self, _: Any) -> None:
-        """End the worker: vLLM's output handler only ends when its engine process has died."""
+    def _end_worker(self) -> None:
+        """Fail all requests and end the process, because vLLM's engine process has died."""
         if self._closing:
             return
+        self._closing = True
         for number in list(self._active):
             self._fail_request(number, WorkerDied(self._describe_death(), "see the worker's log; the worker restarts"))
         timer = threading.Timer(_DEATH_DELAY_S, self._exit_process)

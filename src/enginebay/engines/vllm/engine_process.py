@@ -1,4 +1,4 @@
-"""Start vLLM's engine process. Forks when that is safe, because a spawned process imports everything again."""
+"""Start vLLM's engine process, and measure the memory of all its processes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from enginebay.engines.cpu_cores import list_physical_cores
-from enginebay.engines.vllm import library
 from enginebay.engines.vllm.load_plan import VllmLoadPlan
-from enginebay.engines.vllm.patches import mixed_graphs
+from enginebay.engines.vllm.patches import declarations, forked_start, mixed_graphs
+from enginebay.engines.vllm.patches.compatibility import PatchSelection
 from enginebay.engines.vllm.patches.load_log import LoadLog
 
-_START_METHOD_VARIABLE = "VLLM_WORKER_MULTIPROC_METHOD"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -42,61 +41,44 @@ def create_config(plan: VllmLoadPlan) -> Any:
         return AsyncEngineArgs(**plan.arguments).create_engine_config(UsageContext.OPENAI_API_SERVER)
 
 
-def start_engine(config: Any, plan: VllmLoadPlan, method: str, load_log: LoadLog) -> Any:
+def start_engine(config: Any, plan: VllmLoadPlan, patches: PatchSelection, load_log: LoadLog) -> Any:
     """Start an AsyncLLM and its engine process. Raises `EngineStartFailed`."""
-    bound = "VLLM_CPU_OMP_THREADS_BIND" in plan.environment  # only a spawned process reads it
-    chosen = "spawn" if bound and method == "auto" else choose_start_method(method)
+    requested = str(patches.settings.get("start_method") or "auto")
+    method = "spawn"
+    # Only a spawned process reads how threads are bound.
+    bound = "VLLM_CPU_OMP_THREADS_BIND" in plan.environment and requested == "auto"
+    if not bound and patches.applies(declarations.FORKED_START):
+        method = forked_start.choose_start_method(requested)
     try:
-        return _start_once(config, plan, chosen, load_log)
+        return _start_once(config, plan, method, patches, load_log)
     except EngineStartFailed as failure:
-        if chosen == "spawn" or method == "fork" or not _should_retry_spawned(failure):
+        if method == "spawn" or requested == "fork" or not _should_retry_spawned(failure):
             raise
         logging.getLogger(__name__).warning(
             "vLLM did not start when forked (%s); retrying with spawn, without mixed_graphs", failure
         )
-        return _start_once(config, plan, "spawn", load_log)
+        return _start_once(config, plan, "spawn", patches, load_log)
 
 
-def choose_start_method(requested: str) -> str:
-    """Return "fork" if this process has one thread and no CUDA context, else "spawn"."""
-    if requested != "auto":
-        return requested
-    if threading.active_count() > 1 or not hasattr(os, "fork") or sys.platform == "darwin":
-        return "spawn"
-    import torch
-
-    return "spawn" if torch.cuda.is_initialized() else "fork"
-
-
-def _start_once(config: Any, plan: VllmLoadPlan, method: str, load_log: LoadLog) -> Any:
+def _start_once(config: Any, plan: VllmLoadPlan, method: str, patches: PatchSelection, load_log: LoadLog) -> Any:
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.executor import Executor
 
-    environment = {_START_METHOD_VARIABLE: method, **_build_cpu_environment(config, plan, method)}
+    environment = {forked_start.START_METHOD_VARIABLE: method, **_build_cpu_environment(config, plan, method)}
     mixed_graphs.disable()
     if plan.mixed_graphs and method == "fork":
-        _enable_mixed_graphs(config, plan)
+        mixed_graphs.enable(config, patches)
+    with_stats = patches.applies(declarations.SCHEDULER_STATS)
     try:
         with _override_environment(**environment), _kill_children_with_parent(), load_log.capture():
             # log_stats makes the engine process send its statistics; `SchedulerStatsReader` turns off the rest.
-            llm = AsyncLLM(config, Executor.get_class(config), log_stats=True, log_requests=False)
+            llm = AsyncLLM(config, Executor.get_class(config), log_stats=with_stats, log_requests=False)
     except Exception as error:
         raise EngineStartFailed(*(load_log.find_first_error() or (type(error).__name__, str(error)))) from error
-    plan.mixed_graphs = method == "fork" and mixed_graphs.has_taken_effect()
+    plan.mixed_graphs = mixed_graphs.has_taken_effect()
+    if refusal := mixed_graphs.get_refusal():
+        patches.warn(declarations.MIXED_GRAPHS, refusal)
     return llm
-
-
-def _enable_mixed_graphs(config: Any, plan: VllmLoadPlan) -> None:
-    """Make engine processes forked from now on capture mixed steps as CUDA graphs, if the config allows it."""
-    if config.model_config.enforce_eager or not mixed_graphs.is_supported_config(config):
-        return
-    from vllm.v1.worker.gpu import cudagraph_utils
-
-    reason = mixed_graphs.find_incompatibility(cudagraph_utils, library.get_version())
-    if reason is None:
-        mixed_graphs.install(cudagraph_utils)
-    else:
-        plan.warnings.append(f"mixed_graphs: {reason}; steps with prompts run vLLM's default way, which is slower")
 
 
 def _should_retry_spawned(failure: EngineStartFailed) -> bool:
@@ -165,3 +147,45 @@ def _kill_children_with_parent() -> Iterator[None]:
 def _set_parent_death_signal() -> None:
     if _forking:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def measure_used_bytes() -> int:
+    """Return the memory of this process and vLLM's: resident memory, plus GPU memory if the driver reports it."""
+    import psutil  # type: ignore[import-untyped, unused-ignore]
+
+    me = psutil.Process()
+    processes = [me, *me.children(recursive=True)]
+    return sum(map(_read_resident_bytes, processes)) + _read_gpu_bytes({process.pid for process in processes})
+
+
+def _read_resident_bytes(process: Any) -> int:
+    """Return resident bytes. Counts pages shared by forked processes once, if the system reports that."""
+    try:
+        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    except (OSError, StopIteration):
+        pass
+    try:
+        return int(process.memory_info().rss)
+    except Exception:  # the process may have exited
+        return 0
+
+
+def _read_gpu_bytes(pids: set[int]) -> int:
+    """Return GPU memory through NVML, which creates no CUDA context in this process."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cuda():
+        return 0
+    from vllm.third_party import pynvml
+
+    total = 0
+    try:
+        pynvml.nvmlInit()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            total += sum(process.usedGpuMemory or 0 for process in running if process.pid in pids)
+    except pynvml.NVMLError:
+        return total
+    return total

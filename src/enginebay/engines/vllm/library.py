@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import tempfile
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,32 +13,11 @@ from enginebay.contract import Probe
 from enginebay.engines.cpu_cores import disable_openmp_spinning, has_avx512, has_bf16
 from enginebay.engines.memory_limits import get_free_bytes
 from enginebay.engines.vllm.load_plan import VllmHost
+from enginebay.engines.vllm.patches.compatibility import find_incompatibility
+from enginebay.engines.vllm.patches.declarations import PATCHES
 from enginebay.engines.vllm.spec import SPEC
 
 _REPORTED_PACKAGES = ("torch", "transformers", "xgrammar", "tokenizers")
-
-# Modules that vLLM imports while it loads a model, here and in forked processes. Not every version has all.
-_LOAD_IMPORTS = (
-    "vllm.engine.arg_utils",
-    "vllm.v1.engine.async_llm",
-    "vllm.v1.engine.core",
-    "vllm.v1.executor.uniproc_executor",
-    "vllm.v1.executor.multiproc_executor",
-    "vllm.v1.core.sched.scheduler",
-    "vllm.v1.core.sched.async_scheduler",
-    "vllm.renderers.hf",
-    "vllm.distributed.elastic_ep.elastic_execute",
-    "vllm.model_executor.layers.quantization.online.base",
-    "vllm.model_executor.model_loader.default_loader",
-    "vllm.model_executor.models.registry",
-    "vllm.model_executor.models.llama",
-    "vllm.lora.request",
-    "xgrammar",
-)
-_LOAD_IMPORTS_BY_DEVICE = {
-    "cpu": ("vllm.v1.worker.cpu_worker", "vllm.v1.attention.backends.cpu_attn"),
-    "cuda": ("vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu.model_runner", "vllm.v1.attention.backends.flash_attn"),
-}
 
 # The first sleep pins host memory for the weights. With one thread that takes most of the time of a model switch.
 _PIN_WITH_THREADS = "pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
@@ -63,13 +41,6 @@ def _redirect_temporary_files() -> None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))  # shared by all workers
         os.environ["TMPDIR"] = private
         tempfile.tempdir = None  # forces a new lookup
-
-
-def import_all() -> None:
-    """Import what a load needs. Skips modules that this version lacks or cannot import here."""
-    for name in (*_LOAD_IMPORTS, *_LOAD_IMPORTS_BY_DEVICE.get(detect_device(), ())):
-        with contextlib.suppress(ImportError):
-            import_module(name)
 
 
 def get_version() -> str:
@@ -156,6 +127,7 @@ def probe() -> Probe:
         architectures=tuple(sorted(list_architectures())),
         devices=() if device == "none" else (device,),
         notes=("vLLM finds no device that this build supports",) if device == "none" else (),
+        patches={patch.name: find_incompatibility(patch, get_version()) or "" for patch in PATCHES},
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from enginebay.contract import Load
 from enginebay.engines.vllm.model_checks import build_rope_overrides
+from enginebay.engines.vllm.patches.declarations import PATCHES
 from enginebay.engines.vllm.protected_arguments import reject_protected_arguments
 from enginebay.engines.vllm.settings import RETIRED, RETIRED_NATIVE, SETTINGS
 from enginebay.errors import ConfigError
@@ -386,6 +387,6 @@ _HANDLED_SETTINGS = frozenset(
     for name in SETTINGS
     if name.split(".")[0] in ("speculative", "lora", "batching", "sharding", "quantization")
     or name in ("attention.backend", "attention.flash_version", "rope_scaling", "rope_theta", "dtype", "fp_precision")
-    or name in ("cpu_kvcache_space_gib", "cpu_threads_bind", "start_method", "stepwise", "mixed_graphs")
+    or name in ("cpu_kvcache_space_gib", "cpu_threads_bind", *(patch.setting for patch in PATCHES))
     or name in ("sleep_mode", "logprobs", "logit_bias", "extra")
 )

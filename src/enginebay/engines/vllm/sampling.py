@@ -1,7 +1,9 @@
-"""Convert a request's sampling to vLLM's SamplingParams. Pure; passes every neutral value explicitly."""
+"""Convert a request's sampling to vLLM's SamplingParams. Passes every neutral value explicitly."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from enginebay.contract import Guided, Sampling
@@ -56,3 +58,24 @@ def build_structured_outputs(guided: Guided) -> dict[str, Any]:
     if guided.grammar is not None:
         return {"grammar": guided.grammar}
     return {"choice": list(guided.choice or ())}
+
+
+def apply_default_sampling(sampling: Sampling, settings: Mapping[str, Any], speculates: bool) -> Sampling:
+    """Return the sampling with the model's default logprobs and logit bias. vLLM cannot combine a bias with speculation."""
+    if sampling.logprobs is None and settings.get("logprobs") is not None:
+        sampling = replace(sampling, logprobs=int(settings["logprobs"]))
+    if not sampling.logit_bias and settings.get("logit_bias") and not speculates:
+        bias = {int(token): float(value) for token, value in settings["logit_bias"].items()}
+        sampling = replace(sampling, logit_bias=bias)
+    return sampling
+
+
+def build_params(sampling: Sampling, prompt_tokens: int, context: int) -> Any:
+    """Return vLLM's SamplingParams."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+    arguments = build_sampling_arguments(sampling, prompt_tokens, context)
+    if sampling.guided is not None:
+        arguments["structured_outputs"] = StructuredOutputsParams(**build_structured_outputs(sampling.guided))
+    return SamplingParams(**arguments, output_kind=RequestOutputKind.DELTA, skip_clone=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enginebay.contract import Retired, Setting, refuses, translates
+from enginebay.engines.vllm.patches.declarations import PATCHES
 
 BITSANDBYTES = "quantization=bitsandbytes"  # as the probe lists an available quantization method
 
@@ -136,18 +137,11 @@ _EXECUTION = {
         choices=("auto", "fork", "spawn"),
         default="auto",
     ),
-    "stepwise": Setting(
-        "str",
-        "Collect the tokens of a whole step at once (auto), or use vLLM's generate() (off)",
-        choices=("auto", "off"),
-        default="auto",
-    ),
-    "mixed_graphs": Setting(
-        "str",
-        "On a GPU, run each step that mixes prefill and decode as one CUDA graph",
-        choices=("auto", "off"),
-        default="auto",
-    ),
+    **{
+        patch.setting: Setting("str", patch.summary, choices=("auto", "off"), default="auto")
+        for patch in PATCHES
+        if patch.off == "off"
+    },
 }
 
 _MODEL = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enginebay.contract import CudaOwner, EngineSpec, LaunchMode, Recipe, Runtime, honours, refuses, translates
+from enginebay.engines.vllm.patches.declarations import PATCHES
 from enginebay.engines.vllm.preferences import PREFERENCES, PRESETS, TRIMS
 from enginebay.engines.vllm.settings import RETIRED, SETTINGS
 
@@ -77,4 +78,5 @@ SPEC = EngineSpec(
     memory="enginebay.engines.vllm.memory:estimate_memory",
     presets=PRESETS,
     trims=TRIMS,
+    patches=tuple(patch.declare() for patch in PATCHES),
 )

@@ -18,7 +18,7 @@ from enginebay.engines import cpu_cores
 from enginebay.engines.vllm import engine_process, library, model_checks
 from enginebay.engines.vllm.errors import extract_reason, to_load_error, to_request_error
 from enginebay.engines.vllm.load_plan import VllmLoadPlan
-from enginebay.engines.vllm.patches import step_outputs
+from enginebay.engines.vllm.patches import compatibility, forked_start, step_outputs
 from enginebay.engines.vllm.patches.load_log import LoadLog
 from enginebay.engines.vllm.request_stream import RequestStream
 from enginebay.errors import EngineFailed, InvalidRequest, LoadFailed, ModelInvalid, OutOfMemory, WorkerDied
@@ -135,20 +135,36 @@ def test_the_hint_depends_on_which_memory_is_short(text: str, helps: str) -> Non
 def test_a_transient_start_failure_is_retried_spawned(text: str, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
-    def start(config: object, plan: object, method: str, notes: object) -> str:
+    def start(config: object, plan: object, method: str, patches: object, notes: object) -> str:
         tried.append(method)
         if method == "fork":
             raise engine_process.EngineStartFailed("AssertionError", text)
         return "up"
 
     monkeypatch.setattr(engine_process, "_start_once", start)
-    monkeypatch.setattr(engine_process, "choose_start_method", lambda _: "fork")
+    monkeypatch.setattr(forked_start, "choose_start_method", lambda _: "fork")
+    monkeypatch.setattr(compatibility, "find_incompatibility", lambda patch, version: None)
+    patches = compatibility.PatchSelection({}, "0.32.0", [])
     if again:
-        assert engine_process.start_engine(None, VllmLoadPlan(), "auto", LoadLog()) == "up"
+        assert engine_process.start_engine(None, VllmLoadPlan(), patches, LoadLog()) == "up"
     else:
         with pytest.raises(engine_process.EngineStartFailed):
-            engine_process.start_engine(None, VllmLoadPlan(), "auto", LoadLog())
+            engine_process.start_engine(None, VllmLoadPlan(), patches, LoadLog())
     assert tried == (["fork", "spawn"] if again else ["fork"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "environment"),
+    [({"start_method": "spawn"}, {}), ({}, {"VLLM_CPU_OMP_THREADS_BIND": "0"}), ({"start_method": "fork"}, {})],
+)
+def test_a_start_is_spawned_where_forking_is_off_or_does_not_fit(
+    settings: dict[str, Any], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "_start_once", lambda config, plan, method, *_: method)
+    warnings: list[str] = []
+    patches = compatibility.PatchSelection(settings, "0.25.0", warnings)
+    assert engine_process.start_engine(None, VllmLoadPlan(environment=environment), patches, LoadLog()) == "spawn"
+    assert len(warnings) == (settings == {"start_method": "fork"})
 
 
 def test_one_line_of_a_validation_error() -> None:
@@ -194,8 +210,8 @@ def test_a_second_thread_forbids_forking() -> None:
     thread = threading.Thread(target=go.wait)
     thread.start()
     try:
-        assert engine_process.choose_start_method("auto") == "spawn"
-        assert engine_process.choose_start_method("fork") == "fork"
+        assert forked_start.choose_start_method("auto") == "spawn"
+        assert forked_start.choose_start_method("fork") == "fork"
     finally:
         go.set()
         thread.join()
@@ -219,16 +235,14 @@ def test_an_error_in_a_forked_process_is_collected() -> None:
     assert notes.find_first_error() is None
 
 
-@pytest.mark.parametrize(
-    ("version", "pair"), [("0.26.0", (0, 26)), ("0.32.0+cpu", (0, 32)), ("0.29.0rc1.dev5", (0, 29)), ("odd", (0, 0))]
-)
-def test_versions(version: str, pair: tuple[int, int]) -> None:
-    assert step_outputs.parse_minor_version(version) == pair
-
-
-@pytest.mark.parametrize("version", ["0.25.1", "0.33.0", "1.0.0"])
-def test_step_outputs_reject_untested_versions(version: str) -> None:
-    assert "not tested" in str(step_outputs.find_incompatibility(SimpleNamespace(), version))
+def test_a_log_that_is_off_collects_nothing() -> None:
+    notes = LoadLog(enabled=False)
+    with notes.capture():
+        try:
+            raise MemoryError("too big")
+        except MemoryError:
+            logging.getLogger("vllm").exception("failed")
+    assert notes.find_first_error() is None and notes.read_phases() == {}
 
 
 class FakeVllm:
@@ -239,6 +253,9 @@ class FakeVllm:
         self.input_processor = self.output_processor = self.engine_core = self
         self.request_states: dict[str, Any] = {}
         self.step: list[Any] = []
+
+    def _run_output_handler(self) -> None:
+        pass
 
     def process_inputs(self, request_id: str, prompt: Any, params: Any, **_: Any) -> Any:
         return SimpleNamespace(request_id=request_id, sampling_params=params)

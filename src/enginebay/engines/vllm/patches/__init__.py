@@ -1,1 +1,1 @@
-"""What leans on vLLM's internals. `step_outputs` and `mixed_graphs` check version and signatures and fall back; the others do not yet."""
+"""Every line that leans on vLLM's internals: `declarations.py` says what each patch needs, `compatibility.py` when it applies."""

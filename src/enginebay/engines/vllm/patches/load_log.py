@@ -59,12 +59,16 @@ class LoadLog:
     nothing is left behind. Spawned processes do not inherit the file; their messages are only in the log.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, enabled: bool = True) -> None:
+        self._enabled = enabled
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (open for the engine's lifetime)
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[None]:
         """Collect records in this process, and permanently in every process forked meanwhile."""
+        if not self._enabled:
+            yield
+            return
         make = logging.getLogRecordFactory()
 
         def record_and_make(*args: Any, **kwargs: Any) -> logging.LogRecord:

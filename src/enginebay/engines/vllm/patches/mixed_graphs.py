@@ -8,12 +8,13 @@ FlashAttention 3 can replay any mix from one graph, but only if that graph was c
 it treats a decode-only step as non-causal and schedules it differently. So this module captures mixed steps up to vLLM's
 largest graph as full graphs, and larger ones, where the GPU is the bottleneck, piecewise.
 
-It runs only on tested versions whose signatures match. The patch reaches the engine process by fork.
+After the capture it compares recorded steps with unrecorded ones (`graph_check.py`), and captures vLLM's default graphs
+instead if they differ. The patch reaches the engine process by fork.
 """
 
 from __future__ import annotations
 
-import inspect
+import logging
 import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -21,26 +22,38 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from enginebay.engines.vllm.patches.step_outputs import parse_minor_version
+from enginebay.engines.vllm.patches import graph_check
+from enginebay.engines.vllm.patches.compatibility import PatchSelection
+from enginebay.engines.vllm.patches.declarations import MIXED_GRAPHS
 
-TESTED_VERSIONS = ((0, 26),)
 MAX_FULL_TOKENS = 512  # vLLM's own largest graph
 MAX_PIECEWISE_TOKENS = 1024
 _STRIDE = 64
-_PATCHED_MARK = "_enginebay_mixed"  # on vLLM's class
-_FULL_MARK = "_enginebay_whole"  # on an instance: it captures mixed steps as full graphs
-_shared_flag: mmap.mmap | None = None  # shared with forked processes; the engine process sets it to 1
+_PATCHED_MARK = "_enginebay_mixed"  # on vLLM's classes
+_DEFAULT_SIZES = "_enginebay_default_sizes"  # on an instance that captures mixed steps as full graphs: vLLM's own sizes
+_REPORT_BYTES = 1024
+_report: mmap.mmap | None = None  # shared with forked processes: "+" if the patch is on, "-" and the reason if refused
 
 
 def has_taken_effect() -> bool:
-    """Return whether the engine process forked after `install` captures mixed steps as full graphs."""
-    return _shared_flag is not None and _shared_flag[0] == 1
+    """Return whether the engine process forked after `install` captured mixed steps as full graphs, and found them right."""
+    return _read_report().startswith("+")
+
+
+def get_refusal() -> str | None:
+    """Return why the engine process went back to vLLM's default graphs, or None if it did not."""
+    report = _read_report()
+    return report[1:] if report.startswith("-") else None
+
+
+def _read_report() -> str:
+    return "" if _report is None else _report[:].rstrip(b"\0").decode(errors="replace")
 
 
 def disable() -> None:
     """Let engine processes forked from now on capture vLLM's default graphs, until `install`."""
-    global _shared_flag
-    _shared_flag = None
+    global _report
+    _report = None
 
 
 def choose_capture_sizes(captured: Sequence[int], max_step_tokens: int) -> list[int]:
@@ -50,58 +63,94 @@ def choose_capture_sizes(captured: Sequence[int], max_step_tokens: int) -> list[
     return [*captured, *range(MAX_FULL_TOKENS + _STRIDE, min(MAX_PIECEWISE_TOKENS, max_step_tokens) + 1, _STRIDE)]
 
 
-def find_incompatibility(module: Any, version: str) -> str | None:
-    """Return why this vLLM cannot capture mixed steps, or None if it can. `module`: its `cudagraph_utils`."""
-    if parse_minor_version(version) not in TESTED_VERSIONS:
-        return f"not tested with vllm {version}"
-    manager = getattr(module, "CudaGraphManager", None)
-    expected = (
-        (manager, "_init_candidates", {"self"}),
-        (manager, "capture", {"self", "create_forward_fn"}),
-        (getattr(module, "InputBatch", None), "make_dummy", {"num_reqs", "num_tokens"}),
-    )
-    for owner, name, parameters in expected:
-        method = getattr(owner, name, None)
-        if method is None or not parameters <= set(inspect.signature(method).parameters):
-            return f"vllm {version} has a different {name}"
-    return None
+def enable(config: Any, patches: PatchSelection) -> None:
+    """Make engine processes forked from now on capture mixed steps as CUDA graphs, if config and version allow it."""
+    if config.model_config.enforce_eager or not is_supported_config(config) or not patches.applies(MIXED_GRAPHS):
+        return
+    from vllm.v1.worker.gpu import cudagraph_utils, model_runner
+
+    install(cudagraph_utils, model_runner)
 
 
-def install(module: Any) -> None:
-    """Patch vLLM's CudaGraphManager for engine processes forked from now on."""
-    global _shared_flag
-    _shared_flag = mmap.mmap(-1, 1)
-    manager = module.CudaGraphManager
+def install(graphs: Any, runners: Any) -> None:
+    """Patch vLLM's CudaGraphManager and GPUModelRunner for engine processes forked from now on."""
+    global _report
+    _report = mmap.mmap(-1, _REPORT_BYTES)
+    manager, runner = graphs.CudaGraphManager, runners.GPUModelRunner
     if hasattr(manager, _PATCHED_MARK):
         return
     setattr(manager, _PATCHED_MARK, True)
-    init_candidates, capture = manager._init_candidates, manager.capture
-    full = module.CUDAGraphMode.FULL
+    init_candidates, capture, capture_model = manager._init_candidates, manager.capture, runner.capture_model
+    full = graphs.CUDAGraphMode.FULL
 
     def init_full_candidates(self: Any) -> None:
-        if _shared_flag is None or not is_supported_manager(self):
+        if _report is None or not is_supported_manager(self):
             init_candidates(self)
             return
         config = self.compilation_config
+        setattr(self, _DEFAULT_SIZES, (config.cudagraph_capture_sizes, config.max_cudagraph_capture_size))
         sizes = choose_capture_sizes(
             config.cudagraph_capture_sizes or (), self.vllm_config.scheduler_config.max_num_batched_tokens
         )
         config.cudagraph_capture_sizes, config.max_cudagraph_capture_size = sizes, max(sizes, default=0)
         init_candidates(self)
         select_full_graphs(self, full)
-        setattr(self, _FULL_MARK, True)
-        _shared_flag[0] = 1
 
     def capture_with_prompt(self: Any, create_forward_fn: Any, *args: Any, **kwargs: Any) -> Any:
         def create(desc: Any, warmup: bool) -> Any:
-            mixed = hasattr(self, _FULL_MARK) and desc.cg_mode == full and desc.uniform_token_count is None
-            with _pretend_prompt(module.InputBatch) if mixed else nullcontext():
+            mixed = hasattr(self, _DEFAULT_SIZES) and _is_mixed(desc, full)
+            with _pretend_prompt(graphs.InputBatch) if mixed else nullcontext():
                 return create_forward_fn(desc, warmup)
 
         return capture(self, create, *args, **kwargs)
 
+    def restore_default_graphs(self: Any) -> None:
+        """Go back to vLLM's own graphs. Of those only the piecewise ones are left to capture."""
+        config = self.compilation_config
+        config.cudagraph_capture_sizes, config.max_cudagraph_capture_size = getattr(self, _DEFAULT_SIZES)
+        delattr(self, _DEFAULT_SIZES)
+        self.graphs = {desc: graph for desc, graph in self.graphs.items() if not _is_mixed(desc, full)}
+        self._candidates, self._capture_descs = {}, {}
+        init_candidates(self)
+        self._capture_descs = {mode: descs for mode, descs in self._capture_descs.items() if mode != full}
+
+    def capture_and_check(self: Any) -> int:
+        graph_bytes: int = capture_model(self)
+        if _report is None or not hasattr(self.cudagraph_manager, _DEFAULT_SIZES):
+            return graph_bytes
+        sizes = [desc.num_tokens for desc in self.cudagraph_manager.graphs if _is_mixed(desc, full)]
+        refusal = _check_graphs(self, graph_check.choose_sizes(sizes))
+        _report[:] = (f"-{refusal}" if refusal else "+").encode()[:_REPORT_BYTES].ljust(_REPORT_BYTES, b"\0")
+        if refusal:
+            logging.getLogger("vllm.enginebay").warning("mixed_graphs: %s; %s", refusal, MIXED_GRAPHS.fallback)
+            restore_default_graphs(self.cudagraph_manager)
+            graph_bytes += capture_model(self)
+        return graph_bytes
+
     manager._init_candidates = init_full_candidates
     manager.capture = capture_with_prompt
+    runner.capture_model = capture_and_check
+
+
+def _is_mixed(desc: Any, full: Any) -> bool:
+    return desc.cg_mode == full and desc.uniform_token_count is None
+
+
+def _check_graphs(runner: Any, sizes: Sequence[int]) -> str | None:
+    """Return why the captured graphs must not be used, or None if their steps are right."""
+    if not sizes:
+        return None
+    try:
+        import torch
+
+        with torch.inference_mode():
+            difference = graph_check.compare_steps(runner, sizes)
+        if difference is None:
+            return "the KV cache is too small to check recorded steps"
+        logging.getLogger("vllm.enginebay").info("mixed_graphs: recorded steps differ by %.3g", difference)
+        return graph_check.describe_difference(difference, torch.finfo(runner.dtype).eps)
+    except Exception as error:
+        return f"recorded steps cannot be checked: {type(error).__name__}: {error}"
 
 
 def select_full_graphs(manager: Any, full: Any) -> None:

@@ -2,7 +2,6 @@
 
 The scheduler runs in vLLM's engine process and sends these numbers only with log_stats on. That also enables
 per-token statistics in this process, which are expensive and unused, so this module turns them off again.
-Written for 0.26 and 0.32. In other versions numbers may be missing, without further effect.
 """
 
 from __future__ import annotations
@@ -24,11 +23,8 @@ class SchedulerStatsReader:
         llm.log_stats = False
         llm.logger_manager = None
         processor.log_stats = False
-        if hasattr(processor, "lora_states"):
-            processor.lora_states.log_stats = False
-        update = getattr(processor, "update_scheduler_stats", None)
-        if update is None:
-            return
+        processor.lora_states.log_stats = False
+        update = processor.update_scheduler_stats
 
         def read_and_update(scheduler_stats: Any) -> Any:
             if scheduler_stats is not None:
@@ -41,8 +37,6 @@ class SchedulerStatsReader:
         return self._latest
 
     def _update(self, scheduler_stats: Any) -> None:
-        used = getattr(scheduler_stats, "kv_cache_usage", None)
-        waiting = getattr(scheduler_stats, "num_waiting_reqs", None)
-        if waiting is not None:  # requests that wait for a grammar or an adapter have their own queue
-            waiting += getattr(scheduler_stats, "num_skipped_waiting_reqs", 0)
-        self._latest = Stats((self._latest.steps or 0) + 1, used, waiting)
+        # Requests that wait for a grammar or an adapter have their own queue.
+        waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
+        self._latest = Stats((self._latest.steps or 0) + 1, scheduler_stats.kv_cache_usage, waiting)

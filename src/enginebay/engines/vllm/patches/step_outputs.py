@@ -1,52 +1,15 @@
 """Fast output path: handles all outputs of a step together, without a task and a queue per request.
 
-It runs only on tested versions (0.26 to 0.32) whose signatures match. On any other version `async_llm.py` does the
-same through the public interface.
+Without it `async_llm.py` does the same through the public interface.
 """
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Callable
 from copy import copy
 from typing import Any
 
 from enginebay.engines.vllm.request_stream import RequestStream
-
-TESTED_VERSIONS = ((0, 26), (0, 32))  # first and last minor version
-
-
-def parse_minor_version(version: str) -> tuple[int, int]:
-    numbers = re.findall(r"\d+", version)
-    return (int(numbers[0]), int(numbers[1])) if len(numbers) > 1 else (0, 0)
-
-
-def find_incompatibility(llm: Any, version: str) -> str | None:
-    """Return why step outputs do not work with this vLLM, or None if they do."""
-    if not TESTED_VERSIONS[0] <= parse_minor_version(version) <= TESTED_VERSIONS[1]:
-        return f"not tested with vllm {version}"
-    try:
-        from vllm.v1.engine.parallel_sampling import ParentRequest
-    except ImportError:
-        return f"vllm {version} has no ParentRequest"
-    expected: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
-        (llm, "_run_output_handler", ()),
-        (llm.input_processor, "process_inputs", ("request_id", "prompt", "params", "supported_tasks", "lora_request")),
-        (llm.input_processor, "assign_request_id", ("request",)),
-        (llm.output_processor, "add_request", ("request", "prompt", "parent_req", "request_index", "queue")),
-        (llm.output_processor, "process_outputs", ("engine_core_outputs",)),
-        (llm.engine_core, "get_output_async", ()),
-        (llm.engine_core, "add_request_async", ("request",)),
-        (ParentRequest, "get_child_info", ("index",)),
-    )
-    if not isinstance(getattr(llm.output_processor, "request_states", None), dict):
-        return f"vllm {version} has a different request_states"
-    for owner, name, parameters in expected:
-        method = getattr(owner, name, None)
-        if method is None or not set(parameters) <= set(inspect.signature(method).parameters):
-            return f"vllm {version} has a different {name}"
-    return None
 
 
 class StepDriver:
@@ -57,6 +20,7 @@ class StepDriver:
         self._tasks = tasks
         self._sort_first_tokens_first()
         self._flush_after_each_step(flush)
+        llm._run_output_handler()  # vLLM starts it in `generate`, which nobody calls
 
     def prepare(self, stream: RequestStream, prompt: Any, params: Any, lora: Any) -> Any:
         """Validate and convert the request. May compile a grammar, so another thread may call it."""

@@ -1,8 +1,11 @@
-"""Which steps are captured as one graph, and that mixed graphs are captured with a prompt."""
+"""Which steps are captured as one graph, that mixed graphs are captured with a prompt, and that wrong ones are refused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from types import SimpleNamespace
@@ -10,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from enginebay.engines.vllm.patches import mixed_graphs
+from enginebay.engines.vllm.patches import graph_check, mixed_graphs
+from enginebay.engines.vllm.patches.compatibility import PatchSelection
+from enginebay.engines.vllm.patches.declarations import MIXED_GRAPHS
 
 OWN = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
 
@@ -48,6 +53,8 @@ def _module(sizes: list[int]) -> Any:
             self.vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=640))
             self._capture_descs: dict[Mode, list[Desc]] = {}
             self._candidates: dict[tuple[int, int], list[Desc]] = {}
+            self.graphs: dict[Desc, int] = {}
+            self.captured: list[Desc] = []
             self._init_candidates()
 
         def _init_candidates(self) -> None:
@@ -62,9 +69,36 @@ def _module(sizes: list[int]) -> Any:
         def capture(
             self, create_forward_fn: Callable[[Desc, bool], int], progress_bar_desc: str = ""
         ) -> dict[Desc, int]:
-            return {desc: create_forward_fn(desc, False) for descs in self._capture_descs.values() for desc in descs}
+            captured = {
+                desc: create_forward_fn(desc, False) for descs in self._capture_descs.values() for desc in descs
+            }
+            self.captured.extend(captured)
+            assert not set(self.graphs) & set(captured), "captured twice"
+            self.graphs.update({desc: value for desc, value in captured.items() if desc.cg_mode == Mode.FULL})
+            return captured
 
     return SimpleNamespace(CudaGraphManager=CudaGraphManager, CUDAGraphMode=Mode, InputBatch=Batch)
+
+
+def _runners() -> Any:
+    class GPUModelRunner:
+        dtype = "bfloat16"
+
+        def __init__(self, manager: Any) -> None:
+            self.cudagraph_manager = manager
+
+        def capture_model(self) -> int:
+            return len(self.cudagraph_manager.capture(_longest))
+
+    return SimpleNamespace(GPUModelRunner=GPUModelRunner)
+
+
+@pytest.fixture(autouse=True)
+def _torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    torch = SimpleNamespace(inference_mode=nullcontext, finfo=lambda dtype: SimpleNamespace(eps=2.0**-7))
+    monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]
+    yield
+    mixed_graphs.disable()
 
 
 def _longest(desc: Desc, warmup: bool) -> int:
@@ -82,11 +116,9 @@ def test_larger_sizes_extend_vllms_default_maximum() -> None:
 def test_mixed_steps_are_captured_in_full_with_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     module = _module([1, 8, 512])
     monkeypatch.setattr(mixed_graphs, "is_supported_manager", lambda manager: True)
-    mixed_graphs.install(module)
-    mixed_graphs.install(module)  # a second time changes nothing
-    assert not mixed_graphs.has_taken_effect()
+    mixed_graphs.install(module, _runners())
+    mixed_graphs.install(module, _runners())  # a second time changes nothing
     manager = module.CudaGraphManager()
-    assert mixed_graphs.has_taken_effect()
     assert manager.compilation_config.max_cudagraph_capture_size == 640
     assert manager._candidates[8, 0] == [Desc(Mode.FULL, 8, 8, 1), Desc(Mode.FULL, 8, 8)]
     assert manager._candidates[512, 0] == [Desc(Mode.FULL, 512, 512, 1), Desc(Mode.FULL, 512, 512)]
@@ -105,7 +137,7 @@ def test_disabled_vllm_captures_its_default_graphs(monkeypatch: pytest.MonkeyPat
     module = _module([8, 512])
     expected = module.CudaGraphManager()._capture_descs
     monkeypatch.setattr(mixed_graphs, "is_supported_manager", lambda manager: True)
-    mixed_graphs.install(module)
+    mixed_graphs.install(module, _runners())
     mixed_graphs.disable()
     manager = module.CudaGraphManager()
     assert manager._capture_descs == expected and not mixed_graphs.has_taken_effect()
@@ -114,7 +146,7 @@ def test_disabled_vllm_captures_its_default_graphs(monkeypatch: pytest.MonkeyPat
 def test_vllms_full_graphs_keep_its_own_dummies(monkeypatch: pytest.MonkeyPatch) -> None:
     module = _module([8])
     monkeypatch.setattr(mixed_graphs, "is_supported_manager", lambda manager: False)
-    mixed_graphs.install(module)
+    mixed_graphs.install(module, _runners())
     manager = module.CudaGraphManager()
     manager._capture_descs = {Mode.FULL: [Desc(Mode.FULL, 8, 8)]}
     assert manager.capture(_longest) == {Desc(Mode.FULL, 8, 8): 1}
@@ -124,7 +156,7 @@ def test_an_unsupported_manager_captures_vllms_default_graphs(monkeypatch: pytes
     module = _module([8, 512])
     expected = module.CudaGraphManager()._capture_descs
     monkeypatch.setattr(mixed_graphs, "is_supported_manager", lambda manager: False)
-    mixed_graphs.install(module)
+    mixed_graphs.install(module, _runners())
     manager = module.CudaGraphManager()
     assert manager._capture_descs == expected and not mixed_graphs.has_taken_effect()
     assert manager.compilation_config.max_cudagraph_capture_size == 512
@@ -137,7 +169,7 @@ def test_a_decode_only_step_never_uses_a_graph_with_a_prompt(monkeypatch: pytest
     module = _module(own)
     module.CudaGraphManager.max_num_reqs = most
     monkeypatch.setattr(mixed_graphs, "is_supported_manager", lambda manager: True)
-    mixed_graphs.install(module)
+    mixed_graphs.install(module, _runners())
     manager = module.CudaGraphManager()
     recorded = manager.compilation_config.cudagraph_capture_sizes
     for answers in range(1, most + 1):
@@ -167,11 +199,101 @@ def test_only_plain_models_qualify() -> None:
         assert not mixed_graphs.is_supported_config(_config(**changed)), changed
 
 
+def _capture(monkeypatch: pytest.MonkeyPatch, compare: Callable[..., float | None]) -> Any:
+    """Capture as vLLM's engine process does, with `compare` in place of the steps on a GPU."""
+    module, runners = _module([8, 512]), _runners()
+    monkeypatch.setattr(mixed_graphs, "is_supported_manager", lambda manager: True)
+    monkeypatch.setattr(graph_check, "compare_steps", compare)
+    mixed_graphs.install(module, runners)
+    runner = runners.GPUModelRunner(module.CudaGraphManager())
+    assert runner.capture_model() > 0
+    return runner.cudagraph_manager
+
+
+def test_graphs_that_differ_by_rounding_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def compare(runner: Any, captured: list[int]) -> float:
+        sizes.extend(captured)
+        return 0.01
+
+    manager = _capture(monkeypatch, compare)
+    assert sorted(sizes) == [8, 512]
+    assert mixed_graphs.has_taken_effect() and mixed_graphs.get_refusal() is None
+    assert Desc(Mode.FULL, 512, 512) in manager.graphs
+
+
+def _fail(*_: Any) -> float:
+    raise RuntimeError("no such step")
+
+
+@pytest.mark.parametrize(
+    ("compare", "reason"),
+    [
+        (lambda *_: 1.5, "recorded steps differ from unrecorded ones by 1.5, more than rounding"),
+        (lambda *_: float("inf"), "more than rounding"),
+        (lambda *_: None, "too small"),
+        (_fail, "cannot be checked: RuntimeError: no such step"),
+    ],
+)
+def test_a_wrong_graph_is_refused_and_vllms_default_graphs_are_captured(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    compare: Callable[..., float | None],
+    reason: str,
+) -> None:
+    default = _module([8, 512]).CudaGraphManager()
+    default.capture(_longest)
+    manager = _capture(monkeypatch, compare)
+    assert not mixed_graphs.has_taken_effect()
+    assert reason in str(mixed_graphs.get_refusal()) and reason in caplog.text
+    assert manager._candidates == default._candidates
+    assert set(manager.graphs) == set(default.graphs) <= set(manager.captured)
+    assert set(default.captured) <= set(manager.captured)
+    assert manager.compilation_config == default.compilation_config
+
+
+def test_without_mixed_graphs_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, runners = _module([8]), _runners()
+    monkeypatch.setattr(mixed_graphs, "is_supported_manager", lambda manager: False)
+    monkeypatch.setattr(graph_check, "compare_steps", _fail)
+    mixed_graphs.install(module, runners)
+    runners.GPUModelRunner(module.CudaGraphManager()).capture_model()
+    assert not mixed_graphs.has_taken_effect() and mixed_graphs.get_refusal() is None
+
+
+def test_graphs_that_no_prompt_fits_need_no_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, runners = _module([1]), _runners()
+    monkeypatch.setattr(mixed_graphs, "is_supported_manager", lambda manager: True)
+    monkeypatch.setattr(graph_check, "compare_steps", _fail)
+    mixed_graphs.install(module, runners)
+    runners.GPUModelRunner(module.CudaGraphManager()).capture_model()
+    assert mixed_graphs.has_taken_effect()
+
+
+def test_another_process_reports_its_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, runners = _module([8, 512]), _runners()
+    monkeypatch.setattr(mixed_graphs, "is_supported_manager", lambda manager: True)
+    monkeypatch.setattr(graph_check, "compare_steps", lambda *_: 7.0)
+    mixed_graphs.install(module, runners)
+    child = os.fork()
+    if child == 0:
+        runners.GPUModelRunner(module.CudaGraphManager()).capture_model()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert "by 7," in str(mixed_graphs.get_refusal())
+
+
 def test_an_untested_vllm_is_not_patched() -> None:
-    module = _module([8])
-    assert mixed_graphs.find_incompatibility(module, "0.26.0") is None
-    assert "not tested" in str(mixed_graphs.find_incompatibility(module, "0.32.0"))
-    assert "different _init_candidates" in str(mixed_graphs.find_incompatibility(SimpleNamespace(), "0.26.0"))
+    config = _config()
+    config.model_config.enforce_eager = False
+    warnings: list[str] = []
+    mixed_graphs.enable(config, PatchSelection({}, "0.32.0", warnings))
+    assert not mixed_graphs.has_taken_effect() and mixed_graphs.get_refusal() is None
+    assert warnings == [f"mixed_graphs: not tested with vllm 0.32.0; {MIXED_GRAPHS.fallback}"]
+    config.model_config.enforce_eager = True
+    mixed_graphs.enable(config, PatchSelection({}, "0.33.0", warnings))
+    assert len(warnings) == 1, "an eager model has no graphs to patch"
 
 
 def test_every_layer_needs_flash_attention_3() -> None:
