@@ -10,8 +10,7 @@ from typing import Any
 from enginebay.contract import Load
 from enginebay.engines.vllm.model_checks import build_rope_overrides
 from enginebay.engines.vllm.patches.declarations import PATCHES
-from enginebay.engines.vllm.protected_arguments import reject_protected_arguments
-from enginebay.engines.vllm.settings import RETIRED, RETIRED_NATIVE, SETTINGS
+from enginebay.engines.vllm.settings import RETIRED, RETIRED_NATIVE, SETTINGS, reject_protected_arguments
 from enginebay.errors import ConfigError
 
 _GIB = 1024**3

@@ -9,8 +9,7 @@ import pytest
 
 from enginebay.contract import Load
 from enginebay.engines.vllm.load_plan import VllmHost, VllmLoadPlan, plan_load
-from enginebay.engines.vllm.protected_arguments import PROTECTED_ARGUMENTS
-from enginebay.engines.vllm.settings import RETIRED, SETTINGS
+from enginebay.engines.vllm.settings import PROTECTED_ARGUMENTS, RETIRED, SETTINGS
 from enginebay.errors import ConfigError
 
 NATIVE = frozenset(setting.native for setting in SETTINGS.values() if setting.native and "=" not in setting.native) | {
