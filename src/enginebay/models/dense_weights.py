@@ -22,8 +22,9 @@ from enginebay.text.tokenization.tokenizer import STAMP_FILE, write_tokenizer
 from enginebay.util.atomic_file import read_json_or_none
 from enginebay.util.child_processes import interruptible, isolated_environment, run_logged
 from enginebay.util.file_lock import exclusive_lock
+from enginebay.util.number_format import format_bytes
 from enginebay.util.paths import logs_dir
-from enginebay.util.progress import Say, format_bytes, say_nothing, track_progress
+from enginebay.util.progress import Say, say_nothing, track_progress
 
 SCRIPT = Path(__file__).with_name("dequantize_gguf.py")
 CONVERSION_VERSION = 1  # increment when the conversion changes, to invalidate cached weights
