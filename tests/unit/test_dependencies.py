@@ -78,6 +78,12 @@ def test_every_import_is_declared(folders: tuple[str, ...], extras: list[str]) -
     assert missing == set()
 
 
+def test_only_the_lab_imports_what_only_its_extra_brings() -> None:
+    lab = declared("lab") - declared()
+    users = {path for module, path in find_imports("src") if find_distributions(module) & lab}
+    assert {path for path in users if not path.startswith(("src/enginebay/lab/", "src/enginebay/cli/lab/"))} == set()
+
+
 def test_every_declared_dependency_is_used() -> None:
     used = {name for module, _ in find_imports("src") for name in find_distributions(module)}
     assert declared(*(name for name in EXTRAS if name != "dev")) - used == set()
