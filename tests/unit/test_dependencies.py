@@ -11,6 +11,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -90,3 +91,14 @@ def test_every_declared_dependency_is_used() -> None:
     used |= {name for module, _ in find_imports("tests", "bench") for name in find_distributions(module)}
     plugins = {name for name in declared("dev") if name.startswith(("pytest-", "types-"))}
     assert declared("dev") - used - plugins - TOOLS == set()
+
+
+def test_the_lock_has_one_version_of_every_dependency_that_pyproject_accepts() -> None:
+    lines = [line for line in (ROOT / "requirements" / "lock.txt").read_text().splitlines() if not line.startswith("#")]
+    assert [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.]+", line)] == []  # no index, no path, no URL
+    versions = {normalize(line): line.partition("==")[2] for line in lines}
+    assert len(versions) == len(lines)
+    for text in [*PROJECT["dependencies"], *(text for extra in EXTRAS.values() for text in extra)]:
+        requirement, name = Requirement(text), normalize(text)
+        # pip is the environment's own: any that creates environments will do.
+        assert name == "pip" or requirement.specifier.contains(versions[name]), f"{text}: run `make lock`"
