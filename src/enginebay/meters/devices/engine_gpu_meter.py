@@ -180,22 +180,6 @@ def uses_cuda(pids: Collection[int], proc: Path = PROC) -> bool:
     return any(_has_cuda_open(proc / str(pid)) for pid in pids)
 
 
-def collect_process_tree(pid: int, proc: Path = PROC) -> set[int]:
-    """Return a process and all its descendants."""
-    parents: dict[int, int] = {}
-    for folder in proc.glob("[0-9]*"):
-        try:
-            # The second field is the program's name in parentheses and may contain anything.
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            continue  # the process has ended
-    family, size = {pid}, 0
-    while len(family) > size:
-        size = len(family)
-        family |= {child for child, parent in parents.items() if parent in family}
-    return family
-
-
 def _has_cuda_open(folder: Path) -> bool:
     try:
         if any(str(file.readlink()) == _CUDA_DEVICE_FILE for file in (folder / "fd").iterdir()):

@@ -12,12 +12,12 @@ import pytest
 
 from enginebay.meters.devices.engine_gpu_meter import (
     EngineGpuMeter,
-    collect_process_tree,
     find_gpus_of,
     open_engine_gpu_meter,
     parse_visible_devices,
     uses_cuda,
 )
+from enginebay.meters.devices.proc_files import list_process_tree
 from enginebay.meters.sample import Absent
 from enginebay.util.nvml import NvmlMissing
 
@@ -225,7 +225,11 @@ def test_cuda_visible_devices(environment: str | None, places: list[int] | str) 
 def make_process(proc: Path, pid: int, parent: int, *, file: str = "/dev/null", maps: str = "") -> None:
     folder = proc / str(pid)
     (folder / "fd").mkdir(parents=True)
-    (folder / "stat").write_text(f"{pid} (a ) name) S {parent} 1 1 0 -1")
+    (folder / "task" / str(pid)).mkdir(parents=True)
+    (folder / "task" / str(pid) / "children").write_text("")
+    if (proc / str(parent)).exists():
+        with (proc / str(parent) / "task" / str(parent) / "children").open("a") as children:
+            children.write(f"{pid} ")
     (folder / "fd" / "3").symlink_to(file)
     (folder / "maps").write_text(maps)
 
@@ -234,7 +238,7 @@ def test_a_family_is_a_process_and_all_that_come_from_it(tmp_path: Path) -> None
     for pid, parent in ((1, 0), (10, 1), (11, 10), (12, 11), (20, 1)):
         make_process(tmp_path, pid, parent)
     (tmp_path / "30").mkdir()  # just ended
-    assert collect_process_tree(10, tmp_path) == {10, 11, 12}
+    assert list_process_tree(10, tmp_path) == [10, 11, 12]
 
 
 def test_who_computes_on_a_gpu_holds_a_file_or_the_library(tmp_path: Path) -> None:
@@ -246,4 +250,4 @@ def test_who_computes_on_a_gpu_holds_a_file_or_the_library(tmp_path: Path) -> No
 
 
 def test_this_process_is_in_its_own_family() -> None:
-    assert os.getpid() in collect_process_tree(os.getpid()) and os.getppid() not in collect_process_tree(os.getpid())
+    assert os.getpid() in list_process_tree(os.getpid()) and os.getppid() not in list_process_tree(os.getpid())
