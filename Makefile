@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BAY    := $(VENV)/bin/bay
+# The versions that are tested together: one for every package, on every Python and processor.
+LOCK   := requirements/lock.txt
 MODEL  ?= smollm2
 PROMPT ?= Give three tips for a good night's sleep.
 # Engine environments and models made for the tests live in the checkout, so that nothing of yours is touched.
@@ -11,19 +13,34 @@ PARALLEL ?= -n 2 --dist loadgroup
 PYTEST = ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest
 REAL := tests/browser tests/contract tests/integration
 
-.PHONY: install serve run node chromium check unit browser engines engine-transformers engine-vllm model contract integration test test-slow test-ci test-all soak bench-server bench-switch bench-worker bench-spinning bench-start bench-lab compare docs clean
+.PHONY: install lock serve run node chromium check unit browser engines engine-transformers engine-vllm model contract integration test test-slow test-ci test-all soak bench-server bench-switch bench-worker bench-spinning bench-start bench-lab compare docs clean
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml $(LOCK)
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --editable '.[llamacpp]'
+	$(VENV)/bin/python -m pip install --quiet --constraint $(LOCK) --editable '.[llamacpp]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	$(VENV)/bin/python -m pip install --quiet --editable '.[llamacpp,lab,dev]'
+	$(VENV)/bin/python -m pip install --quiet --constraint $(LOCK) --editable '.[llamacpp,lab,dev]'
 	touch $@
+
+# Newest versions for the lock, in a clean environment of the oldest Python: the others have wheels of them, too, which is checked.
+LOCKING := .cache/lock
+GLIBCS  := 5 12 17 24 26 27 28 31 34 35
+lock:
+	$(PYTHON) -c 'import sys; sys.exit("make lock PYTHON=python3.11: the oldest Python decides" if sys.version_info[:2] != (3, 11) else 0)'
+	rm -rf $(LOCKING)
+	$(PYTHON) -m venv $(LOCKING)
+	$(LOCKING)/bin/python -m pip install --quiet '.[llamacpp,lab,tracing,dev]'
+	( echo '# Tested together. `make lock` writes this file.'; $(LOCKING)/bin/python -m pip freeze --exclude enginebay ) > $(LOCK)
+	for python in 3.11 3.12 3.13; do for arch in x86_64 aarch64; do \
+	  $(LOCKING)/bin/python -m pip download --quiet --no-deps --requirement $(LOCK) --dest $(LOCKING)/wheels --only-binary=:all: \
+	    --implementation cp --python-version $$python --platform manylinux2014_$$arch \
+	    $(foreach minor,$(GLIBCS),--platform manylinux_2_$(minor)_$$arch) || exit 1; done; done
+	rm -rf $(LOCKING)
 
 serve: install
 	$(BAY) serve $(MODEL) $(if $(PORT),--port $(PORT))

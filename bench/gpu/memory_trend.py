@@ -7,8 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from enginebay.meters.devices.proc_files import read_process_usage
-from enginebay.worker.engine_side.resident_memory import list_process_tree
+from enginebay.meters.devices.proc_files import list_process_tree, read_process_usage
 
 _WORKER, _ENGINE = b"worker/bootstrap.py", b"Engine"
 

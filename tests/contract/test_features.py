@@ -22,8 +22,8 @@ from enginebay import environments, models
 from enginebay.contract import Delta
 from enginebay.errors import Unsupported, WorkerDied
 from enginebay.fleet.lifecycle.model_worker import ModelWorker
+from enginebay.meters.devices.proc_files import list_process_tree
 from enginebay.util.paths import home_dir
-from enginebay.worker.engine_side.resident_memory import list_process_tree
 from tests.contract.conftest import open_worker, skip_without
 from tests.contract.engine_profiles import ONE_GPU, PROFILES, VLLM_DTYPE, VLLM_INT8_DTYPE, build_vllm_memory, is_on_cuda
 from tests.contract.lora_adapters import HERE, ensure_dense_smollm2, run_make_script

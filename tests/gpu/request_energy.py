@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from enginebay.meters.devices.nvml_driver import NvmlDriver, NvmlDriverError
+from enginebay.util.nvml import NvmlMissing, open_nvml
 
 STREAMS = 128
 CLASSES = {"A": (128, 128), "B": (512, 64)}  # tokens in, tokens out
@@ -119,14 +119,16 @@ class GpuEnergyCounter:
 
     def __init__(self) -> None:
         try:
-            self._driver: NvmlDriver | None = NvmlDriver()
-            self._gpus = [self._driver.get_gpu(index) for index in range(self._driver.count_gpus())]
-        except NvmlDriverError as error:
-            self._driver = None
+            self._nvml: Any = open_nvml()
+            self._gpus = [
+                self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(self._nvml.nvmlDeviceGetCount())
+            ]
+        except NvmlMissing as error:
+            self._nvml = None
             print(f"the sum cannot be compared: {error}", flush=True)
 
     def read_joules(self) -> float | None:
-        return sum(map(self._driver.read_energy_j, self._gpus)) if self._driver else None
+        return sum(map(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._gpus)) / 1e3 if self._nvml else None
 
     async def measure_idle_w(self, seconds: float) -> float | None:
         """Measure the idle power with the engine loaded. Waits 1 s first: clocks drop after work."""

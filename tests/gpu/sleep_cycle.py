@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from enginebay.fleet.lifecycle.model_worker import ModelWorker
-from enginebay.worker.engine_side.resident_memory import list_process_tree
+from enginebay.meters.devices.proc_files import list_process_tree
 from tests.contract.engine_profiles import PROFILES
 from tests.contract.worker_requests import ask_greedy
 from tests.gpu.gpu_memory import read_held_bytes

@@ -20,8 +20,8 @@ import pytest_asyncio
 from enginebay.contract import Delta
 from enginebay.errors import LoadFailed, WorkerDied
 from enginebay.fleet.lifecycle.model_worker import ModelWorker
+from enginebay.meters.devices.proc_files import list_process_tree
 from enginebay.util.paths import logs_dir
-from enginebay.worker.engine_side.resident_memory import list_process_tree
 from tests.contract.engine_profiles import PROFILES, build_vllm_memory, is_on_cuda
 from tests.contract.lora_adapters import ensure_dense_smollm2
 from tests.contract.parameter_effects import EFFECTS

@@ -21,12 +21,12 @@ import pytest
 
 from enginebay.contract import Delta, GenerateRequest, Load, Sampling
 from enginebay.errors import Draining, EngineFailed, LoadFailed, OutOfMemory, WorkerDied
+from enginebay.meters.devices.proc_files import list_process_tree
 from enginebay.util.paths import runtime_dir
 from enginebay.worker import bootstrap
 from enginebay.worker.client_side import worker_process as process_module
 from enginebay.worker.client_side.worker_client import WorkerClient
 from enginebay.worker.client_side.worker_process import WorkerLaunch, WorkerProcess
-from enginebay.worker.engine_side.resident_memory import list_process_tree
 
 ENDLESS = GenerateRequest(token_ids=tuple(b"hello"), sampling=Sampling(ignore_eos=True, max_tokens=4000))
 

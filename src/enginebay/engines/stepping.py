@@ -6,14 +6,13 @@ generator applies all other sampling parameters. Engines with their own schedule
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from enginebay.contract import Embedding, Facts, FinishReason, GenerateRequest, Load, Probe, Sink
 from enginebay.errors import ContextOverflow, EnginebayError, EngineFailed, Unsupported
+from enginebay.meters.devices.proc_files import read_resident_bytes
 from enginebay.text.tokenization.detokenizer import StopScanner
 
 Tokens = Iterator[tuple[int, str]]  # token id and text; the text is empty while a character is incomplete
@@ -55,7 +54,7 @@ class SteppingEngine:
             model=self.load.model,
             context_length=self.context_length,
             max_batch=self.max_batch,
-            memory_bytes=_read_resident_bytes(),
+            memory_bytes=read_resident_bytes(),
             versions=probe.versions,
             asked=dict(self.load.settings),
             effective={**self.load.settings, "step_s": self.step_s},
@@ -105,13 +104,6 @@ class SteppingEngine:
                     self.cancel(number)
             sink.flush()  # one message per step
             time.sleep(self.step_s)
-
-
-def _read_resident_bytes() -> int:
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0  # not on Linux
 
 
 def _step_request(number: int, choices: Sequence[_RunningChoice], sink: Sink) -> bool:

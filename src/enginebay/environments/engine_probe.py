@@ -14,8 +14,8 @@ from typing import Any
 
 from enginebay import __version__
 from enginebay.contract import EngineSpec, Probe
-from enginebay.environments.environment_store import read_json, write_json
 from enginebay.errors import EngineFailed
+from enginebay.util.atomic_file import read_json_object, write_json
 from enginebay.util.child_processes import child_process, isolated_environment
 from enginebay.util.paths import home_dir
 from enginebay.worker import bootstrap
@@ -116,7 +116,7 @@ def probe_current_environment(spec: EngineSpec) -> Probe:
 
 def _read_cached(path: Path) -> dict[str, Any] | None:
     try:
-        return read_json(path)
+        return read_json_object(path)
     except (OSError, ValueError):
         return None
 

@@ -25,7 +25,6 @@ from enginebay.environments.environment_store import (
     list_environments,
     publish,
     remove_abandoned,
-    write_json,
 )
 from enginebay.environments.install_recipe import (
     WORKER_REQUIREMENTS,
@@ -38,6 +37,7 @@ from enginebay.environments.install_recipe import (
     uses_requirements,
 )
 from enginebay.errors import EnginebayError, EngineFailed, EngineMissing, FetchFailed
+from enginebay.util.atomic_file import write_json
 from enginebay.util.child_processes import interruptible
 from enginebay.util.paths import engines_dir, logs_dir
 

@@ -15,10 +15,9 @@ from enginebay.environments.environment_store import (
     build_environment_name,
     list_broken,
     list_environments,
-    read_json,
-    write_json,
 )
 from enginebay.errors import EnginebayError, EngineFailed, EngineMissing, UsageError
+from enginebay.util.atomic_file import read_json_object, write_json
 
 
 def find_environment(kind: str, version: str | None = None) -> Environment:
@@ -77,7 +76,7 @@ def _refresh_probe(environment: Environment, spec: EngineSpec) -> Environment:
 
 def _write_probe(folder: Path, spec: EngineSpec, probe: Probe, adapter: str) -> None:
     try:
-        record = read_json(folder / "install.json")
+        record = read_json_object(folder / "install.json")
         write_json(folder / "spec.json", spec.to_json())
         write_json(folder / "probe.json", probe.to_json())
         write_json(folder / "install.json", {**record, "adapter": adapter})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -10,11 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from enginebay.contract import EngineSpec, Probe
 from enginebay.environments.versions import is_same_version, version_key
 from enginebay.errors import EnginebayError, UsageError
+from enginebay.util.atomic_file import read_json_object
 from enginebay.util.file_lock import exclusive_lock, try_lock
 from enginebay.util.paths import engines_dir
 
@@ -62,7 +62,7 @@ class BrokenEnvironment:
     def requirement(self) -> str:
         """The requirement that rebuilds it: `KIND==VERSION`, or the package that provided it."""
         try:
-            record = read_json(self.path / "install.json")
+            record = read_json_object(self.path / "install.json")
             kind, version = record["kind"], record["version"]
             package = str(record.get("asked", kind))
         except (OSError, ValueError, KeyError):
@@ -99,7 +99,7 @@ def _list_published() -> list[Path]:
 def _read_environment(path: Path) -> Environment | BrokenEnvironment:
     try:
         real = path.resolve(strict=True)
-        record, spec, probe = (read_json(real / name) for name in ("install.json", "spec.json", "probe.json"))
+        record, spec, probe = (read_json_object(real / name) for name in ("install.json", "spec.json", "probe.json"))
         python = real / "bin" / "python"
         if not python.exists():
             return BrokenEnvironment(path, "its Python is missing")
@@ -118,21 +118,6 @@ def _read_environment(path: Path) -> Environment | BrokenEnvironment:
         return BrokenEnvironment(path, "its files are missing")
     except (ValueError, KeyError, TypeError) as error:
         return BrokenEnvironment(path, f"its record cannot be read ({error})")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    data = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(data, dict):
-        raise ValueError(f"{path.name} is not a JSON object")
-    return data
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write the file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(data, indent=1, default=str) + "\n", encoding="utf-8")
-    temporary.replace(path)
 
 
 def publish(built: Path, name: str) -> Path:

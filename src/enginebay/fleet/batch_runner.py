@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,6 +21,7 @@ from enginebay.contract import Delta, GenerateRequest
 from enginebay.contract.engine_messages import Done
 from enginebay.errors import Cancelled, EnginebayError, UsageError, WorkerDied
 from enginebay.fleet.lifecycle.model_worker import ModelWorker
+from enginebay.util.atomic_file import write_atomically
 
 _MAX_LISTED = 10  # invalid lines in one error
 
@@ -180,9 +180,7 @@ def read_answers(path: Path, retry_failed: bool = False) -> dict[str, BatchAnswe
             kept.append(line)
             answers[name] = answer
     if len(kept) < len(lines):
-        fresh = path.with_name(f".{path.name}.{os.getpid()}")
-        fresh.write_bytes(b"".join(kept))
-        fresh.replace(path)
+        write_atomically(path, b"".join(kept))
     return answers
 
 

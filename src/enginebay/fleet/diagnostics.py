@@ -16,10 +16,10 @@ from enginebay.environments import build_missing_error, engine_probe, list_envir
 from enginebay.environments.environment_store import list_broken
 from enginebay.errors import EnginebayError, EngineFailed, UnknownModel
 from enginebay.util.hardware import HostFacts, read_host
+from enginebay.util.number_format import format_bytes
 from enginebay.util.paths import home_dir, runtime_dir
 
-_GIB = 1024**3
-_LOW_DISK_BYTES = 2 * _GIB
+_LOW_DISK_BYTES = 2 << 30
 
 
 class FindingState(StrEnum):
@@ -56,16 +56,12 @@ def check_host(host: HostFacts) -> Iterator[Finding]:
     yield Finding("system", FindingState.OK, f"{host.system} {host.machine}")
     yield Finding("processor", FindingState.OK, f"{host.cpu}, {host.usable_cores} of {host.cores} cores usable")
     yield Finding("features", FindingState.OK, ", ".join(host.features) or "no relevant ones")
-    yield Finding(
-        "memory", FindingState.OK, f"{host.available_bytes / _GIB:.1f} of {host.memory_bytes / _GIB:.1f} GiB available"
-    )
+    memory = f"{format_bytes(host.available_bytes)} of {format_bytes(host.memory_bytes)} available"
+    yield Finding("memory", FindingState.OK, memory)
     if host.gpus:
         for gpu in host.gpus:
-            yield Finding(
-                f"GPU {gpu.index}",
-                FindingState.OK,
-                f"{gpu.name}, {gpu.memory_bytes / _GIB:.0f} GiB, driver {host.driver}",
-            )
+            facts = f"{gpu.name}, {format_bytes(gpu.memory_bytes)}, driver {host.driver}"
+            yield Finding(f"GPU {gpu.index}", FindingState.OK, facts)
     else:
         yield Finding(
             "GPU",
@@ -74,10 +70,10 @@ def check_host(host: HostFacts) -> Iterator[Finding]:
             "optional: llamacpp, transformers and vllm also run on the CPU",
         )
     if host.disk_free_bytes < _LOW_DISK_BYTES:
-        free = f"only {host.disk_free_bytes / _GIB:.1f} GiB free at {host.home}"
+        free = f"only {format_bytes(host.disk_free_bytes)} free at {host.home}"
         yield Finding("disk", FindingState.ABSENT, free, "free some space, or set ENGINEBAY_HOME to a larger disk")
     else:
-        yield Finding("disk", FindingState.OK, f"{host.disk_free_bytes / _GIB:.0f} GiB free at {host.home}")
+        yield Finding("disk", FindingState.OK, f"{format_bytes(host.disk_free_bytes)} free at {host.home}")
     if host.pip:
         yield Finding("pip", FindingState.OK, "available for new environments")
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from enginebay.meters.devices.host_meter import open_host_meter
-from enginebay.meters.devices.nvml_meter import NvmlMeter, open_nvml
+from enginebay.meters.devices.nvml_meter import NvmlMeter, open_nvml_meter
 from enginebay.meters.devices.rapl_meter import open_rapl
 from enginebay.meters.sample import Absent, Meter
 
@@ -16,7 +16,7 @@ def find_meters(
     """Open all meters. `trees`: process trees to follow, name to root; `gpus`: GPU indexes, or why there are none."""
     meters: list[Meter] = []
     absent: list[Absent] = []
-    nvml: tuple[NvmlMeter | None, list[Absent]] = (None, [gpus]) if isinstance(gpus, Absent) else open_nvml(gpus)
+    nvml: tuple[NvmlMeter | None, list[Absent]] = (None, [gpus]) if isinstance(gpus, Absent) else open_nvml_meter(gpus)
     for meter, missing in (nvml, open_rapl(), open_host_meter(trees)):
         if meter is not None:
             meters.append(meter)

@@ -19,10 +19,12 @@ from enginebay.models.fetch_result import build_disk_full_error, check_disk_spac
 from enginebay.models.model_manifest import StoredModel
 from enginebay.text.gguf.gguf_reader import read_gguf
 from enginebay.text.tokenization.tokenizer import STAMP_FILE, write_tokenizer
+from enginebay.util.atomic_file import read_json_or_none
 from enginebay.util.child_processes import interruptible, isolated_environment, run_logged
 from enginebay.util.file_lock import exclusive_lock
+from enginebay.util.number_format import format_bytes
 from enginebay.util.paths import logs_dir
-from enginebay.util.progress import Say, format_bytes, say_nothing, track_progress
+from enginebay.util.progress import Say, say_nothing, track_progress
 
 SCRIPT = Path(__file__).with_name("dequantize_gguf.py")
 CONVERSION_VERSION = 1  # increment when the conversion changes, to invalidate cached weights
@@ -44,12 +46,12 @@ def ensure_dense_weights(model: StoredModel, python: Path, *, say: Say | None = 
 def _convert_once(model: StoredModel, python: Path, say: Say | None) -> Path:
     target = model.folder / DENSE_FOLDER
     stamp = _compute_stamp(model.path)
-    if _read_stamp(target) == stamp:
+    if read_json_or_none(target / STAMP_FILE) == stamp:
         return target
     notify = say or say_nothing
     waiting = f"another process is converting {model.name}; waiting for it"
     with exclusive_lock(model.folder / ".dense.lock", lambda: notify(waiting)):
-        if _read_stamp(target) == stamp:
+        if read_json_or_none(target / STAMP_FILE) == stamp:
             return target
         fresh = model.folder / f".{DENSE_FOLDER}"
         try:
@@ -67,13 +69,6 @@ def _convert_once(model: StoredModel, python: Path, say: Say | None) -> Path:
 def _compute_stamp(gguf: Path) -> dict[str, Any]:
     status = gguf.stat()
     return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "version": CONVERSION_VERSION}
-
-
-def _read_stamp(folder: Path) -> Any:
-    try:
-        return json.loads((folder / STAMP_FILE).read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def _convert(model: StoredModel, python: Path, folder: Path, say: Say | None) -> None:

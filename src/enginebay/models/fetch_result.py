@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from enginebay.errors import FetchFailed
-from enginebay.util.progress import format_bytes
+from enginebay.util.number_format import format_bytes
 
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 MODEL_DIRECTORY = "model"  # subfolder for a model of several files

@@ -21,6 +21,7 @@ from enginebay.models.fetch_result import DISK_FULL_ERRNOS, MODEL_DIRECTORY, Fet
 from enginebay.models.file_selection import select_files
 from enginebay.models.model_manifest import compute_sha256
 from enginebay.models.model_sources import HfSource
+from enginebay.util.atomic_file import read_json_or_none
 from enginebay.util.progress import Advance, Say, track_progress
 
 STATE_FILE = ".hub.json"
@@ -83,11 +84,7 @@ def _get_partial_path(target: Path) -> Path:
 def _discard_other_commit(folder: Path, source: HfSource, commit: str) -> None:
     """Remove what an earlier attempt left, unless it is of the same commit."""
     state = {"source": str(source), "commit": commit}
-    try:
-        same = json.loads((folder / STATE_FILE).read_text()) == state
-    except (OSError, ValueError):
-        same = False
-    if not same:
+    if read_json_or_none(folder / STATE_FILE) != state:
         for child in folder.iterdir():
             shutil.rmtree(child) if child.is_dir() else child.unlink()
         (folder / STATE_FILE).write_text(json.dumps(state))

@@ -17,6 +17,7 @@ from enginebay.errors import ModelInvalid
 from enginebay.models.file_selection import build_no_weights_error, select_files
 from enginebay.models.model_sources import list_split_files
 from enginebay.text.gguf.gguf_reader import is_gguf, read_gguf
+from enginebay.util.atomic_file import read_json_object
 
 # GGUF architecture -> class name in config.json, by which engines know it.
 ARCHITECTURE_CLASSES = {
@@ -96,7 +97,7 @@ def _describe_directory(folder: Path) -> ModelDescription:
     selected = select_files(names, None, str(folder), with_code=True)
     if selected[0].endswith(".gguf"):
         return _describe_gguf(folder / selected[0])
-    config = _read_json_object(folder / "config.json")
+    config = _read_object(folder / "config.json")
     weights = [name for name in selected if name.endswith(".safetensors")]
     _check_index(folder, weights)
     headers = [read_safetensors_header(folder / name) for name in weights]
@@ -115,16 +116,13 @@ def _describe_directory(folder: Path) -> ModelDescription:
     )
 
 
-def _read_json_object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return read_json_object(path)
     except FileNotFoundError:
         raise ModelInvalid(f"{path.parent} has no config.json", "add it to the model directory") from None
     except (OSError, ValueError) as error:
         raise ModelInvalid(f"{path} cannot be read: {error}", "fetch the model again") from error
-    if not isinstance(content, dict):
-        raise ModelInvalid(f"{path} is not a JSON object", "fetch the model again")
-    return content
 
 
 def _check_index(folder: Path, weights: list[str]) -> None:
@@ -132,7 +130,7 @@ def _check_index(folder: Path, weights: list[str]) -> None:
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return
-    weight_map = _read_json_object(index).get("weight_map") or {}
+    weight_map = _read_object(index).get("weight_map") or {}
     missing = sorted(set(weight_map.values()) - set(weights))
     if missing:
         raise ModelInvalid(f"{folder} lacks {missing[0]}, listed in {index.name}", "fetch the model again")

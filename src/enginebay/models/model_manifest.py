@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from enginebay.errors import ModelInvalid
 from enginebay.text.tokenization.tokenizer import MANIFEST_FILE
+from enginebay.util.atomic_file import write_atomically
 from enginebay.util.child_processes import raise_if_interrupted
 
 SCHEMA_VERSION = 1
@@ -73,10 +73,7 @@ class ModelManifest:
             ) from error
 
     def write(self, folder: Path) -> None:
-        with (folder / MANIFEST_FILE).open("w", encoding="utf-8") as file:
-            json.dump(asdict(self), file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
+        write_atomically(folder / MANIFEST_FILE, json.dumps(asdict(self), indent=2), sync=True)
 
     def to_stored_model(self, folder: Path) -> StoredModel:
         return StoredModel(

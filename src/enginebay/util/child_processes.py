@@ -1,5 +1,6 @@
 """Child processes that die with the parent, and interruption of long work from another thread.
 
+    ProcessGuard()                                   ends a process group when this process ends, however it dies
     @interruptible()                                 marks long work, which is interrupted as a whole
     with child_process(command, env) as process: …   ends with the block, on `interrupt_all()` and with the parent
     run_logged(command, env, log, on_poll)           the same, with its output in a file
@@ -13,31 +14,37 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from enginebay.errors import FetchFailed
 
 _POLL_S = 0.2
 _GRACE_S = 3.0
-# Runs between parent and program: PR_SET_PDEATHSIG survives the exec, so the program dies even if the parent is killed.
-_DIE_WITH_PARENT = """
-import ctypes, os, signal, sys
-prctl = getattr(ctypes.CDLL(None), "prctl", None)
-if prctl is not None:
-    prctl(1, signal.SIGKILL)
-    if os.getppid() != int(sys.argv[1]):
-        sys.exit(1)
-try:
-    os.execvp(sys.argv[2], sys.argv[2:])
-except OSError as error:
-    sys.exit(f"{sys.argv[2]} cannot be run: {error.strerror}")
+# Waits for the end of its stdin, which its owner holds, and of its stdout, a connection to the owner's parent.
+_GUARD = """
+trap '' TERM INT HUP
+grace=$1 directory=$2 parent=$3
+read -r pid group && [ -n "$pid" ] || exit 0
+end() {
+  kill -TERM "$pid"
+  while [ "$grace" -gt 0 ] && kill -0 "$pid"; do grace=$((grace - 1)); sleep 0.25; done
+  kill -KILL "-$group"
+}
+[ -z "$parent" ] || { (read -r _ <&1; end) </dev/null & watcher=$!; }
+exec 1>&-
+if ! read -r _; then
+  [ -z "$parent" ] || grace=0
+  end
+  [ -z "$directory" ] || rm -rf -- "$directory"
+fi
+[ -z "$parent" ] || kill -KILL "$watcher"
 """
 _PYTHON_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 
@@ -45,6 +52,64 @@ _lock = threading.Lock()
 _running: set[subprocess.Popen[str]] = set()
 _interruptions = 0
 _thread_state = threading.local()  # `.since`: value of `_interruptions` when this thread's operation began
+
+
+class ProcessGuard:
+    """A shell of about a megabyte, in its own session, that ends a process group when this process ends.
+
+    It sends SIGTERM to the process, waits for the grace period and kills the group. With `parent`, a connection of which
+    it becomes the owner, it does so when the other side closes it, and kills the group at once when this process ends.
+    It removes the directory after that.
+    """
+
+    def __init__(self, *, grace_s: float = 0.0, parent: socket.socket | None = None, directory: str = "") -> None:
+        reading, self._lifeline = os.pipe()
+        _guards.add(self)
+        self._process = subprocess.Popen(
+            [
+                "/bin/sh",
+                "-c",
+                _GUARD,
+                "enginebay-guard",
+                str(round(grace_s * 4)),
+                directory,
+                "parent" if parent else "",
+            ],
+            stdin=reading,
+            stdout=parent.fileno() if parent else subprocess.DEVNULL,  # a socket, so the guard can read from it
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(reading)
+        if parent is not None:
+            parent.close()
+
+    def watch(self, pid: int, group: int | None = None) -> None:
+        os.write(self._lifeline, f"{pid} {group or pid}\n".encode())
+
+    def __enter__(self) -> ProcessGuard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Release the process."""
+        _guards.discard(self)
+        with suppress(BrokenPipeError):
+            os.write(self._lifeline, b"\n")
+        os.close(self._lifeline)
+        self._process.wait()
+
+
+_guards: set[ProcessGuard] = set()
+
+
+def _close_lifelines() -> None:
+    """Close them in a forked process, which would hide the exit of this one."""
+    while _guards:
+        lifeline = _guards.pop()._lifeline
+        os.closerange(lifeline, lifeline + 1)
+
+
+os.register_at_fork(after_in_child=_close_lifelines)
 
 
 def isolated_environment() -> dict[str, str]:
@@ -92,36 +157,38 @@ def child_process(
     pass_fds: Sequence[int] = (),
 ) -> Iterator[subprocess.Popen[str]]:
     """Run a program in its own process group. Raises `FetchFailed` at the end of the block if it was interrupted."""
-    with _lock:  # an interruption either precedes the start or sees the process
-        raise_if_interrupted()
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-            pass_fds=pass_fds,
-        )
-        _running.add(process)
-    try:
-        yield process
-        process.wait()
-    except BaseException:
-        _terminate([process])
-        raise
-    finally:
-        with _lock:
-            undisturbed = process in _running
-            _running.discard(process)
-        if process.stdout is not None:
-            process.stdout.close()
-        if process.stderr is not None:
-            process.stderr.close()
+    with ProcessGuard() as guard:
+        with _lock:  # an interruption either precedes the start or sees the process
+            raise_if_interrupted()
+            process = _start(command, env=env, stdout=stdout, stderr=stderr, pass_fds=pass_fds)
+            guard.watch(process.pid)
+            _running.add(process)
+        try:
+            yield process
+            process.wait()
+        except BaseException:
+            _terminate([process])
+            raise
+        finally:
+            with _lock:
+                undisturbed = process in _running
+                _running.discard(process)
+            if process.stdout is not None:
+                process.stdout.close()
+            if process.stderr is not None:
+                process.stderr.close()
     if not undisturbed:
         raise _build_interrupted_error()
+
+
+def _start(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+    """Start a program. One that cannot be run says so and exits with 127, as in a shell."""
+    options |= {"stdin": subprocess.DEVNULL, "text": True, "errors": "replace", "start_new_session": True}
+    try:
+        return subprocess.Popen(command, **options)
+    except OSError as error:
+        message = f"{command[0]} cannot be run: {error.strerror}"
+        return subprocess.Popen(["/bin/sh", "-c", 'echo "$1" >&2; exit 127', "sh", message], **options)
 
 
 def run_logged(command: Sequence[str], env: Mapping[str, str], log: Path, on_poll: Callable[[], None]) -> int:

@@ -6,10 +6,10 @@ import importlib.util
 import os
 import platform
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from enginebay.util.nvml import NvmlMissing, close_nvml, open_nvml
 from enginebay.util.paths import home_dir
 
 # CPU features that decide which kernels a library picks, by their names in /proc/cpuinfo on x86 and ARM.
@@ -150,45 +150,21 @@ def read_gpus() -> tuple[tuple[Gpu, ...], str]:
     """Return the NVIDIA GPUs and the driver version; none if CUDA_VISIBLE_DEVICES hides them all."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
         return (), ""
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return _read_gpus_from_nvml()
-    query = [command, "--query-gpu=index,name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(query, check=False, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return _read_gpus_from_nvml()
-    return parse_nvidia_smi(done.stdout) if done.returncode == 0 else ((), "")
-
-
-def parse_nvidia_smi(text: str) -> tuple[tuple[Gpu, ...], str]:
-    gpus, driver = [], ""
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) != 4 or not cells[0].isdigit():
-            continue
-        memory_mib = int(cells[2]) if cells[2].isdigit() else 0
-        gpus.append(Gpu(int(cells[0]), cells[1], memory_mib * 1024 * 1024))
-        driver = cells[3]
-    return tuple(gpus), driver
-
-
-def _read_gpus_from_nvml() -> tuple[tuple[Gpu, ...], str]:
-    """Read GPUs through NVML, for containers without the nvidia-smi command."""
-    if importlib.util.find_spec("pynvml") is None:
+        nvml = open_nvml()
+    except NvmlMissing:
         return (), ""
-    import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
-
     try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         gpus = tuple(
-            Gpu(index, str(pynvml.nvmlDeviceGetName(handle)), int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
+            Gpu(index, str(nvml.nvmlDeviceGetName(handle)), int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
             for index, handle in enumerate(handles)
         )
-        return gpus, str(pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError:
+        return gpus, str(nvml.nvmlSystemGetDriverVersion()) if gpus else ""
+    except nvml.NVMLError:
         return (), ""
+    finally:
+        close_nvml(nvml)
 
 
 def _read_disk_free(path: Path) -> int:

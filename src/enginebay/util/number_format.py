@@ -24,9 +24,34 @@ def format_age(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
+def format_seconds(value: float) -> str:
+    """Format with two significant digits: `0.0042s`, `0.21s`, `2.4s`, `31s`."""
+    if value >= 10:
+        return f"{value:.0f}s"
+    if value >= 1:
+        return f"{value:.1f}s"
+    return f"{value:.2f}s" if value >= 0.1 else f"{value:.2g}s" if value >= 0.0001 else "0s"
+
+
+def format_digits(value: float | None, digits: int = 4, thousands: str = "") -> str:
+    """Format with `digits` significant digits, whole numbers in full.
+
+    Very small values have an exponent; so have very large ones unless thousands are separated.
+    """
+    if value is None:
+        return "-"
+    if value == 0:
+        return "0"
+    power = math.floor(math.log10(abs(value)))
+    if power < -4 or (power >= 9 and not thousands):
+        return f"{value:.{digits - 1}e}"
+    return f"{value:{thousands}.{max(0, digits - 1 - power)}f}"
+
+
 def format_bytes(value: float) -> str:
-    """Format a size in binary units: `512 MiB`, `1.5 GiB`."""
+    """Format a size in binary units: `1.5 MiB`, `512 MiB`, `23.4 GiB`."""
     power = 0
     while value >= 1024 and power < len(_UNITS) - 1:
         value, power = value / 1024, power + 1
-    return f"{value:.0f} {_UNITS[power]}" if power < 3 else f"{value:.1f} {_UNITS[power]}"
+    decimals = 1 if power >= 3 or (power and value < 10) else 0
+    return f"{value:.{decimals}f} {_UNITS[power]}"

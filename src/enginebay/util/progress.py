@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from enginebay.util.child_processes import raise_if_interrupted
+from enginebay.util.number_format import format_bytes
 
 Say = Callable[[str], None]
 Advance = Callable[[int], None]
@@ -45,13 +46,18 @@ def _make_interruptible(advance: Advance) -> Advance:
 @contextmanager
 def _show_bar(label: str, total: int | None, done: int) -> Iterator[Advance]:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, Task, TextColumn, TimeElapsedColumn
+    from rich.text import Text
+
+    class SpeedColumn(TextColumn):  # the library's has decimal units only
+        def render(self, task: Task) -> Text:
+            return Text(f"{format_bytes(task.finished_speed or task.speed or 0)}/s")
 
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
+        DownloadColumn(binary_units=True),
+        SpeedColumn(""),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -73,13 +79,3 @@ def _print_lines(label: str, total: int | None, say: Say, done: int) -> Advance:
             say(f"{label}: {format_bytes(done)}{of_total}" if done > 0 else f"{label}: {now - started:.0f} s")
 
     return advance
-
-
-def format_bytes(count: int) -> str:
-    """Format a size in decimal units: `98.4 MB`."""
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

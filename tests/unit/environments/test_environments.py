@@ -23,6 +23,7 @@ from enginebay.environments.install_recipe import are_satisfied, fill_step, pars
 from enginebay.environments.versions import is_same_version, version_key
 from enginebay.errors import EngineFailed, EngineMissing, FetchFailed, UsageError
 from enginebay.fleet.diagnostics import FindingState, run_diagnostics
+from enginebay.util.atomic_file import write_json
 
 SPEC = replace(registry.get_spec("fake"), kind="other", engine="other_engine.engine:Engine", module="other_engine")
 WITH_RECIPES = replace(
@@ -46,9 +47,9 @@ def build(engines: Path, version: str, kind: str = "other", spec: EngineSpec = S
     built = engines / environment_store.STORE_FOLDER / f"{kind}-{version}~abc"
     (built / "bin").mkdir(parents=True)
     (built / "bin" / "python").symlink_to(sys.executable)
-    environment_store.write_json(built / "install.json", {"kind": kind, "version": version})
-    environment_store.write_json(built / "spec.json", replace(spec, kind=kind).to_json())
-    environment_store.write_json(built / "probe.json", Probe(f"{version}+cpu").to_json())
+    write_json(built / "install.json", {"kind": kind, "version": version})
+    write_json(built / "spec.json", replace(spec, kind=kind).to_json())
+    write_json(built / "probe.json", Probe(f"{version}+cpu").to_json())
     return environment_store.publish(built, environment_store.build_environment_name(kind, version))
 
 
@@ -188,7 +189,7 @@ def test_an_installed_version_is_not_rebuilt(engines: Path, monkeypatch: pytest.
 
 def test_a_build_for_another_device_is_not_reused(engines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = build(engines, "1.0", spec=WITH_RECIPES)
-    environment_store.write_json(path / "install.json", {"kind": "other", "version": "1.0", "device": "cpu"})
+    write_json(path / "install.json", {"kind": "other", "version": "1.0", "device": "cpu"})
 
     class Built(Exception):
         pass
@@ -207,7 +208,7 @@ def test_a_build_for_another_device_is_not_reused(engines: Path, monkeypatch: py
 
 def test_one_recipe_for_both_devices_is_one_build(engines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = build(engines, "1.0", spec=replace(WITH_RECIPES, recipes=WITH_RECIPES.recipes[:1]))
-    environment_store.write_json(path / "install.json", {"kind": "other", "version": "1.0", "device": "cpu"})
+    write_json(path / "install.json", {"kind": "other", "version": "1.0", "device": "cpu"})
     monkeypatch.setattr(builder, "_EnvironmentBuild", lambda *given: pytest.fail("it was built again"))
     assert (
         builder.install_engine(builder.InstallRequest("other", device="cuda"), lambda doing, line: None).version
@@ -232,7 +233,7 @@ def test_doctor_suggests_how_to_rebuild_a_broken_environment(
     if record is None:
         (path / "install.json").unlink()
     else:
-        environment_store.write_json(path / "install.json", record)
+        write_json(path / "install.json", record)
     cures = [one.cure for one in run_diagnostics() if one.what == "environment my-engine-1.0"]
     assert cures == [f"bay engines install {again} --recreate"]
 
@@ -360,11 +361,3 @@ def test_requirements_of_an_installed_distribution_without_the_dropped() -> None
     assert "shellingham" in names
     assert "rich" not in names
     assert not any(";" in text for text in found)
-
-
-def test_records_are_written_atomically(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "record.json"
-    environment_store.write_json(path, {"a": 1})
-    with pytest.raises(TypeError):
-        environment_store.write_json(path, {("not", "a"): "key"})
-    assert json.loads(path.read_text()) == {"a": 1}

@@ -228,7 +228,7 @@ def test_a_disk_that_is_too_small_is_found_out_before_and_during(small_disk, hub
     hub.files = build_directory_files(values=1_000_000)
     store = store_module.ModelStore(small_disk / "models")
     store.root.mkdir()
-    with pytest.raises(FetchFailed, match=r"needs 4.0 MB, but .* free"):
+    with pytest.raises(FetchFailed, match=r"needs 3.8 MiB, but .* free"):
         store.pull("hf:org/tiny")
     monkeypatch.setattr(from_hub, "check_disk_space", lambda *_: None)
     with pytest.raises(FetchFailed, match="the disk is full"):

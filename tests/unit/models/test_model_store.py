@@ -225,7 +225,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(store, tmp_path, monkeypatch
 
 def test_disk_space_is_checked_before_a_fetch(tmp_path):
     check_disk_space("it", tmp_path, 1)
-    with pytest.raises(FetchFailed, match=r"it needs 1000000.0 TB, but .* free"):
+    with pytest.raises(FetchFailed, match=r"it needs 909494.7 TiB, but .* free"):
         check_disk_space("it", tmp_path, 10**18)
 
 

@@ -10,8 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from enginebay.errors import FetchFailed
@@ -71,20 +73,53 @@ def test_a_program_ends_with_the_work_that_needs_it(tmp_path: Path) -> None:
     wait_for(lambda: not is_alive(first_pid(log)))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a program with its parent")
+FORK = "import os, time; os.fork() or (time.sleep(60), os._exit(0))"  # it must not hide our exit
+
+
+@pytest.mark.parametrize("meanwhile", ["pass", FORK], ids=["plain", "forked"])
+@pytest.mark.parametrize("script", [STUBBORN, PARENT], ids=["stubborn", "parent"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_program_ends_when_we_are_killed(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_program_and_its_children_end_when_we_are_killed(
+    tmp_path: Path, number: signal.Signals, script: str, meanwhile: str
+) -> None:
     log = tmp_path / "log"
     ours = (
-        "import pathlib, sys; from enginebay.util.child_processes import run_logged; "
-        f"run_logged([sys.executable, '-c', {SLEEPER!r}], {{}}, pathlib.Path(sys.argv[1]), lambda: None)"
+        "import pathlib, sys; from enginebay.util.child_processes import run_logged; done = []; "
+        f"run_logged([sys.executable, '-c', {script!r}], {{}}, pathlib.Path(sys.argv[1]), "
+        f"lambda: done or done.append(exec({meanwhile!r})))"
     )
     source = str(Path(child_processes.__file__).parents[2])
-    us = subprocess.Popen([sys.executable, "-c", ours, str(log)], env={**os.environ, "PYTHONPATH": source})
+    us = subprocess.Popen(
+        [sys.executable, "-c", ours, str(log)], env={**os.environ, "PYTHONPATH": source}, start_new_session=True
+    )
     wait_for(lambda: log.exists() and log.read_text().endswith("\n"))
+    wait_for(lambda: meanwhile == "pass" or len(_list_group(us.pid)) == 2)
     us.send_signal(number)
     us.wait(30)
     wait_for(lambda: not is_alive(first_pid(log)))
+    with suppress(ProcessLookupError):
+        os.killpg(us.pid, signal.SIGKILL)  # the fork
+
+
+def _list_group(group: int) -> list[int]:
+    members = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError):
+            members += [process.pid] if os.getpgid(process.pid) == group else []
+    return members
+
+
+def test_no_guard_outlives_its_program(tmp_path: Path) -> None:
+    before = psutil.Process().children()
+    assert child_processes.run_logged([sys.executable, "-c", "pass"], {}, tmp_path / "log", lambda: None) == 0
+    with pytest.raises(RuntimeError), child_processes.ProcessGuard():
+        raise RuntimeError("before there was a program")
+    assert psutil.Process().children() == before and not child_processes._guards
+
+
+def test_a_program_that_cannot_be_run_says_so(tmp_path: Path) -> None:
+    assert child_processes.run_logged(["/no/program"], {}, tmp_path / "log", lambda: None) == 127
+    assert (tmp_path / "log").read_text() == "/no/program cannot be run: No such file or directory\n"
 
 
 @pytest.mark.parametrize("script", [SLEEPER, STUBBORN, PARENT], ids=["plain", "stubborn", "parent"])

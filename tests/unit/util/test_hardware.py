@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 
 from enginebay.fleet.diagnostics import FindingState, check_host
@@ -46,30 +48,52 @@ def test_without_a_limit_memory_is_the_hosts(monkeypatch: pytest.MonkeyPatch) ->
     assert hardware.read_memory() == (1_024_000, 921_600)
 
 
-def test_gpus_from_the_drivers_command() -> None:
-    gpus, driver = hardware.parse_nvidia_smi("0, NVIDIA H200, 143771, 570.86\n1, NVIDIA H200, 143771, 570.86\n")
-    assert [gpu.index for gpu in gpus] == [0, 1]
-    assert gpus[0].memory_bytes == 143771 * 1024**2
-    assert driver == "570.86"
-
-
-def test_an_nvidia_smi_error_means_no_gpu() -> None:
-    assert hardware.parse_nvidia_smi("No devices were found\n") == ((), "")
-
-
 def test_hidden_gpus_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert hardware.read_gpus() == ((), "")
 
 
-def test_a_driver_command_gives_the_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    command = tmp_path / "nvidia-smi"
-    command.write_text("#!/bin/sh\necho '0, Test GPU, 1024, 1.2'\n")
-    command.chmod(0o755)
+class Driver:
+    """`pynvml` with two GPUs, or with an error."""
+
+    NVMLError = pynvml.NVMLError
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails, self.closed = fails, 0
+
+    def nvmlDeviceGetCount(self) -> int:
+        if self.fails:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetName(self, gpu: int) -> str:
+        return "NVIDIA H200"
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: int) -> SimpleNamespace:
+        return SimpleNamespace(total=143771 << 20)
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "570.86"
+
+    def nvmlShutdown(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_driver_lists_the_gpus(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    driver = Driver(fails)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr(hardware, "open_nvml", lambda: driver)
     found = hardware.read_host()
-    assert (found.cuda, found.device, found.gpus[0].name) == (True, "cuda", "Test GPU")
+    assert driver.closed == 1
+    if fails:
+        assert (found.device, found.gpus, found.driver) == ("cpu", (), "")
+    else:
+        assert (found.cuda, found.device, found.driver) == (True, "cuda", "570.86")
+        assert found.gpus[1] == hardware.Gpu(1, "NVIDIA H200", 143771 << 20)
 
 
 def test_this_host_has_plausible_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,12 +10,20 @@ import pytest
 from enginebay.models.from_pypi import _GrowthTracker
 from enginebay.util import progress
 from enginebay.util.file_lock import exclusive_lock
-from enginebay.util.progress import format_bytes, track_progress
+from enginebay.util.number_format import format_bytes
+from enginebay.util.progress import track_progress
 
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (98_362_432, "98.4 MB"), (5_000_000_000, "5.0 GB"), (10**13, "10.0 TB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1600, "1.6 KiB"),
+        (98_362_432, "94 MiB"),
+        (5 << 30, "5.0 GiB"),
+        (10 << 40, "10.0 TiB"),
+    ],
 )
 def test_sizes_are_readable(count, text):
     assert format_bytes(count) == text
@@ -36,7 +44,7 @@ def test_long_work_reports_progress_in_plain_lines(monkeypatch):
     with track_progress("fetching", 4000, said.append, done=1000) as advance:
         for _ in range(4):
             advance(500)
-    assert said == ["fetching: 2.0 kB of 4.0 kB", "fetching: 3.0 kB of 4.0 kB"]
+    assert said == ["fetching: 2.0 KiB of 3.9 KiB", "fetching: 2.9 KiB of 3.9 KiB"]
 
 
 def test_a_terminal_gets_a_bar_on_stderr(monkeypatch, capsys):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -40,6 +39,7 @@ from enginebay.errors import ModelInvalid, UsageError
 from enginebay.models import ModelStore, StoredModel
 from enginebay.models.fetch_result import translate_disk_errors
 from enginebay.models.model_manifest import compute_sha256
+from enginebay.util.atomic_file import write_json
 from enginebay.util.child_processes import interruptible
 from enginebay.util.file_lock import exclusive_lock
 from enginebay.util.paths import logs_dir
@@ -207,9 +207,7 @@ def _pack(
         bootstrap=ArchivePart(BOOTSTRAP, bootstrap.stat().st_size, hashlib.sha256(bootstrap.read_bytes()).hexdigest()),
         trim=spec.trim.name if spec.trim else "",
     )
-    temporary = spec.out / f".{MANIFEST_FILE}"
-    temporary.write_text(json.dumps(manifest.to_json(), indent=1) + "\n", encoding="utf-8")
-    temporary.replace(spec.out / MANIFEST_FILE)
+    write_json(spec.out / MANIFEST_FILE, manifest.to_json())
     return manifest
 
 

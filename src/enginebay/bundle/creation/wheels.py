@@ -8,6 +8,7 @@ import hashlib
 import io
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
+from email.message import Message
 from email.parser import HeaderParser
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
@@ -47,12 +48,16 @@ def build_own_wheel(into: Path) -> Path:
 
 def read_name_and_version(wheel: Path) -> tuple[str, str]:
     """Return the canonical name and the version from the wheel's metadata."""
+    headers = read_metadata(wheel)
+    return canonicalize_name(headers["Name"]), headers["Version"]
+
+
+def read_metadata(wheel: Path) -> Message:
     try:
         with zipfile.ZipFile(wheel) as archive:
-            headers = HeaderParser().parsestr(archive.read(f"{_find_dist_info(archive)}/METADATA").decode())
+            return HeaderParser().parsestr(archive.read(f"{_find_dist_info(archive)}/METADATA").decode())
     except (zipfile.BadZipFile, KeyError, StopIteration) as error:
         raise FetchFailed(f"{wheel.name} is not a wheel: {error}", "fetch it again") from None
-    return canonicalize_name(headers["Name"]), headers["Version"]
 
 
 def _find_dist_info(archive: zipfile.ZipFile) -> str:

@@ -33,9 +33,9 @@ from enginebay.environments.environment_store import (
     is_published,
     publish,
     remove_abandoned,
-    write_json,
 )
 from enginebay.errors import EngineFailed, UsageError
+from enginebay.util.atomic_file import write_json
 from enginebay.util.paths import engines_dir, logs_dir
 from enginebay.util.text_format import pluralize
 

@@ -96,7 +96,7 @@ def create(
 
 def _print_created(out: Path, manifest: BundleManifest) -> None:
     from enginebay.bundle.verification import compute_fingerprint
-    from enginebay.util.progress import format_bytes
+    from enginebay.util.number_format import format_bytes
 
     parts = pluralize(len(manifest.parts), "part") if len(manifest.parts) > 1 else "one file"
     packages, models = pluralize(len(manifest.packages), "package"), pluralize(len(manifest.models), "model")
@@ -168,7 +168,7 @@ def install(
 def show(folder: FolderArgument, json: JsonOption = False) -> None:
     """Show what a bundle contains, its target host, and what it leaves out."""
     from enginebay.bundle.verification import compute_fingerprint, read_bundle_manifest
-    from enginebay.util.progress import format_bytes
+    from enginebay.util.number_format import format_bytes
 
     manifest = read_bundle_manifest(folder)
     if json:

@@ -19,7 +19,7 @@ NameArgument = Annotated[str, typer.Argument(help="A model in the store")]
 def list_models(json: JsonOption = False) -> None:
     """List stored models, and models in the catalogue that can be pulled."""
     from enginebay.models import KNOWN_MODELS, ModelStore
-    from enginebay.util.progress import format_bytes
+    from enginebay.util.number_format import format_bytes
 
     store = ModelStore()
     stored = store.list_models()
@@ -80,7 +80,7 @@ def pull(
     """Download a model. An interrupted pull resumes."""
     from enginebay.config.loader import load_config
     from enginebay.models import ModelStore
-    from enginebay.util.progress import format_bytes
+    from enginebay.util.number_format import format_bytes
 
     config = load_config(None, flags={} if offline is None else {"offline": offline})
     model = ModelStore().pull(source, name, offline=config.offline, say=note, with_code=with_code)
@@ -95,7 +95,7 @@ def show(
     from enginebay.models import resolve_model
     from enginebay.models.model_manifest import ModelManifest
     from enginebay.text.tokenization.tokenizer import MANIFEST_FILE
-    from enginebay.util.progress import format_bytes
+    from enginebay.util.number_format import format_bytes
 
     stored = resolve_model(model)
     facts = asdict(stored)

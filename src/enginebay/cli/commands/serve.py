@@ -20,7 +20,6 @@ from enginebay.config.loader import load_config
 from enginebay.config.preset_registry import find_preset
 from enginebay.config.resolved_config import Config
 from enginebay.errors import ConfigError
-from enginebay.util.stdin_watchdog import exit_on_stdin_eof
 
 if TYPE_CHECKING:
     from enginebay.fleet.lifecycle.launch_plan import Say
@@ -62,13 +61,8 @@ def serve(
     set_: stack_options.SetOption = None,
     offline: stack_options.OfflineOption = None,
     strict: stack_options.StrictOption = False,
-    until_stdin_ends: Annotated[
-        bool, typer.Option("--until-stdin-ends", hidden=True, help="Exit when the parent process closes stdin")
-    ] = False,
 ) -> None:
     """Serve models over the OpenAI-compatible API until Ctrl-C or SIGTERM."""
-    if until_stdin_ends:
-        exit_on_stdin_eof()
     keys, settings = stack_options.split_assignments(set_)
     flags: dict[str, Any] = {
         "offline": offline,

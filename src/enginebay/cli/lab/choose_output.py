@@ -49,7 +49,7 @@ def print_ranking(ranking: Ranking, goal: SearchGoal) -> None:
 
 
 def _format_row(candidate: Candidate) -> Sequence[Any]:
-    from enginebay.lab.measures.headlines import format_digits
+    from enginebay.util.number_format import format_digits
 
     kept = min((objective.share for objective in candidate.kept), default=None)
     return (

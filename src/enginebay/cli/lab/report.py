@@ -12,6 +12,7 @@ from enginebay.cli.lab.lab_dependencies import require_lab
 from enginebay.cli.lab.results import note_corrupt
 from enginebay.cli.options.command_app import create_app
 from enginebay.cli.output.console import note
+from enginebay.util.number_format import format_bytes
 from enginebay.util.text_format import pluralize
 
 app = create_app(no_args_is_help=True)
@@ -49,4 +50,4 @@ def report(
         f"{counts[status]} {status}" for status in ("valid", "informative", "invalid") if counts[status]
     )
     print(output)
-    note(f"{pluralize(len(selected), 'run')}: {verdicts}; {output.stat().st_size / 1e6:.1f} MB, opens offline")
+    note(f"{pluralize(len(selected), 'run')}: {verdicts}; {format_bytes(output.stat().st_size)}, opens offline")

@@ -188,7 +188,7 @@ def _shorten_label(run: Run) -> str:
 
 def _format_numbers(run: Run, names: tuple[str, ...]) -> list[str]:
     from enginebay.lab.measures.flat_figures import flatten_figures
-    from enginebay.lab.measures.headlines import format_digits
+    from enginebay.util.number_format import format_digits
 
     figures = flatten_figures(run.measures)
     mark = INVALID_MARK if run.status == "invalid" else ""
@@ -269,7 +269,7 @@ def _build_parity_rows(parity: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _build_comparison_row(name: str, figure: dict[str, Any], valid: bool) -> tuple[str, ...]:
-    from enginebay.lab.measures.headlines import format_digits
+    from enginebay.util.number_format import format_digits
 
     mark = "" if valid else INVALID_MARK
     sides = [f"{format_digits(figure[side])}{mark}" for side in ("a", "b")]
@@ -303,7 +303,7 @@ def _format_run_count(point: dict[str, Any]) -> str:
 
 
 def _format_interval(interval: dict[str, Any] | None) -> str:
-    from enginebay.lab.measures.headlines import format_digits
+    from enginebay.util.number_format import format_digits
 
     if interval is None:
         return "-"

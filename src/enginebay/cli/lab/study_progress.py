@@ -94,7 +94,7 @@ class StudyProgress:
 
 
 def _format_figures(run: Run) -> str:
-    from enginebay.lab.measures.headlines import format_digits
+    from enginebay.util.number_format import format_digits
 
     measures = run.measures
     parts = [f"{format_digits(measures.get('output_tokens_per_s'))} output tokens/s"]

@@ -10,6 +10,7 @@ from typing import Any
 from enginebay.server.telemetry.log_format import escape_unprintable
 from enginebay.server.telemetry.prometheus_text import Samples, estimate_quantile, sum_buckets, sum_samples
 from enginebay.util.number_format import format_age, format_bytes, format_duration
+from enginebay.util.text_format import pluralize
 
 TOP_COLUMNS = (
     "model", "engine", "running", "waiting", "req/s", "in tok/s", "out tok/s", "ttft p50", "ttft p95", "itl p50",
@@ -143,7 +144,7 @@ def format_headline(summary: ServerSummary, rows: Sequence[TopRow]) -> str:
     if summary.uptime_s is not None:
         parts.append(f"up {format_age(summary.uptime_s)}")
     if summary.connections is not None:
-        parts.append(f"{_format_count(summary.connections)} connection{'' if summary.connections == 1 else 's'}")
+        parts.append(pluralize(int(summary.connections), "connection"))
     parts.append(f"{_format_rate(sum(row.requests_per_s for row in rows))} req/s")
     parts.append(f"{_format_rate(sum(row.completion_tokens_per_s for row in rows))} tok/s out")
     if summary.refused_per_s:

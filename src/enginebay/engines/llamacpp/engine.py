@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import resource
 import threading
 from collections.abc import Sequence
 from functools import cached_property
@@ -18,6 +18,7 @@ from enginebay.engines.llamacpp.load_plan import plan_load
 from enginebay.engines.llamacpp.request_body import LlamaBodyBuilder
 from enginebay.engines.llamacpp.token_pieces import TokenPieces
 from enginebay.errors import EnginebayError, EngineFailed, Unsupported
+from enginebay.meters.devices.proc_files import read_resident_bytes
 
 _CLOSE_TIMEOUT_S = 10.0
 
@@ -67,7 +68,7 @@ class LlamaCppEngine:
             model=self._load.model,
             context_length=self._plan.context_length,
             max_batch=self._plan.max_batch,
-            memory_bytes=_read_resident_bytes(),
+            memory_bytes=read_resident_bytes() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             versions=self._versions,
             asked=dict(self._load.settings),
             effective=dict(self._plan.effective),
@@ -218,13 +219,3 @@ def _list_versions(library: Any) -> dict[str, str]:
 def _parse_device_kind(device: dict[str, Any]) -> str:
     """Return the device's name without its number: cpu, cuda, metal, vulkan."""
     return str(device["name"]).rstrip("0123456789").lower()
-
-
-def _read_resident_bytes() -> int:
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, IndexError, ValueError):
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return pages * os.sysconf("SC_PAGE_SIZE")

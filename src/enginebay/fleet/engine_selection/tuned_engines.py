@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +22,7 @@ import msgspec
 
 from enginebay.errors import ModelInvalid
 from enginebay.models.model_manifest import ModelManifest, StoredModel
+from enginebay.util.atomic_file import write_atomically
 from enginebay.util.hardware import HostFacts
 from enginebay.util.paths import home_dir
 
@@ -115,16 +114,7 @@ def tuned_engines_dir() -> Path:
 def save(tuned: TunedEngine, folder: Path | None = None) -> Path:
     """Save a result, replacing an earlier one atomically."""
     path = _build_path(tuned.model, tuned.model_files, tuned.host, folder or tuned_engines_dir())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with fresh.open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(tuned), indent=2) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(tuned), indent=2) + b"\n", sync=True)
     return path
 
 

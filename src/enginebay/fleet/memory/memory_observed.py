@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal, get_args
 
+from enginebay.util.atomic_file import read_json_or_none, write_atomically
 from enginebay.util.paths import home_dir
 
 TimedOperation = Literal["cold", "standby", "wake", "sleep", "drain"]  # the first two are loads
@@ -60,11 +60,7 @@ class ObservedResources:
     @classmethod
     def load(cls, path: Path | None = None) -> ObservedResources:
         path = path or home_dir() / "fleet" / "measured.json"
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            content = None
-        return cls(path, _parse_entries(content))
+        return cls(path, _parse_entries(read_json_or_none(path)))
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -102,16 +98,9 @@ class ObservedResources:
             "schema_version": SCHEMA_VERSION,
             "entries": {key: entry.to_json() for key, entry in self._entries.items()},
         }
-        fresh = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            fresh.write_text(json.dumps(content), encoding="utf-8")
-            fresh.replace(self.path)
+            write_atomically(self.path, json.dumps(content))
         except OSError:
-            try:
-                fresh.unlink(missing_ok=True)
-            except OSError:
-                pass
             return False
         return True
 

@@ -1,8 +1,7 @@
-"""Headline figures of a run in display order, and their number format. Pure."""
+"""Headline figures of a run in display order. Pure."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 HEADLINES = (
@@ -31,13 +30,3 @@ def select_headlines(names: Iterable[str]) -> list[str]:
     """Return the headline figures among these names, in display order."""
     available = set(names)
     return [name for name in HEADLINES if name in available]
-
-
-def format_digits(value: float | None) -> str:
-    """Format with four significant digits; use an exponent only for very small or very large values."""
-    if value is None:
-        return "-"
-    if value == 0:
-        return "0"
-    power = math.floor(math.log10(abs(value)))
-    return f"{value:.{max(0, 3 - power)}f}" if -4 <= power < 9 else f"{value:.3e}"

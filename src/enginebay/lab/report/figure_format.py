@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from enginebay.lab.statistics.confidence_intervals import ConfidenceInterval
+from enginebay.util.number_format import format_digits
 
 # unit -> (factor, displayed unit), small to large; the largest unit with a value of at least 1 is used
 UNIT_STEPS: dict[str, tuple[tuple[float, str], ...]] = {
@@ -39,16 +40,9 @@ def infer_unit(name: str) -> str:
     return next((unit for suffix, unit in UNIT_SUFFIXES if stem.endswith(suffix)), "")
 
 
-def format_digits(value: float) -> str:
-    """Format with three significant digits, whole numbers from 1,000, and an exponent only for very small values."""
-    if value == 0:
-        return "0"
-    size = abs(value)
-    if size >= 1000:
-        return f"{value:,.0f}"
-    if size < 1e-4:
-        return f"{value:.2e}"
-    return f"{value:.{max(0, 2 - math.floor(math.log10(size)))}f}"
+def format_number(value: float) -> str:
+    """Format with three significant digits, and whole numbers from 1,000."""
+    return format_digits(value, 3, thousands=",")
 
 
 def pick_unit_step(size: float, unit: str) -> tuple[float, str]:
@@ -65,7 +59,7 @@ def format_figure(value: float | None, unit: str = "") -> str:
     if value is None or not math.isfinite(value):
         return "–"
     factor, shown = pick_unit_step(value, unit)
-    return _append_unit(format_digits(value * factor), shown)
+    return _append_unit(format_number(value * factor), shown)
 
 
 def format_interval(interval: ConfidenceInterval, unit: str = "") -> str:
@@ -73,8 +67,8 @@ def format_interval(interval: ConfidenceInterval, unit: str = "") -> str:
     if interval.low is None or interval.high is None:
         return format_figure(interval.estimate, unit)
     factor, shown = pick_unit_step(interval.estimate, unit)
-    low, high = format_digits(interval.low * factor), format_digits(interval.high * factor)
-    return _append_unit(f"{format_digits(interval.estimate * factor)} [{low}, {high}]", shown)
+    low, high = format_number(interval.low * factor), format_number(interval.high * factor)
+    return _append_unit(f"{format_number(interval.estimate * factor)} [{low}, {high}]", shown)
 
 
 def pick_column_unit(estimates: Sequence[float], unit: str) -> tuple[float, str]:
@@ -94,7 +88,7 @@ def format_ratio(estimate: float, low: float | None, high: float | None) -> tupl
     decimals = next((count for count in range(2, 5) if all(end == 1 or round(end, count) != 1 for end in ends)), 5)
 
     def text(value: float) -> str:
-        return f"{value:.{decimals}f}" if 0.5 <= value < 10 else format_digits(value)
+        return f"{value:.{decimals}f}" if 0.5 <= value < 10 else format_number(value)
 
     interval = "" if low is None or high is None else f"[{text(low)}, {text(high)}]"
     return f"{text(estimate)}\u202f×", interval

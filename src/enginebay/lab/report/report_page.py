@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
-import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -27,6 +25,7 @@ from enginebay.lab.report.sections.settings_section import render_settings
 from enginebay.lab.report.sections.verdicts_section import render_reasons, render_verdicts
 from enginebay.lab.report.setting_values import format_setting
 from enginebay.lab.store.run_reader import Run
+from enginebay.util.atomic_file import write_atomically
 from enginebay.util.text_format import pluralize
 
 SCRIPTS = ("dom.js", "scale.js", "chart.js", "distribution.js", "tradeoff.js", "timeline.js", "report.js")
@@ -59,17 +58,7 @@ def is_report(path: Path) -> bool:
 
 def write_report(runs: Sequence[Run], path: Path, title: str = "") -> Path:
     """Write one HTML file that works offline. The file is replaced atomically."""
-    text = render_report(runs, title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_atomically(path, render_report(runs, title))
     return path
 
 

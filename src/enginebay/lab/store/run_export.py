@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from enginebay.lab.measures.flat_figures import flatten_figures
-from enginebay.lab.measures.headlines import format_digits, select_headlines
+from enginebay.lab.measures.headlines import select_headlines
 from enginebay.lab.store.run_reader import Run
+from enginebay.util.number_format import format_digits
 
 EXPORT_FORMATS = ("csv", "json", "markdown")
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from enginebay.lab.store.canonical_json import hash_value, to_plain
-from enginebay.lab.store.durable_files import write_synced
 from enginebay.lab.store.run_environment import describe_environment
 from enginebay.lab.store.run_errors import CorruptRun
 from enginebay.lab.store.run_folders import utc_now
+from enginebay.util.atomic_file import write_atomically
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -76,7 +77,12 @@ def refuse_unknown_sections(sections: Mapping[str, Any]) -> None:
 def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
     content = to_plain(manifest)
     content[SELF_HASH_KEY] = hash_value(content)
-    write_synced(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+    write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", sync=True)
+
+
+def hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

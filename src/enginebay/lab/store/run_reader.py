@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from enginebay.lab.store.durable_files import hash_file
 from enginebay.lab.store.run_errors import CorruptRun
 from enginebay.lab.store.run_folders import list_finished_folders
-from enginebay.lab.store.run_manifest import read_manifest
+from enginebay.lab.store.run_manifest import hash_file, read_manifest
 from enginebay.lab.workload.request_records import Record
 
 if TYPE_CHECKING:

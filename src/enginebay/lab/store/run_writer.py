@@ -14,11 +14,11 @@ import msgspec
 
 from enginebay.lab.store import run_manifest
 from enginebay.lab.store.canonical_json import to_canonical_json, to_plain
-from enginebay.lab.store.durable_files import READ_ONLY, hash_file, sync_to_disk, write_synced
 from enginebay.lab.store.parquet import BATCH_ROWS, POWER_TABLE, REQUESTS_TABLE, TOKENS_TABLE, ParquetTable, write_table
 from enginebay.lab.store.run_folders import claim_folder
 from enginebay.lab.workload.request_records import Record
 from enginebay.meters.sample import Sample
+from enginebay.util.atomic_file import sync_to_disk, write_atomically
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder()
@@ -87,12 +87,12 @@ class RunWriter:
 
     def write_parity(self, content: Mapping[str, Any]) -> None:
         """Store the parity answers: under `answers` one `ParityAnswer` per prompt, so that any two runs can be compared."""
-        write_synced(self.partial / PARITY_FILE, to_canonical_json(content))
+        write_atomically(self.partial / PARITY_FILE, to_canonical_json(content), sync=True)
         self._files[PARITY_FILE] = len(content.get("answers") or ())
 
     def write_file(self, name: str, content: bytes) -> Path:
         """Store a text file with the run, such as its server's configuration."""
-        write_synced(self.partial / name, content)
+        write_atomically(self.partial / name, content, sync=True)
         self._files[name] = content.count(b"\n")
         return self.partial / name
 
@@ -111,7 +111,7 @@ class RunWriter:
         for spool in self._spools.values():
             spool.path.unlink()
         for file in self.partial.iterdir():
-            file.chmod(READ_ONLY)
+            file.chmod(0o444)
         sync_to_disk(self.partial)
         self.partial.rename(self.path)
         self._hold.release()
@@ -150,7 +150,8 @@ class RunWriter:
 
     def _describe_files(self) -> dict[str, dict[str, Any]]:
         return {
-            name: {"sha256": hash_file(self.partial / name), "rows": rows} for name, rows in sorted(self._files.items())
+            name: {"sha256": run_manifest.hash_file(self.partial / name), "rows": rows}
+            for name, rows in sorted(self._files.items())
         }
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from enginebay.lab.store.canonical_json import to_plain
-from enginebay.lab.store.durable_files import create_atomically
 from enginebay.lab.store.run_errors import BusyStudy, CorruptRun, CorruptStudy, UnknownRun
 from enginebay.lab.store.run_folders import STUDIES_FOLDER
 from enginebay.lab.store.run_reader import Run, list_runs
+from enginebay.util.atomic_file import write_atomically
 
 STUDY_SCHEMA_VERSION = 1
 
@@ -49,8 +49,8 @@ def study_path(folder: Path, study_id: str) -> Path:
 def save_study(folder: Path, study: Study) -> Path:
     """Store a new plan. Raise `FileExistsError` if another study has the id."""
     path = study_path(folder, study.id)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    create_atomically(path, msgspec.json.format(msgspec.json.encode(to_plain(study)), indent=2) + b"\n")
+    content = msgspec.json.format(msgspec.json.encode(to_plain(study)), indent=2) + b"\n"
+    write_atomically(path, content, sync=True, overwrite=False)
     return path
 
 

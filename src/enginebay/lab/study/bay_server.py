@@ -16,11 +16,13 @@ from time import monotonic
 from typing import Any
 
 from enginebay.errors import EnginebayError, LoadFailed
+from enginebay.util.child_processes import ProcessGuard
 
 _BAY_COMMAND = (sys.executable, "-c", "from enginebay.cli.main import run; run()")
-_SERVE_OPTIONS = ("--port", "0", "--log-format", "json", "--log-level", "warning", "--until-stdin-ends")
+_SERVE_OPTIONS = ("--port", "0", "--log-format", "json", "--log-level", "warning")
 _KEPT_VARIABLES = ("ENGINEBAY_HOME",)
 _STOP_TIMEOUT_S = 60.0
+_KILLED_LAB_GRACE_S = 10.0  # for open requests; nobody reads their answers
 _LOG_TAIL_LINES = 20
 
 
@@ -47,11 +49,13 @@ def run_bay_server(arguments: Sequence[str], log: Path, timeout_s: float = 900.0
     environment["ENGINEBAY_API_KEY"] = key
     command = [*_BAY_COMMAND, "serve", *arguments, *_SERVE_OPTIONS]
     started_s = monotonic()
-    with log.open("wb") as log_file:
-        # Never written to. Its end of file stops the server even when this process is killed.
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log_file, stderr=log_file, env=environment)
-    assert process.stdin is not None
-    with process.stdin:
+    with ProcessGuard(grace_s=_KILLED_LAB_GRACE_S) as guard:
+        with log.open("wb") as log_file:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
+        guard.watch(process.pid)
         try:
             url = _wait_until_serving(process, log, started_s + timeout_s)
             yield BayServer(url, {"Authorization": f"Bearer {key}"}, process.pid, monotonic() - started_s)

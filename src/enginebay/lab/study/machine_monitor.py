@@ -17,8 +17,9 @@ from enginebay.meters.analysis.device_conditions import summarize_conditions
 from enginebay.meters.analysis.energy_problems import EnergyProblem
 from enginebay.meters.analysis.idle_power import measure_idle_power
 from enginebay.meters.analysis.window_energy import WindowEnergy, measure_energy, sum_energies
-from enginebay.meters.devices.engine_gpu_meter import collect_process_tree, find_gpus_of, uses_cuda
+from enginebay.meters.devices.engine_gpu_meter import find_gpus_of, uses_cuda
 from enginebay.meters.devices.host_meter import HOST, HostMeter, open_host_meter
+from enginebay.meters.devices.proc_files import list_process_tree
 from enginebay.meters.meter_discovery import find_meters, get_gpu_labels
 from enginebay.meters.meter_sampler import MeterSampler
 from enginebay.meters.sample import Absent, Meter, Sample, list_devices
@@ -157,7 +158,7 @@ def _open_meters(
 
 def _open_local_meters(readings: MachineReadings, trees: Mapping[str, int]) -> Sequence[Meter]:
     # The GPUs of a server that is not a child are unknown, unless there is only one or CUDA_VISIBLE_DEVICES names them.
-    pids = collect_process_tree(trees[SERVER]) if SERVER in trees else set[int]()
+    pids = list_process_tree(trees[SERVER]) if SERVER in trees else []
     gpus = find_gpus_of(pids, os.environ.get("CUDA_VISIBLE_DEVICES"), order=os.environ.get("CUDA_DEVICE_ORDER"))
     if isinstance(gpus, list) and pids and not uses_cuda(pids):
         gpus = Absent("nvml", "the server uses no GPU")  # any power drawn is not the server's

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from ctypes import c_void_p
 from pathlib import Path
+from typing import Any
 
-from enginebay.meters.devices.nvml_driver import NvmlDriver, NvmlDriverError
 from enginebay.meters.devices.proc_files import PROC
 from enginebay.meters.sample import Absent, Sample
+from enginebay.util.nvml import NvmlMissing, close_nvml, open_nvml
 
 _CUDA_DEVICE_FILE = "/dev/nvidia-uvm"  # held open by every process that computes, not by mere queries of the driver
 _CUDA_LIBRARY = "libcuda.so"
@@ -27,8 +27,8 @@ class EngineGpuMeter:
 
     def __init__(
         self,
-        driver: NvmlDriver,
-        gpus: dict[str, c_void_p],
+        driver: Any,
+        gpus: dict[str, Any],
         list_pids: Callable[[], Collection[int]],
         *,
         pids_known: bool,
@@ -41,13 +41,19 @@ class EngineGpuMeter:
     def read(self) -> list[Sample]:
         return [self._read_gpu(device, gpu) for device, gpu in self._gpus.items()]
 
-    def _read_gpu(self, device: str, gpu: c_void_p) -> Sample:
+    def _read_gpu(self, device: str, gpu: Any) -> Sample:
         before_s = time.monotonic()
-        energy_j, power_w = _read_or_none(self._driver.read_energy_j, gpu), None
+        energy_j, power_w = self._read_milli("nvmlDeviceGetTotalEnergyConsumption", gpu), None
         after_s = time.monotonic()
         if energy_j is None:
-            power_w = _read_or_none(self._driver.read_power_w, gpu)
+            power_w = self._read_milli("nvmlDeviceGetPowerUsage", gpu)
         return Sample((before_s + after_s) / 2, device, energy_j=energy_j, power_w=power_w)
+
+    def _read_milli(self, function: str, gpu: Any) -> float | None:
+        try:
+            return float(getattr(self._driver, function)(gpu)) / 1e3
+        except self._driver.NVMLError:
+            return None
 
     def explain_sharing(self) -> str | None:
         """Return why the joules are not the engine's alone; None if they are, or if the driver does not report processes."""
@@ -61,35 +67,35 @@ class EngineGpuMeter:
         return None
 
     def close(self) -> None:
-        self._driver.close()
+        close_nvml(self._driver)
 
 
 def open_engine_gpu_meter(
     list_pids: Callable[[], Collection[int]],
     visible_devices: str | None,
-    open_driver: Callable[[], NvmlDriver] = NvmlDriver,
+    open_driver: Callable[[], Any] = open_nvml,
     *,
     order: str | None = None,
 ) -> EngineGpuMeter | Absent:
     """Open a meter of these processes' GPUs, given their CUDA_VISIBLE_DEVICES and, as `order`, CUDA_DEVICE_ORDER."""
     try:
         driver = open_driver()
-    except NvmlDriverError as error:
+    except NvmlMissing as error:
         return Absent("nvml", str(error))
     try:
         meter = _open_used_gpus(driver, list_pids, visible_devices, order)
-    except NvmlDriverError as error:
+    except driver.NVMLError as error:
         meter = Absent("nvml", f"the NVIDIA driver does not list its GPUs: {error}")
     if isinstance(meter, Absent):
-        driver.close()
+        close_nvml(driver)
     return meter
 
 
 def _open_used_gpus(
-    driver: NvmlDriver, list_pids: Callable[[], Collection[int]], visible_devices: str | None, order: str | None
+    driver: Any, list_pids: Callable[[], Collection[int]], visible_devices: str | None, order: str | None
 ) -> EngineGpuMeter | Absent:
-    handles = [driver.get_gpu(index) for index in range(driver.count_gpus())]
-    indexes = parse_visible_devices(visible_devices, [driver.read_uuid(handle) for handle in handles])
+    handles = _list_gpus(driver)
+    indexes = parse_visible_devices(visible_devices, [driver.nvmlDeviceGetUUID(handle) for handle in handles])
     if isinstance(indexes, str):
         return Absent("nvml", indexes)
     used = _list_used_gpus(driver, handles, list_pids())
@@ -104,14 +110,14 @@ def _open_used_gpus(
     return meter
 
 
-def _list_used_gpus(driver: NvmlDriver, handles: Sequence[c_void_p], pids: Collection[int]) -> list[int]:
+def _list_used_gpus(driver: Any, handles: Sequence[Any], pids: Collection[int]) -> list[int]:
     return [n for n, handle in enumerate(handles) if any(pid in pids for pid in _list_compute_pids(driver, handle))]
 
 
 def find_gpus_of(
     pids: Collection[int],
     visible_devices: str | None,
-    open_driver: Callable[[], NvmlDriver] = NvmlDriver,
+    open_driver: Callable[[], Any] = open_nvml,
     *,
     order: str | None = None,
 ) -> list[int] | Absent | None:
@@ -121,17 +127,17 @@ def find_gpus_of(
     """
     try:
         driver = open_driver()
-    except NvmlDriverError:
+    except NvmlMissing:
         return None
     try:
-        handles = [driver.get_gpu(index) for index in range(driver.count_gpus())]
-        indexes = parse_visible_devices(visible_devices, [driver.read_uuid(handle) for handle in handles])
+        handles = _list_gpus(driver)
+        indexes = parse_visible_devices(visible_devices, [driver.nvmlDeviceGetUUID(handle) for handle in handles])
         used = _list_used_gpus(driver, handles, pids)
         ambiguous = not used and _are_indexes_ambiguous(driver, handles, visible_devices, order)
-    except NvmlDriverError:
+    except driver.NVMLError:
         return None
     finally:
-        driver.close()
+        close_nvml(driver)
     if not handles:
         return None
     if isinstance(indexes, str):
@@ -143,12 +149,10 @@ def find_gpus_of(
     return Absent("nvml", _explain_unknown_gpus(len(indexes)))
 
 
-def _are_indexes_ambiguous(
-    driver: NvmlDriver, handles: Sequence[c_void_p], visible_devices: str | None, order: str | None
-) -> bool:
+def _are_indexes_ambiguous(driver: Any, handles: Sequence[Any], visible_devices: str | None, order: str | None) -> bool:
     """Return whether GPUs are named by index and CUDA may order them differently from the driver."""
     numbers = any(name.strip().isdigit() for name in (visible_devices or "").split(","))
-    return numbers and order != _PCI_BUS_ORDER and len(set(map(driver.read_model, handles))) > 1
+    return numbers and order != _PCI_BUS_ORDER and len(set(map(driver.nvmlDeviceGetName, handles))) > 1
 
 
 def _explain_unknown_gpus(count: int) -> str:
@@ -176,22 +180,6 @@ def uses_cuda(pids: Collection[int], proc: Path = PROC) -> bool:
     return any(_has_cuda_open(proc / str(pid)) for pid in pids)
 
 
-def collect_process_tree(pid: int, proc: Path = PROC) -> set[int]:
-    """Return a process and all its descendants."""
-    parents: dict[int, int] = {}
-    for folder in proc.glob("[0-9]*"):
-        try:
-            # The second field is the program's name in parentheses and may contain anything.
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            continue  # the process has ended
-    family, size = {pid}, 0
-    while len(family) > size:
-        size = len(family)
-        family |= {child for child, parent in parents.items() if parent in family}
-    return family
-
-
 def _has_cuda_open(folder: Path) -> bool:
     try:
         if any(str(file.readlink()) == _CUDA_DEVICE_FILE for file in (folder / "fd").iterdir()):
@@ -204,15 +192,14 @@ def _has_cuda_open(folder: Path) -> bool:
         return False
 
 
-def _list_compute_pids(driver: NvmlDriver, gpu: c_void_p) -> list[int]:
+def _list_gpus(driver: Any) -> list[Any]:
+    """Return the GPUs, numbered by bus id."""
+    return [driver.nvmlDeviceGetHandleByIndex(index) for index in range(driver.nvmlDeviceGetCount())]
+
+
+def _list_compute_pids(driver: Any, gpu: Any) -> list[int]:
+    """Return the processes that compute on it. In a container these may be host pids, or missing."""
     try:
-        return driver.list_compute_pids(gpu)
-    except NvmlDriverError:
+        return [int(process.pid) for process in driver.nvmlDeviceGetComputeRunningProcesses(gpu)]
+    except driver.NVMLError:  # an old driver does not know
         return []
-
-
-def _read_or_none(read: Callable[[c_void_p], float], gpu: c_void_p) -> float | None:
-    try:
-        return read(gpu)
-    except NvmlDriverError:
-        return None

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from enginebay.meters.sample import Absent, Sample
+from enginebay.util.nvml import NvmlMissing, close_nvml, open_nvml
 
 THROTTLE_REASONS = {
     0x002: "clocks_set",  # by the administrator
@@ -49,10 +50,7 @@ class NvmlMeter:
         return [self._read_gpu(gpu) for gpu in self._gpus]
 
     def close(self) -> None:
-        try:
-            self._nvml.nvmlShutdown()
-        except self._nvml.NVMLError:
-            pass  # the driver is gone, so nothing is left to release
+        close_nvml(self._nvml)
 
     def _read_gpu(self, gpu: _Gpu) -> Sample:
         before_s = time.monotonic()
@@ -81,25 +79,21 @@ class NvmlMeter:
             return None  # a transient failure
 
 
-def open_nvml(indexes: Sequence[int] | None = None) -> tuple[NvmlMeter | None, list[Absent]]:
+def open_nvml_meter(indexes: Sequence[int] | None = None) -> tuple[NvmlMeter | None, list[Absent]]:
     """Open a meter of these GPUs, or of all, and list what they do not report."""
     try:
-        import pynvml
-    except ImportError:
-        return None, [Absent("nvml", "the Python package nvidia-ml-py is not installed: pip install 'enginebay[lab]'")]
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return None, [Absent("nvml", f"NVML cannot be initialized: {error}")]
+        pynvml = open_nvml()
+    except NvmlMissing as error:
+        return None, [Absent("nvml", str(error))]
     try:
         count = pynvml.nvmlDeviceGetCount()
         selected = list(range(count)) if indexes is None else list(indexes)
         handles = {index: pynvml.nvmlDeviceGetHandleByIndex(index) for index in selected}
     except pynvml.NVMLError as error:
-        pynvml.nvmlShutdown()
+        close_nvml(pynvml)
         return None, [Absent("nvml", f"the NVIDIA driver does not list its GPUs: {error}")]
     if not handles:
-        pynvml.nvmlShutdown()
+        close_nvml(pynvml)
         return None, [Absent("nvml", "the NVIDIA driver finds no GPU")]
     return _build_meter(pynvml, handles)
 

@@ -71,6 +71,22 @@ def list_children(pid: int, proc: Path = PROC) -> list[int]:
     return children
 
 
+def list_process_tree(root: int, proc: Path = PROC) -> list[int]:
+    """Return the process and its descendants, parents first."""
+    pids = [root]
+    for pid in pids:  # grows on the way
+        pids += list_children(pid, proc)
+    return pids
+
+
+def read_resident_bytes(pid: int | str = "self", proc: Path = PROC) -> int:
+    """Return the resident memory of one process; 0 if it has ended or the system does not report it."""
+    try:
+        return int((proc / str(pid) / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
 def read_boot_id(proc: Path = PROC) -> str | None:
     """Return an id of this boot, the same in all containers of the machine."""
     try:

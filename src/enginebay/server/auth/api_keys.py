@@ -6,10 +6,8 @@ A key is `bay-<id>-<secret>`: the id identifies it in listings, the secret is 25
 from __future__ import annotations
 
 import hmac
-import os
 import re
 import secrets
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from typing import Any
 import yaml
 
 from enginebay.errors import ConfigError, UsageError
+from enginebay.util.atomic_file import write_atomically
 from enginebay.util.file_lock import exclusive_lock
 from enginebay.util.paths import home_dir
 
@@ -169,7 +168,7 @@ def _edit_key_file(file: Path) -> Iterator[list[StoredKey]]:
 
 
 def _write_key_file(file: Path, stored: Sequence[StoredKey]) -> None:
-    """Replace the file atomically with one that only its owner can read."""
+    """Replace the file with one that only its owner can read."""
     entries = [
         {
             **{name: value for name, value in entry.to_json().items() if value is not None},
@@ -177,16 +176,7 @@ def _write_key_file(file: Path, stored: Sequence[StoredKey]) -> None:
         }
         for entry in stored
     ]
-    handle, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # mode 0600
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(_HEADER + yaml.safe_dump(entries, sort_keys=False))
-            out.flush()
-            os.fsync(out.fileno())
-        Path(temporary).replace(file)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_atomically(file, _HEADER + yaml.safe_dump(entries, sort_keys=False), sync=True, mode=0o600)
 
 
 def _check_permissions(path: Path) -> list[str]:

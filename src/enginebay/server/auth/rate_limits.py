@@ -52,7 +52,7 @@ class _TokenBucket:
     def add_headers(self, headers: dict[str, str], unit: str) -> None:
         headers[f"x-ratelimit-limit-{unit}"] = str(self.limit)
         headers[f"x-ratelimit-remaining-{unit}"] = str(max(0, math.floor(self.level + _ROUNDING)))
-        headers[f"x-ratelimit-reset-{unit}"] = _format_seconds(self.seconds_until(self.limit))
+        headers[f"x-ratelimit-reset-{unit}"] = _format_reset(self.seconds_until(self.limit))
 
 
 class RateLimiter:
@@ -100,6 +100,6 @@ def _get_bucket(buckets: dict[str, _TokenBucket], name: str, limit: int | None, 
     return bucket
 
 
-def _format_seconds(value: float) -> str:
+def _format_reset(value: float) -> str:
     """Format as OpenAI does, such as "1.5s". Rounded up, so that waiting this long is enough."""
     return f"{math.ceil(value * 1000 - _ROUNDING) / 1000:g}s" if value < 1000 else f"{math.ceil(value)}s"

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from typing import Any
 
 from enginebay.errors import Overloaded
-from enginebay.meters.devices.engine_gpu_meter import collect_process_tree, find_gpus_of
+from enginebay.meters.devices.engine_gpu_meter import find_gpus_of
 from enginebay.meters.devices.host_meter import HostMeter
-from enginebay.meters.devices.proc_files import read_boot_id
+from enginebay.meters.devices.proc_files import list_process_tree, read_boot_id
 from enginebay.meters.meter_discovery import find_meters, get_gpu_labels
 from enginebay.meters.sample import Absent, Meter
 from enginebay.util.daemon_executor import DaemonExecutor
@@ -28,7 +28,7 @@ DiscoveredMeters = tuple[list[Meter], list[Absent]]
 
 def discover_server_meters() -> DiscoveredMeters:
     """Return this host's meters; of its GPUs, only those that our workers use."""
-    pids = collect_process_tree(os.getpid())
+    pids = list_process_tree(os.getpid())
     visible, order = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")
     return find_meters({PROCESS_TREE: os.getpid()}, find_gpus_of(pids, visible, order=order))
 

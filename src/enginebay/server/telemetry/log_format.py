@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
+from enginebay.util.number_format import format_seconds
+
 LEVELS = ("debug", "info", "warning", "error")
 _RESERVED = ("time", "level", "event")
 _TRAILING_FIELDS = (
@@ -94,10 +96,10 @@ def format_request_line(at_s: float, record: RequestRecord) -> str:
     if record.cached_tokens:
         words.append(f"({record.cached_tokens} cached)")
     if record.queue_s is not None and record.queue_s >= _MIN_SHOWN_QUEUE_S:
-        words.append(f"queued {_format_seconds(record.queue_s)}")
+        words.append(f"queued {format_seconds(record.queue_s)}")
     if record.ttft_s is not None:
-        words.append(f"ttft {_format_seconds(record.ttft_s)}")
-    words += [_format_seconds(record.duration_s), record.request_id]
+        words.append(f"ttft {format_seconds(record.ttft_s)}")
+    words += [format_seconds(record.duration_s), record.request_id]
     line = f"{_format_prefix(at_s, get_request_level(record))} {escape_unprintable(' '.join(filter(None, words)))}"
     rest = [f"{name}={_quote(value)}" for name in _TRAILING_FIELDS if (value := getattr(record, name))]
     return " ".join([line, *rest])
@@ -128,15 +130,6 @@ def _to_plain(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else None
     return value
-
-
-def _format_seconds(value: float) -> str:
-    """Format with two significant digits: 0.0042s, 0.21s, 2.4s, 31s."""
-    if value >= 10:
-        return f"{value:.0f}s"
-    if value >= 1:
-        return f"{value:.1f}s"
-    return f"{value:.2f}s" if value >= 0.1 else f"{value:.2g}s" if value >= 0.0001 else "0s"
 
 
 def _format_prefix(at_s: float, level: str) -> str:

@@ -31,7 +31,7 @@ def render_metrics(snapshot: Mapping[str, Any]) -> bytes:
             if family["kind"] == "histogram":
                 lines += _format_histogram(name, labels, family["bounds"], *data)
             else:
-                lines.append(f"{name}{_format_labels(labels)} {_format_number(data)}")
+                lines.append(f"{name}{_format_labels(labels)} {_format_sample(data)}")
     return ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace")
 
 
@@ -41,9 +41,9 @@ def _format_histogram(
     seen = 0
     for bound, count in zip((*bounds, math.inf), counts, strict=True):
         seen += count
-        bounded = [*labels, f'le="{_format_number(bound)}"']
+        bounded = [*labels, f'le="{_format_sample(bound)}"']
         yield f"{name}_bucket{_format_labels(bounded)} {seen}"
-    yield f"{name}_sum{_format_labels(labels)} {_format_number(total)}"
+    yield f"{name}_sum{_format_labels(labels)} {_format_sample(total)}"
     yield f"{name}_count{_format_labels(labels)} {seen}"
 
 
@@ -51,7 +51,7 @@ def _format_labels(labels: Sequence[str]) -> str:
     return "{" + ",".join(labels) + "}" if labels else ""
 
 
-def _format_number(value: float) -> str:
+def _format_sample(value: float) -> str:
     if math.isinf(value):
         return "+Inf" if value > 0 else "-Inf"
     if math.isnan(value):

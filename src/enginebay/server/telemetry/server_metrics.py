@@ -16,14 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from enginebay import __version__
-
-
-def read_resident_bytes() -> int | None:
-    """Return the resident memory of this process alone, without workers."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
-        return None
+from enginebay.meters.devices.proc_files import read_resident_bytes
 
 
 def read_start_time() -> float | None:
@@ -257,7 +250,7 @@ class ServerMetrics:
     def snapshot(self) -> Snapshot:
         """Return all values as plain data, to send to another process."""
         resident = read_resident_bytes()
-        if resident is not None:
+        if resident:
             self.process_memory.child().set(resident)
         return {family.name: family.snapshot() for family in self._families}
 

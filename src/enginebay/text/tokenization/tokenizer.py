@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from enginebay.errors import InvalidRequest, ModelInvalid, Unsupported
 from enginebay.text.gguf.gguf_reader import GgufFile, read_gguf, read_special_tokens
+from enginebay.util.atomic_file import read_json_object, read_json_or_none
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RawTokenizer
@@ -120,7 +121,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 def ensure_converted_tokenizer(path: Path, cache: Path) -> Path:
     """Return the folder with the converted tokenizer of a GGUF file. Converts it if missing or out of date."""
     stamp = _compute_stamp(path)
-    if _read_stamp(cache) == stamp:
+    if read_json_or_none(cache / STAMP_FILE) == stamp:
         return cache
     fresh = cache.with_name(f".{cache.name}-{os.getpid()}-{secrets.token_hex(4)}")
     fresh.mkdir(parents=True)
@@ -145,13 +146,6 @@ def _move_into_place(fresh: Path, target: Path) -> None:
             raise
     finally:
         shutil.rmtree(old, ignore_errors=True)
-
-
-def _read_stamp(cache: Path) -> Any:
-    try:
-        return json.loads((cache / STAMP_FILE).read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def _compute_stamp(path: Path) -> dict[str, Any]:
@@ -208,7 +202,7 @@ def _load_from_directory(folder: Path) -> Tokenizer:
     # Some models ship with truncation and padding on, which would silently lose text.
     raw.no_truncation()
     raw.no_padding()
-    config = _read_json_object(folder / "tokenizer_config.json")
+    config = _read_object(folder / "tokenizer_config.json")
     special = load_special_tokens(folder)
     _add_declared_tokens(raw, config, special)
     _override_post_processor(raw, config, special)
@@ -219,8 +213,8 @@ def load_special_tokens(path: Path) -> dict[str, str]:
     """Return the special tokens of a directory or a GGUF file by their names in chat templates."""
     if not path.is_dir():
         return read_special_tokens(read_gguf(path))
-    config = _read_json_object(path / "tokenizer_config.json")
-    older = _read_json_object(path / "special_tokens_map.json")
+    config = _read_object(path / "tokenizer_config.json")
+    older = _read_object(path / "special_tokens_map.json")
     tokens = {name: _extract_token_text(config.get(name, older.get(name))) for name in SPECIAL_TOKEN_NAMES}
     return {name: token for name, token in tokens.items() if token}
 
@@ -263,7 +257,7 @@ def _override_post_processor(raw: RawTokenizer, config: Mapping[str, Any], speci
 
 def _read_eos_ids(folder: Path) -> list[int]:
     for name in ("generation_config.json", "config.json"):
-        value = _read_json_object(folder / name).get("eos_token_id")
+        value = _read_object(folder / name).get("eos_token_id")
         values = value if isinstance(value, list) else [value]
         ids = [number for number in values if isinstance(number, int)]
         if ids:
@@ -271,14 +265,11 @@ def _read_eos_ids(folder: Path) -> list[int]:
     return []
 
 
-def _read_json_object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; empty if the file is missing."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return read_json_object(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise ModelInvalid(f"{path} cannot be read: {error}", "fetch the model again") from error
-    if not isinstance(content, dict):
-        raise ModelInvalid(f"{path} is not a JSON object", "fetch the model again")
-    return content

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 from enginebay.contract import Facts, LaunchMode, Load
 from enginebay.errors import EnginebayError, LoadFailed, OutOfMemory, WorkerDied, from_kind
+from enginebay.util import nvml
 from enginebay.worker import bootstrap, codec
 from enginebay.worker.client_side.child_process import ChildProcess
 from enginebay.worker.client_side.oom_kills import read_oom_kills
@@ -336,7 +337,7 @@ def _kill_group(group: int) -> None:
 def _build_environment() -> dict[str, str]:
     """Return our environment without variables that make another interpreter import from it."""
     environment = {name: value for name, value in os.environ.items() if name not in _HIDDEN_VARIABLES}
-    environment["PYTHONUNBUFFERED"] = "1"
+    environment |= {"PYTHONUNBUFFERED": "1", nvml.FILE_VARIABLE: nvml.find_nvml_file()}
     if sys.flags.safe_path:
         environment["PYTHONSAFEPATH"] = "1"
     return environment

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 from enginebay.contract import Engine, HasMeter
-from enginebay.meters.devices.engine_gpu_meter import collect_process_tree, open_engine_gpu_meter, uses_cuda
+from enginebay.meters.devices.engine_gpu_meter import open_engine_gpu_meter, uses_cuda
+from enginebay.meters.devices.proc_files import list_process_tree
 from enginebay.meters.devices.rapl_meter import open_rapl
 from enginebay.meters.sample import Absent, Meter
 
@@ -16,8 +17,8 @@ def open_engine_meter(engine: Engine) -> Meter | Absent:
     if own is not None:
         return own
     device = str(engine.facts().effective.get("device", ""))
-    if device.startswith("cuda") or (not device.startswith("cpu") and uses_cuda(collect_process_tree(os.getpid()))):
+    if device.startswith("cuda") or (not device.startswith("cpu") and uses_cuda(list_process_tree(os.getpid()))):
         visible, order = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")
-        return open_engine_gpu_meter(lambda: collect_process_tree(os.getpid()), visible, order=order)
+        return open_engine_gpu_meter(lambda: list_process_tree(os.getpid()), visible, order=order)
     meter, absent = open_rapl()
     return absent[0] if meter is None else meter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +13,9 @@ import grpc
 
 from enginebay.contract import Engine, Stats, SupportsLora, SupportsSleep, SupportsStats
 from enginebay.errors import EnginebayError, EngineFailed, Unsupported
+from enginebay.meters.devices.proc_files import list_process_tree, read_resident_bytes
 from enginebay.worker import codec
 from enginebay.worker.engine_side.request_table import RequestTable
-from enginebay.worker.engine_side.resident_memory import read_resident_bytes
 from enginebay.worker.proto import SERVICE
 from enginebay.worker.proto import worker_pb2 as pb
 
@@ -48,7 +49,7 @@ class WorkerServicer:
             first_token_s=self._requests.first_token_s,
             flushes=self._requests.flushes,
             tokens=self._requests.tokens,
-            memory_bytes=read_resident_bytes(),
+            memory_bytes=_read_tree_bytes(),
             steps=stats.steps,
             kv_used_ratio=stats.kv_used_ratio,
             waiting=stats.waiting,
@@ -88,7 +89,7 @@ class WorkerServicer:
 
     def sleep(self, request: pb.SleepRequest, context: grpc.ServicerContext) -> pb.SleepReply:
         self._call_or_abort(context, lambda: self._sleep_engine(request.level))
-        return pb.SleepReply(memory_bytes=read_resident_bytes())
+        return pb.SleepReply(memory_bytes=_read_tree_bytes())
 
     def _sleep_engine(self, level: int) -> None:
         with self._state_lock:
@@ -109,7 +110,7 @@ class WorkerServicer:
 
     def wake(self, _: pb.WakeRequest, context: grpc.ServicerContext) -> pb.WakeReply:
         self._call_or_abort(context, self._wake_engine)
-        return pb.WakeReply(memory_bytes=read_resident_bytes())
+        return pb.WakeReply(memory_bytes=_read_tree_bytes())
 
     def _wake_engine(self) -> None:
         with self._state_lock:
@@ -196,3 +197,8 @@ def build_handlers(servicer: WorkerServicer) -> grpc.GenericRpcHandler:
             "RemoveLora": unary(servicer.remove_lora, pb.RemoveLoraRequest),
         },
     )
+
+
+def _read_tree_bytes() -> int:
+    """Return the resident memory of the worker and its descendants."""
+    return sum(map(read_resident_bytes, list_process_tree(os.getpid())))

@@ -26,9 +26,10 @@ from typing import Any
 
 from enginebay.contract import Engine, Load
 from enginebay.errors import EnginebayError, LoadFailed, OutOfMemory
+from enginebay.util.child_processes import ProcessGuard
 from enginebay.worker import codec
-from enginebay.worker.engine_side import process_guard
 
+_EXIT_TIMEOUT_S = 5.0  # once the parent has exited
 _RPC_THREADS = 64  # a drain holds one until it ends
 
 
@@ -43,7 +44,7 @@ def main(arguments: list[str]) -> int:
     os.environ["ENGINEBAY_WORKER_DIR"] = str(directory)  # private; always removed after exit
     try:
         control = _connect_to_parent(directory)
-        process_guard.start_guard(_connect_to_parent(directory), str(directory))
+        _start_guard(directory, str(directory))
     except OSError:  # the parent died first, and no guard cleans up yet
         shutil.rmtree(directory, ignore_errors=True)
         return 0
@@ -160,7 +161,7 @@ def _start_servers(engine: Engine, directory: Path) -> tuple[Any, Any, Any]:
 def _run_follower_rank(load: Load, directory: Path) -> int:
     """Run another rank of a distributed launch until rank 0 ends."""
     # The launcher starts each rank in its own session, so each rank needs its own guard.
-    process_guard.start_guard(_connect_to_parent(directory), "")
+    _start_guard(directory, "")
     engine: Any = _resolve_engine_class(load.engine)(load)
     engine.follow()
     return 0
@@ -191,6 +192,12 @@ def _connect_to_parent(directory: Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(str(directory / "c"))
     return connection
+
+
+def _start_guard(directory: Path, removed: str) -> None:
+    """Nothing is left behind, whichever of worker and parent dies first."""
+    guard = ProcessGuard(grace_s=_EXIT_TIMEOUT_S, parent=_connect_to_parent(directory), directory=removed)
+    guard.watch(os.getpid(), os.getpgrp())
 
 
 def _report(control: socket.socket, facts: str | None = None, failure: EnginebayError | None = None) -> None:

@@ -68,6 +68,42 @@ def test_one_distribution_can_drop_a_dependency_that_others_get(
     assert [name.partition("-")[0] for name in names(found)] == ["engine", "media", "only_media_needs_it", "other"]
 
 
+def test_extras_are_followed(index: Path, commands: CommandRunner, tmp_path: Path) -> None:
+    make_tiny_wheel(index, "big", requires=["small[more]", "other; extra == 'rest'"])
+    make_tiny_wheel(index, "small", requires=["base", "added>1; extra == 'more'", "big"])
+    make_tiny_wheel(index, "base")
+    make_tiny_wheel(index, "added", "2.0")
+    found = download_wheels("it", ["big"], tmp_path / "to", ELSEWHERE, commands)
+    assert [name.partition("-")[0] for name in names(found)] == ["added", "base", "big", "small"]
+    assert ("small", "added>1", True) in {(one.name, one.requires, one.followed) for one in found.edges}
+
+
+def test_a_later_requirement_and_a_conflict_lead_to_older_versions(
+    index: Path, commands: CommandRunner, tmp_path: Path
+) -> None:
+    """`first` is met by an older `shared` once `last` is known; the newest `last` needs a `shared` that `pinned` forbids."""
+    make_tiny_wheel(index, "first", requires=["shared>=1", "last"])
+    make_tiny_wheel(index, "pinned", requires=["shared<3"])
+    make_tiny_wheel(index, "last", "5.0", requires=["shared>=3", "only-newest-needs-it"])
+    make_tiny_wheel(index, "last", "4.0", requires=["shared>=2"])
+    for version in ("1.0", "2.0", "3.0"):
+        make_tiny_wheel(index, "shared", version)
+    make_tiny_wheel(index, "only_newest_needs_it")
+    found = download_wheels("it", ["first", "pinned==1.0"], tmp_path / "to", ELSEWHERE, commands)
+    assert [name.split("-")[:2] for name in names(found)] == [
+        ["first", "1.0"], ["last", "4.0"], ["pinned", "1.0"], ["shared", "2.0"],
+    ]  # fmt: skip
+
+
+def test_requirements_that_nothing_meets_are_one_line(index: Path, commands: CommandRunner, tmp_path: Path) -> None:
+    make_tiny_wheel(index, "first", requires=["shared<2"])
+    make_tiny_wheel(index, "second", requires=["shared>=2"])
+    make_tiny_wheel(index, "shared", "1.0")
+    make_tiny_wheel(index, "shared", "2.0")
+    with pytest.raises(FetchFailed, match=r"failed to fetch it for .* No matching distribution found"):
+        download_wheels("it", ["first==1.0", "second==1.0"], tmp_path / "to", ELSEWHERE, commands)
+
+
 def test_a_missing_wheel_for_the_target_is_one_line(index: Path, commands: CommandRunner, tmp_path: Path) -> None:
     make_tiny_wheel(index, "local", tag=HERE_ONLY)
     with pytest.raises(FetchFailed, match=r"failed to fetch local for Python 3\.13 on linux x86_64") as caught:

@@ -4,9 +4,9 @@ import pytest
 
 from enginebay.lab.report.figure_format import (
     add_unit_to_title,
-    format_digits,
     format_figure,
     format_interval,
+    format_number,
     format_ratio,
     infer_unit,
     pick_column_unit,
@@ -19,7 +19,7 @@ from enginebay.lab.statistics.confidence_intervals import ConfidenceInterval
     [(0, "0"), (1234.6, "1,235"), (999.4, "999"), (12.345, "12.3"), (0.01234, "0.0123"), (-3.14159, "-3.14")],
 )
 def test_numbers_have_three_digits_or_all_of_them_from_a_thousand_on(value: float, text: str) -> None:
-    assert format_digits(value) == text
+    assert format_number(value) == text
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from enginebay.lab.measures.headlines import format_digits
 from enginebay.lab.store.run_export import export_runs
+from enginebay.util.number_format import format_digits
 from tests.unit.lab.store.run_files import INVALID, write_run
 
 SPEED = "output_tokens_per_s"

@@ -12,17 +12,16 @@ import pytest
 from enginebay.lab.study import bay_server
 
 SERVER = """
-import os, sys, time
-from enginebay.util.stdin_watchdog import exit_on_stdin_eof
-assert "--until-stdin-ends" in sys.argv
-exit_on_stdin_eof()
+import time
 print('{"event": "serving", "url": "http://here"}', flush=True)
 time.sleep(60)
 """
+DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 LAB = """
 import sys, time
 from pathlib import Path
 from enginebay.lab.study import bay_server
+bay_server._KILLED_LAB_GRACE_S = 0.5
 bay_server._BAY_COMMAND = (sys.executable, "-c", Path(sys.argv[1]).read_text())
 with bay_server.run_bay_server([], Path(sys.argv[2])) as server:
     print(server.pid, flush=True)
@@ -30,9 +29,10 @@ with bay_server.run_bay_server([], Path(sys.argv[2])) as server:
 """
 
 
-def test_a_killed_lab_leaves_no_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", ["", DEAF], ids=["plain", "deaf to SIGTERM"])
+def test_a_killed_lab_leaves_no_server(tmp_path: Path, before: str) -> None:
     script = tmp_path / "server.py"
-    script.write_text(SERVER)
+    script.write_text(before + SERVER)
     command = [sys.executable, "-c", LAB, str(script), str(tmp_path / "log")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as lab:
         try:

@@ -1,94 +1,64 @@
-"""The GPUs of one engine, with a fake of the driver's library."""
+"""The GPUs of one engine, with a fake of the driver."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 
 from enginebay.meters.devices.engine_gpu_meter import (
     EngineGpuMeter,
-    collect_process_tree,
     find_gpus_of,
     open_engine_gpu_meter,
     parse_visible_devices,
     uses_cuda,
 )
-from enginebay.meters.devices.nvml_driver import NvmlDriver, NvmlDriverError
+from enginebay.meters.devices.proc_files import list_process_tree
 from enginebay.meters.sample import Absent
+from enginebay.util.nvml import NvmlMissing
 
 OWN, OTHER = 100, 999
 UUIDS = ["GPU-aaaa", "GPU-bbbb"]
-NOT_SUPPORTED = 3
-
-
-class Call:
-    """A function of a C library."""
-
-    def __init__(self, answer: Any) -> None:
-        self._answer = answer
-        self.restype: Any = None
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self._answer(*arguments)
 
 
 class Library:
-    """Two GPUs; calls in `refused` are unsupported, those in `missing` do not exist."""
+    """`pynvml` with two GPUs; calls in `refused` are unsupported."""
+
+    NVMLError = pynvml.NVMLError
 
     def __init__(self) -> None:
         self.refused: set[str] = set()
-        self.missing: set[str] = set()
         self.energy_mj = [5_000, 9_000]
         self.running: list[list[int]] = [[], []]
         self.models = ["H200", "H200"]
         self.shut = 0
 
-    def __getattr__(self, name: str) -> Call:
+    def __getattr__(self, name: str) -> Any:
         answer = {
-            "nvmlInit_v2": lambda: 0,
             "nvmlShutdown": self._shutdown,
-            "nvmlDeviceGetCount_v2": lambda found: _set(found, 2),
-            "nvmlDeviceGetHandleByIndex_v2": lambda index, found: _set(found, index.value + 1),
-            "nvmlDeviceGetUUID": self._uuid,
-            "nvmlDeviceGetName": self._name,
-            "nvmlDeviceGetTotalEnergyConsumption": lambda gpu, found: _set(found, self.energy_mj[gpu.value - 1]),
-            "nvmlDeviceGetPowerUsage": lambda gpu, found: _set(found, 412_500),
-            "nvmlDeviceGetComputeRunningProcesses_v3": self._processes,
-            "nvmlErrorString": lambda code: b"Not Supported",
-        }.get(name)
-        if answer is None or name in self.missing:
-            raise AttributeError(name)
-        return Call(lambda *arguments: NOT_SUPPORTED if name in self.refused else answer(*arguments))
+            "nvmlDeviceGetCount": lambda: 2,
+            "nvmlDeviceGetHandleByIndex": lambda index: index,
+            "nvmlDeviceGetUUID": lambda gpu: UUIDS[gpu],
+            "nvmlDeviceGetName": lambda gpu: self.models[gpu],
+            "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: self.energy_mj[gpu],
+            "nvmlDeviceGetPowerUsage": lambda gpu: 412_500,
+            "nvmlDeviceGetComputeRunningProcesses": lambda gpu: [SimpleNamespace(pid=pid) for pid in self.running[gpu]],
+        }[name]
+        return self._refuse if name in self.refused else answer
 
-    def _shutdown(self) -> int:
+    def _shutdown(self) -> None:
         self.shut += 1
-        return 0
 
-    def _uuid(self, gpu: Any, found: Any, size: Any) -> int:
-        found.value = UUIDS[gpu.value - 1].encode()
-        return 0
-
-    def _name(self, gpu: Any, found: Any, size: Any) -> int:
-        found.value = self.models[gpu.value - 1].encode()
-        return 0
-
-    def _processes(self, gpu: Any, count: Any, found: Any) -> int:
-        running = self.running[gpu.value - 1]
-        for place, pid in enumerate(running):
-            found[place].pid = pid
-        return _set(count, len(running))
-
-
-def _set(place: Any, value: int) -> int:
-    place._obj.value = value
-    return 0
+    def _refuse(self, *_: Any) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
 def opened(library: Library, environment: str | None = None, order: str | None = None) -> EngineGpuMeter | Absent:
-    return open_engine_gpu_meter(lambda: {OWN}, environment, lambda: NvmlDriver(library), order=order)
+    return open_engine_gpu_meter(lambda: {OWN}, environment, lambda: library, order=order)
 
 
 def test_of_several_gpus_the_one_that_computes_for_us() -> None:
@@ -114,7 +84,7 @@ def test_of_several_gpus_the_one_that_computes_for_us() -> None:
 def test_the_gpus_of_a_server(running: list[list[int]], environment: str | None, places: list[int]) -> None:
     library = Library()
     library.running = running
-    assert find_gpus_of({OWN}, environment, lambda: NvmlDriver(library)) == places
+    assert find_gpus_of({OWN}, environment, lambda: library) == places
     assert library.shut == 1
 
 
@@ -122,7 +92,7 @@ def test_the_gpus_of_a_server(running: list[list[int]], environment: str | None,
     ("environment", "words"), [(None, "which of 2 GPUs"), ("", "selects no GPU"), ("MIG-1", "MIG")]
 )
 def test_unknown_gpus_are_not_read(environment: str | None, words: str) -> None:
-    found = find_gpus_of({OWN}, environment, lambda: NvmlDriver(Library()))
+    found = find_gpus_of({OWN}, environment, Library)
     assert isinstance(found, Absent) and words in found.reason
 
 
@@ -140,7 +110,7 @@ def test_indexes_of_different_gpu_models_are_ambiguous(
 ) -> None:
     library = Library()
     library.models, library.running = ["T4", "H200"], running
-    told = find_gpus_of({OWN}, environment, lambda: NvmlDriver(library), order=order)
+    told = find_gpus_of({OWN}, environment, lambda: library, order=order)
     if found is None:
         assert isinstance(told, Absent) and "CUDA_DEVICE_ORDER=PCI_BUS_ID" in told.reason
     else:
@@ -148,13 +118,14 @@ def test_indexes_of_different_gpu_models_are_ambiguous(
 
 
 def test_without_a_driver_gpus_are_unknown() -> None:
-    def none() -> NvmlDriver:
-        raise NvmlDriverError("there is none")
+    def none() -> None:
+        raise NvmlMissing("there is none")
 
     assert find_gpus_of({OWN}, None, none) is None
+    assert open_engine_gpu_meter(lambda: {OWN}, None, none) == Absent("nvml", "there is none")
     library = Library()
-    library.refused = {"nvmlDeviceGetCount_v2"}
-    assert find_gpus_of({OWN}, None, lambda: NvmlDriver(library)) is None and library.shut == 1
+    library.refused = {"nvmlDeviceGetCount"}
+    assert find_gpus_of({OWN}, None, lambda: library) is None and library.shut == 1
 
 
 def test_cuda_indexes_do_not_matter_if_the_driver_reports_processes() -> None:
@@ -216,8 +187,7 @@ def test_in_a_container_the_driver_reports_foreign_pids() -> None:
 @pytest.mark.parametrize(
     ("refused", "words"),
     [
-        (("nvmlInit_v2",), "Not Supported"),
-        (("nvmlDeviceGetCount_v2",), "does not list its GPUs"),
+        (("nvmlDeviceGetCount",), "does not list its GPUs"),
         (("nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetPowerUsage"), "neither energy nor power"),
     ],
 )
@@ -230,17 +200,8 @@ def test_what_cannot_be_read_is_absent_with_its_reason(refused: tuple[str, ...],
 
 def test_an_old_driver_may_not_know_who_computes() -> None:
     library = Library()
-    library.missing.add("nvmlDeviceGetComputeRunningProcesses_v3")
+    library.refused.add("nvmlDeviceGetComputeRunningProcesses")
     assert isinstance(opened(library, "0"), EngineGpuMeter)
-    with pytest.raises(NvmlDriverError, match="has no nvmlDeviceGetComputeRunningProcesses_v3"):
-        NvmlDriver(library).list_compute_pids(NvmlDriver(library).get_gpu(0))
-
-
-def test_errors_have_the_drivers_words() -> None:
-    library = Library()
-    library.refused.add("nvmlDeviceGetUUID")
-    with pytest.raises(NvmlDriverError, match="Not Supported"):
-        NvmlDriver(library).read_uuid(NvmlDriver(library).get_gpu(0))
 
 
 @pytest.mark.parametrize(
@@ -264,7 +225,11 @@ def test_cuda_visible_devices(environment: str | None, places: list[int] | str) 
 def make_process(proc: Path, pid: int, parent: int, *, file: str = "/dev/null", maps: str = "") -> None:
     folder = proc / str(pid)
     (folder / "fd").mkdir(parents=True)
-    (folder / "stat").write_text(f"{pid} (a ) name) S {parent} 1 1 0 -1")
+    (folder / "task" / str(pid)).mkdir(parents=True)
+    (folder / "task" / str(pid) / "children").write_text("")
+    if (proc / str(parent)).exists():
+        with (proc / str(parent) / "task" / str(parent) / "children").open("a") as children:
+            children.write(f"{pid} ")
     (folder / "fd" / "3").symlink_to(file)
     (folder / "maps").write_text(maps)
 
@@ -273,7 +238,7 @@ def test_a_family_is_a_process_and_all_that_come_from_it(tmp_path: Path) -> None
     for pid, parent in ((1, 0), (10, 1), (11, 10), (12, 11), (20, 1)):
         make_process(tmp_path, pid, parent)
     (tmp_path / "30").mkdir()  # just ended
-    assert collect_process_tree(10, tmp_path) == {10, 11, 12}
+    assert list_process_tree(10, tmp_path) == [10, 11, 12]
 
 
 def test_who_computes_on_a_gpu_holds_a_file_or_the_library(tmp_path: Path) -> None:
@@ -285,4 +250,4 @@ def test_who_computes_on_a_gpu_holds_a_file_or_the_library(tmp_path: Path) -> No
 
 
 def test_this_process_is_in_its_own_family() -> None:
-    assert os.getpid() in collect_process_tree(os.getpid()) and os.getppid() not in collect_process_tree(os.getpid())
+    assert os.getpid() in list_process_tree(os.getpid()) and os.getppid() not in list_process_tree(os.getpid())

@@ -10,7 +10,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from enginebay.meters.devices.nvml_meter import THROTTLE_REASONS, decode_throttle_reasons, open_nvml
+from enginebay.meters.devices.nvml_meter import THROTTLE_REASONS, decode_throttle_reasons, open_nvml_meter
 
 
 class Driver:
@@ -71,7 +71,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 
 def test_a_gpu_reports_everything_in_si_units(driver: Driver) -> None:
-    meter, absent = open_nvml()
+    meter, absent = open_nvml_meter()
     assert meter is not None and not absent
     first, second = meter.read()
     assert (first.device, first.energy_j, second.device, second.energy_j) == ("gpu:0", 5000.0, "gpu:1", 9000.0)
@@ -86,12 +86,12 @@ def test_a_gpu_reports_everything_in_si_units(driver: Driver) -> None:
 
 
 def test_only_the_selected_gpus_are_read(driver: Driver) -> None:
-    meter, _ = open_nvml([1])
+    meter, _ = open_nvml_meter([1])
     assert meter is not None and [sample.device for sample in meter.read()] == ["gpu:1"]
 
 
 def test_a_missing_gpu_is_reported(driver: Driver) -> None:
-    meter, absent = open_nvml([7])
+    meter, absent = open_nvml_meter([7])
     assert meter is None
     assert "Invalid Argument" in absent[0].reason
     assert driver.shut == 1
@@ -99,7 +99,7 @@ def test_a_missing_gpu_is_reported(driver: Driver) -> None:
 
 def test_unsupported_figures_are_absent_with_a_reason(driver: Driver) -> None:
     driver.refused = {"nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetUtilizationRates"}
-    meter, absent = open_nvml([0])
+    meter, absent = open_nvml_meter([0])
     assert meter is not None
     sample = meter.read()[0]
     assert sample.energy_j is None and sample.utilisation is None and sample.power_w == 412.5
@@ -112,7 +112,7 @@ def test_unsupported_figures_are_absent_with_a_reason(driver: Driver) -> None:
 )
 def test_older_gpus_give_the_mean_power(driver: Driver, field: dict[str, int]) -> None:
     vars(driver.instant).update(field)
-    meter, absent = open_nvml([0])
+    meter, absent = open_nvml_meter([0])
     assert meter is not None and not absent
     assert meter.read()[0].power_w == 398.0
 
@@ -121,19 +121,19 @@ def test_an_older_package_without_the_field_gives_the_mean_power(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(pynvml, "NVML_FI_DEV_POWER_INSTANT")
-    meter, _ = open_nvml([0])
+    meter, _ = open_nvml_meter([0])
     assert meter is not None and meter.read()[0].power_w == 398.0
 
 
 def test_older_drivers_report_throttling_by_its_old_name(driver: Driver) -> None:
     driver.refused = {"nvmlDeviceGetCurrentClocksEventReasons"}
-    meter, absent = open_nvml([0])
+    meter, absent = open_nvml_meter([0])
     assert meter is not None and not absent
     assert meter.read()[0].throttle == ("hardware_slowdown",)
 
 
 def test_a_gpu_that_stops_answering_gives_samples_without_figures(driver: Driver) -> None:
-    meter, _ = open_nvml([0])
+    meter, _ = open_nvml_meter([0])
     driver.refused = {name for name in dir(pynvml) if name.startswith("nvmlDevice")} | {"nvmlShutdown"}
     assert meter is not None
     sample = meter.read()[0]
@@ -145,11 +145,11 @@ def test_no_driver_no_package_and_no_gpu_have_different_reasons(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 0)
-    assert "finds no GPU" in open_nvml()[1][0].reason
+    assert "finds no GPU" in open_nvml_meter()[1][0].reason
     driver.refused = {"nvmlInit"}
-    assert "cannot be initialized" in open_nvml()[1][0].reason
+    assert "cannot be initialized" in open_nvml_meter()[1][0].reason
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert "nvidia-ml-py" in open_nvml()[1][0].reason
+    assert "nvidia-ml-py" in open_nvml_meter()[1][0].reason
 
 
 def test_every_reason_for_lower_clocks_has_a_name() -> None:

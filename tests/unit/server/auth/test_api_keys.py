@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import re
 import stat
 import time
@@ -100,7 +101,7 @@ def test_a_failed_write_leaves_the_old_file(file: Path, monkeypatch: pytest.Monk
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(api_keys.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         create_key(file, "more")
     assert file.read_bytes() == before

@@ -7,7 +7,7 @@ from typing import Any
 
 from enginebay.lab.measures.flat_figures import better_direction
 from enginebay.lab.report.engine_pairs import MAX_ALL_PAIRS, EnginePair
-from enginebay.lab.report.figure_format import format_digits, format_figure, format_ratio
+from enginebay.lab.report.figure_format import format_figure, format_number, format_ratio
 from enginebay.lab.report.markup import Html, h, join_html, render_badge, render_section, render_table
 from enginebay.lab.report.report_metrics import COMPARED_METRICS, METRIC_TITLES
 from enginebay.lab.validity.verdict import worst_status
@@ -130,4 +130,4 @@ def _render_agreement(name: str, parity: Mapping[str, Any]) -> Html | str | None
         value = value["median"]
     if name in COUNT_MEASURES:
         return f"{value:g}"
-    return format_figure(value, "share") if name in SHARE_MEASURES else format_digits(value)
+    return format_figure(value, "share") if name in SHARE_MEASURES else format_number(value)

@@ -9,7 +9,7 @@ from enginebay.lab.measures.flat_figures import better_direction
 from enginebay.lab.report.engine_pairs import EnginePair, group_by_workload
 from enginebay.lab.report.figure_format import (
     add_unit_to_title,
-    format_digits,
+    format_number,
     format_ratio,
     infer_unit,
     pick_column_unit,
@@ -161,7 +161,7 @@ def _render_conclusion(key: str, measured: Sequence[ReportPoint], notes: Mapping
 
 def _render_row(point: ReportPoint, key: str, factor: float, largest: float, note: tuple[bool, str] | None) -> Html:
     interval = point.figures[key]
-    value: Html = join_html(format_digits(interval.estimate * factor), _render_interval(interval, factor))
+    value: Html = join_html(format_number(interval.estimate * factor), _render_interval(interval, factor))
     invalid = point.status == "invalid"
     return h(
         "li",
@@ -176,7 +176,7 @@ def _render_row(point: ReportPoint, key: str, factor: float, largest: float, not
 def _render_interval(interval: ConfidenceInterval, factor: float) -> Html | None:
     if interval.low is None or interval.high is None:
         return None
-    return h("small", f" [{format_digits(interval.low * factor)}, {format_digits(interval.high * factor)}]")
+    return h("small", f" [{format_number(interval.low * factor)}, {format_number(interval.high * factor)}]")
 
 
 def _render_bar(point: ReportPoint, interval: ConfidenceInterval, largest: float) -> Html:

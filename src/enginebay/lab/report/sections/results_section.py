@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enginebay.lab.report.figure_format import (
     add_unit_to_title,
-    format_digits,
     format_interval,
+    format_number,
     infer_unit,
     pick_column_unit,
 )
@@ -76,8 +76,8 @@ def _render_number(point: ReportPoint, key: str, factor: float) -> Html | None:
         return None
     ends = None
     if interval.low is not None and interval.high is not None:
-        ends = h("small", f"[{format_digits(interval.low * factor)}, {format_digits(interval.high * factor)}]")
-    return _mark_invalid(point, join_html(format_digits(interval.estimate * factor), ends))
+        ends = h("small", f"[{format_number(interval.low * factor)}, {format_number(interval.high * factor)}]")
+    return _mark_invalid(point, join_html(format_number(interval.estimate * factor), ends))
 
 
 def _mark_invalid(point: ReportPoint, text: Html | str) -> Html:
