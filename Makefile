@@ -13,7 +13,7 @@ PARALLEL ?= -n 2 --dist loadgroup
 PYTEST = ENGINEBAY_HOME=$(TEST_HOME) $(VENV)/bin/pytest
 REAL := tests/browser tests/contract tests/integration
 
-.PHONY: install lock serve run node chromium check unit browser engines engine-transformers engine-vllm model contract integration test test-slow test-ci test-all soak bench-server bench-switch bench-worker bench-spinning bench-start bench-lab compare docs clean
+.PHONY: install lock lock-engines serve run node chromium check unit browser engines engine-transformers engine-vllm model contract integration test test-slow test-ci test-all soak bench-server bench-switch bench-worker bench-spinning bench-start bench-lab compare docs clean
 
 install: $(VENV)/.installed
 
@@ -41,6 +41,14 @@ lock:
 	    --implementation cp --python-version $$python --platform manylinux2014_$$arch \
 	    $(foreach minor,$(GLIBCS),--platform manylinux_2_$(minor)_$$arch) || exit 1; done; done
 	rm -rf $(LOCKING)
+
+# The same for engine environments: builds them anew with the newest versions.
+lock-engines: install
+	for kind in transformers vllm; do \
+	  rm -f src/enginebay/engines/$$kind/tested_versions_cpu.txt; \
+	  ENGINEBAY_HOME=$(TEST_HOME) $(BAY) engines install $$kind --recreate || exit 1; \
+	  ( echo '# Tested together on a CPU. `make lock-engines` writes this file.'; grep -vE '^(pip|torch)==' $(TEST_HOME)/engines/$$kind-*/freeze.txt ) \
+	    > src/enginebay/engines/$$kind/tested_versions_cpu.txt; done
 
 serve: install
 	$(BAY) serve $(MODEL) $(if $(PORT),--port $(PORT))

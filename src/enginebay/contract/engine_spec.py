@@ -94,6 +94,7 @@ class Recipe:
     version: str  # default version
     steps: tuple[tuple[str, ...], ...]
     drop: tuple[str, ...] = ()  # dependencies of the distribution to leave out
+    pins: str = ""  # "package:file" with the exact versions that were tested with `version`
 
 
 class Isolation(StrEnum):
@@ -207,7 +208,9 @@ class EngineSpec:
         known["settings"] = {name: _parse_setting(value) for name, value in known["settings"].items()}
         known["retired"] = {name: Retired(**value) for name, value in known["retired"].items()}
         known["recipes"] = tuple(
-            Recipe(r["when"], r["version"], tuple(tuple(step) for step in r["steps"]), tuple(r["drop"]))
+            Recipe(
+                r["when"], r["version"], tuple(tuple(step) for step in r["steps"]), tuple(r["drop"]), r.get("pins", "")
+            )
             for r in known["recipes"]
         )
         known["preferences"] = tuple(Preference(**value) for value in known.get("preferences", ()))

@@ -31,11 +31,13 @@ from enginebay.environments.install_recipe import (
     InstallTarget,
     are_satisfied,
     fill_step,
+    find_pins,
     is_pin,
     parse_target,
     select_recipe,
     uses_requirements,
 )
+from enginebay.environments.versions import is_same_version
 from enginebay.errors import EnginebayError, EngineFailed, EngineMissing, FetchFailed
 from enginebay.util.atomic_file import write_json
 from enginebay.util.child_processes import interruptible
@@ -142,9 +144,16 @@ class _EnvironmentBuild:
 
     def _follow_recipe(self, spec: EngineSpec, version: str) -> None:
         recipe = select_recipe(spec, self.request.device)
+        pins = find_pins(recipe) if is_same_version(version, recipe.version) else []
         for number, step in enumerate(recipe.steps, 1):
             requirements = self._list_requirements(spec, recipe.drop) if uses_requirements(step) else None
-            self._pip_install(f"step {number} of {len(recipe.steps)}", fill_step(step, version, requirements))
+            doing, arguments = f"step {number} of {len(recipe.steps)}", fill_step(step, version, requirements)
+            try:
+                self._pip_install(doing, [*pins, *arguments])
+            except FetchFailed:
+                if not pins:
+                    raise
+                self._pip_install(f"{doing}, with other versions than the tested ones", arguments)
 
     def _list_requirements(self, spec: EngineSpec, dropped: tuple[str, ...]) -> list[str]:
         script = [str(self.python), str(dist_requirements.__file__), ",".join(spec.distributions), ",".join(dropped)]

@@ -19,7 +19,14 @@ from enginebay.environments import environment_build as builder
 from enginebay.environments import environment_lookup as finding
 from enginebay.environments import environment_store
 from enginebay.environments.dist_requirements import list_requirements
-from enginebay.environments.install_recipe import are_satisfied, fill_step, parse_target, select_recipe
+from enginebay.environments.install_recipe import (
+    are_satisfied,
+    fill_step,
+    find_pins,
+    is_pin,
+    parse_target,
+    select_recipe,
+)
 from enginebay.environments.versions import is_same_version, version_key
 from enginebay.errors import EngineFailed, EngineMissing, FetchFailed, UsageError
 from enginebay.fleet.diagnostics import FindingState, run_diagnostics
@@ -345,6 +352,42 @@ def test_steps_are_filled_in() -> None:
     assert fill_step(first, "9") == ["torch==2"]
     assert fill_step(second, "9") == ["--no-deps", "other==9"]
     assert fill_step(third, "9", ["a>1", "b"]) == ["a>1", "b", "grpcio"]
+
+
+@pytest.mark.parametrize("kind", ["transformers", "vllm"])
+def test_the_versions_that_were_tested_together_are_exact(kind: str) -> None:
+    recipe = select_recipe(registry.get_spec(kind), "cpu")
+    option, path = find_pins(recipe)
+    lines = [line for line in Path(path).read_text().splitlines() if not line.startswith("#")]
+    assert option == "-c" and len(lines) > 40 and all(map(is_pin, lines))
+    names = {line.partition("==")[0].lower() for line in lines}
+    assert not names & {"torch", "pip"}, "the recipe names torch, and pip is the user's own"
+
+
+def test_other_recipes_have_no_such_list() -> None:
+    assert find_pins(Recipe("any", "1", ())) == []
+    assert find_pins(Recipe("any", "1", (), pins="not_installed_here:versions.txt")) == []
+
+
+@pytest.mark.parametrize(("requested", "fails", "expected"), [
+    ("1.0", False, [True]), ("1.0", True, [True, False]), ("1.1", False, [False]),
+])  # fmt: skip
+def test_tested_versions_are_tried_first_and_only_with_the_version_they_belong_to(
+    monkeypatch: pytest.MonkeyPatch, requested: str, fails: bool, expected: list[bool]
+) -> None:
+    used = []
+
+    def install(self: object, doing: str, arguments: list[str]) -> None:
+        used.append("-c" in arguments)
+        if fails and "-c" in arguments:
+            raise FetchFailed("no wheel of that version for this Python")
+
+    monkeypatch.setattr(builder._EnvironmentBuild, "_pip_install", install)
+    recipe = Recipe("any", "1.0", (("other=={version}",),), pins="enginebay.engines.vllm:tested_versions_cpu.txt")
+    build = object.__new__(builder._EnvironmentBuild)
+    build.request = builder.InstallRequest("other", "cpu")
+    build._follow_recipe(replace(SPEC, recipes=(recipe,)), requested)
+    assert used == expected
 
 
 def test_grpc_is_only_added_where_it_is_missing_or_old() -> None:

@@ -66,7 +66,12 @@ SPEC = EngineSpec(
     settings=SETTINGS,
     retired=RETIRED,
     recipes=(
-        Recipe("cpu", "5.19.0", (("torch==2.13.0",), (*_LIBRARIES, *_GRPC), _GUIDED)),
+        Recipe(
+            when="cpu",
+            version="5.19.0",
+            steps=(("torch==2.13.0",), (*_LIBRARIES, *_GRPC), _GUIDED),
+            pins="enginebay.engines.transformers:tested_versions_cpu.txt",
+        ),
         Recipe("cuda", "5.19.0", (("torch",), (*_LIBRARIES, *_GRPC), _GUIDED)),
     ),
     aliases=("pytorch",),

