@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BAY    := $(VENV)/bin/bay
-# The versions that are tested together: one for every package, on every Python and processor.
+# The versions that are tested together: one per package, the same on every Python and processor.
 LOCK   := requirements/lock.txt
 MODEL  ?= smollm2
 PROMPT ?= Give three tips for a good night's sleep.
@@ -27,7 +27,7 @@ $(VENV)/.dev: $(VENV)/.installed
 	$(VENV)/bin/python -m pip install --quiet --constraint $(LOCK) --editable '.[llamacpp,lab,dev]'
 	touch $@
 
-# Newest versions for the lock, in a clean environment of the oldest Python: the others have wheels of them, too, which is checked.
+# Newest versions for the lock, in a clean environment of the oldest Python: then checks that the other Pythons have wheels of the same versions.
 LOCKING := .cache/lock
 GLIBCS  := 5 12 17 24 26 27 28 31 34 35
 lock:

@@ -125,7 +125,8 @@ def _build_engine(spec: EngineSpec) -> Schema:
         }
         for name, retired in spec.retired.items()
     }
-    declared = {**SAMPLING_KEYS, TRUST_KEY: MODEL_KEYS[TRUST_KEY], **spec.settings}
+    aliases = {alias: setting for setting in spec.settings.values() for alias in setting.aliases}
+    declared = {**SAMPLING_KEYS, TRUST_KEY: MODEL_KEYS[TRUST_KEY], **spec.settings, **aliases}
     return {**_nest_settings(declared, retired_keys), "description": spec.summary}
 
 

@@ -1,6 +1,6 @@
-"""Parses a regex to a syntax tree. Visitors read the tree: one checks limits, one writes GBNF.
+"""Parses a regex into a syntax tree. Visitors read the tree: one checks limits, one writes GBNF.
 
-Python's `re._parser` cannot serve: it is private and recursive, drops positions, merges branches, and reads another
+Python's `re._parser` does not fit: it is private and recursive, drops positions, merges branches, and reads another
 dialect (lookaheads, but no `\\p{L}`, `(?<name>...)` or `\\z`); workers run with no libraries but their engine's.
 
 Parsing takes linear time and never raises. It stops at the first fault and puts it into the tree as the last node, so

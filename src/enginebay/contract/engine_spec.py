@@ -108,7 +108,7 @@ class Preference:
 
     format: str  # of the model as stored
     device: str  # "cpu" or "cuda"
-    score: int  # built-in engines use 10 to 90; without a preference it is 0
+    score: int  # built-in engines use 40 to 90; without a preference it is 0
     reason: str
 
 
@@ -120,7 +120,7 @@ class Preset:
     engine: str  # its kind
     purpose: str
     explanation: str
-    settings: Mapping[str, Any] = field(default_factory=dict)  # nested, as in the engine's section
+    settings: Mapping[str, Any] = field(default_factory=dict)  # nested, as in the engine's block
 
     @property
     def config(self) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class EngineSpec:
     conversions: Mapping[str, str] = field(default_factory=dict)  # stored format -> the format it is converted to
     preferences: tuple[Preference, ...] = ()
     device_bound: bool = False  # a build runs only on its own device, and the weights must fit there
-    memory: str = ""  # "package.module:function", `MemoryFacts` to `MemoryEstimate`; empty: a general estimate
+    memory: str = ""  # "package.module:function", `MemoryFacts` to `MemoryEstimate`; empty: the generic estimate
     presets: tuple[Preset, ...] = ()
     trims: tuple[TrimProfile, ...] = ()
     isolation: Isolation = Isolation.PROCESS

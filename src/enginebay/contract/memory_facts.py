@@ -1,4 +1,4 @@
-"""Inputs and result of an engine's memory estimate, and the general one. Pure.
+"""Inputs and result of an engine's memory estimate, and the generic estimate. Pure.
 
 Pools are "ram", "gpu0", "gpu1", ... Estimates err on the high side: too high costs an eviction, too low the whole host.
 """
@@ -22,7 +22,7 @@ _GUESSED_TOKENS_PER_WEIGHTS = 8192  # tokens whose cache equals the weights in s
 
 @dataclass(frozen=True, slots=True)
 class MemoryFacts:
-    """One load on one host. A shape of 0 is unknown."""
+    """One load on one host. `layers`, `kv_heads` and `head_dim` are 0 if unknown."""
 
     kind: str
     weights_bytes: int = 0  # as stored
@@ -82,7 +82,7 @@ class MemoryEstimate:
 
     pools: Mapping[str, int]  # bytes by pool
     weights_bytes: int = 0  # as loaded: what sleep level 1 moves to RAM
-    sizes: Mapping[str, int] = field(default_factory=dict)  # size settings as the engine will choose them
+    sizes: Mapping[str, int] = field(default_factory=dict)  # values that the engine chooses for unset sizes
 
 
 def estimate_generic_memory(facts: MemoryFacts) -> MemoryEstimate:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from enginebay.contract import Capability, EngineSpec, Support, parameters
+from enginebay.contract import Capability, EngineSpec, Setting, Support, parameters
 
 ABSENT = "-"
 
@@ -111,6 +111,15 @@ def _build_engine_row(spec: EngineSpec) -> list[str]:
     return [f"`{spec.kind}`", spec.summary, ", ".join(spec.formats), ", ".join(parallel) or ABSENT, modes]
 
 
+def _describe_setting(setting: Setting) -> str:
+    parts = [setting.help]
+    if setting.aliases:
+        parts.append(f"also: {', '.join(setting.aliases)}")
+    if setting.tune:
+        parts.append(f"`auto` in a sweep: {', '.join(map(str, setting.tune))}")
+    return "; ".join(parts)
+
+
 def _build_settings_sections(specs: Sequence[EngineSpec]) -> list[str]:
     lines: list[str] = []
     for spec in specs:
@@ -122,7 +131,7 @@ def _build_settings_sections(specs: Sequence[EngineSpec]) -> list[str]:
                 setting.type,
                 _format_allowed(setting.minimum, setting.maximum, setting.choices),
                 _format_default(setting.default),
-                setting.help,
+                _describe_setting(setting),
             ]
             for name, setting in spec.settings.items()
             if setting.capability.support is not Support.REFUSES

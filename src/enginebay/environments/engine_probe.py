@@ -37,7 +37,7 @@ def run_probe(python: Path, question: dict[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(marked[-1].removeprefix(probe_main.RESULT_PREFIX)) if marked else {}
     if process.returncode != 0 or not answer or "error" in answer:
         reason = answer.get("error") or f"exit code {process.returncode}"
-        raise EngineFailed(f"the engine failed to start in its environment: {reason}", format_last_lines(errors))
+        raise EngineFailed(f"the engine's code failed in its environment: {reason}", format_last_lines(errors))
     return answer
 
 

@@ -103,7 +103,7 @@ _guards: set[ProcessGuard] = set()
 
 
 def _close_lifelines() -> None:
-    """Close them in a forked process, which would hide the exit of this one."""
+    """Close inherited lifelines in a forked child: an open copy would hide this process's exit."""
     while _guards:
         lifeline = _guards.pop()._lifeline
         os.closerange(lifeline, lifeline + 1)

@@ -41,7 +41,7 @@ class HttpClient:
                 self._connection.set_tunnel(*address, dict(proxy.headers))
 
     def request(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any] | None = None) -> HttpResponse:
-        """GET the path, or POST the body as JSON. Raise `OSError` or `http.client.HTTPException`."""
+        """GET the path, or POST the body as JSON. Raises `OSError` or `http.client.HTTPException`."""
         headers = {**self._proxy_headers, **headers}
         if body is not None:
             headers["Content-Type"] = "application/json"

@@ -1,4 +1,4 @@
-"""The rules for every request that goes out: which certificates are trusted, which proxy is used. ADR 19."""
+"""Rules for outgoing HTTP requests: trusted certificates and proxies. See ADR 19."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Proxy:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name or address is this host. Pure."""
+    """Return whether a host name or address is loopback. Pure."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -47,7 +47,7 @@ def find_proxy(host: str, port: int, uses_tls: bool) -> Proxy | None:
     """Return the proxy that HTTPS_PROXY or HTTP_PROXY names, unless NO_PROXY lists the host or it is loopback."""
     if is_loopback(host):
         return None
-    from urllib.request import getproxies, proxy_bypass  # costs as much as the request
+    from urllib.request import getproxies, proxy_bypass  # slow to import
 
     scheme = "https" if uses_tls else "http"
     url = getproxies().get(scheme)
@@ -59,7 +59,9 @@ def find_proxy(host: str, port: int, uses_tls: bool) -> Proxy | None:
     except ValueError:
         proxy_port = 0
     if not proxy_port or parts.scheme not in ("http", "https") or not parts.hostname:  # the URL may hold a password
-        raise ConfigError(f"{scheme}_proxy is not the URL of an HTTP proxy", "use http://HOST:PORT")
+        raise ConfigError(
+            f"{scheme.upper()}_PROXY in the environment is not the URL of an HTTP proxy", "use http://HOST:PORT"
+        )
     if parts.username is None:
         return Proxy(parts.hostname, proxy_port)
     credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()

@@ -1,4 +1,4 @@
-"""NVIDIA's driver, by its own Python package nvidia-ml-py."""
+"""Access to NVIDIA's driver through its Python package, nvidia-ml-py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BORROWED = "enginebay_pynvml"
 
 
 class NvmlMissing(Exception):
-    """There is no NVIDIA driver, or it does not respond."""
+    """NVML is unusable: no NVIDIA driver, one that does not respond, or no package nvidia-ml-py."""
 
 
 def open_nvml() -> Any:

@@ -30,7 +30,7 @@ SPECS = {
         "fast",
         {
             **UNIVERSAL,
-            "max_num_seqs": Setting("int", "", minimum=1, maximum=1024),
+            "max_num_seqs": Setting("int", "", minimum=1, maximum=1024, aliases=("parallel",), tune=(8, 16)),
             "memory": Setting("float", "", minimum=0.5, maximum=0.99, default=0.9),
             "block_size": Setting("int", "", choices=(8, 16, 32)),
             "eager": Setting("bool", ""),

@@ -50,6 +50,28 @@ def test_aliases_of_keys_and_engines(load: Any) -> None:
     assert config.settings_for("broad") == config.settings_for("wide") == {"compile": "default"}
 
 
+def test_a_setting_has_other_names_in_every_layer(load: Any) -> None:
+    config = load("fast: {parallel: 4}\nmodels:\n  m: {fast: {parallel: 8}}\n")
+    assert config.settings_for("fast") == {"max_num_seqs": 4}
+    assert config.settings_for("fast", "m") == {"max_num_seqs": 8}
+    flags = load("fast: {parallel: 4}\n", flags={"fast.max_num_seqs": 16})
+    assert flags.settings_for("fast") == {"max_num_seqs": 16}, "a flag overrides the file, whatever name either uses"
+    with pytest.raises(ConfigError) as error:
+        load("fast: {parallel: 4, max_num_seqs: 4}\n")
+    assert "fast.max_num_seqs: duplicates fast.parallel (bay.yaml:1)" in error.value.message
+    with pytest.raises(ConfigError, match="parallel"):
+        load("fast: {parallel: 0}\n")
+
+
+def test_auto_in_a_sweep_takes_the_values_that_the_engine_suggests(load: Any) -> None:
+    for text in ("sweep: {fast.max_num_seqs: auto}", "sweep: {fast: {max_num_seqs: auto}}"):
+        assert load(text).experiment.sweep in ({"fast.max_num_seqs": [8, 16]}, {"fast": {"max_num_seqs": [8, 16]}})
+    both = load("sweep: [{fast.max_num_seqs: auto}, {fast.max_num_seqs: [1]}]")
+    assert both.experiment.sweep == [{"fast.max_num_seqs": [8, 16]}, {"fast.max_num_seqs": [1]}]
+    with pytest.raises(ConfigError, match="block_size"):
+        load("sweep: {fast.block_size: auto}")  # suggests none, and auto is no value of it
+
+
 def test_experiment_keys_become_sampling_and_experiment(load: Any) -> None:
     config = load(
         "max_output_tokens: 9\nmin_output_tokens: 2\nrandom_seed: 5\ndecoder: {top_k: -1, do_sample: false}\n"

@@ -65,7 +65,7 @@ def download_wheels(
 ) -> DownloadedWheels:
     """Download the requirements and their dependencies for the target. Raises `FetchFailed` with pip's error.
 
-    Nothing gets a distribution of `left_out`. `drop` lists the dependencies not to follow of a distribution; "*" for all.
+    Never downloads what `left_out` names. `drop` maps a distribution to the dependencies not to follow; "*" means all.
     """
     shutil.rmtree(folder, ignore_errors=True)  # pip caches downloads itself
     folder.mkdir(parents=True)

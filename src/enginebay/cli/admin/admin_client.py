@@ -89,8 +89,11 @@ def fetch(
     try:
         with HttpClient(address, uses_tls=uses_tls, timeout_s=timeout_s, direct=server.is_local) as client:
             return client.request(f"{parts.path}/{path}", {"Authorization": f"Bearer {key}"} if key else {}, body)
-    except (OSError, HTTPException) as error:
-        reason = getattr(error, "strerror", None) or error
+    except HTTPException as error:
+        hint = "check that the URL is that of an Enginebay server"
+        raise ServerUnreachable(f"no usable response from {server.url}: {error}", hint) from None
+    except OSError as error:
+        reason = error.strerror or error
         raise ServerUnreachable(f"no server responds at {server.url}: {reason}", server.hint) from None
 
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from enginebay.contract import EngineSpec
     from enginebay.environments import Environment
 
-app = create_app(help="List, install, remove and explain engines.", no_args_is_help=True)
+app = create_app(help="List, show, install, upgrade, remove and explain engines.", no_args_is_help=True)
+_NOT_APPLIED = {None: "", False: "does not apply: "}
 _PIP_NOT_FOUND = "No matching distribution found"  # in pip's output
 
 
@@ -163,7 +164,7 @@ def remove(
 
 @app.command()
 def show(kind: Annotated[str, typer.Argument(help="Engine")], json: JsonOption = False) -> None:
-    """Show one engine: where it is installed, and which patches of its library apply to the installed version."""
+    """Show one engine: where it is installed, and which of Enginebay's patches to its library apply to the installed version."""
     from dataclasses import asdict
 
     from enginebay.engines import registry
@@ -187,7 +188,7 @@ def show(kind: Annotated[str, typer.Argument(help="Engine")], json: JsonOption =
             [
                 [
                     patch["name"],
-                    "applies" if patch["applies"] else f"does not apply: {patch['reason']}",
+                    "applies" if patch["applies"] else f"{_NOT_APPLIED[patch['applies']]}{patch['reason']}",
                     " to ".join(dict.fromkeys(patch["versions"])),
                     patch["setting"],
                     patch["summary"],

@@ -30,7 +30,10 @@ EXPERIMENT_KEYS: dict[str, Setting] = {
     "parity": Setting("map|bool", "compare the engines' answers; false: do not"),
     "slo": Setting("map", "latency objectives in seconds, such as ttft_p95: 0.8"),
     "price_per_hour": Setting("float", "hourly price of this host, for the cost per token", minimum=0),
-    "sweep": Setting("map|list", "grid of values by dotted key: every combination is measured; or a list of grids"),
+    "sweep": Setting(
+        "map|list",
+        "grid of values by dotted key: every combination is measured; auto: the values that the engine suggests; or a list of grids",
+    ),
 }
 
 SWEEP_KEY = "sweep"

@@ -153,7 +153,7 @@ class ConnectionPool:
             head = await reader.readuntil(b"\r\n\r\n")
             status = head.splitlines()[0].decode("latin-1")
             if not re.match(r"HTTP/1\.[01] 2\d\d\b", status):
-                raise OSError(f"the proxy {proxy.host} refused: {status[:80]!r}")
+                raise OSError(f"the proxy {proxy.host} refused the connection: {status[:80]!r}")
             await writer.start_tls(self._tls, server_hostname=self._server.host)
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             connection.close()

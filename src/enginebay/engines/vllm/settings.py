@@ -141,7 +141,9 @@ _EXECUTION = {
         default="auto",
     ),
     **{
-        patch.setting: Setting("str", patch.summary, choices=("auto", "off"), default="auto")
+        patch.setting: Setting(
+            "str", f"{patch.summary}; off: {patch.fallback}", choices=("auto", "off"), default="auto"
+        )
         for patch in PATCHES
         if patch.off == "off"
     },

@@ -136,7 +136,10 @@ def _check_spec(spec: EngineSpec, model: str, task: str) -> None:
             "choose another engine: `bay engines matrix` compares them",
         )
     if spec.isolation is not Isolation.PROCESS:
-        raise ConfigError(f"{spec.kind} declares isolation {spec.isolation}, which this version does not support")
+        raise ConfigError(
+            f"{spec.kind} declares isolation {spec.isolation}, which this version does not support",
+            "choose another engine, or upgrade enginebay",
+        )
 
 
 def _infer_task(configured: ModelConfig, stored: models.StoredModel | None) -> str:

@@ -46,7 +46,10 @@ def estimate_memory(spec: EngineSpec, facts: MemoryFacts, python: Path) -> Memor
     try:
         estimate: MemoryEstimate = function(facts)
     except Exception as error:  # a third-party function may raise anything
-        raise EngineFailed(f"the memory estimate of {spec.kind} failed: {type(error).__name__}: {error}") from error
+        raise EngineFailed(
+            f"the memory estimate of {spec.kind} failed: {type(error).__name__}: {error}",
+            f"report it to the engine's author: {spec.memory}",
+        ) from error
     return estimate
 
 

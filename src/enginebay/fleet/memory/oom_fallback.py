@@ -16,7 +16,7 @@ def reduce_settings(spec: EngineSpec, settings: Mapping[str, Any], context_lengt
     """Return all settings with those in `spec.smaller` halved, or None if none can shrink.
 
     `context_length` is the engine's default, which may be below the model's maximum. Some sizes derive from others:
-    pass `{**resolve_size_settings(facts), **settings}` so that all are set.
+    pass `{**estimate.sizes, **settings}` so that all are set.
     """
     changed = {
         name: half

@@ -195,7 +195,7 @@ def _connect_to_parent(directory: Path) -> socket.socket:
 
 
 def _start_guard(directory: Path, removed: str) -> None:
-    """Nothing is left behind, whichever of worker and parent dies first."""
+    """Start the guard that cleans up, whichever of worker and parent dies first."""
     guard = ProcessGuard(grace_s=_EXIT_TIMEOUT_S, parent=_connect_to_parent(directory), directory=removed)
     guard.watch(os.getpid(), os.getpgrp())
 

@@ -37,7 +37,7 @@ _STEP = "vllm.v1.core.sched.output"
 
 STEP_OUTPUTS = VllmPatch(
     name="step_outputs",
-    summary="Collect the tokens of a whole step at once, first tokens first",
+    summary="Collect all tokens of a step at once, and send first tokens before the others",
     setting="stepwise",
     fallback="using generate(), which is slower",
     needs={
@@ -102,7 +102,7 @@ LOAD_LOG = VllmPatch(
 )
 OUTPUT_HANDLER = VllmPatch(
     name="output_handler",
-    summary="Notice the death of vLLM's engine process at once",
+    summary="Notice at once when vLLM's engine process dies",
     setting="output_handler",
     fallback="the death of vLLM's engine process is noticed by the next request",
     needs={_LLM: ("output_handler",), f"{_LLM}._run_output_handler": ()},

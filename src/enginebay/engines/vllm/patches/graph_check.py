@@ -1,4 +1,4 @@
-"""Compare recorded mixed steps with the same steps run unrecorded.
+"""Compare replayed mixed steps with the same steps run eagerly.
 
 Runs once in vLLM's engine process, after the capture. A wrongly captured graph computes wrong results without any error.
 The steps take vLLM's usual way: new requests, some of them with most of their prompt already in the KV cache, which the
@@ -15,7 +15,7 @@ from typing import Any
 
 # Relative differences of a 30-layer model's logits: another order of summation 0.05 (bfloat16) or 0.008 (float16), no causal mask over 1.
 _ROUNDING_STEPS = 32  # tolerance, in units of the last place of the model's precision
-_MIN_TOLERANCE = 0.1  # quantized activations round more than that
+_MIN_TOLERANCE = 0.1  # quantized activations round more than 32 steps
 _CONTEXTS = (5, 17, 31, 48)  # cached tokens of the decoding requests
 _CHECKED_SIZES = 4  # two steps of each size: a fraction of a second
 
@@ -30,7 +30,7 @@ class CheckRequest:
 
 
 def measure_difference(recorded: Any, expected: Any) -> float:
-    """Return the largest relative difference between two rows of logits; infinite if other values are not finite."""
+    """Return the largest relative difference between two rows of logits; infinite if they are not finite at the same places."""
     import numpy as np
 
     finite = np.isfinite(expected)
@@ -47,7 +47,7 @@ def describe_difference(difference: float, epsilon: float) -> str | None:
     tolerance = max(_MIN_TOLERANCE, _ROUNDING_STEPS * epsilon)
     if difference <= tolerance:
         return None
-    return f"recorded steps differ from unrecorded ones by {difference:.3g}, more than rounding ({tolerance:.3g})"
+    return f"replayed steps differ from eager ones by {difference:.3g}, more than rounding explains ({tolerance:.3g})"
 
 
 def choose_sizes(sizes: Sequence[int]) -> list[int]:

@@ -8,7 +8,7 @@ FlashAttention 3 can replay any mix from one graph, but only if that graph was c
 it treats a decode-only step as non-causal and schedules it differently. So this module captures mixed steps up to vLLM's
 largest graph as full graphs, and larger ones, where the GPU is the bottleneck, piecewise.
 
-After the capture it compares recorded steps with unrecorded ones (`graph_check.py`), and captures vLLM's default graphs
+After the capture it compares replayed steps with eager ones (`graph_check.py`), and captures vLLM's default graphs
 instead if they differ. The patch reaches the engine process by fork.
 """
 
@@ -146,11 +146,13 @@ def _check_graphs(runner: Any, sizes: Sequence[int]) -> str | None:
         with torch.inference_mode():
             difference = graph_check.compare_steps(runner, sizes)
         if difference is None:
-            return "the KV cache is too small to check recorded steps"
-        logging.getLogger("vllm.enginebay").info("mixed_graphs: recorded steps differ by %.3g", difference)
+            return "the KV cache is too small to check the captured graphs"
+        logging.getLogger("vllm.enginebay").info(
+            "mixed_graphs: replayed steps differ from eager ones by %.3g", difference
+        )
         return graph_check.describe_difference(difference, torch.finfo(runner.dtype).eps)
     except Exception as error:
-        return f"recorded steps cannot be checked: {type(error).__name__}: {error}"
+        return f"the captured graphs cannot be checked: {type(error).__name__}: {error}"
 
 
 def select_full_graphs(manager: Any, full: Any) -> None:

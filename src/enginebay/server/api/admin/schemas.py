@@ -120,7 +120,7 @@ class FleetModelObject(Struct, kw_only=True):
 
 class FleetObject(Struct):
     models: list[FleetModelObject]
-    standby: Annotated[dict[str, NonNegative], about("Standby processes by engine, with their process ids.")]
+    standby: Annotated[dict[str, NonNegative], about("Process id of each engine's standby worker.")]
     memory_bytes: Annotated[dict[str, NonNegative], about("Memory budget of all models, for ram and for each GPU.")]
 
 

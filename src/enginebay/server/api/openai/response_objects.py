@@ -180,7 +180,7 @@ class ModelDetailsObject(Struct, kw_only=True):
 
     state: str
     engine: str
-    fallback: Annotated[list[str], about("The engines that replace it, in order.")]
+    fallback: Annotated[list[str], about("Fallback engines, in order.")]
     task: Task
     adapters: list[str]
     version: str | UnsetType = UNSET
@@ -189,7 +189,8 @@ class ModelDetailsObject(Struct, kw_only=True):
     memory_bytes: NonNegative | UnsetType = UNSET
     load_s: float | UnsetType = UNSET
     capabilities: Annotated[
-        dict[str, CapabilityObject] | UnsetType, about("For each request parameter: native, translated or refused.")
+        dict[str, CapabilityObject] | UnsetType,
+        about("For each request parameter: honours, translates or refuses, and how."),
     ] = UNSET
     settings: Annotated[
         dict[str, SettingObject] | UnsetType, about("Effective settings next to the configured ones.")

@@ -230,7 +230,7 @@ def _fail(*_: Any) -> float:
 @pytest.mark.parametrize(
     ("compare", "reason"),
     [
-        (lambda *_: 1.5, "recorded steps differ from unrecorded ones by 1.5, more than rounding"),
+        (lambda *_: 1.5, "replayed steps differ from eager ones by 1.5, more than rounding"),
         (lambda *_: float("inf"), "more than rounding"),
         (lambda *_: None, "too small"),
         (_fail, "cannot be checked: RuntimeError: no such step"),
