@@ -47,7 +47,7 @@ lock-engines: install
 	for kind in transformers vllm; do \
 	  rm -f src/enginebay/engines/$$kind/tested_versions_cpu.txt; \
 	  ENGINEBAY_HOME=$(TEST_HOME) $(BAY) engines install $$kind --recreate || exit 1; \
-	  ( echo '# Tested together on a CPU. `make lock-engines` writes this file.'; grep -vE '^(pip|torch)==' $(TEST_HOME)/engines/$$kind-*/freeze.txt ) \
+	  ( echo '# Tested together on a CPU. `make lock-engines` writes this file.'; grep -hvE '^(pip|torch)==' $$(ls -t $(TEST_HOME)/engines/$$kind-*/freeze.txt | head -1) ) \
 	    > src/enginebay/engines/$$kind/tested_versions_cpu.txt; done
 
 serve: install

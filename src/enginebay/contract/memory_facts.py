@@ -72,8 +72,8 @@ class MemoryFacts:
     def estimate_kv_cache_bytes(self, tokens: float, value_bytes: float = 2.0) -> int:
         """Estimate the KV cache of `tokens`, with `value_bytes` per number."""
         values = 2 * self.layers * self.kv_heads * self.head_dim
-        guessed = (self.weights_bytes + self.extra_bytes) / 2 / _GUESSED_TOKENS_PER_WEIGHTS
-        return int(tokens * value_bytes * (values or guessed))
+        guessed = (self.weights_bytes + self.extra_bytes) * max(value_bytes / 2, 1) / _GUESSED_TOKENS_PER_WEIGHTS
+        return int(tokens * (values * value_bytes if values else guessed))
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,9 @@ from enginebay.util.atomic_file import write_json
 from enginebay.util.child_processes import interruptible
 from enginebay.util.paths import engines_dir, logs_dir
 
+# Of pip: a version does not exist for this Python, or two requirements contradict each other.
+_NOT_INSTALLABLE = ("No matching distribution found", "ResolutionImpossible", "conflicting dependencies")
+
 Report = Callable[[str, str], None]  # (current step, latest output line)
 
 
@@ -150,8 +153,8 @@ class _EnvironmentBuild:
             doing, arguments = f"step {number} of {len(recipe.steps)}", fill_step(step, version, requirements)
             try:
                 self._pip_install(doing, [*pins, *arguments])
-            except FetchFailed:
-                if not pins:
+            except FetchFailed as error:
+                if not pins or not any(text in error.message for text in _NOT_INSTALLABLE):
                     raise
                 self._pip_install(f"{doing}, with other versions than the tested ones", arguments)
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources import files
-from importlib.util import find_spec
 
 from enginebay.contract import EngineSpec, Recipe
 from enginebay.environments.dist_requirements import canonicalize_name
@@ -77,10 +76,11 @@ def fill_step(step: tuple[str, ...], version: str, requires: list[str] | None = 
 def find_pins(recipe: Recipe) -> list[str]:
     """Return pip's arguments for the versions that were tested together, if the recipe has such a list."""
     package, _, file = recipe.pins.partition(":")
-    if not file or find_spec(package) is None:
+    try:
+        path = files(package) / file if file else None
+    except ModuleNotFoundError:  # an engine that is installed in its own environment only
         return []
-    path = files(package) / file
-    return ["-c", str(path)] if path.is_file() else []
+    return ["-c", str(path)] if path is not None and path.is_file() else []
 
 
 def uses_requirements(step: tuple[str, ...]) -> bool:

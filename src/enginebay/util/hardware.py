@@ -8,6 +8,7 @@ import platform
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from enginebay.util.nvml import NvmlMissing, close_nvml, open_nvml
 from enginebay.util.paths import home_dir
@@ -157,7 +158,7 @@ def read_gpus() -> tuple[tuple[Gpu, ...], str]:
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         gpus = tuple(
-            Gpu(index, str(nvml.nvmlDeviceGetName(handle)), int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
+            Gpu(index, str(nvml.nvmlDeviceGetName(handle)), _read_gpu_memory(nvml, handle))
             for index, handle in enumerate(handles)
         )
         return gpus, str(nvml.nvmlSystemGetDriverVersion()) if gpus else ""
@@ -165,6 +166,14 @@ def read_gpus() -> tuple[tuple[Gpu, ...], str]:
         return (), ""
     finally:
         close_nvml(nvml)
+
+
+def _read_gpu_memory(nvml: Any, handle: Any) -> int:
+    """Return the GPU's memory in bytes; 0 if it shares the host's."""
+    try:
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except nvml.NVMLError:
+        return 0
 
 
 def _read_disk_free(path: Path) -> int:

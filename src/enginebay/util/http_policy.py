@@ -58,7 +58,7 @@ def find_proxy(host: str, port: int, uses_tls: bool) -> Proxy | None:
         proxy_port = parts.port or 80
     except ValueError:
         proxy_port = 0
-    if not proxy_port or parts.scheme not in ("http", "https") or not parts.hostname:  # the URL may hold a password
+    if not proxy_port or parts.scheme != "http" or not parts.hostname:  # the URL may hold a password
         raise ConfigError(
             f"{scheme.upper()}_PROXY in the environment is not the URL of an HTTP proxy", "use http://HOST:PORT"
         )

@@ -366,7 +366,7 @@ def test_the_versions_that_were_tested_together_are_exact(kind: str) -> None:
 
 def test_other_recipes_have_no_such_list() -> None:
     assert find_pins(Recipe("any", "1", ())) == []
-    assert find_pins(Recipe("any", "1", (), pins="not_installed_here:versions.txt")) == []
+    assert find_pins(Recipe("any", "1", (), pins="not_installed_here.at_all:versions.txt")) == []
 
 
 @pytest.mark.parametrize(("requested", "fails", "expected"), [
@@ -380,7 +380,7 @@ def test_tested_versions_are_tried_first_and_only_with_the_version_they_belong_t
     def install(self: object, doing: str, arguments: list[str]) -> None:
         used.append("-c" in arguments)
         if fails and "-c" in arguments:
-            raise FetchFailed("no wheel of that version for this Python")
+            raise FetchFailed("ERROR: No matching distribution found for numpy==9")
 
     monkeypatch.setattr(builder._EnvironmentBuild, "_pip_install", install)
     recipe = Recipe("any", "1.0", (("other=={version}",),), pins="enginebay.engines.vllm:tested_versions_cpu.txt")

@@ -157,6 +157,26 @@ def test_a_refusing_proxy_is_named(start: Start, certificate: Path, monkeypatch:
         fetch_models(build_server(443, True))
 
 
+def test_a_proxy_cannot_answer_in_the_servers_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it sends in clear after its own answer is not taken for what came through TLS."""
+    forged = b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 13\r\n\r\n{"key": "me"}'
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n" + forged)
+                connection.recv(1 << 16)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(Unreachable):
+            fetch_models(build_server(443, True))
+        thread.join(10)
+
+
 def test_both_clients_send_plain_requests_to_the_proxy(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy, seen = start()
     monkeypatch.setenv("http_proxy", f"http://user:p%40ss@127.0.0.1:{proxy}")

@@ -70,21 +70,24 @@ def download_wheels(
     shutil.rmtree(folder, ignore_errors=True)  # pip caches downloads itself
     folder.mkdir(parents=True)
     pip = [*_PIP, "--dest", str(folder), *build_pip_options(target)]
+    reason = "no set of versions meets them all"
     resolution = _Resolution(list(map(Requirement, requirements)), target, left_out, drop or {})
     for _ in range(_MAX_ROUNDS):
         pending = resolution.choose_wheels(folder)
         if not pending:
             break
+        logged = commands.path.stat().st_size
         try:
             commands.run(f"fetching {label}", [*pip, *pending])
         except FetchFailed as error:
-            errors = _read_errors(commands.path)
+            errors = _read_errors(commands.path, logged)
             if not errors:
                 raise
-            if not resolution.exclude_conflict(errors[-1]):
-                raise _build_failure(label, target, errors[-1], commands.path) from error
+            reason = errors[-1]
+            if not resolution.exclude_conflict(reason):
+                raise _build_failure(label, target, reason, commands.path) from error
     else:
-        raise _build_failure(label, target, "the requirements contradict each other", commands.path)
+        raise _build_failure(label, target, f"the requirements contradict each other: {reason}", commands.path)
     return DownloadedWheels(
         tuple(sorted(wheel.path for wheel in resolution.chosen.values())), tuple(resolution.list_edges())
     )
@@ -96,8 +99,8 @@ class _Resolution:
     def __init__(
         self, roots: list[Requirement], target: TargetPlatform, left_out: Iterable[str], drop: Mapping[str, list[str]]
     ) -> None:
-        self._roots = roots
         self._markers = build_marker_values(target)
+        self._roots = [root for root in roots if root.marker is None or root.marker.evaluate(self._markers)]
         self._left_out = set(map(canonicalize_name, left_out))
         self._drop = {canonicalize_name(name): set(map(canonicalize_name, names)) for name, names in drop.items()}
         self._wheels: dict[Path, _Wheel] = {}
@@ -115,6 +118,8 @@ class _Resolution:
             if chosen == self.chosen:
                 break
             self.chosen = chosen
+        else:
+            raise FetchFailed("the requirements contradict each other: no set of versions meets them all")
         return [self._format_demand(name) for name in self._demands if name not in self.chosen]
 
     def exclude_conflict(self, error: str) -> bool:
@@ -188,8 +193,8 @@ def _read_wheel(path: Path) -> _Wheel:
     return _Wheel(path, canonicalize_name(headers["Name"]), headers["Version"], requires)
 
 
-def _read_errors(log: Path) -> list[str]:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+def _read_errors(log: Path, start: int) -> list[str]:
+    lines = log.read_bytes()[start:].decode("utf-8", "replace").splitlines()
     return [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
 import ssl
 
 from enginebay.engines.openai.http_response import HttpResponseParser
@@ -12,6 +13,7 @@ from enginebay.engines.openai.remote_server import RemoteServer
 from enginebay.util.http_policy import Proxy, create_tls_context, join_authority
 
 _READ_BYTES = 1 << 16
+_MAX_PROXY_HEAD_BYTES = 1 << 14
 _MAX_IDLE_S = 30.0
 _MAX_IDLE_CONNECTIONS = 64
 
@@ -142,26 +144,18 @@ class ConnectionPool:
 
     async def _connect_through(self, proxy: Proxy) -> RemoteConnection:
         """Connect to the proxy and, for TLS, open a tunnel through it."""
-        reader, writer = await asyncio.open_connection(proxy.host, proxy.port, limit=_READ_BYTES)
-        connection = RemoteConnection(reader, writer)
         if self._tls is None:
-            return connection
+            return RemoteConnection(*await asyncio.open_connection(proxy.host, proxy.port, limit=_READ_BYTES))
+        server = self._server
+        tunnel = await _open_tunnel(proxy, join_authority(server.host, server.port))
         try:
-            target = join_authority(self._server.host, self._server.port)
-            lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}", *map(": ".join, proxy.headers.items()), "", ""]
-            writer.write("\r\n".join(lines).encode("ascii"))
-            head = await reader.readuntil(b"\r\n\r\n")
-            status = head.splitlines()[0].decode("latin-1")
-            if not re.match(r"HTTP/1\.[01] 2\d\d\b", status):
-                raise OSError(f"the proxy {proxy.host} refused the connection: {status[:80]!r}")
-            await writer.start_tls(self._tls, server_hostname=self._server.host)
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            connection.close()
-            raise OSError(f"the proxy {proxy.host} sent no valid response") from None
+            streams = asyncio.open_connection(
+                sock=tunnel, ssl=self._tls, server_hostname=server.host, limit=_READ_BYTES
+            )
+            return RemoteConnection(*await streams)
         except BaseException:
-            connection.close()
+            tunnel.close()
             raise
-        return connection
 
     def release(self, response: RemoteResponse) -> None:
         """Keep the connection if its response was fully read, else close it."""
@@ -176,3 +170,28 @@ class ConnectionPool:
         for connection in self._idle:
             connection.close()
         self._idle.clear()
+
+
+async def _open_tunnel(proxy: Proxy, target: str) -> socket.socket:
+    """Return a socket to the target. Reads byte by byte: what follows the proxy's answer must go through TLS."""
+    loop = asyncio.get_running_loop()
+    lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}", *map(": ".join, proxy.headers.items()), "", ""]
+    family, kind, protocol, _, address = (await loop.getaddrinfo(proxy.host, proxy.port, type=socket.SOCK_STREAM))[0]
+    tunnel = socket.socket(family, kind, protocol)
+    tunnel.setblocking(False)
+    try:
+        await loop.sock_connect(tunnel, address)
+        await loop.sock_sendall(tunnel, "\r\n".join(lines).encode("ascii"))
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            byte = await loop.sock_recv(tunnel, 1)
+            if not byte or len(head) > _MAX_PROXY_HEAD_BYTES:
+                raise OSError(f"the proxy {proxy.host} sent no valid response")
+            head += byte
+        status = head.splitlines()[0].decode("latin-1")
+        if not re.match(r"HTTP/1\.[01] 2\d\d\b", status):
+            raise OSError(f"the proxy {proxy.host} refused the connection: {status[:80]!r}")
+    except BaseException:
+        tunnel.close()
+        raise
+    return tunnel

@@ -23,12 +23,12 @@ def decide_engine(model: str, requested: str | None = None) -> EngineDecision:
     return decide_engine_for(resolve_model(model), requested)
 
 
-def decide_engine_for(stored: StoredModel, requested: str | None = None) -> EngineDecision:
+def decide_engine_for(stored: StoredModel, requested: str | None = None, task: str = "generate") -> EngineDecision:
     """Choose the engine for a stored model. `requested`: a kind or alias, "auto" or None.
 
     With "auto" or None, measurements of `bay choose` for this model on this host come first.
     """
-    facts, host = _build_model_facts(stored), read_host()
+    facts, host = _build_model_facts(stored, task), read_host()
     if requested and requested != "auto":
         kind = registry.get_spec(requested).kind
         return select_engine(facts, host, registry.load_specs(), get_installed_engines(), kind)
@@ -51,6 +51,6 @@ def _load_measured_preference(
     return MeasuredPreference(tuned.engine, tuned.best.version, tuned_engines.format_summary(tuned), tuned.date), ()
 
 
-def _build_model_facts(stored: StoredModel) -> ModelFacts:
+def _build_model_facts(stored: StoredModel, task: str = "generate") -> ModelFacts:
     dense_bytes = stored.parameters * _DENSE_BYTES_PER_PARAMETER if stored.parameters else None
-    return ModelFacts(stored.format, stored.architecture, stored.name, dense_bytes)
+    return ModelFacts(stored.format, stored.architecture, stored.name, dense_bytes, task)

@@ -26,6 +26,7 @@ class ModelFacts:
     architecture: str = ""  # as in the model's config.json: LlamaForCausalLM
     name: str = "the model"
     dense_bytes: int | None = None
+    task: str = "generate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,8 @@ def _select_first_fit(
 
 
 def _find_objection(spec: EngineSpec, model: ModelFacts, host: HostFacts, probe: Probe | None) -> _Objection | None:
+    if model.task not in spec.tasks:
+        return _Objection(f"does not support the task {model.task}")
     if spec.device_bound and host.cuda and _needs_dense(spec, model) and _is_too_big(model, host):
         return _Objection("the dequantized weights do not fit on the GPU")
     if probe is None:

@@ -62,12 +62,11 @@ def make_launch_plan(
     requested, _, version = (engine or config.engine_for(name)).partition("==")
     if requested != "auto":
         environments.find_environment(requested, version or None)  # raises before a model is downloaded in vain
-    stored, decision = _resolve_model_and_engine(name, configured, requested, config, say)
+    stored, decision, task = _resolve_model_and_engine(name, configured, requested, config, task, say)
     config.check_may_leave_host(decision.kind, name)
     environment = environments.find_environment(decision.kind, version or None)
     spec = apply_probe(environment.spec, environment.probe)
-    chosen_task = task or _infer_task(configured, stored)
-    _check_spec(spec, name, chosen_task)
+    _check_spec(spec, name, task)
     overrides = check_settings(spec, settings or {})
     merged = {**config.settings_for(spec.kind, name), **overrides}
     warnings = (*map(str, config.warnings_for(spec.kind, name, spec)), *list_ineffective_settings(spec, overrides))
@@ -81,7 +80,7 @@ def make_launch_plan(
         path=str(path),
         settings=merged,
         loras=dict(configured.loras),
-        task=chosen_task,
+        task=task,
         trust_remote_code=config.trusts_remote_code(spec.kind, name),
     )
     mode, processes = choose_launch_mode(spec, merged)
@@ -102,15 +101,17 @@ def make_launch_plan(
 
 
 def _resolve_model_and_engine(
-    name: str, configured: ModelConfig, requested: str, config: Config, say: Say
-) -> tuple[models.StoredModel | None, EngineDecision]:
-    """Return the stored model and its engine. An engine without weights needs no model."""
+    name: str, configured: ModelConfig, requested: str, config: Config, task: str | None, say: Say
+) -> tuple[models.StoredModel | None, EngineDecision, str]:
+    """Return the stored model, its engine and its task. An engine without weights needs no model."""
     if requested != "auto" and not registry.get_spec(requested).needs_weights:
-        return None, EngineDecision(registry.get_spec(requested).kind, (f"requested by name: {requested}",))
+        decision = EngineDecision(registry.get_spec(requested).kind, (f"requested by name: {requested}",))
+        return None, decision, task or configured.task
     kinds = [requested] if requested != "auto" else [spec.kind for spec in registry.load_specs().values()]
     with_code = any(config.trusts_remote_code(kind, name) for kind in kinds)
     stored = models.ensure_model(configured.source or name, offline=config.offline, say=say, with_code=with_code)
-    return stored, decide_engine_for(stored, requested)
+    task = task or _infer_task(configured, stored)
+    return stored, decide_engine_for(stored, requested, task), task
 
 
 def choose_launch_mode(spec: EngineSpec, settings: Mapping[str, Any]) -> tuple[LaunchMode, int]:
@@ -142,9 +143,9 @@ def _check_spec(spec: EngineSpec, model: str, task: str) -> None:
         )
 
 
-def _infer_task(configured: ModelConfig, stored: models.StoredModel | None) -> str:
+def _infer_task(configured: ModelConfig, stored: models.StoredModel) -> str:
     """Return the configured task; `embed` is the default for models without a language-model head (BertModel, ...)."""
-    headless = stored is not None and stored.architecture.endswith("Model")
+    headless = stored.architecture.endswith("Model")
     return "embed" if headless and "task" not in configured.entries else configured.task
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from enginebay.contract import Facts, MemoryEstimate
+from enginebay.contract import Facts
 from enginebay.errors import CrashLoop, EnginebayError
 from enginebay.fleet.lifecycle.crash_policy import CrashRecord
 from enginebay.fleet.lifecycle.launch_plan import LaunchPlan
@@ -25,7 +25,6 @@ class Replica:
     observation_key: str  # key of its measurements
     awake_bytes: PoolBytes
     asleep_bytes: PoolBytes | None  # None: it never sleeps
-    memory_estimate: MemoryEstimate = field(default_factory=lambda: MemoryEstimate({}))
     sleep_level: int = 0  # 0: sleep frees nothing
     state: ReplicaState = ReplicaState.COLD
     in_transition: bool = False
@@ -156,7 +155,7 @@ class Replica:
     def adopt_variant(self, fresh: Replica) -> None:
         """Take over the variant and estimates of a new replica. What was known of the old variant is dropped."""
         self.variant, self.idle_s = fresh.variant, fresh.idle_s
-        self.observation_key, self.memory_estimate = fresh.observation_key, fresh.memory_estimate
+        self.observation_key = fresh.observation_key
         self.awake_bytes, self.asleep_bytes = fresh.awake_bytes, fresh.asleep_bytes
         self.time_to_ready_s, self.min_residency_s = fresh.time_to_ready_s, fresh.min_residency_s
         self.reduced_plan = self.facts = self.last_switch = None

@@ -88,7 +88,7 @@ class TransitionExecutor:
         if replica.reduced_plan is not None or not replica.variant.settings.smaller_on_out_of_memory:
             raise error
         load = plan.launch.load
-        sizes = replica.memory_estimate.sizes
+        sizes = replica.variant.memory.sizes
         chosen = {name: value for name, value in sizes.items() if name in plan.spec.smaller}
         settings = reduce_settings(plan.spec, {**chosen, **load.settings}, None)
         if settings is None:

@@ -50,12 +50,8 @@ class MemoryBudget:
         replica.observation_key = compute_observation_key(
             load.model, load.kind, variant.plan.version, load.path, load.settings, load.loras
         )
-        facts = memory_estimate.gather_memory_facts(load, self._host, variant.plan.devices)
-        replica.memory_estimate = memory_estimate.estimate_memory(variant.plan.spec, facts, variant.plan.launch.python)
         replica.awake_bytes = memory_estimate.apply_observed_memory(
-            replica.memory_estimate.pools,
-            self._observed.get_peak_memory(replica.observation_key),
-            settings.memory_bytes,
+            variant.memory.pools, self._observed.get_peak_memory(replica.observation_key), settings.memory_bytes
         )
         self._update_time_estimates(replica)
         return replica
@@ -90,7 +86,7 @@ class MemoryBudget:
         replica.sleep_level = int(level) if level in facts.sleep_levels else 0
         replica.asleep_bytes = None
         if sleep != "off":
-            weights = replica.memory_estimate.weights_bytes
+            weights = replica.variant.memory.weights_bytes
             replica.asleep_bytes = memory_estimate.estimate_asleep_memory(
                 replica.awake_bytes, facts.sleep_levels, sleep, weights
             )

@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +41,21 @@ def estimate_memory(spec: EngineSpec, facts: MemoryFacts, python: Path) -> Memor
         return estimate_generic_memory(facts)
     module, _, name = spec.memory.partition(":")
     try:
-        function = getattr(import_module(module), name)
-    except ModuleNotFoundError:
-        return MemoryEstimate(**run_probe(python, {"memory": spec.memory, "facts": asdict(facts)})["memory"])
-    try:
-        estimate: MemoryEstimate = function(facts)
-    except Exception as error:  # a third-party function may raise anything
+        function = getattr(import_module(module), name, None) if find_spec(module.partition(".")[0]) else None
+        if function is None:
+            reply = run_probe(python, {"memory": spec.memory, "facts": asdict(facts)})
+            estimate = MemoryEstimate(**reply["memory"])
+        else:
+            estimate = function(facts)
+        pools = {str(pool): math.ceil(amount) for pool, amount in estimate.pools.items()}
+    except EngineFailed:
+        raise
+    except Exception as error:  # a third-party function may raise and return anything
         raise EngineFailed(
             f"the memory estimate of {spec.kind} failed: {type(error).__name__}: {error}",
             f"report it to the engine's author: {spec.memory}",
         ) from error
-    return estimate
+    return replace(estimate, pools=pools)
 
 
 def apply_observed_memory(

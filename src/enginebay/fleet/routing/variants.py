@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from enginebay.config.resolved_config import Config, ModelConfig
+from enginebay.contract import MemoryEstimate
 from enginebay.errors import (
     ConfigError,
     EnginebayError,
@@ -17,6 +18,8 @@ from enginebay.errors import (
     UsageError,
 )
 from enginebay.fleet.lifecycle.launch_plan import LaunchPlan, Say, make_launch_plan
+from enginebay.fleet.memory.memory_estimate import estimate_memory, gather_memory_facts
+from enginebay.util.hardware import read_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Variant:
     sampling: Mapping[str, Any] = field(default_factory=dict)  # the configuration's request defaults
     idle_s: float | None = None
     sleep: str | int = "auto"
+    memory: MemoryEstimate = field(default_factory=lambda: MemoryEstimate({}))
 
     @property
     def primary(self) -> bool:
@@ -107,6 +111,8 @@ def _build_variant(
     idle_s, sleep = config.idle_s_for(model), config.sleep_for(model)
     try:
         plan = make_launch_plan(name, engine=requested, config=config, settings=settings, strict=strict, say=say)
+        facts = gather_memory_facts(plan.launch.load, read_host(), plan.devices)
+        memory = estimate_memory(plan.spec, facts, plan.launch.python)
     except EnginebayError as error:
         if not may_fail:
             if model in config.models:
@@ -116,7 +122,7 @@ def _build_variant(
         return Variant(variant_name, model, kind, None, _to_client_error(error), model_config, {}, idle_s, sleep)
     sampling = config.sampling_for(plan.spec.kind, plan.model)
     name = variant_name or plan.model
-    return Variant(name, plan.model, plan.spec.kind, plan, None, model_config, sampling, idle_s, sleep)
+    return Variant(name, plan.model, plan.spec.kind, plan, None, model_config, sampling, idle_s, sleep, memory)
 
 
 def _to_client_error(error: EnginebayError) -> EnginebayError:

@@ -107,3 +107,6 @@ def _stop_process(process: subprocess.Popen[bytes]) -> None:
         process.kill()
         process.wait()
         raise EnginebayError("the server did not stop", "its engine processes may still be running: check `ps`")
+    except BaseException:  # a second Ctrl-C: nobody else would end it
+        process.kill()
+        raise

@@ -166,3 +166,10 @@ def test_a_third_party_engine_may_take_converted_weights() -> None:
     without = build_other(formats=("safetensors",))
     with pytest.raises(UsageError, match="other runs safetensors models, but small is gguf"):
         select_engine(GGUF, host(), {"other": Probe("1")}, "other", specs=without)
+
+
+def test_an_engine_without_the_task_is_passed_over() -> None:
+    specs = build_other(Preference("gguf", "cpu", 95, "fast"), tasks=("generate",))
+    installed = {"llamacpp": LLAMACPP, "other": Probe("1")}
+    decision = select_engine(replace(GGUF, task="embed"), host(), installed, specs=specs)
+    assert decision.kind == "llamacpp" and "not other: does not support the task embed" in decision.reasons

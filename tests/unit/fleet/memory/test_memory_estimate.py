@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from enginebay.contract import EngineSpec, Load, MemoryEstimate, MemoryFacts
 from enginebay.engines.llamacpp.load_plan import LlamaHost, plan_load
 from enginebay.engines.registry import get_spec, list_kinds
+from enginebay.errors import EngineFailed
 from enginebay.fleet.memory import memory_estimate
 from enginebay.fleet.memory.memory_estimate import apply_observed_memory, estimate_asleep_memory, gather_memory_facts
 from enginebay.fleet.memory.oom_fallback import reduce_settings
@@ -395,3 +396,25 @@ def test_all_files_of_a_split_gguf_count(tmp_path: Path) -> None:
 
 def test_no_path_is_an_engine_without_weights() -> None:
     assert weigh(load("fake", Path()), host()) == weigh(load("openai", ""), host()) == 0
+
+
+# A third-party estimate
+
+
+def test_a_third_party_estimate_is_rounded_up_and_its_faults_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = replace(get_spec("openai"), kind="other", memory=f"{__name__}:estimate_by_others")
+
+    def run(result: Any) -> Any:
+        monkeypatch.setitem(globals(), "estimate_by_others", lambda given: result(given))
+        return memory_estimate.estimate_memory(spec, MemoryFacts("other", 10), Path(sys.executable))
+
+    assert run(lambda given: MemoryEstimate({"ram": given.weights_bytes * 1.15})).pools == {"ram": 12}
+    for fault in (lambda given: {"ram": 1}, lambda given: 1 / 0, lambda given: MemoryEstimate({"ram": "much"})):
+        with pytest.raises(EngineFailed, match="the memory estimate of other failed"):
+            run(fault)
+
+
+def test_an_estimate_that_is_not_there_is_named() -> None:
+    spec = replace(get_spec("openai"), kind="other", memory="enginebay_no_such_package.memory:estimate")
+    with pytest.raises(EngineFailed, match="enginebay_no_such_package"):
+        memory_estimate.estimate_memory(spec, MemoryFacts("other"), Path(sys.executable))

@@ -140,5 +140,7 @@ def _run_step(runner: Any, requests: Sequence[CheckRequest]) -> Any:
         return (hidden if pooling else runner.model.compute_logits(hidden)).float().cpu().numpy()
     finally:
         runner.execute_model_state = None
-        runner.execute_model(end)
-        runner.kv_connector.set_disabled(False)
+        try:
+            runner.execute_model(end)
+        finally:
+            runner.kv_connector.set_disabled(False)

@@ -25,7 +25,8 @@ from enginebay.server.encoding.error_responses import (
 from enginebay.server.requests.request_context import RequestContext
 from enginebay.server.requests.server_context import RouteHandler, ServerContext
 
-_RESPONSES = {
+_RESPONSES: dict[str, Any] = {
+    **dict.fromkeys(("load", "sleep", "unload", "switch", "add_lora", "remove_lora"), schemas.FleetModelObject),
     "ps": schemas.FleetObject, "switches": schemas.SwitchesObject, "meters": schemas.MetersObject,
     "logs": schemas.LogLinesObject, "reload": schemas.ReloadedObject, "upgrade": schemas.UpgradedObject,
 }  # fmt: skip
@@ -115,7 +116,7 @@ async def _run_command(context: ServerContext, request_context: RequestContext, 
         headers = build_error_headers(error) if status == get_error_row(error).status else ()
         request_context.exchange.respond(status, _encode(ErrorObject(encode_full_error(error))), headers=headers)
         return
-    body = msgspec.convert(result, _RESPONSES.get(command, schemas.FleetModelObject))
+    body = msgspec.convert(result, _RESPONSES[command])
     request_context.exchange.respond(200, _encode(body))
 
 
