@@ -180,6 +180,7 @@ async def test_settings_that_do_not_load_change_nothing(changing: Configured) ->
     assert sorted(changing.post_admin("reload")["changed"]) == ["gone", "toy"]  # applied once corrected
 
 
+@pytest.mark.slow
 async def test_a_changed_model_that_loads_but_never_responds(tmp_path: Path) -> None:
     """It changes nothing and does not block later changes."""
     fleet = {"hang_s": 10}

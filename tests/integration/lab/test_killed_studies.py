@@ -80,7 +80,11 @@ def test_sigkill_of_the_lab_alone_leaves_no_process(write: Callable[..., str], t
     ("arguments", "says"),
     [
         (("experiment", "study.yaml"), "resume with `bay experiment --resume`"),
-        (("choose", "toy", "--slo", "ttft_p50=9", "--config", "study.yaml", "--engines", "fake"), "nothing was chosen"),
+        pytest.param(
+            ("choose", "toy", "--slo", "ttft_p50=9", "--config", "study.yaml", "--engines", "fake"),
+            "nothing was chosen",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_sigterm_acts_like_an_interrupt(

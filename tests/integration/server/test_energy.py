@@ -145,6 +145,7 @@ def load_once(server: AbusedServer, kinds: Sequence[str]) -> tuple[float, dict[s
     return worked_s / least_s, {kind: joules[kind] / tokens[kind] for kind in joules}
 
 
+@pytest.mark.slow
 def test_a_class_of_requests_costs_the_same_in_a_mix_as_alone(metered: AbusedServer) -> None:
     """Long prompts with short answers, and the other way round."""
     alone = load(metered, ["reads"] * 24) | load(metered, ["writes"] * 48)

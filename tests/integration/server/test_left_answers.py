@@ -22,6 +22,7 @@ def tokens(url: str, headers: dict[str, str], model: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "fields"), [("toy", {"best_of": 4}), ("far", {})])
 def test_disconnecting_does_not_evade_the_rate_limit(model: str, fields: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
