@@ -49,6 +49,10 @@ class MemoryFacts:
         values = (extra.get(name, self.settings.get(name)) for name in names)
         return next((value for value in values if value is not None), None)
 
+    def get_context_length(self, *names: str) -> int:
+        """Return the first of these settings that is set, else the model's maximum."""
+        return int(self.get_setting(*names) or self.context_length or _DEFAULT_CONTEXT)
+
     def get_configured_value_bytes(self) -> float | None:
         """Return the bytes of one weight in the configured precision; None: the engine decides."""
         for bits, amount in _QUANTIZED_BYTES.items():
@@ -90,7 +94,7 @@ def estimate_generic_memory(facts: MemoryFacts) -> MemoryEstimate:
     weights = facts.estimate_weights_bytes()
     if not weights:
         return MemoryEstimate({RAM: BARE_WORKER_BYTES})
-    context = int(facts.get_setting("context_length") or facts.context_length or _DEFAULT_CONTEXT)
+    context = facts.get_context_length("context_length")
     total = weights + facts.estimate_kv_cache_bytes(context) + _LIBRARY_BYTES
     on_gpu = facts.cuda and bool(facts.gpus)
     pools = {RAM: 2 * _LIBRARY_BYTES, "gpu0": total + CUDA_CONTEXT_BYTES} if on_gpu else {RAM: total}

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from enginebay.meters.devices.replay_meter import PowerTrace, ReplayMeter
 from enginebay.meters.joule_counter import JouleCounter
 from enginebay.meters.sample import Sample
+from tests.unit.meters.replay_meter import PowerTrace, ReplayMeter
 from tests.unit.meters.trace_playback import ManualClock
 
 

@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 from enginebay.meters.analysis.window_energy import measure_energy
-from enginebay.meters.devices.replay_meter import PowerTrace, ReplayMeter
 from enginebay.meters.meter_sampler import MeterSampler, _compute_next_due
 from enginebay.meters.sample import Meter, Sample
+from tests.unit.meters.replay_meter import PowerTrace, ReplayMeter
 
 STEADY = PowerTrace(((0.0, 200.0),))
 

@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from enginebay.meters.devices.replay_meter import PowerTrace, ReplayMeter
 from enginebay.meters.sample import Sample
+from tests.unit.meters.replay_meter import PowerTrace, ReplayMeter
 
 GPU = "gpu:0"
 SERVING = PowerTrace(((0.0, 100.0), (5.03, 600.0), (6.52, 350.0), (65.57, 100.0)))  # idle, prefill, decode, idle

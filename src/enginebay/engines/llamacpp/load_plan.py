@@ -8,7 +8,9 @@ from typing import Any
 
 from enginebay.contract import Load, Support
 from enginebay.engines.llamacpp.settings import (
+    CACHE_TYPE_BYTES,
     DEFAULT_BATCH,
+    DEFAULT_CACHE_BYTES,
     DEFAULT_CONTEXT,
     SETTINGS,
     STEP_TOKENS_CPU,
@@ -17,9 +19,6 @@ from enginebay.engines.llamacpp.settings import (
 from enginebay.errors import ConfigError
 from enginebay.text.gguf.gguf_reader import GgufFile
 
-_DEFAULT_CACHE_BYTES = 2**30  # KV cache in main memory when no size is set
-_BYTES_OF_TYPE = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 1.0625, "q5_1": 0.75, "q5_0": 0.6875}
-_BYTES_OF_SMALL_TYPE = 0.625
 _DEFAULT_UBATCH_TOKENS = 512
 _SIZE_SETTINGS = ("context_length", "max_batch", "batching.batch_size")
 
@@ -183,7 +182,7 @@ def _decide_cache_tokens(settings: Mapping[str, Any], file: GgufFile, host: Llam
         return int(min(requested, context * batch))
     free = host.gpu_free_bytes if _uses_gpu(settings, host) else host.free_bytes
     size_is_set = _uses_gpu(settings, host) or any(name in settings for name in _SIZE_SETTINGS)
-    limit = free // 2 if size_is_set else min(free // 2, _DEFAULT_CACHE_BYTES)
+    limit = free // 2 if size_is_set else min(free // 2, DEFAULT_CACHE_BYTES)
     per_token = estimate_cache_bytes_per_token(settings, file)
     affordable = int(limit / per_token) if per_token else context * batch
     return max(context, min(context * batch, affordable))
@@ -203,7 +202,7 @@ def estimate_cache_bytes_per_token(settings: Mapping[str, Any], file: GgufFile) 
     key = file.get_number("attention.key_length") or width // heads
     value = file.get_number("attention.value_length") or width // heads
     types = (settings.get("cache_type_k", "f16"), settings.get("cache_type_v", "f16"))
-    key_size, value_size = (_BYTES_OF_TYPE.get(cache_type, _BYTES_OF_SMALL_TYPE) for cache_type in types)
+    key_size, value_size = (CACHE_TYPE_BYTES[cache_type] for cache_type in types)
     return float(layers * kv_heads * (key * key_size + value * value_size))
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 
 from enginebay.contract import MemoryEstimate, MemoryFacts
-from enginebay.contract.memory_facts import CUDA_CONTEXT_BYTES, GIB, MIB, RAM
-from enginebay.engines.llamacpp.settings import DEFAULT_BATCH, DEFAULT_CONTEXT
-from enginebay.text.gguf.ggml_types import TENSOR_TYPES
+from enginebay.contract.memory_facts import CUDA_CONTEXT_BYTES, MIB, RAM
+from enginebay.engines.llamacpp.settings import CACHE_TYPE_BYTES, DEFAULT_BATCH, DEFAULT_CACHE_BYTES, DEFAULT_CONTEXT
 
 _LIBRARY_BYTES = 300 * MIB  # with compute buffers
-_DEFAULT_CACHE_BYTES = GIB  # the KV cache without a configured size, at most half of the free memory
-_CACHE_TYPE_BYTES = {kind.name.lower(): kind.block_bytes / kind.block_size for kind in TENSOR_TYPES.values()}
 
 
 def estimate_memory(facts: MemoryFacts) -> MemoryEstimate:
@@ -38,7 +35,7 @@ def _get_slots(facts: MemoryFacts) -> int:
 
 
 def _get_value_bytes(facts: MemoryFacts) -> float:
-    both = [_CACHE_TYPE_BYTES.get(facts.get_setting(name) or "f16", 2.0) for name in ("cache_type_k", "cache_type_v")]
+    both = [CACHE_TYPE_BYTES[facts.get_setting(name) or "f16"] for name in ("cache_type_k", "cache_type_v")]
     return sum(both) / 2
 
 
@@ -53,7 +50,7 @@ def _estimate_cache_tokens(facts: MemoryFacts) -> int:
     on_gpu = _uses_gpu(facts)
     limit = (sum(facts.gpus) if on_gpu else facts.memory_bytes) / 2 or math.inf
     if not on_gpu and facts.get_setting("context_length", "max_batch", "batching.batch_size") is None:
-        limit = min(limit, _DEFAULT_CACHE_BYTES)
+        limit = min(limit, DEFAULT_CACHE_BYTES)
     per_token = facts.estimate_kv_cache_bytes(1, _get_value_bytes(facts))
     affordable = limit / per_token if per_token else math.inf
     return int(max(context, min(context * slots, affordable)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enginebay.contract import Setting, refuses, translates
+from enginebay.text.gguf.ggml_types import TENSOR_TYPES
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 SPLIT_MODES = ("none", "layer", "row", "tensor")
@@ -14,6 +15,8 @@ STRATEGIES = ("continuous", "static", "dynamic", "sorted_static", "sorted_dynami
 
 DEFAULT_CONTEXT = 8192
 DEFAULT_BATCH = 32
+DEFAULT_CACHE_BYTES = 2**30  # KV cache in main memory when no size is set
+CACHE_TYPE_BYTES = {kind.name.lower(): kind.block_bytes / kind.block_size for kind in TENSOR_TYPES.values()}
 STEP_TOKENS_GPU, STEP_TOKENS_CPU = 512, 128
 
 _ANOTHER_FILE = refuses("a GGUF file with the precision you want")

@@ -31,13 +31,12 @@ from enginebay.engines.transformers.loading.model_loader import (
     read_pooling,
     translate_load_errors,
 )
-from enginebay.engines.transformers.settings import RETIRED
+from enginebay.engines.transformers.settings import DEFAULT_BATCH_SIZE, RETIRED
 from enginebay.engines.transformers.static.batch_selection import BatchRules
 from enginebay.engines.transformers.static.library_generator import DraftSource, LibraryGenerator
 from enginebay.errors import LoadFailed
 from enginebay.util.text_format import summarize_error
 
-_DEFAULT_BATCH_SIZE = {"cpu": 32, "cuda": 256}
 _DEFAULT_STEP_TOKENS = {
     "cpu": 512,
     "cuda": 8192,
@@ -73,8 +72,8 @@ def build_components(load: Load, options: LoadOptions) -> EngineComponents:
     torch.set_num_threads(threads)
     loaded = load_model(load, options, rank_info)
     ranks = RankGroup(rank_info)
-    kind = loaded.device.type if loaded.device.type in _DEFAULT_BATCH_SIZE else "cpu"
-    max_sequences = options.batch_size or _DEFAULT_BATCH_SIZE[kind]
+    kind = loaded.device.type if loaded.device.type in DEFAULT_BATCH_SIZE else "cpu"
+    max_sequences = options.batch_size or DEFAULT_BATCH_SIZE[kind]
     warnings = loaded.warnings + tuple(
         f"{name} was retired in {RETIRED[name].since}: {RETIRED[name].instead}"
         for name in load.settings

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from enginebay.contract import MemoryEstimate, MemoryFacts
 from enginebay.contract.memory_facts import GIB, RAM
+from enginebay.engines.transformers.settings import DEFAULT_BATCH_SIZE
 
 _LIBRARY_BYTES, _CUDA_RAM_BYTES = GIB, 2 * GIB
 _CACHE_BYTES = GIB  # assumed size; it grows with use
-_ROWS, _ROWS_CUDA = 32, 256
-_DEFAULT_CONTEXT = 8192
 
 
 def estimate_memory(facts: MemoryFacts) -> MemoryEstimate:
     device = str(facts.get_setting("device") or "")
     on_gpu = facts.cuda and bool(facts.gpus) and not device.startswith("cpu")
-    context = int(facts.get_setting("context_length") or facts.context_length or _DEFAULT_CONTEXT)
+    context = facts.get_context_length("context_length")
     weights = facts.estimate_weights_bytes(_get_value_bytes(facts, device), unpack=True)
     total = weights + _estimate_cache_bytes(facts, context, on_gpu)
     shards = int(facts.get_setting("sharding.num_shards") or 1)
@@ -36,7 +35,7 @@ def _get_value_bytes(facts: MemoryFacts, device: str) -> float:
 def _estimate_cache_bytes(facts: MemoryFacts, context: int, on_gpu: bool) -> int:
     if facts.get_setting("use_cache") is False or facts.task == "embed":
         return 0
-    rows = int(facts.get_setting("batching.batch_size") or (_ROWS_CUDA if on_gpu else _ROWS))
+    rows = int(facts.get_setting("batching.batch_size") or DEFAULT_BATCH_SIZE["cuda" if on_gpu else "cpu"])
     return min(facts.estimate_kv_cache_bytes(rows * context, 2.0 if on_gpu else 4.0), _CACHE_BYTES)
 
 

@@ -6,6 +6,7 @@ from enginebay.contract import Retired, Setting, translates
 
 STRATEGIES = ("continuous", "static", "dynamic", "sorted_static", "sorted_dynamic")
 SHARDING = ("none", "tensor_parallel", "pipeline")
+DEFAULT_BATCH_SIZE = {"cpu": 32, "cuda": 256}
 _DTYPES = ("auto", "float16", "bfloat16", "float32")
 
 _WEIGHTS = {

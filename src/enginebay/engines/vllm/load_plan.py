@@ -10,13 +10,18 @@ from typing import Any
 from enginebay.contract import Load
 from enginebay.engines.vllm.model_checks import build_rope_overrides
 from enginebay.engines.vllm.patches.declarations import PATCHES
-from enginebay.engines.vllm.settings import RETIRED, RETIRED_NATIVE, SETTINGS, reject_protected_arguments
+from enginebay.engines.vllm.settings import (
+    DEFAULT_CPU_CACHE_GIB,
+    RETIRED,
+    RETIRED_NATIVE,
+    SETTINGS,
+    reject_protected_arguments,
+)
 from enginebay.errors import ConfigError
 
 _GIB = 1024**3
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM has kernels for these ranks only
 _DEFAULT_MAX_LORAS = 4  # adapters in one batch, when unset
-_DEFAULT_KV_GIB = 4.0
 _FLOAT32_NAMES = ("float32", "float")
 _CPU_BLOCK_SIZE = 32  # CPU attention kernels need multiples of this
 
@@ -135,7 +140,7 @@ def _decide_memory(plan: VllmLoadPlan, host: VllmHost, settings: Mapping[str, An
         return
     if space is None and host.kv_size_from_environment:
         return  # vLLM itself reads VLLM_CPU_KVCACHE_SPACE
-    gib = float(space) if space is not None else min(_DEFAULT_KV_GIB, host.free_bytes / _GIB / 4)
+    gib = float(space) if space is not None else min(DEFAULT_CPU_CACHE_GIB, host.free_bytes / _GIB / 4)
     plan.arguments["kv_cache_memory_bytes"] = int(gib * _GIB)
 
 

@@ -6,16 +6,16 @@ import math
 
 from enginebay.contract import MemoryEstimate, MemoryFacts
 from enginebay.contract.memory_facts import GIB, RAM
+from enginebay.engines.vllm.settings import DEFAULT_CPU_CACHE_GIB
 
-_CPU_LIBRARY_BYTES, _CPU_CACHE_BYTES = int(1.5 * GIB), 4 * GIB
+_CPU_LIBRARY_BYTES = int(1.5 * GIB)
 _CUDA_RAM_BYTES, _UTILIZATION = 4 * GIB, 0.92
-_DEFAULT_CONTEXT = 8192
 
 
 def estimate_memory(facts: MemoryFacts) -> MemoryEstimate:
     weights = facts.estimate_weights_bytes(_get_value_bytes(facts))
-    context = int(facts.get_setting("max_model_len", "context_length") or facts.context_length or _DEFAULT_CONTEXT)
-    return MemoryEstimate(_estimate_pools(facts, weights), weights, {"max_model_len": context})
+    sizes = {"max_model_len": facts.get_context_length("max_model_len", "context_length")}
+    return MemoryEstimate(_estimate_pools(facts, weights), weights, sizes)
 
 
 def _get_value_bytes(facts: MemoryFacts) -> float:
@@ -30,7 +30,7 @@ def _estimate_pools(facts: MemoryFacts, weights: int) -> dict[str, int]:
     ranks = max(shards, tensor * int(facts.get_setting("pipeline_parallel_size") or 1))
     if not facts.cuda or not facts.gpus:
         configured = facts.get_setting("cpu_kvcache_space_gib")
-        default = min(_CPU_CACHE_BYTES, facts.memory_bytes / 4 or math.inf)
+        default = min(DEFAULT_CPU_CACHE_GIB * GIB, facts.memory_bytes / 4 or math.inf)
         cache = int(float(configured) * GIB if configured is not None else default)
         return {RAM: weights + ranks * (cache + _CPU_LIBRARY_BYTES)}
     offloaded = int(float(facts.get_setting("cpu_offload_gb") or 0) * GIB)

@@ -8,6 +8,7 @@ from enginebay.contract import Retired, Setting, refuses, translates
 from enginebay.engines.vllm.patches.declarations import PATCHES
 from enginebay.errors import ConfigError
 
+DEFAULT_CPU_CACHE_GIB = 4.0  # at most a quarter of the memory
 BITSANDBYTES = "quantization=bitsandbytes"  # as the probe lists an available quantization method
 
 _MEMORY = {

@@ -11,8 +11,8 @@ from enginebay.lab.workload.request_records import Record
 from enginebay.meters.analysis.phase_energy import merge_intervals
 from enginebay.meters.analysis.window_energy import WindowEnergy
 from enginebay.meters.analysis.window_energy import measure_energy as measure_energy
-from enginebay.meters.devices.replay_meter import PowerTrace
 from enginebay.meters.sample import Sample
+from tests.unit.meters.replay_meter import PowerTrace
 from tests.unit.meters.trace_playback import GPU, make_sample_times, play_trace
 
 ZERO_S = 5.0  # the window begins so long after the meter

@@ -23,8 +23,8 @@ from enginebay.lab.study.run_point import SETTLE_S, StudyContext, check_ceiling,
 from enginebay.lab.study.study_point import StudyPoint
 from enginebay.lab.workload.byte_tokenizer import BYTE_TOKENIZER_NAME, ByteTokenizer
 from enginebay.lab.workload.request_records import Request
-from enginebay.meters.devices.replay_meter import PowerTrace, ReplayMeter
 from enginebay.meters.sample import Absent
+from tests.unit.meters.replay_meter import PowerTrace, ReplayMeter
 
 TTFT_S, ITL_S, TOKENS, REQUESTS = 0.5, 0.125, 5, 2
 WATTS = 200.0

@@ -8,8 +8,8 @@ import pytest
 
 from enginebay.meters.analysis.counter_series import build_counter_series
 from enginebay.meters.analysis.counter_updates import estimate_period, find_updates
-from enginebay.meters.devices.replay_meter import PowerTrace, Stall
 from enginebay.meters.sample import Sample
+from tests.unit.meters.replay_meter import PowerTrace, Stall
 from tests.unit.meters.trace_playback import SERVING, make_sample_times, play_trace
 
 STEADY = PowerTrace(((0.0, 300.0),))

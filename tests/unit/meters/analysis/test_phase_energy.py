@@ -8,7 +8,7 @@ import pytest
 
 from enginebay.meters.analysis.idle_power import measure_idle_power
 from enginebay.meters.analysis.phase_energy import PhaseInterval, measure_phase_energy, merge_intervals
-from enginebay.meters.devices.replay_meter import PowerTrace
+from tests.unit.meters.replay_meter import PowerTrace
 from tests.unit.meters.trace_playback import GPU, SERVING, make_sample_times, play_trace
 
 

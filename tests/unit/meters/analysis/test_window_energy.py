@@ -12,8 +12,8 @@ from enginebay.meters.analysis.window_energy import (
     subtract_idle,
     sum_energies,
 )
-from enginebay.meters.devices.replay_meter import Jump, PowerTrace, Stall
 from enginebay.meters.sample import Sample
+from tests.unit.meters.replay_meter import Jump, PowerTrace, Stall
 from tests.unit.meters.trace_playback import GPU, SERVING, make_sample_times, play_trace
 
 START_S, END_S = 5.03, 65.57  # of the work

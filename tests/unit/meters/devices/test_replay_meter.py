@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginebay.meters.devices.replay_meter import Jump, PowerTrace, Stall
+from tests.unit.meters.replay_meter import Jump, PowerTrace, Stall
 from tests.unit.meters.trace_playback import play_trace
 
 TRACE = PowerTrace(((0.0, 100.0), (2.0, 300.0), (3.0, 50.0)))

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginebay.meters.devices.replay_meter import PowerTrace
 from enginebay.worker.engine_side.energy_attribution import IDLE_LEARN_S, SETTLE_S, EnergyAttribution
+from tests.unit.meters.replay_meter import PowerTrace
 
 IDLE_W = 100.0
 FULL_S = 0.05
