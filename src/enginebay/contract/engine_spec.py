@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -223,7 +223,12 @@ class EngineSpec:
         known["patches"] = tuple(
             Patch(**{**patch, "versions": tuple(patch["versions"])}) for patch in known.get("patches", ())
         )
-        return cls(**known)
+        return cls(**_select_fields(cls, known))
+
+
+def _select_fields(cls: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop what a newer version of Enginebay has stored."""
+    return {item.name: data[item.name] for item in fields(cls) if item.name in data}
 
 
 def _parse_capability(value: Mapping[str, str]) -> Capability:
@@ -262,4 +267,4 @@ class Probe:
             known[name] = None if known.get(name) is None else tuple(known[name])
         for name in ("devices", "notes"):
             known[name] = tuple(known.get(name, ()))
-        return cls(**known)
+        return cls(**_select_fields(cls, known))

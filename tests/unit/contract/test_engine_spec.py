@@ -32,3 +32,9 @@ def test_deprecated_names_are_aliases(old: str, new: str) -> None:
 def test_unknown_names_are_not_exported() -> None:
     with pytest.raises(ImportError):
         from enginebay.contract import Nothing  # type: ignore[attr-defined]  # noqa: F401
+
+
+def test_what_a_newer_version_stored_is_ignored() -> None:
+    spec, probe = load_built_in_specs()[0], Probe("1")
+    assert EngineSpec.from_json({**spec.to_json(), "of_the_future": 1}) == spec
+    assert Probe.from_json({**probe.to_json(), "of_the_future": 1}) == probe
