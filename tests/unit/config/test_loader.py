@@ -61,11 +61,14 @@ def test_a_setting_has_other_names_in_every_layer(load: Any) -> None:
     assert "fast.max_num_seqs: duplicates fast.parallel (bay.yaml:1)" in error.value.message
     with pytest.raises(ConfigError, match="parallel"):
         load("fast: {parallel: 0}\n")
+    with pytest.raises(ConfigError, match=r"did you mean fast\.parallel"):
+        load("fast: {paralel: 4}\n")
 
 
 def test_auto_in_a_sweep_takes_the_values_that_the_engine_suggests(load: Any) -> None:
     for text in ("sweep: {fast.max_num_seqs: auto}", "sweep: {fast: {max_num_seqs: auto}}"):
         assert load(text).experiment.sweep in ({"fast.max_num_seqs": [8, 16]}, {"fast": {"max_num_seqs": [8, 16]}})
+    assert load("sweep: {fast.parallel: auto}").experiment.sweep == {"fast.parallel": [8, 16]}
     both = load("sweep: [{fast.max_num_seqs: auto}, {fast.max_num_seqs: [1]}]")
     assert both.experiment.sweep == [{"fast.max_num_seqs": [8, 16]}, {"fast.max_num_seqs": [1]}]
     with pytest.raises(ConfigError, match="block_size"):

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from enginebay import contract
-from enginebay.contract import EngineSpec, Probe, parameters
+from enginebay.contract import EngineSpec, Preset, Probe, Setting, parameters
+from enginebay.contract.spec_checks import find_spec_problems
 from enginebay.engines.registry import load_built_in_specs
 
 
@@ -38,3 +40,29 @@ def test_what_a_newer_version_stored_is_ignored() -> None:
     spec, probe = load_built_in_specs()[0], Probe("1")
     assert EngineSpec.from_json({**spec.to_json(), "of_the_future": 1}) == spec
     assert Probe.from_json({**probe.to_json(), "of_the_future": 1}) == probe
+
+
+@pytest.mark.parametrize("spec", load_built_in_specs(), ids=lambda spec: spec.kind)
+def test_built_in_specs_have_no_problems(spec: EngineSpec) -> None:
+    assert find_spec_problems(spec) == []
+
+
+def test_contradictions_in_a_spec_are_named() -> None:
+    spec = load_built_in_specs()[0]
+    problems = find_spec_problems(
+        replace(
+            spec,
+            request={name: value for name, value in spec.request.items() if name != "top_k"},
+            smaller=("nonesuch",),
+            settings={"size": Setting("int", "", aliases=("width",)), "width": Setting("int", "")},
+            presets=(Preset("odd", "another", "", "", {"nested": {"deep": 1}, "size": 2}),),
+            trims=(),
+        )
+    )
+    assert problems == [
+        "request declares nothing for top_k",
+        "smaller names nonesuch, which is not a setting",
+        f"odd is for the engine another, not {spec.kind}",
+        "the preset odd sets nested.deep, which is not a setting",
+        "the alias width is also a setting",
+    ]

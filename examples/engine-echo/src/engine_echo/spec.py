@@ -34,7 +34,7 @@ SPEC = EngineSpec(
     byte_tokens=True,
     runtime=Runtime(),
     request={
-        name: SUPPORTED.get(name, refuses("use another engine: this one repeats the prompt")) for name in parameters()
+        name: SUPPORTED.get(name, refuses("another engine: this one repeats the prompt")) for name in parameters()
     },
     settings={
         "step_s": Setting(

@@ -179,7 +179,8 @@ class ConfigKeys:
             return [self.fill_tuned_values(grid) for grid in sweep]
         section, _, name = path.partition(".")
         spec = self.specs.get(self.resolve_kind(section) or "")
-        suggested = spec.settings[name].tune if spec is not None and name in spec.settings else ()
+        settings = spec.settings if spec is not None else {}
+        suggested = next((s.tune for key, s in settings.items() if name in (key, *s.aliases)), ())
         return list(suggested) if sweep == AUTO and suggested else sweep
 
     def list_section_names(self) -> list[str]:
@@ -198,7 +199,8 @@ class ConfigKeys:
         keys += [f"sampling.{name}" for name in SAMPLING_KEYS]
         keys += [f"{section.name}.{name}" for section in SECTIONS.values() for name in section.settings]
         for kind, spec in self.specs.items():
-            keys += [f"{kind}.{name}" for name in (*spec.settings, *spec.retired)]
+            aliases = (alias for setting in spec.settings.values() for alias in setting.aliases)
+            keys += [f"{kind}.{name}" for name in (*spec.settings, *aliases, *spec.retired)]
         return list(dict.fromkeys(keys))
 
     def report_unknown_key(self, problems: ProblemCollector, entry: ConfigEntry, siblings: Iterable[str]) -> None:

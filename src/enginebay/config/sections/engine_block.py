@@ -53,7 +53,8 @@ def read_engine_block(
             return False
         return True
 
-    known = [*spec.settings, *spec.retired, *SAMPLING_KEYS, TRUST_KEY]
+    aliases = (alias for setting in spec.settings.values() for alias in setting.aliases)
+    known = [*spec.settings, *aliases, *spec.retired, *SAMPLING_KEYS, TRUST_KEY]
     walk_section(entry, "", known, accept, known_keys, problems)
     return EngineBlock(settings, sampling, trust[0] if trust else None)
 

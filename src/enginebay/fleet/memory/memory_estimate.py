@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from importlib import import_module
@@ -27,6 +28,7 @@ from enginebay.models.model_sources import list_split_files
 from enginebay.text.gguf.gguf_reader import is_gguf, read_gguf
 from enginebay.util.hardware import HostFacts
 
+_POOL = re.compile(r"ram|gpu\d+")
 _MARGIN = 1.05  # on observed memory, which grows a little with use
 _ASLEEP_SHARE, _ASLEEP_CONTEXT = 0.02, GIB  # left on a GPU while weights and cache are offloaded
 _FLOATS = frozenset(("F64", "F32", "F16", "BF16"))  # of safetensors: loaded in the configured precision
@@ -47,7 +49,7 @@ def estimate_memory(spec: EngineSpec, facts: MemoryFacts, python: Path) -> Memor
             estimate = MemoryEstimate(**reply["memory"])
         else:
             estimate = function(facts)
-        pools = {str(pool): math.ceil(amount) for pool, amount in estimate.pools.items()}
+        pools = _check_pools(estimate)
     except EngineFailed:
         raise
     except Exception as error:  # a third-party function may raise and return anything
@@ -56,6 +58,16 @@ def estimate_memory(spec: EngineSpec, facts: MemoryFacts, python: Path) -> Memor
             f"report it to the engine's author: {spec.memory}",
         ) from error
     return replace(estimate, pools=pools)
+
+
+def _check_pools(estimate: Any) -> dict[str, int]:
+    if not isinstance(estimate, MemoryEstimate):
+        raise TypeError(f"it returned {type(estimate).__name__}, not a MemoryEstimate")
+    pools = {pool: math.ceil(amount) for pool, amount in estimate.pools.items()}
+    invalid = [f"{pool}: {amount}" for pool, amount in pools.items() if amount < 0 or not _POOL.fullmatch(pool)]
+    if invalid:
+        raise ValueError(f"pools are ram, gpu0, gpu1, ... in bytes, not {', '.join(invalid)}")
+    return pools
 
 
 def apply_observed_memory(

@@ -15,6 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from enginebay.contract import EngineSpec, MemoryFacts, Probe
+from enginebay.contract.spec_checks import find_spec_problems
 
 RESULT_PREFIX = "ENGINEBAY-PROBE "
 ENTRY_POINT_GROUP = "enginebay.engines"
@@ -45,6 +46,11 @@ def _describe_engine(point: EntryPoint) -> dict[str, Any]:
     spec = point.load()
     if not isinstance(spec, EngineSpec):
         raise TypeError(f"the entry point {point.name} = {point.value} is not an EngineSpec")
+    problems = find_spec_problems(spec)
+    if problems:
+        raise ValueError(f"the spec of {spec.kind} is not valid: {'; '.join(problems)}")
+    if spec.memory:
+        _load_object(spec.memory)  # raises if it is not there
     return {
         "distribution": point.dist.name if point.dist else "",
         "version": point.dist.version if point.dist else "",

@@ -409,7 +409,13 @@ def test_a_third_party_estimate_is_rounded_up_and_its_faults_are_named(monkeypat
         return memory_estimate.estimate_memory(spec, MemoryFacts("other", 10), Path(sys.executable))
 
     assert run(lambda given: MemoryEstimate({"ram": given.weights_bytes * 1.15})).pools == {"ram": 12}
-    for fault in (lambda given: {"ram": 1}, lambda given: 1 / 0, lambda given: MemoryEstimate({"ram": "much"})):
+    for fault in (
+        lambda given: {"ram": 1},
+        lambda given: 1 / 0,
+        lambda given: MemoryEstimate({"ram": "much"}),
+        lambda given: MemoryEstimate({"vram": 1}),
+        lambda given: MemoryEstimate({"ram": -3}),
+    ):
         with pytest.raises(EngineFailed, match="the memory estimate of other failed"):
             run(fault)
 
