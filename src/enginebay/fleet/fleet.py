@@ -446,5 +446,7 @@ class Fleet:
 
 
 def _build_no_memory_error() -> Overloaded:
-    message = "the model does not fit next to the pinned models: not enough memory, or max_awake is reached"
-    return Overloaded(message, "see `bay ps`", retry_after_s=60.0)
+    message = (
+        "the model does not fit: it needs more memory than pinned models leave of the budget, or max_awake is reached"
+    )
+    return Overloaded(message, "see `bay ps --json` for what it needs, and fleet.memory_bytes", retry_after_s=60.0)
