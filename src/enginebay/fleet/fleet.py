@@ -446,7 +446,5 @@ class Fleet:
 
 
 def _build_no_memory_error() -> Overloaded:
-    message = (
-        "the model does not fit: it needs more memory than pinned models leave of the budget, or max_awake is reached"
-    )
-    return Overloaded(message, "see `bay ps --json` for what it needs, and fleet.memory_bytes", retry_after_s=60.0)
+    message = "the model does not fit into the memory that pinned models leave, or max_awake is reached"
+    return Overloaded(message, "see what it needs in `bay ps --json`", retry_after_s=60.0)

@@ -52,7 +52,10 @@ def _borrow_pynvml() -> Any:
     spec = importlib.util.spec_from_file_location(_BORROWED, file) if file else None
     if spec is None or spec.loader is None:
         raise NvmlMissing("the Python package nvidia-ml-py is not installed")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.modules[_BORROWED] = module
+    sys.modules[_BORROWED] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[_BORROWED]
+        raise
     return module
