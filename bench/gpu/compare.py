@@ -27,7 +27,7 @@ from time import monotonic
 from typing import Any
 
 from enginebay import environments, models
-from enginebay.cli.lab.experiment import plan_engine_points, read_tokenizer
+from enginebay.cli.lab.study_planning import plan_engine_points, read_tokenizer
 from enginebay.cli.lab.study_progress import StudyProgress
 from enginebay.config.layers.layer_sources import parse_assignments
 from enginebay.config.loader import load_config

@@ -22,6 +22,10 @@ def tokens(url: str, headers: dict[str, str], model: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
 
+def has_left(url: str, headers: dict[str, str]) -> bool:
+    return 'status="499"' in httpx.get(f"{url}/metrics", headers=headers, timeout=60).text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "fields"), [("toy", {"best_of": 4}), ("far", {})])
 def test_disconnecting_does_not_evade_the_rate_limit(model: str, fields: dict[str, Any], tmp_path: Path) -> None:
@@ -37,4 +41,5 @@ def test_disconnecting_does_not_evade_the_rate_limit(model: str, fields: dict[st
                 with pytest.raises(httpx.TimeoutException):
                     client.post(f"{server.url}/v1/completions", json=asked, timeout=8.0)  # the answer takes 20 s
                 wait_until(lambda: tokens(server.url, build_bearer(few), model) >= 50, 20, "the count")
+                wait_until(lambda: has_left(server.url, build_bearer(few)), 20, "its end, which charges the key")
                 assert client.post(f"{server.url}/v1/completions", json=asked).status_code == 429

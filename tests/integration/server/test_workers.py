@@ -142,6 +142,26 @@ def test_a_process_that_dies_is_restarted(shared: Shared) -> None:
     assert httpx.get(f"{shared.server.url}/health/ready", timeout=60).status_code == 200
 
 
+def test_a_killed_process_is_logged_and_its_counts_stay(shared: Shared) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(shared.ask, ["plain"] * 40)) == {200}
+    counted = shared.asked()
+    killed = shared.children()[0]
+    killed.kill()
+    seen = list[float]()
+
+    def is_replaced() -> bool:
+        seen.append(shared.asked())
+        return len(shared.children()) == 2 and killed not in shared.children()
+
+    wait_until(is_replaced, 30, "a new process")
+    seen.append(shared.asked())
+    assert min(seen) >= counted
+    (line,) = [line for line in shared.server.read_log().splitlines() if f"pid={killed.pid} " in line]
+    assert "server process died" in line and "signal=SIGKILL" in line and "requests=0" in line and "error" in line
+    assert shared.metrics()["enginebay_requests_running"] == 0
+
+
 def test_limits_are_divided() -> None:
     """The limit on running requests holds for the engine, whatever the number of processes."""
     limits: dict[str, object] = {"running": 4, "queue": 100}

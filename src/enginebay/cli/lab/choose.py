@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from enginebay.cli.lab import choose_output as output
+from enginebay.cli.lab import quick_study
 from enginebay.cli.lab.lab_dependencies import require_lab
+from enginebay.cli.lab.search_options import check_token_lengths, parse_search_options
 from enginebay.cli.lab.study_progress import SearchProgress
 from enginebay.cli.options.command_app import create_app
 from enginebay.cli.options.stack_options import ConfigOption, OfflineOption, SetKeyOption
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from enginebay.config.resolved_config import Config
     from enginebay.lab.search.candidates import Candidate, Ranking
     from enginebay.lab.search.rate_search import SearchGoal
+    from enginebay.lab.study.engine_speed import EngineSpeed
     from enginebay.lab.study.study_point import StudyPoint
     from enginebay.models import StoredModel
 
@@ -91,7 +96,6 @@ def choose(
     offline: OfflineOption = None,
 ) -> None:
     """Find the highest request rate each installed engine sustains within an SLO. `engine: auto` uses the best one."""
-    from enginebay.cli.lab.search_options import check_token_lengths, parse_search_options
     from enginebay.config.loader import load_config
 
     flag_lengths = {"input_tokens": input_tokens, "output_tokens": output_tokens}
@@ -106,30 +110,48 @@ def choose(
     if forget:
         _forget_choice(model, loaded)
         return
+    _check_options(loaded, lengths, out, force)
+    goal = parse_search_options(loaded.experiment, slo or [], profile, requests, seconds, resolution, most_runs)
+    points, inputs = _build_points(model, loaded, config, preset, flags, engines, goal, ignore_warnings)
+    plan, ranking = _search_engines(_make_plan(model, points, goal, inputs, runs), loaded)
+    _print_results(plan, ranking, loaded, out, json, even_if_invalid)
+
+
+def _check_options(loaded: Config, lengths: dict[str, int], out: Path | None, force: bool) -> None:
+    """Reject what cannot work before anything is prepared. Raises `EnginebayError`."""
     check_token_lengths(loaded.experiment, lengths)
     require_lab()
-    from enginebay.lab.search.preflight import predict_search_reasons
-    from enginebay.lab.store.run_folders import runs_dir
-
     output.check_output_path(out, force)
     if loaded.experiment.sweep:
         raise ConfigError(
             "bay choose compares engines, each with one set of settings", "use bay experiment for a sweep"
         )
-    goal = parse_search_options(loaded.experiment, slo or [], profile, requests, seconds, resolution, most_runs)
-    points, inputs = _build_points(model, loaded, config, preset, flags, engines, goal, ignore_warnings)
+
+
+def _make_plan(
+    model: str, points: list[StudyPoint], goal: SearchGoal, inputs: dict[str, Any], runs: Path | None
+) -> SearchPlan:
+    from enginebay.lab.store.run_folders import runs_dir
+
     study_id = datetime.now(UTC).strftime("choose-%Y%m%d-%H%M%S")
-    plan = SearchPlan(model, points, goal, inputs, study_id, runs or runs_dir())
-    for line in predict_search_reasons(goal):
+    return SearchPlan(model, points, goal, inputs, study_id, runs or runs_dir())
+
+
+def _search_engines(plan: SearchPlan, loaded: Config) -> tuple[SearchPlan, Ranking]:
+    """Measure the engines. Return the plan with the lengths that were measured."""
+    from enginebay.lab.search.preflight import predict_search_reasons
+
+    for line in predict_search_reasons(plan.goal):
         note(line)
     progress = SearchProgress()
     try:
-        ranking = _measure_engines(plan, progress)
+        speeds = _measure_speeds(plan, progress)
+        plan = _size_answers(plan, loaded, speeds)
+        return plan, _measure_engines(plan, speeds, progress)
     except KeyboardInterrupt:
         progress.clear()
-        note(f"{study_id} was interrupted, and nothing was chosen; `bay results list` shows the finished runs")
+        note(f"{plan.study_id} was interrupted, and nothing was chosen; `bay results list` shows the finished runs")
         raise
-    _print_results(plan, ranking, loaded, out, json, even_if_invalid)
 
 
 def _build_points(
@@ -137,7 +159,7 @@ def _build_points(
     engines: list[str] | None, goal: SearchGoal, ignore_warnings: bool,
 ) -> tuple[list[StudyPoint], dict[str, Any]]:  # fmt: skip
     """Build one point per engine, without its rate."""
-    from enginebay.cli.lab.experiment import plan_engine_points
+    from enginebay.cli.lab.study_planning import plan_engine_points
 
     named = [name.strip() for text in engines or () for name in text.split(",") if name.strip()]
     kinds = named or list(loaded.experiment.engines) or _find_candidates(model, loaded)
@@ -153,8 +175,14 @@ def _build_points(
     for point in dropped:
         note(f"skipped {point.label}: {'; '.join(point.reasons)}")
     workloads = [{name: value for name, value in point.workload.items() if name != "requests"} for point in points]
+    kept = ("stall_timeout_s",)  # every other limit follows from the search
     bare = [
-        replace(point, label=point.engine, workload=workload, limits={})
+        replace(
+            point,
+            label=point.engine,
+            workload=workload,
+            limits={name: value for name, value in point.limits.items() if name in kept},
+        )
         for point, workload in zip(points, workloads, strict=True)
     ]
     return bare, inputs
@@ -182,33 +210,99 @@ def _resolve_source(model: str, config: Config) -> str:
     return configured.source if configured is not None and configured.source else model
 
 
-def _measure_engines(plan: SearchPlan, progress: SearchProgress) -> Ranking:
-    from enginebay.cli.lab.experiment import read_tokenizer
+def _measure_speeds(plan: SearchPlan, progress: SearchProgress) -> list[EngineSpeed | EnginebayError]:
+    """Measure the speed of each engine in a few seconds, or return why it cannot run."""
+    from enginebay.cli.lab.study_planning import read_tokenizer
+    from enginebay.lab.study.engine_speed import measure_speed
+
+    speeds: list[EngineSpeed | EnginebayError] = []
+    for point in plan.points:
+        try:
+            speeds.append(measure_speed(point, read_tokenizer, progress.show_phase))
+        except EnginebayError as error:
+            speeds.append(error)
+    progress.clear()
+    return speeds
+
+
+def _size_answers(plan: SearchPlan, loaded: Config, speeds: Sequence[EngineSpeed | EnginebayError]) -> SearchPlan:
+    """Shorten the answers on a slow host, unless the user chose their length."""
+    from enginebay.lab.search.search_duration import pick_output_tokens
+    from enginebay.lab.study.study_point import plan_run
+
+    known = [speed for speed in speeds if not isinstance(speed, EnginebayError)]
+    length = plan.points[0].workload.get("output_tokens")
+    if not known or not isinstance(length, int) or quick_study.sets_output_length(loaded):
+        return plan
+    shorter = pick_output_tokens(known, plan.goal, plan_run(plan.points[0]).parity)
+    if shorter >= length:
+        return plan
+    note(
+        f"this host is slow: {shorter} output tokens per answer instead of {length}, so that the search ends soon; "
+        f"--output-tokens {length} keeps them"
+    )
+    points = [replace(point, workload={**point.workload, "output_tokens": shorter}) for point in plan.points]
+    return replace(plan, points=points)
+
+
+def _estimate_searches(plan: SearchPlan, speeds: Sequence[EngineSpeed | EnginebayError]) -> list[float]:
+    """Return how long the search takes on each engine."""
+    from enginebay.lab.search.search_duration import estimate_search_s
+    from enginebay.lab.study.study_point import plan_run
+
+    return [
+        0.0
+        if isinstance(speed, EnginebayError)
+        else estimate_search_s(speed, plan.goal, quick_study.get_output_tokens(point), plan_run(point).parity)
+        for point, speed in zip(plan.points, speeds, strict=True)
+    ]
+
+
+def _announce(plan: SearchPlan, expected_s: Sequence[float]) -> None:
+    goal = plan.goal
+    engines = ", ".join(
+        f"{point.engine} ({quick_study.format_about(seconds)})"
+        for point, seconds in zip(plan.points, expected_s, strict=True)
+    )
+    note(
+        f"{plan.study_id}: {engines} within {output.format_objective(goal.slo)}; "
+        f"runs of at least {goal.requests} requests and {goal.seconds:g} s, to {goal.rules.resolution:.0%}; "
+        f"{quick_study.format_about(sum(expected_s))} in all"
+    )
+
+
+def _measure_engines(
+    plan: SearchPlan, speeds: Sequence[EngineSpeed | EnginebayError], progress: SearchProgress
+) -> Ranking:
+    from enginebay.cli.lab.study_planning import read_tokenizer
     from enginebay.lab.loadgen.calibration import calibrate
+    from enginebay.lab.search import rate_search
     from enginebay.lab.search.candidate_parity import flag_parity_breaks
     from enginebay.lab.search.candidates import rank_candidates
-    from enginebay.lab.search.rate_search import SearchCallbacks, find_highest_rate
     from enginebay.lab.study.run_point import StudyContext
 
     progress.show_phase("calibrating the load generator")
     ceiling = calibrate()
     progress.clear()
-    goal = plan.goal
-    note(
-        f"{plan.study_id}: {', '.join(point.engine for point in plan.points)} within {output.format_objective(goal.slo)}; "
-        f"runs of at least {goal.requests} requests and {goal.seconds:g} s, to {goal.rules.resolution:.0%}"
-    )
+    expected_s = _estimate_searches(plan, speeds)
+    _announce(plan, expected_s)
     context = StudyContext(
         runs_dir=plan.runs, study_id=plan.study_id, ceiling=ceiling, config=plan.inputs, on_status=progress.show_phase,
         on_progress=progress.show_live, load_tokenizer=read_tokenizer,
     )  # fmt: skip
-    callbacks = SearchCallbacks(progress.begin_search_run, progress.end_search_run)
+    callbacks = rate_search.SearchCallbacks(progress.begin_search_run, progress.end_search_run)
     candidates: list[Candidate] = []
-    for number, point in enumerate(plan.points):
+    for number, (point, speed) in enumerate(zip(plan.points, speeds, strict=True)):
+        progress.ends_at_s = monotonic() + sum(expected_s[number:])
         progress.begin_engine(point.label, number + 1, len(plan.points))
-        candidates.append(find_highest_rate(context, point, goal, callbacks, number))
+        if isinstance(speed, EnginebayError):
+            candidates.append(rate_search.make_failed_candidate(point, speed))
+        else:
+            single_s = speed.single_s(quick_study.get_output_tokens(point))
+            pace = rate_search.SearchPace(single_s, monotonic() + expected_s[number])
+            candidates.append(rate_search.find_highest_rate(context, point, plan.goal, callbacks, number, pace))
         progress.end_engine(candidates[-1])
-    return rank_candidates(flag_parity_breaks(candidates, plan.runs), goal.rules.resolution)
+    return rank_candidates(flag_parity_breaks(candidates, plan.runs), plan.goal.rules.resolution)
 
 
 def _print_results(

@@ -3,38 +3,65 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from enginebay.cli.lab import quick_study
 from enginebay.cli.lab.lab_credentials import build_admin_headers, build_inference_headers
-from enginebay.cli.lab.lab_dependencies import require_lab
+from enginebay.cli.lab.lab_dependencies import find_missing_packages, require_lab
+from enginebay.cli.lab.study_planning import plan_engine_points, plan_url_points, read_tokenizer
 from enginebay.cli.options.command_app import create_app
 from enginebay.cli.options.stack_options import OfflineOption, SetKeyOption
 from enginebay.cli.output.console import emit_json, note, print_table
 from enginebay.config.layers.layer_sources import parse_assignments
-from enginebay.config.sections.config_keys import AUTO
-from enginebay.errors import ConfigError, EnginebayError, UsageError
+from enginebay.errors import EnginebayError, UsageError
 from enginebay.util.text_format import pluralize
 
 if TYPE_CHECKING:
+    from enginebay.config.resolved_config import Config
     from enginebay.config.sweep_points import DroppedPoint
-    from enginebay.lab.loadgen.sender_task import TargetServer
     from enginebay.lab.store.study_plan import Study
     from enginebay.lab.study.run_study import StudyOutcome
     from enginebay.lab.study.study_point import StudyPoint
-    from enginebay.lab.workload.workload_spec import TextTokenizer
 
 app = create_app()
+
+
+@dataclass(frozen=True, slots=True)
+class StudyOptions:
+    """What a new study is planned from."""
+
+    config: Path | None
+    preset: str | None
+    flags: dict[str, Any]
+    url: str | None
+    model: str | None
+    tokenizer: str | None
+    ignore_warnings: bool
+    quick: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStudy:
+    """A study before it is stored."""
+
+    points: list[StudyPoint]
+    cycles: int
+    inputs: dict[str, Any]
+    sized_by: Config | None = None  # its size follows from the speed of the engines and this; None: it has a size
 
 
 @app.command()
 def experiment(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="Config file; see docs/lab.md")] = None,
     *,
+    config_option: Annotated[
+        Path | None, typer.Option("--config", "-c", metavar="CONFIG", help="Another way to name the config file")
+    ] = None,
     engine: Annotated[
         list[str] | None, typer.Option("--engine", "-e", "--backend", help="Engine to measure; repeatable")
     ] = None,
@@ -53,6 +80,12 @@ def experiment(
         str | None, typer.Option("--profile", help="Arrival profile, such as poisson:rate=4,requests=200")
     ] = None,
     cycles: Annotated[int | None, typer.Option("--cycles", min=1, help="Number of repetitions")] = None,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="As many requests as this host answers soon; the default if nothing sets their number"
+        ),
+    ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume the last unfinished study, or the one named by --study")
     ] = False,
@@ -69,10 +102,7 @@ def experiment(
     ] = False,
     tokenizer: Annotated[
         str | None,
-        typer.Option(
-            "--tokenizer",
-            help="Stored model or tokenizer path, for prompts of exact length (default: the model's)",
-        ),
+        typer.Option("--tokenizer", help="Stored model or path, for prompts of exact length (default: the model's)"),
     ] = None,
     runs: Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Directory with the runs")] = None,
     json: Annotated[bool, typer.Option("--json", help="Machine-readable output")] = False,
@@ -80,44 +110,110 @@ def experiment(
     offline: OfflineOption = None,
 ) -> None:
     """Benchmark engines, or a running server, under one workload."""
-    require_lab()
     from enginebay.lab.store.run_folders import runs_dir
 
-    folder = runs or runs_dir()
-    if admin_key_env is not None and not url and not resume:
-        raise UsageError("--admin-key-env needs a running server", "add --url, or remove it")
+    if resume or not dry_run:
+        require_lab()
+    folder, flags = runs or runs_dir(), _build_flags(engine, model, profile, cycles, offline, set_)
+    config = _merge_config(config, config_option)
     if resume:
-        _refuse_changes({
-            "CONFIG": config, "--engine": engine, "--preset": preset, "--model": model, "--url": url,
-            "--profile": profile, "--cycles": cycles, "--tokenizer": tokenizer, "--set": set_, "--offline": offline,
-            "--ignore-engine-warnings": ignore_warnings or None,
-        })  # fmt: skip
-        plan = _load_resumed_study(folder, study)
-        if dry_run:
-            _show_remaining(folder, plan, json)
-            return
-        note(f"resuming {plan.id}")
-    elif study is not None:
-        raise UsageError("--study needs --resume", "add --resume, or remove --study")
-    else:
-        flags = _build_flags(engine, model, profile, cycles, offline, set_)
-        points, dropped, cycle_count, inputs = (
-            _plan_url_points(config, preset, flags, url, model, tokenizer)
-            if url
-            else plan_engine_points(config, preset, flags, model, tokenizer, ignore_warnings, convert=not dry_run)
-        )
-        _show_dropped(dropped)
-        _show_preflight(points, cycle_count)
-        if dry_run:
-            _show_plan(points, cycle_count, json)
-            return
-        from enginebay.lab.study.run_study import create_study
+        _refuse_changes({"CONFIG": config, "--url": url, "--preset": preset, "--tokenizer": tokenizer,
+                         "--ignore-engine-warnings": ignore_warnings or None, "--quick": quick or None}, flags)  # fmt: skip
+        _resume_study(folder, study, admin_key_env, allow_mixed, dry_run=dry_run, json=json)
+        return
+    _check_options(admin_key_env, url, study, quick)
+    options = StudyOptions(config, preset, flags, url, model, tokenizer, ignore_warnings, quick)
+    _run_new_study(folder, options, admin_key_env, allow_mixed, dry_run=dry_run, json=json)
 
-        plan = create_study(folder, points, cycle_count, inputs)
+
+def _merge_config(argument: Path | None, option: Path | None) -> Path | None:
+    if argument is not None and option is not None:
+        raise UsageError("two config files", "name one: bay experiment CONFIG")
+    return argument or option
+
+
+def _check_options(admin_key_env: str | None, url: str | None, study: str | None, quick: bool) -> None:
+    if admin_key_env is not None and not url:
+        raise UsageError("--admin-key-env needs a running server", "add --url, or remove it")
+    if url and quick:
+        raise UsageError("--quick measures engines, not a running server", "remove --quick or --url")
+    if study is not None:
+        raise UsageError("--study needs --resume", "add --resume, or remove --study")
+
+
+def _resume_study(
+    folder: Path, study: str | None, admin_key_env: str | None, allow_mixed: bool, *, dry_run: bool, json: bool
+) -> None:
+    from enginebay.lab.study.study_point import point_from_dict
+
+    plan = _load_resumed_study(folder, study)
+    if dry_run:
+        _show_remaining(folder, plan, json)
+        return
+    note(f"resuming {plan.id}")
+    expected_s = quick_study.estimate_points([point_from_dict(data) for data in plan.points], folder)
+    _carry_out(folder, plan, expected_s, admin_key_env, allow_mixed, json)
+
+
+def _run_new_study(
+    folder: Path, options: StudyOptions, admin_key_env: str | None, allow_mixed: bool, *, dry_run: bool, json: bool
+) -> None:
+    planned = _plan_study(options, dry_run)
+    _show_preflight(planned)
+    if dry_run:
+        _show_plan(planned, folder, json)
+        return
+    from enginebay.lab.study.run_study import create_study
+
+    points, expected_s = planned.points, quick_study.estimate_points(planned.points, folder)
+    if planned.sized_by is not None:
+        points, expected_s = _size_study(planned.points, planned.sized_by)
+    plan = create_study(folder, points, planned.cycles, planned.inputs)
+    _carry_out(folder, plan, expected_s, admin_key_env, allow_mixed, json)
+
+
+def _plan_study(options: StudyOptions, dry_run: bool) -> PlannedStudy:
+    if options.url is not None:
+        points, dropped, cycles, inputs = plan_url_points(
+            options.config, options.preset, options.flags, options.url, options.model, options.tokenizer
+        )
+        return PlannedStudy(points, cycles, inputs)
+    from enginebay.config.loader import load_config
+
+    loaded = load_config(options.config, preset=options.preset, flags=options.flags)
+    quick = quick_study.is_quick(loaded, options.quick, from_file=options.config is not None)
+    points, dropped, cycles, inputs = plan_engine_points(
+        options.config, options.preset, options.flags, options.model, options.tokenizer, options.ignore_warnings,
+        convert=not dry_run,
+    )  # fmt: skip
+    _show_dropped(dropped)
+    return PlannedStudy(
+        points, quick_study.count_quick_cycles(loaded) if quick else cycles, inputs, loaded if quick else None
+    )
+
+
+def _size_study(points: list[StudyPoint], config: Config) -> tuple[list[StudyPoint], Sequence[float | None]]:
+    from enginebay.cli.lab.study_progress import StudyProgress
+
+    progress = StudyProgress()
+    sized = quick_study.size_points(points, config, progress.show_phase)
+    progress.clear()
+    note(sized.summary)
+    return sized.points, sized.expected_s
+
+
+def _carry_out(
+    folder: Path,
+    plan: Study,
+    expected_s: Sequence[float | None],
+    admin_key_env: str | None,
+    allow_mixed: bool,
+    json: bool,
+) -> None:
     from enginebay.lab.store.study_plan import lock_study
 
     with lock_study(folder, plan.id):  # before calibration, which would disturb a running study
-        outcome = _run_study(folder, plan, admin_key_env)
+        outcome = _run_study(folder, plan, expected_s, admin_key_env)
     _print_results(outcome, folder, allow_mixed, json)
 
 
@@ -137,112 +233,12 @@ def _build_flags(
     }
 
 
-def plan_engine_points(
-    config: Path | None, preset: str | None, flags: dict[str, Any], model: str | None, tokenizer: str | None,
-    ignore_warnings: bool, *, convert: bool = True,
-) -> tuple[list[StudyPoint], list[DroppedPoint], int, dict[str, Any]]:  # fmt: skip
-    from enginebay import environments
-    from enginebay.cli.lab.study_points import build_engine_points
-    from enginebay.cli.options.stack_options import StatusLine
-    from enginebay.config.sweep_points import expand_points
-
-    chosen, dropped = expand_points(config, preset=preset, flags=flags)
-    if not chosen:
-        raise ConfigError("no point can run", "; ".join(point.reasons[0] for point in dropped))
-    for kind, _, version in (sweep_point.engine.partition("==") for sweep_point in chosen):
-        if kind != AUTO:
-            environments.find_environment(kind, version or None)  # fail before preparing the other engines
-    progress, tokenizer_path = StatusLine(), _resolve_tokenizer(tokenizer)
-    points = [
-        point
-        for sweep_point in chosen
-        for point in build_engine_points(sweep_point, model, tokenizer_path, progress.update, convert=convert)
-    ]
-    progress.clear()
-    warnings = {warning: None for point in points for warning in point.warnings}
-    if warnings and not ignore_warnings:
-        lines = "\n".join(f"  {line}" for line in warnings)
-        raise ConfigError(
-            f"an engine would ignore a setting\n{lines}", "remove the setting, or pass --ignore-engine-warnings"
-        )
-    return points, dropped, chosen[0].config.experiment.num_cycles, _record_inputs(config, preset, flags)
-
-
-def _plan_url_points(
-    config: Path | None, preset: str | None, flags: dict[str, Any], url: str, model: str | None, tokenizer: str | None
-) -> tuple[list[StudyPoint], list[DroppedPoint], int, dict[str, Any]]:
-    from enginebay.cli.lab.study_points import build_url_points
-    from enginebay.config.loader import load_config
-    from enginebay.lab.loadgen.sender_task import TargetServer
-    from enginebay.lab.study.server_api import find_only_model
-
-    target = TargetServer(url, "", build_inference_headers([url], os.environ))
-    target.address  # noqa: B018 - rejects an invalid URL before the study is created
-    for name in ("engine", "engines"):
-        if flags[name] is not None:
-            raise UsageError("--engine does not apply to a running server", "remove --engine or --url")
-    loaded = load_config(config, preset=preset, flags={name: value for name, value in flags.items() if name != "model"})
-    if loaded.experiment.sweep:
-        raise ConfigError("a running server cannot be swept", "remove the sweep or --url")
-    name = model or loaded.model or find_only_model(target)
-    kind = _detect_engine(replace(target, model=name))
-    points = build_url_points(
-        loaded, url, name, _resolve_tokenizer(tokenizer) or _find_byte_tokenizer(kind) or _find_stored_tokenizer(name)
-    )
-    return points, [], loaded.experiment.num_cycles, _record_inputs(config, preset, flags)
-
-
-def _detect_engine(target: TargetServer) -> str:
-    """Return the engine kind of a bay server; "" if unknown. Raises `UsageError` if it lacks the model."""
-    from enginebay.lab.study.server_api import ServerUnusable
-    from enginebay.lab.study.server_facts import fetch_checked_facts
-
-    try:
-        return fetch_checked_facts(target).kind
-    except ServerUnusable:  # planning needs no server; the run reports the error
-        return ""
-
-
-def _find_byte_tokenizer(kind: str) -> str | None:
-    from enginebay.engines import registry
-    from enginebay.lab.workload.byte_tokenizer import BYTE_TOKENIZER_NAME
-
-    spec = registry.load_specs().get(kind)
-    return BYTE_TOKENIZER_NAME if spec is not None and spec.byte_tokens else None
-
-
-def _resolve_tokenizer(tokenizer: str | None) -> str | None:
-    """Resolve a path, the name of a stored model, or the byte tokenizer to a tokenizer path."""
-    from enginebay.lab.workload.byte_tokenizer import BYTE_TOKENIZER_NAME
-
-    if tokenizer is None or tokenizer == BYTE_TOKENIZER_NAME or Path(tokenizer).exists():
-        return tokenizer
-    stored = _find_stored_tokenizer(tokenizer)
-    if stored is None:
-        raise UsageError(f"no tokenizer at {tokenizer!r}", "pass the path of the model's files, or a stored model")
-    return stored
-
-
-def _find_stored_tokenizer(model: str) -> str | None:
-    from enginebay.errors import UnknownModel
-    from enginebay.models import resolve_model
-
-    try:
-        return str(resolve_model(model).path)
-    except UnknownModel:
-        return None
-
-
-def _record_inputs(config: Path | None, preset: str | None, flags: dict[str, Any]) -> dict[str, Any]:
-    """Collect the user's input for the manifest."""
-    set_flags = {name: value for name, value in flags.items() if value is not None}
-    text = config.read_text(encoding="utf-8") if config is not None else None
-    return {"file": text, "preset": preset, "flags": set_flags}
-
-
-def _refuse_changes(options: Mapping[str, object]) -> None:
+def _refuse_changes(options: Mapping[str, object], flags: Mapping[str, object]) -> None:
     """Reject options that would change the plan of a resumed study. Raises `UsageError`."""
-    named = [name for name, value in options.items() if value is not None and value != []]
+    known = {"engine": "--engine", "engines": "--engine", "model": "--model", "profile": "--profile",
+             "num_cycles": "--cycles", "offline": "--offline"}  # fmt: skip
+    given = {**options, **{known.get(name, "--set"): value for name, value in flags.items() if value is not None}}
+    named = [name for name, value in given.items() if value is not None]
     if named:
         raise UsageError(
             f"--resume keeps the plan of the study: {', '.join(named)} cannot change it",
@@ -272,7 +268,9 @@ def _show_remaining(folder: Path, plan: Study, json: bool) -> None:
     note(f"{len(remaining)} of {len(plan.steps)} runs of {plan.id} remain; nothing was run")
 
 
-def _run_study(folder: Path, plan: Study, admin_key_env: str | None) -> StudyOutcome:
+def _run_study(
+    folder: Path, plan: Study, expected_s: Sequence[float | None], admin_key_env: str | None
+) -> StudyOutcome:
     from enginebay.cli.lab.study_progress import StudyProgress
     from enginebay.lab.loadgen.calibration import calibrate
     from enginebay.lab.study.run_point import StudyContext
@@ -280,12 +278,14 @@ def _run_study(folder: Path, plan: Study, admin_key_env: str | None) -> StudyOut
 
     urls = [point.get("url") for point in plan.points]
     admin_headers = build_admin_headers(urls, admin_key_env, os.environ)
-    progress = StudyProgress()
+    progress = StudyProgress(plan.steps, quick_study.without_unknown(expected_s))
     try:
         progress.show_phase("calibrating the load generator")
         ceiling = calibrate()
         progress.clear()
-        note(f"{plan.id}: {pluralize(len(plan.steps), 'run')} of {pluralize(len(plan.points), 'point')}")
+        note(
+            f"{plan.id}: {pluralize(len(plan.steps), 'run')} of {pluralize(len(plan.points), 'point')}{_announce(plan, expected_s)}"
+        )
         note(
             f"this client can receive {ceiling.tokens_per_s:,.0f} streamed tokens/s and send {ceiling.requests_per_s:,.0f} "
             f"requests/s ({pluralize(ceiling.processes, 'process', 'processes')})"
@@ -301,48 +301,64 @@ def _run_study(folder: Path, plan: Study, admin_key_env: str | None) -> StudyOut
         raise
 
 
-def read_tokenizer(path: str) -> TextTokenizer:
-    from enginebay.lab.workload.byte_tokenizer import BYTE_TOKENIZER_NAME, ByteTokenizer
-    from enginebay.text.tokenization.tokenizer import load_tokenizer
-
-    return ByteTokenizer() if path == BYTE_TOKENIZER_NAME else load_tokenizer(Path(path))
-
-
 def _show_dropped(dropped: list[DroppedPoint]) -> None:
     for point in dropped:
         note(f"skipped {point.label}: {'; '.join(point.reasons)}")
 
 
-def _show_preflight(points: list[StudyPoint], cycles: int) -> None:
+def _announce(plan: Study, expected_s: Sequence[float | None]) -> str:
+    """Return how long the study takes, if that is known of all its points."""
+    times = [expected_s[step.point] for step in plan.steps]
+    known = [seconds for seconds in times if seconds is not None]
+    return f", {quick_study.format_about(sum(known))}" if known and len(known) == len(times) else ""
+
+
+def _show_preflight(planned: PlannedStudy) -> None:
     from enginebay.lab.search.preflight import check_requests_are_sent, check_tokenizers, predict_study_reasons
 
-    check_requests_are_sent(points, cycles)
-    check_tokenizers(points)
+    points, cycles = planned.points, planned.cycles
+    missing = find_missing_packages()
+    if missing:  # a dry run
+        note(
+            f"not checked without {', '.join(missing)}: whether each run sends a request; pip install 'enginebay[lab]'"
+        )
+    else:
+        check_requests_are_sent(points, cycles)
+    check_tokenizers([point for point in points if point.serve is not None or point.url is not None])
     for line in predict_study_reasons(points, cycles):
         note(line)
 
 
-def _show_plan(points: list[StudyPoint], cycles: int, json: bool) -> None:
+def _show_plan(planned: PlannedStudy, folder: Path, json: bool) -> None:
+    points, cycles, quick = planned.points, planned.cycles, planned.sized_by is not None
+    expected_s = [None] * len(points) if quick else quick_study.estimate_points(points, folder)
     if json:
-        emit_json({"cycles": cycles, "points": [point.to_dict() for point in points]})
+        emit_json({"cycles": cycles, "points": [point.to_dict() for point in points], "quick": quick,
+                   "expected_run_s": expected_s})  # fmt: skip
         return
-    rows = [(number, point.label, point.model, _describe_workload(point)) for number, point in enumerate(points, 1)]
+    rows = [
+        (number, point.label, point.model, _describe_workload(point, quick)) for number, point in enumerate(points, 1)
+    ]
     print_table(("POINT", "LABEL", "MODEL", "WORKLOAD"), rows)
     whole = (
         f"{pluralize(len(points), 'point')} in {pluralize(cycles, 'cycle')}: {pluralize(len(points) * cycles, 'run')}"
     )
     note(f"{whole}; nothing was run")
+    note(
+        quick_study.describe_quick_duration(len(points), cycles)
+        if quick
+        else quick_study.describe_duration(points, expected_s, cycles)
+    )
 
 
-def _describe_workload(point: StudyPoint) -> str:
-    from enginebay.lab.study.run_point import count_requests
-    from enginebay.lab.study.study_point import plan_run
+def _describe_workload(point: StudyPoint, quick: bool) -> str:
+    from enginebay.lab.study.study_point import count_requests, plan_run
 
     plan = plan_run(point)
     lengths = {name: point.workload[name] for name in ("input_tokens", "output_tokens") if name in point.workload}
     tokens = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in lengths.items())
     count = count_requests(plan)
-    requests = "all requests" if count is None else pluralize(count, "request")
+    requests = "all requests" if count is None else f"{'up to ' if quick else ''}{pluralize(count, 'request')}"
     return f"{point.workload['kind']}: {requests}{f', {tokens}' if tokens else ''}"
 
 

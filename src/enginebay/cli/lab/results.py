@@ -46,6 +46,8 @@ def list_results(json: JsonOption = False, runs: RunsOption = None) -> None:
         listed = [{**describe_run(run), "folder": str(run.path), "measures": dict(run.measures)} for run in finished]
         emit_json({"runs": listed, "corrupt": corrupt, "unfinished": list(map(str, list_partial_folders(folder)))})
         return
+    if not finished:
+        note(f"no runs in {folder}; `bay experiment` makes some, and --runs names another folder")
     print_table(
         ("RUN", "VERDICT", "ENGINE", "MODEL", "STUDY", "LABEL", *LISTED_FIGURES),
         [

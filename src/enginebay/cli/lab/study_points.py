@@ -65,6 +65,20 @@ def build_engine_points(
     return build_points(config, common, name)
 
 
+def build_unchecked_points(sweep_point: SweepPoint, model: str | None, tokenizer: str | None) -> list[StudyPoint]:
+    """Build the points of an engine that is not installed, to show them."""
+    from enginebay.models import DEFAULT_MODEL
+
+    config, name = sweep_point.config, model or sweep_point.config.model or DEFAULT_MODEL
+    common = {
+        "engine": sweep_point.engine,
+        "model": name,
+        "body": build_request_body(resolve_sampling(config, name)),
+        "tokenizer": tokenizer,
+    }
+    return build_points(config, common, sweep_point.label)
+
+
 def _match_setting(key: str, settings: Collection[str]) -> list[str]:
     """Return the engine setting that a key sets, with any prefix; empty if it sets none."""
     parts = key.split(".")

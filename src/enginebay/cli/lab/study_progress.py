@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from enginebay.cli.lab.quick_study import format_about
 from enginebay.cli.output.console import note, redraw_line
 from enginebay.util.text_format import pluralize
 
@@ -23,23 +27,26 @@ _PLAIN_REFRESH_S = 30.0
 class StudyProgress:
     """Progress of a study: one changing line on a terminal, plain lines elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps: Sequence[StudyStep] = (), expected_s: Mapping[int, float] = MappingProxyType({})) -> None:
+        """`steps`: the whole study. `expected_s`: how long a run of each point takes, where it is known."""
+        self._steps = steps
+        self._expected_s = expected_s
+        self._durations_s: dict[int, list[float]] = {}  # of finished runs, by point
         self._is_terminal = sys.stderr.isatty()
         self._head = ""
         self._last_phase = ""
         self._printed_s = 0.0
-        self._run_started_s = self._study_started_s = time.monotonic()
-        self._done = 0
-        self._left = 0
+        self._run_started_s = time.monotonic()
+        self._remaining: Sequence[StudyStep] = ()  # with the current one
         self._last_sample: tuple[float, int] = (0.0, 0)
 
     def begin_run(self, step: StudyStep, number: int, count: int) -> None:
         self._head = f"[{number}/{count}] {step.label}, cycle {step.cycle}"
         self._run_started_s = time.monotonic()
-        self._left = count - number + 1
+        self._remaining = self._steps[number - 1 :]
         self._last_sample = (0.0, 0)
         if not self._is_terminal:
-            note(self._head)
+            note(f"{self._head}{self._format_time_left()}")
 
     def show_phase(self, text: str) -> None:
         self._draw_line(f"{text}{self._format_time_left()}")
@@ -59,15 +66,16 @@ class StudyProgress:
         text = f"{live.ended}/{requests} answered{failed}, about {rate:,.0f} tokens/s now, {live.elapsed_s:.0f} s"
         self._draw_line(text + self._format_time_left())
         if not self._is_terminal:
-            note(f"{self._head}: {text}")
+            note(f"{self._head}: {text}{self._format_time_left()}")
         self._printed_s = now
 
     def end_run(self, step: StudyStep, result: Run | EnginebayError) -> None:
         from enginebay.errors import EnginebayError
 
         self.clear()
-        self._done += 1
-        took = f"{time.monotonic() - self._run_started_s:.0f} s"
+        took_s = time.monotonic() - self._run_started_s
+        self._durations_s.setdefault(step.point, []).append(took_s)
+        took = f"{took_s:.0f} s"
         if isinstance(result, EnginebayError):
             note(f"{self._head}: failed: {result.message}")
             if result.hint:
@@ -86,11 +94,23 @@ class StudyProgress:
             redraw_line(f"{self._head}: {text}")
 
     def _format_time_left(self) -> str:
-        """Estimate from the mean of the runs so far; empty before the first one ends."""
-        if not self._done:
-            return ""
-        left_s = (time.monotonic() - self._study_started_s) / self._done * self._left
-        return f"; about {left_s / 60:.0f} min left" if left_s >= 90 else f"; about {left_s:.0f} s left"
+        left_s = self._estimate_left_s()
+        return "" if left_s is None else f"; {format_about(left_s)} left"
+
+    def _estimate_left_s(self) -> float | None:
+        """Estimate by the runs so far, else by what is expected. None: nothing is known of a remaining run."""
+        known = [self._estimate_run_s(step.point) for step in self._remaining]
+        times = [seconds for seconds in known if seconds is not None]
+        if not times or len(times) < len(known):
+            return None
+        return max(0.0, times[0] - (time.monotonic() - self._run_started_s)) + sum(times[1:])
+
+    def _estimate_run_s(self, point: int) -> float | None:
+        durations_s = self._durations_s.get(point)
+        if not durations_s and point in self._expected_s:
+            return self._expected_s[point]
+        seen = durations_s or [seconds for durations in self._durations_s.values() for seconds in durations]
+        return fmean(seen) if seen else None
 
 
 def _format_figures(run: Run) -> str:
@@ -107,7 +127,11 @@ def _format_figures(run: Run) -> str:
 
 
 class SearchProgress(StudyProgress):
-    """Progress of a search, whose number of runs is not known in advance."""
+    """Progress of a search, whose number of runs is not known in advance, but when it ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends_at_s: float | None = None  # by the monotonic clock, as announced
 
     def begin_engine(self, label: str, number: int, count: int) -> None:
         """Start the next engine."""
@@ -138,6 +162,8 @@ class SearchProgress(StudyProgress):
     def _start_line(self, head: str) -> None:
         self._head = head
         self._last_sample = (0.0, 0)
+        if not self._is_terminal and self.ends_at_s is not None:
+            note(f"{head}{self._format_time_left()}")
 
-    def _format_time_left(self) -> str:
-        return ""
+    def _estimate_left_s(self) -> float | None:
+        return None if self.ends_at_s is None else max(0.0, self.ends_at_s - time.monotonic())

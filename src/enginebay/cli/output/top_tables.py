@@ -17,6 +17,9 @@ TOP_COLUMNS = (
     "itl p95", "kv", "memory", "errors",
 )  # fmt: skip
 
+_REQUESTS = "enginebay_requests_total"
+_SCRAPE_LABEL = ("endpoint", "metrics")
+
 
 @dataclass(frozen=True, slots=True)
 class TopRow:
@@ -50,7 +53,8 @@ class ServerSummary:
 
 
 def build_rows(before: Samples, after: Samples, seconds: float) -> list[TopRow]:
-    """Build one row per model and engine, sorted by name."""
+    """Build one row per model and engine, sorted by name. Scrapes of the metrics do not count as requests."""
+    before, after = _drop_scrapes(before), _drop_scrapes(after)
     return [_build_row(before, after, seconds, model, engine) for model, engine in sorted(_list_models(after))]
 
 
@@ -67,6 +71,11 @@ def build_summary(before: Samples, after: Samples, seconds: float, now_s: float)
         uptime_s=None if started is None else max(0.0, now_s - started),
         refused_per_s=refused,
     )
+
+
+def _drop_scrapes(samples: Samples) -> Samples:
+    requests = samples.get(_REQUESTS, {})
+    return {**samples, _REQUESTS: {own: value for own, value in requests.items() if _SCRAPE_LABEL not in own}}
 
 
 def _list_models(samples: Samples) -> set[tuple[str, str]]:
@@ -87,7 +96,7 @@ def _build_row(before: Samples, after: Samples, seconds: float, model: str, engi
         engine=engine,
         running=sum_samples(after, "enginebay_requests_running", **own),
         waiting=sum_samples(after, "enginebay_requests_waiting", **own),
-        requests_per_s=rate("enginebay_requests_total"),
+        requests_per_s=rate(_REQUESTS),
         prompt_tokens_per_s=rate("enginebay_prompt_tokens_total"),
         completion_tokens_per_s=rate("enginebay_completion_tokens_total"),
         ttft_p50_s=estimate_quantile(0.5, ttft),

@@ -58,6 +58,7 @@ class RequestSender:
         self._progress = SenderProgress()
         self._reported_s = 0.0
         self._stalls_checked_s = 0.0
+        self._received_s = 0.0  # the last byte of any response
         self._stopped = False
         address = socket.getaddrinfo(task.host, task.port, type=socket.SOCK_STREAM)[0]
         self._address: tuple[socket.AddressFamily, Any] = (address[0], address[4])
@@ -210,7 +211,7 @@ class RequestSender:
             except OSError as error:
                 self._handle_broken(connection, str(error))
                 return
-            now = monotonic()
+            now = self._received_s = monotonic()
             if not data:
                 self._handle_broken(connection, "the server closed the connection")
                 return
@@ -321,14 +322,23 @@ class RequestSender:
             return
         self._stalls_checked_s = now
         for connection in list(self._open.values()):
-            if connection.is_busy and now - connection.last_s > self._task.timeout_s:
-                self._fail_request(connection, "stalled", f"no data for {self._task.timeout_s:g} s")
+            if connection.is_busy and now - self._last_sign_s(connection) > self._task.timeout_s:
+                self._fail_request(connection, "stalled", _format_stall(self._task.timeout_s))
+
+    def _last_sign_s(self, connection: ClientConnection) -> float:
+        """Return when the request last moved. While it queues, the others' responses show that the server is alive."""
+        waits_for_others = self._task.queues and not connection.parts
+        return max(connection.last_s, self._received_s) if waits_for_others else connection.last_s
 
     def _report_progress(self, now: float, finished: bool = False) -> None:
         self._progress.finished = finished
         self._on_progress(self._progress)
         self._reported_s = now
         self._progress.ends = []
+
+
+def _format_stall(timeout_s: float) -> str:
+    return f"no data for {timeout_s:g} s; raise limits.stall_timeout_s if the server is only slow"
 
 
 def _to_ended(connection: ClientConnection, now: float) -> _EndedRequest:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from enginebay.errors import ConfigError
+from enginebay.lab.profiles.profile import STALL_TIMEOUT_S
 from enginebay.lab.workload.request_records import Record, Request
 
 API_PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -23,7 +24,7 @@ class TargetServer:
     model: str
     headers: Mapping[str, str] = field(default_factory=dict)
     body: Mapping[str, Any] = field(default_factory=dict)  # fields of every request, such as sampling
-    timeout_s: float = 120.0  # a request without a byte for this long has stalled
+    timeout_s: float = STALL_TIMEOUT_S  # a request without a byte for this long has stalled
     is_enginebay: bool = False  # reports queue times and meters
 
     @property
@@ -71,6 +72,9 @@ class SenderTask(msgspec.Struct, frozen=True):
     timeout_s: float
     stop_sending_s: float | None = None  # no request is sent after this
     core: int | None = None
+    queues: bool = (
+        False  # the server gets more requests than it runs: one without a byte stalls only if no other gets any
+    )
 
 
 class RequestOutcome(msgspec.Struct):
@@ -133,6 +137,7 @@ def split_into_tasks(
     processes: int,
     stop_sending_s: float | None = None,
     cores: Sequence[int] = (),
+    queues: bool = False,
 ) -> list[SenderTask]:
     """Deal the requests to processes round-robin, so that no queue is shared. Pure."""
     host, port = target.address
@@ -156,6 +161,7 @@ def split_into_tasks(
                 target.timeout_s,
                 stop_sending_s=stop_sending_s,
                 core=core,
+                queues=queues,
             )
         )
     return tasks

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-import numpy as np
-
 PERCENTILES = {"median": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 _TAIL_SHARE = 0.025  # on each side of a 95% interval
 
@@ -31,6 +29,8 @@ class DistributionSummary:
 
 def summarize(values: Sequence[float]) -> DistributionSummary:
     """Summarize at least one value; all must be finite."""
+    import numpy as np  # here, since planning a study needs no numpy
+
     array = np.asarray(values, dtype=np.float64)
     if array.size == 0:
         raise ValueError("a distribution needs at least one value")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from enginebay.lab.workload.request_records import Record
 
 
@@ -43,6 +41,8 @@ def collect_token_gaps_s(records: Sequence[Record], tokens: Mapping[int, Sequenc
 
     A server may send several tokens at once, so gaps are between arrivals, not between tokens.
     """
+    import numpy as np
+
     gaps = [np.diff(np.asarray(tokens[record.index], dtype=np.float64)) for record in records if record.index in tokens]
     return np.concatenate(gaps) if gaps else np.empty(0)
 

@@ -116,12 +116,18 @@ class RampProfile:
 Profile = (
     OfflineProfile | ClosedLoopProfile | ConstantProfile | PoissonProfile | GammaProfile | TraceProfile | RampProfile
 )
-LIMIT_KEYS = ("requests", "duration_s", "until_stable", "relative_width", "min_requests", "max_requests")
+STALL_TIMEOUT_S = 120.0
+LIMIT_KEYS = (
+    "requests", "duration_s", "until_stable", "relative_width", "min_requests", "max_requests", "stall_timeout_s",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """When a run ends: after this many requests or seconds, or once its figures are stable, whichever comes first."""
+    """When a run ends: after this many requests or seconds, or once its figures are stable, whichever comes first.
+
+    A request without a byte for `stall_timeout_s` has failed.
+    """
 
     requests: int | None = None
     duration_s: float | None = None
@@ -129,6 +135,7 @@ class RunLimits:
     relative_width: float = 0.02  # half-width of the 95% interval relative to the mean
     min_requests: int = 200  # before the first stability check
     max_requests: int = 10_000  # bound when only stability ends the run
+    stall_timeout_s: float = STALL_TIMEOUT_S
 
     def __post_init__(self) -> None:
         if self.requests is not None:
@@ -144,6 +151,7 @@ class RunLimits:
             )
         check_whole_number("limits.min_requests", self.min_requests)
         check_whole_number("limits.max_requests", self.max_requests)
+        check_positive_number("limits.stall_timeout_s", self.stall_timeout_s)
 
     @property
     def max_count(self) -> int | None:

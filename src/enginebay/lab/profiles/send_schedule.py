@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from enginebay.errors import ConfigError
-from enginebay.lab.profiles import arrivals
 from enginebay.lab.profiles.profile import (
     ClosedLoopProfile,
     ConstantProfile,
@@ -41,6 +40,8 @@ def draw_send_times(profile: Profile, limits: RunLimits, seed: int, requests: Se
 
     There may be fewer times than requests, never more. Raises `ConfigError` if there would be none.
     """
+    from enginebay.lab.profiles import arrivals
+
     needed = count_requests_needed(profile, limits)
     count = len(requests) if needed is None else min(needed, len(requests))
     match profile:
@@ -64,6 +65,8 @@ def check_sends_any(profile: Profile, limits: RunLimits, count: int, seed: int) 
 def _draw_arrivals(
     profile: ConstantProfile | PoissonProfile | GammaProfile | RampProfile, count: int, seed: int
 ) -> list[float]:
+    from enginebay.lab.profiles import arrivals  # needs numpy, which planning a study does not
+
     match profile:
         case ConstantProfile(rate):
             return arrivals.constant(rate, count)

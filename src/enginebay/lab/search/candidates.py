@@ -172,11 +172,11 @@ def add_verdict(
     if result.rate is None:
         return candidate
     if not result.confirmed:
-        message = f"met the objective at {_format_rate(result.rate)} once, not confirmed: the limit of runs was reached"
+        message = f"met the objective at {_format_rate(result.rate)} once, not confirmed: the limit of runs or of time was reached"
         candidate = candidate.add_reason("not_confirmed", "informative", message)
     if not result.narrow:
         above = f"missed at {_format_rate(result.above)}" if result.above is not None else "nothing above it was tried"
-        message = f"met at {_format_rate(result.rate)}, {above}: the limit of runs was reached before the resolution"
+        message = f"met at {_format_rate(result.rate)}, {above}: the limit of runs or of time was reached before the resolution"
         candidate = candidate.add_reason("coarse", "informative", message)
     if not candidate.sure:
         closest = min(candidate.kept, key=lambda objective: objective.share * 100 - objective.percent)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from enginebay.lab.measures.distribution import count_needed
 from enginebay.lab.search.rate_bisection import RateBounds
 from enginebay.lab.workload.request_records import Record
 
@@ -36,6 +37,11 @@ class ConcurrencyLevel:
 def count_level_requests(concurrency: int) -> int:
     """Return how many requests a level sends."""
     return SINGLE_REQUESTS if concurrency == 1 else math.ceil(REQUESTS_PER_SLOT * concurrency)
+
+
+def max_sending_s(concurrency: int, single_s: float = 0.0) -> float:
+    """Return when a level stops sending. A slow engine still answers enough single requests for a median."""
+    return max(MAX_LEVEL_S, count_needed(50) * single_s) if concurrency == 1 else MAX_LEVEL_S
 
 
 def measure_full_rate(records: Sequence[Record]) -> float | None:

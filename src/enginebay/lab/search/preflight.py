@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from enginebay.errors import ConfigError
 from enginebay.lab.profiles.send_schedule import check_sends_any
-from enginebay.lab.search.rate_search import SearchGoal
-from enginebay.lab.study.run_point import count_requests
-from enginebay.lab.study.study_point import RunPlan, StudyPoint, plan_run
+from enginebay.lab.study.study_point import RunPlan, StudyPoint, count_requests, plan_run
 from enginebay.lab.validity import limits
 from enginebay.lab.validity.answer_checks import check_answer_count, check_cycle_count
 from enginebay.lab.validity.verdict import Reason
-from enginebay.lab.workload.workload_builder import missing_tokenizer_error
+from enginebay.lab.workload.workload_spec import missing_tokenizer_error
+
+if TYPE_CHECKING:
+    from enginebay.lab.search.rate_search import SearchGoal
 
 LIMITS_REQUESTS_KEY = "limits.requests (in --profile: requests)"
 WORKLOAD_REQUESTS_KEY = "workload.requests (or num_input_prompts)"

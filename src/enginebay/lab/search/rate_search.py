@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import math
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from enginebay.errors import EnginebayError
 from enginebay.lab.loadgen.calibration import ClientCeiling
+from enginebay.lab.measures.distribution import count_needed
 from enginebay.lab.measures.slo import Slo, slo_from_dict
 from enginebay.lab.search import candidates, concurrency_sweep
 from enginebay.lab.search.candidates import Candidate, ObjectiveResult
 from enginebay.lab.search.concurrency_sweep import ConcurrencyLevel
-from enginebay.lab.search.rate_bisection import NextTrial, SearchResult, SearchRules, Trial, plan_next_trial
+from enginebay.lab.search.rate_bisection import (
+    NextTrial,
+    RateBounds,
+    SearchResult,
+    SearchRules,
+    Trial,
+    find_bracket,
+    plan_next_trial,
+)
+from enginebay.lab.search.search_duration import CONFIRM_FACTOR, MIN_RUN_LATENCIES, estimate_trial_s, limit_runs
 from enginebay.lab.store.run_reader import Run, load_run
 from enginebay.lab.store.study_plan import StudyStep
-from enginebay.lab.study.bay_server import encode_config, run_bay_server
+from enginebay.lab.study.bay_server import run_engine_server
 from enginebay.lab.study.run_point import StudyContext, run_point
 from enginebay.lab.study.study_point import StudyPoint
+from enginebay.util.text_format import pluralize
 
-MIN_RUN_LATENCIES = 10  # a shorter run is mostly ramp-up and drain, and shows no queue growth
-CONFIRM_FACTOR = 2  # times longer; energy is measured in this run, and meters need a long window
 _TRUSTED_SHARE = 0.5  # of the client's ceiling: its accuracy is verified up to there
 _SHOWN_LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
 
@@ -52,6 +61,15 @@ class SearchCallbacks:
     on_run_ended: Callable[[Run, str], None] = lambda run, result: None
 
 
+@dataclass(frozen=True, slots=True)
+class SearchPace:
+    """What was announced of an engine: the time of one request, and when its search ends by `clock`."""
+
+    single_s: float
+    ends_at_s: float
+    clock: Callable[[], float] = monotonic
+
+
 class SearchSession:
     """The runs on one server. Each has its own prompts and arrivals, so the prefix cache does not help."""
 
@@ -74,7 +92,7 @@ class SearchSession:
             self._point,
             label=f"{self._point.label} {label}",
             profile=dict(profile),
-            limits=dict(limits),
+            limits={**self._point.limits, **limits},
             seed=self._point.seed + len(self.runs),
             arrivals_seed=None if arrivals_seed is None else arrivals_seed + len(self.runs),
             # The server keeps running: one warm-up and one parity check are enough.
@@ -90,34 +108,37 @@ def open_session(context: StudyContext, point: StudyPoint, engine_index: int = 0
     """Start the point's engine for several runs. Raise `LoadFailed`."""
     assert point.serve is not None
     context.on_status(f"starting {point.engine}")
-    with tempfile.TemporaryDirectory(prefix="bay-lab-") as folder:
-        config = Path(folder) / "serve.yaml"
-        config.write_bytes(encode_config(point.serve))
-        arguments = [point.model, "--engine", point.engine, "--config", str(config)]
-        with run_bay_server(arguments, Path(folder) / "log") as server:
-            yield SearchSession(
-                context, point, lambda variant, step: run_point(context, variant, step, server), engine_index
-            )
+    with run_engine_server(point.engine, point.model, point.serve) as server:
+        yield SearchSession(
+            context, point, lambda variant, step: run_point(context, variant, step, server), engine_index
+        )
 
 
 def find_highest_rate(
-    context: StudyContext, point: StudyPoint, goal: SearchGoal, callbacks: SearchCallbacks, engine_index: int = 0
-) -> Candidate:
+    context: StudyContext, point: StudyPoint, goal: SearchGoal, callbacks: SearchCallbacks, engine_index: int = 0,
+    pace: SearchPace | None = None,
+) -> Candidate:  # fmt: skip
     """Return the highest rate at which an engine meets the objective. One that cannot run has no rate."""
     point = replace(point, slo=dict(goal.slo))
-    candidate = Candidate(point.engine, point.label)
     try:
         with open_session(context, point, engine_index) as session:
-            return _search_rate(session, candidate, goal, callbacks, context.ceiling)
+            return _search_rate(session, Candidate(point.engine, point.label), goal, callbacks, context.ceiling, pace)
     except EnginebayError as error:
-        message = f"could not be run: {error.message}"
-        return replace(candidate, why_none=message).add_reason("not_run", "informative", message)
+        return make_failed_candidate(point, error)
+
+
+def make_failed_candidate(point: StudyPoint, error: EnginebayError) -> Candidate:
+    """Return the result of an engine that cannot run."""
+    message = f"could not be run: {error.message}"
+    candidate = Candidate(point.engine, point.label, why_none=message)
+    return candidate.add_reason("not_run", "informative", message)
 
 
 def _search_rate(
-    session: SearchSession, candidate: Candidate, goal: SearchGoal, callbacks: SearchCallbacks, ceiling: ClientCeiling
-) -> Candidate:
-    levels = _sweep_concurrency(session, goal, callbacks)
+    session: SearchSession, candidate: Candidate, goal: SearchGoal, callbacks: SearchCallbacks, ceiling: ClientCeiling,
+    pace: SearchPace | None = None,
+) -> Candidate:  # fmt: skip
+    levels = _sweep_concurrency(session, goal, callbacks, pace.single_s if pace is not None else 0.0)
     first = session.runs[0]
     candidate = replace(
         candidate,
@@ -133,10 +154,13 @@ def _search_rate(
         candidate = replace(candidate, why_none=why, runs=[run.id for run in session.runs])
         return _judge_single_request(candidate, first)
     bounds = concurrency_sweep.find_rate_bounds(levels, _max_client_rate(ceiling, first))
-    shortest_s = max(goal.seconds, MIN_RUN_LATENCIES * float(first.measures["e2e_s"]["mean"]))
+    single_s = float(first.measures["e2e_s"]["mean"])
+    shortest_s = max(goal.seconds, MIN_RUN_LATENCIES * single_s)
     trials: list[Trial] = []
     runs: list[tuple[Run, list[ObjectiveResult]]] = []
-    while isinstance(step := plan_next_trial(trials, bounds, goal.rules), NextTrial):
+    while isinstance(
+        step := plan_next_trial(trials, bounds, _keep_pace(goal, trials, bounds, single_s, pace)), NextTrial
+    ):
         run = _run_trial(session, goal, step, shortest_s, callbacks)
         runs.append((run, candidates.count_kept(run.read_records(), goal.parsed_slo)))
         trials.append(Trial(step.rate, _met_objective(run), candidates.is_doubtful(run.reasons), step.confirming))
@@ -144,15 +168,28 @@ def _search_rate(
     return _fill_candidate(replace(candidate, runs=[run.id for run in session.runs]), step, trials, runs)
 
 
-def _sweep_concurrency(session: SearchSession, goal: SearchGoal, callbacks: SearchCallbacks) -> list[ConcurrencyLevel]:
-    """Run closed loops of rising concurrency, while throughput rises and the objective is met."""
+def _keep_pace(
+    goal: SearchGoal, trials: Sequence[Trial], bounds: RateBounds, single_s: float, pace: SearchPace | None
+) -> SearchRules:
+    """Return the rules, with no more runs than the announced time allows."""
+    if pace is None:
+        return goal.rules
+    low, above = find_bracket(trials)
+    rate = low or (bounds.start if above is None else above / goal.rules.growth)
+    return limit_runs(goal.rules, trials, pace.ends_at_s - pace.clock(), estimate_trial_s(goal, rate, single_s))
+
+
+def _sweep_concurrency(
+    session: SearchSession, goal: SearchGoal, callbacks: SearchCallbacks, single_s: float
+) -> list[ConcurrencyLevel]:
+    """Run closed loops of rising concurrency, while throughput rises and the objective is met. `single_s`: of one request."""
     levels: list[ConcurrencyLevel] = []
     while (concurrency := concurrency_sweep.next_concurrency(levels)) is not None:
         label = f"c{concurrency}"
         callbacks.on_run_started(label)
         limits = {
             "requests": concurrency_sweep.count_level_requests(concurrency),
-            "duration_s": concurrency_sweep.MAX_LEVEL_S,
+            "duration_s": concurrency_sweep.max_sending_s(concurrency, single_s),
         }
         run = session.measure(label, {"kind": "closed", "concurrency": concurrency}, limits)
         records = run.read_records()
@@ -224,9 +261,15 @@ def _select_figures(run: Run) -> dict[str, float]:
 
 
 def _describe_single_request(run: Run) -> str:
-    ttft, e2e = run.measures.get("ttft_s", {}), run.measures.get("e2e_s", {})
-    parts = [f"{name} {of['median']:.3g} s" for name, of in (("TTFT", ttft), ("end to end", e2e)) if "median" in of]
-    return ", ".join(parts) or "no response had any output"
+    """Describe the latencies of one request at a time: their medians, or their means if the answers are too few."""
+    names, needed = {"TTFT": "ttft_s", "end to end": "e2e_s"}, count_needed(50)
+    known = {name: run.measures[measure] for name, measure in names.items() if run.measures.get(measure)}
+    few = any("median" not in distribution for distribution in known.values())
+    parts = [f"{name} {of['mean' if few else 'median']:.3g} s" for name, of in known.items()]
+    if "TTFT" not in known:
+        parts.append("no response had any output")
+    count = pluralize(run.measures.get("answered") or 0, "answer")
+    return ", ".join(parts) + (f" (mean of {count}; a median needs {needed})" if few else "")
 
 
 def _max_client_rate(ceiling: ClientCeiling, run: Run) -> float:

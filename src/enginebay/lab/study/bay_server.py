@@ -8,6 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,6 +62,16 @@ def run_bay_server(arguments: Sequence[str], log: Path, timeout_s: float = 900.0
             yield BayServer(url, {"Authorization": f"Bearer {key}"}, process.pid, monotonic() - started_s)
         finally:
             _stop_process(process)
+
+
+@contextmanager
+def run_engine_server(engine: str, model: str, config: Mapping[str, Any]) -> Iterator[BayServer]:
+    """Run `bay serve` with one engine, one model and this configuration while the block lasts. Raise `LoadFailed`."""
+    with tempfile.TemporaryDirectory(prefix="bay-lab-") as folder:
+        path = Path(folder) / "serve.yaml"
+        path.write_bytes(encode_config(config))
+        with run_bay_server([model, "--engine", engine, "--config", str(path)], Path(folder) / "log") as server:
+            yield server
 
 
 def encode_config(config: Mapping[str, Any]) -> bytes:

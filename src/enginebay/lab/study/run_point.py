@@ -18,7 +18,7 @@ from enginebay.lab.measures.parity import ParityAnswer
 from enginebay.lab.measures.run_measures import compute_measures
 from enginebay.lab.profiles.arrivals import find_peak_rate
 from enginebay.lab.profiles.profile import Profile, RampProfile, RunLimits, TraceProfile, profile_label, profile_to_dict
-from enginebay.lab.profiles.send_schedule import count_requests_needed, draw_send_times
+from enginebay.lab.profiles.send_schedule import draw_send_times
 from enginebay.lab.profiles.stability import check_stability, next_check_count
 from enginebay.lab.store.canonical_json import to_plain
 from enginebay.lab.store.run_environment import describe_environment
@@ -45,20 +45,21 @@ from enginebay.lab.study.server_facts import (
     fetch_server_facts,
     subtract_readings,
 )
-from enginebay.lab.study.study_point import RunPlan, StudyPoint, plan_run
+from enginebay.lab.study.study_point import RunPlan, StudyPoint, count_requests, plan_run
 from enginebay.lab.validity.judge import judge_run
 from enginebay.lab.workload.chat_rendering import can_send_chats, make_chat_renderer
 from enginebay.lab.workload.request_records import Request
 from enginebay.lab.workload.workload_builder import Workload, build_unmeasured_requests, build_workload, hash_requests
 from enginebay.lab.workload.workload_spec import ChatRender, TextTokenizer
 
-DEFAULT_REQUESTS = 100
 OPEN_LOOP_CONNECTIONS = 64  # opened before an open loop's window; more follow on demand
 IDLE_S = 1.0  # idle window, with the engine loaded
 IDLE_WITH_ENERGY_S = 3.0
 SETTLE_S = 1.5  # a GPU reports its utilisation as a mean over up to 1 s, which must not include the warm-up
 _TOKEN_BURST_WINDOW_S = 10.0  # the tokens of a burst of requests arrive over a longer time
 _WARMUP_SEED_OFFSET = 7919  # warm-up prompts differ from the measured ones
+
+TokenizerLoader = Callable[[str], TextTokenizer]  # from a path
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class StudyContext:
     admin_headers: Mapping[str, str] = field(default_factory=dict)  # for its meters, if they need another key
     on_status: Callable[[str], None] = lambda text: None
     on_progress: Callable[[LoadgenProgress, int], None] = lambda live, requests: None
-    load_tokenizer: Callable[[str], TextTokenizer] | None = None  # loads the tokenizer at a path
+    load_tokenizer: TokenizerLoader | None = None
 
 
 def run_point(
@@ -146,7 +147,7 @@ def _measure_run(
     if plan.parity.enabled:
         context.on_status("sending the parity prompts")
         # Always the prompts of the first cycle, so that runs of all cycles are comparable.
-        prompts = _build_unmeasured(context, point, plan, point.seed, facts, plan.parity.prompts)
+        prompts = build_unmeasured(context.load_tokenizer, point, plan, point.seed, facts, plan.parity.prompts)
         try:
             answers = ask_parity_prompts(target, prompts, plan.parity)
             writer.write_parity({"answers": answers, "tokens": plan.parity.tokens})
@@ -178,47 +179,44 @@ def _has_gpu(readings: MachineReadings) -> bool:
 def _build_workload(context: StudyContext, point: StudyPoint, plan: RunPlan, seed: int, facts: ServerFacts) -> Workload:
     """Build the measured requests. The last lines of a longer file are left to parity and warm-up."""
     held_back = plan.warmup_requests + (plan.parity.prompts if plan.parity.enabled else 0)
-    tokenizer, render = _load_tokenizer(context, point, plan)
+    tokenizer, render = _load_tokenizer(context.load_tokenizer, point, plan)
     return build_workload(
         plan.workload, tokenizer, count_requests(plan), seed,
         context_length=facts.context_length, render=render, held_back=held_back,
     )  # fmt: skip
 
 
-def _build_unmeasured(
-    context: StudyContext, point: StudyPoint, plan: RunPlan, seed: int, facts: ServerFacts, count: int, before: int = 0
-) -> tuple[Request, ...]:
+def build_unmeasured(
+    load_tokenizer: TokenizerLoader | None, point: StudyPoint, plan: RunPlan, seed: int, facts: ServerFacts, count: int,
+    before: int = 0,
+) -> tuple[Request, ...]:  # fmt: skip
     """Build up to `count` requests that are not measured."""
-    tokenizer, render = _load_tokenizer(context, point, plan)
+    tokenizer, render = _load_tokenizer(load_tokenizer, point, plan)
     return build_unmeasured_requests(
         plan.workload, tokenizer, count, seed, before=before, context_length=facts.context_length, render=render
     )
 
 
 def _load_tokenizer(
-    context: StudyContext, point: StudyPoint, plan: RunPlan
+    load_tokenizer: TokenizerLoader | None, point: StudyPoint, plan: RunPlan
 ) -> tuple[TextTokenizer | None, ChatRender | None]:
     """Return the model's tokenizer, and its chat renderer if chats are sent. None: unknown."""
-    tokenizer = context.load_tokenizer(point.tokenizer) if context.load_tokenizer and point.tokenizer else None
+    tokenizer = load_tokenizer(point.tokenizer) if load_tokenizer and point.tokenizer else None
     return tokenizer, make_chat_renderer(point.tokenizer, tokenizer) if can_send_chats(plan.workload) else None
-
-
-def count_requests(plan: RunPlan) -> int | None:
-    """Return how many requests a run prepares. None: as many as the workload has. Pure."""
-    needed, requested = count_requests_needed(plan.profile, plan.limits), plan.workload.requests
-    if needed is not None:
-        return needed if requested is None else min(needed, requested)
-    if requested is not None or plan.workload.kind != "synthetic":
-        return requested
-    return plan.limits.max_requests if plan.limits.duration_s is not None else DEFAULT_REQUESTS
 
 
 def _warm_up(
     context: StudyContext, point: StudyPoint, plan: RunPlan, seed: int, facts: ServerFacts, target: TargetServer
 ) -> None:
     parity_prompts = plan.parity.prompts if plan.parity.enabled else 0
-    requests = _build_unmeasured(
-        context, point, plan, seed + _WARMUP_SEED_OFFSET, facts, plan.warmup_requests, before=parity_prompts
+    requests = build_unmeasured(
+        context.load_tokenizer,
+        point,
+        plan,
+        seed + _WARMUP_SEED_OFFSET,
+        facts,
+        plan.warmup_requests,
+        before=parity_prompts,
     )
     if not requests:
         return
@@ -235,7 +233,10 @@ def _send_workload(
     check_ceiling(context.ceiling, profile, times, _mean_output_tokens(requests))
     connections = plan.concurrency or (len(requests) if profile.kind == "offline" else OPEN_LOOP_CONNECTIONS)
     stop_s = plan.limits.duration_s if times is None else None
-    tasks = split_into_tasks(target, requests, times, connections, context.ceiling.processes, stop_sending_s=stop_s)
+    tasks = split_into_tasks(
+        target, requests, times, connections, context.ceiling.processes, stop_sending_s=stop_s,
+        queues=profile.kind == "offline",
+    )  # fmt: skip
     is_stable = _make_stability_check(plan.limits) if plan.limits.until_stable else lambda progress: False
 
     def watch(progress: LoadgenProgress) -> bool:

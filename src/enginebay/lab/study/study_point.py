@@ -13,11 +13,13 @@ from enginebay.errors import ConfigError
 from enginebay.lab.measures.slo import Slo, slo_from_dict
 from enginebay.lab.profiles.profile import ClosedLoopProfile, OfflineProfile, Profile, RunLimits, limits_from_dict
 from enginebay.lab.profiles.profile_config import profiles_from_dict
+from enginebay.lab.profiles.send_schedule import count_requests_needed
 from enginebay.lab.store.study_plan import StudyStep
 from enginebay.lab.workload.field_checks import check_keys, check_whole_number
 from enginebay.lab.workload.workload_config import workload_from_dict
 from enginebay.lab.workload.workload_spec import WorkloadSpec
 
+DEFAULT_REQUESTS = 100
 _PARITY_PROMPTS, _PARITY_TOKENS = 8, 32
 
 
@@ -61,7 +63,11 @@ class StudyPoint:
     source: Mapping[str, Any] = field(default_factory=dict)  # origin of the model, if known
     warnings: Sequence[str] = ()  # settings that the engine ignores, as the user allowed
     varied: Sequence[str] = ()  # names of the engine settings that the study varies
-    timeout_s: float = 120.0
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a request may be without a byte."""
+        return limits_from_dict(self.limits).stall_timeout_s
 
     def derive_seeds(self, cycle: int) -> dict[str, int]:
         """Return the seeds of a cycle: of the prompts, and of the send times."""
@@ -136,6 +142,16 @@ def plan_run(point: StudyPoint, folder: Path | None = None) -> RunPlan:
         warmup=_parse_warmup(point.warmup),
         parity=_parse_parity(point.parity),
     )
+
+
+def count_requests(plan: RunPlan) -> int | None:
+    """Return how many requests a run prepares. None: as many as the workload has. Pure."""
+    needed, requested = count_requests_needed(plan.profile, plan.limits), plan.workload.requests
+    if needed is not None:
+        return needed if requested is None else min(needed, requested)
+    if requested is not None or plan.workload.kind != "synthetic":
+        return requested
+    return plan.limits.max_requests if plan.limits.duration_s is not None else DEFAULT_REQUESTS
 
 
 def _parse_warmup(config: Mapping[str, Any] | bool | None) -> WarmupPlan:

@@ -42,14 +42,18 @@ def errors(facts: RunFacts) -> Finding:
 
 
 def _summarize_failures(failed: Sequence[Record]) -> str:
-    """Return failure counts by kind; for the most frequent status, include the most common server message."""
+    """Return failure counts by kind, with the most common message of the most frequent status and of stalls."""
     named = [_classify_failure(record) for record in failed]
     kinds = Counter(named).most_common()
     status = next((name for name, _ in kinds if name.startswith(_STATUS_PREFIX)), None)
-    messages = Counter(_clean_message(record) for record, name in zip(failed, named, strict=True) if name == status)
-    common = messages.most_common(1)
-    detail = f": {common[0][0]}" if common and common[0][0] else ""
-    return ", ".join(f"{count} {name}{detail if name == status else ''}" for name, count in kinds)
+    details = {
+        wanted: Counter(
+            _clean_message(record) for record, name in zip(failed, named, strict=True) if name == wanted
+        ).most_common(1)
+        for wanted in (status, "stalled")
+    }
+    messages = {name: f": {common[0][0]}" for name, common in details.items() if common and common[0][0]}
+    return ", ".join(f"{count} {name}{messages.get(name, '')}" for name, count in kinds)
 
 
 def _classify_failure(record: Record) -> str:

@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from scipy.special import ndtr, ndtri
-
 from enginebay.errors import ConfigError
 from enginebay.lab.workload.field_checks import check_choice, check_keys, check_positive_number, check_whole_number
 
@@ -77,6 +74,9 @@ def draw_lengths(length: LengthSpec, count: int, random: Any) -> list[int]:
 
 def _draw_within_bounds(length: LengthDistribution, shares: Any) -> Any:
     """Sample the truncated distribution: mass outside the bounds is cut off, not moved to them."""
+    import numpy as np
+    from scipy.special import ndtr, ndtri
+
     assert length.mean is not None
     assert length.std is not None
     mean, std = length.mean, length.std

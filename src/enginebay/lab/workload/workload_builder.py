@@ -25,6 +25,7 @@ from enginebay.lab.workload.workload_spec import (
     TextTokenizer,
     TraceSpec,
     WorkloadSpec,
+    missing_tokenizer_error,
 )
 
 
@@ -162,14 +163,6 @@ def _require_tokenizer(tokenizer: TextTokenizer | None) -> TextTokenizer:
     if tokenizer is None:
         raise missing_tokenizer_error()
     return tokenizer
-
-
-def missing_tokenizer_error() -> ConfigError:
-    """Return the error for a synthetic workload or a trace without a tokenizer."""
-    return ConfigError(
-        "prompts of exact lengths need the model's tokenizer",
-        "set --tokenizer MODEL_OR_PATH (a stored model, or the model's files), or use a workload of kind jsonl",
-    )
 
 
 def _check_count(available: int, needed: int | None, source: str) -> None:

@@ -94,3 +94,11 @@ WorkloadSpec = SyntheticSpec | JsonlSpec | TraceSpec
 SEND_FORMS = ("ids", "text", "chat")
 TRACE_FORMATS = ("azure", "mooncake")
 TOO_LONG_POLICIES = ("refuse", "drop", "cut")
+
+
+def missing_tokenizer_error() -> ConfigError:
+    """Return the error for a synthetic workload or a trace without a tokenizer."""
+    return ConfigError(
+        "prompts of exact lengths need the model's tokenizer",
+        "set --tokenizer MODEL_OR_PATH (a stored model, or the model's files), or use a workload of kind jsonl",
+    )

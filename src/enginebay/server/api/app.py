@@ -177,9 +177,7 @@ class App:
         usage = request_context.usage
         if session is not None and (usage.prompt_tokens or usage.completion_tokens):
             session.duration.observe(duration_s)
-            session.prompt_tokens.inc(usage.prompt_tokens)
-            session.cached_tokens.inc(usage.cached_tokens)
-            session.completion_tokens.inc(usage.completion_tokens)
+            request_context.counted_tokens.count_usage(session, usage)
             if request_context.key is not None and request_context.key.tokens_per_minute is not None:
                 self.context.rate_limits.charge(request_context.key, usage.prompt_tokens + usage.completion_tokens)
         trace_id = self._trace_request(request_context) if self._tracer.enabled and session is not None else ""

@@ -14,7 +14,7 @@ from enginebay.errors import Cancelled, EnginebayError, TimedOut
 from enginebay.server.encoding.choice_state import ResponseTiming
 from enginebay.server.encoding.error_responses import build_error_headers, encode_error_body, get_error_row
 from enginebay.server.http.exchange import Exchange
-from enginebay.server.sessions.model_session import ModelSession
+from enginebay.server.sessions.model_session import CountedTokens, ModelSession
 from enginebay.worker.client_side.worker_client import WorkerClient
 
 _CHARS_PER_TOKEN = 4
@@ -33,6 +33,7 @@ class ResponseWriter:
         self.session = session
         self.finished: asyncio.Future[EnginebayError | None] = asyncio.get_running_loop().create_future()
         self.usage = Usage()
+        self.counted_tokens = CountedTokens()
         self.energy: Energy | None = None  # if the request asks for it
         self.finish_reason = ""  # of the last choice to end
         self.submitted_at = 0.0
@@ -148,15 +149,21 @@ class ResponseWriter:
         self.stop(error)
 
     def _observe_latency(self) -> None:
-        """Observe the latency of the tokens since the last flush, which belong to all choices that run concurrently."""
+        """Count the tokens since the last flush, of all choices that run concurrently, and observe their latency."""
         new_tokens, running = self._new_tokens, len(self._started_choices) - self._ended_at_last_flush
         self._new_tokens, self._ended_at_last_flush = 0, self._ended_choices
         if not new_tokens and (self.first_token_at or not (self._uncounted_chars or self._ended_choices)):
+            if self._uncounted_pieces:  # the last one may only close a tag, without a token of its own
+                self.counted_tokens.count_completion(self.session, self._flushed_tokens + self._uncounted_pieces - 1)
             return  # nothing new, or the engine holds its output back
         now = time.perf_counter()
         self._flushed_tokens += new_tokens
+        self.counted_tokens.count_completion(self.session, self._flushed_tokens)
         if not self.first_token_at:
             self.first_token_at = now
+            self.counted_tokens.count_prompt(
+                self.session, sum(len(request.token_ids) for request in self._requests if request.token_ids is not None)
+            )
             self.session.ttft.observe(now - self.exchange.received_at)
         elif new_tokens:
             self.session.inter_token.observe((now - self._last_flush_at) * running / new_tokens, new_tokens)

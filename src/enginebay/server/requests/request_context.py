@@ -14,7 +14,7 @@ from enginebay.errors import EnginebayError
 from enginebay.server.auth.api_keys import ApiKey
 from enginebay.server.http.exchange import Exchange
 from enginebay.server.sessions.model_catalog import CatalogEntry
-from enginebay.server.sessions.model_session import ModelSession
+from enginebay.server.sessions.model_session import CountedTokens, ModelSession
 
 _LARGE_BYTES = 32 << 10  # takes milliseconds to parse
 T = TypeVar("T")
@@ -27,6 +27,7 @@ class RequestContext:
 
     __slots__ = (
         "catalog_entry",
+        "counted_tokens",
         "endpoint",
         "error",
         "exchange",
@@ -73,6 +74,7 @@ class RequestContext:
         self.wait_announced = False  # the stream started with progress comments
         self.lora: str | None = None
         self.usage = Usage()
+        self.counted_tokens = CountedTokens()  # of all attempts
         self.queued_s = 0.0  # from its receipt until it left the queue
         self.ttft_s: float | None = None
         self.stream = False

@@ -98,6 +98,7 @@ async def generate_response(
     timer: asyncio.TimerHandle | None = None
     try:
         exchange.on_drained = writer.flush
+        writer.counted_tokens = request_context.counted_tokens
         writer.submit(session.client.client, requests)
         timer = asyncio.get_running_loop().call_later(session.limits.request_timeout_s, _stop_on_timeout, writer)
         error = await writer.finished

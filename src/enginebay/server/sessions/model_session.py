@@ -10,10 +10,44 @@ from typing import Any
 
 from enginebay.config.sections.server_section import ServerLimits
 from enginebay.contract import Support
+from enginebay.contract.engine_messages import Usage
 from enginebay.fleet.routing.model_client import ModelClient
 from enginebay.server.sessions.admission_queue import AdmissionQueue
 from enginebay.server.telemetry.server_metrics import MetricValue, ServerMetrics
 from enginebay.text.tool_calls import TOOL_CALL_FORMATS, ToolCallFormat, detect_format
+
+
+class CountedTokens:
+    """The tokens of one request that its model's metrics already contain.
+
+    Tokens count as they leave, the rest when the request ends. A retry counts only what exceeds the attempts before it,
+    so that the metrics add up to the usage.
+    """
+
+    __slots__ = ("cached", "completion", "prompt")
+
+    def __init__(self) -> None:
+        self.prompt = self.cached = self.completion = 0
+
+    def count_prompt(self, session: ModelSession, total: int) -> None:
+        """Count the prompt, of which `total` tokens are known."""
+        if total > self.prompt:
+            session.prompt_tokens.inc(total - self.prompt)
+            self.prompt = total
+
+    def count_completion(self, session: ModelSession, total: int) -> None:
+        """Count the new tokens of a completion that has `total` so far."""
+        if total > self.completion:
+            session.completion_tokens.inc(total - self.completion)
+            self.completion = total
+
+    def count_usage(self, session: ModelSession, usage: Usage) -> None:
+        """Count what the final usage has and no flush had."""
+        self.count_prompt(session, usage.prompt_tokens)
+        self.count_completion(session, usage.completion_tokens)
+        if usage.cached_tokens > self.cached:
+            session.cached_tokens.inc(usage.cached_tokens - self.cached)
+            self.cached = usage.cached_tokens
 
 
 class ModelSession:

@@ -33,7 +33,7 @@ class ServerProcess:
     def __init__(self, process: subprocess.Popen[bytes], channel: ProcessChannel) -> None:
         self._process = process
         self.channel = channel
-        self._last_snapshot: Any = None
+        self.last_snapshot: Any = None  # of its metrics
         self._missed_snapshots = 0  # in a row
 
     @classmethod
@@ -59,6 +59,14 @@ class ServerProcess:
         return self._process.pid
 
     @property
+    def exit_status(self) -> dict[str, Any]:
+        """How it exited, as fields of a log line. Empty while it runs."""
+        code = self._process.returncode
+        if code is None:
+            return {}
+        return {"exit_code": code} if code >= 0 else {"signal": _name_signal(-code)}
+
+    @property
     def silent_s(self) -> float:
         """Time since its last message. 0 until two snapshots are missed: one may be our own event loop's delay."""
         return time.monotonic() - self.channel.last_received_at if self._missed_snapshots > 1 else 0.0
@@ -68,9 +76,9 @@ class ServerProcess:
         self._missed_snapshots += 1
         with suppress(TimeoutError):
             async with asyncio.timeout(_SNAPSHOT_TIMEOUT_S):
-                self._last_snapshot = await self.channel.call("snapshot")
+                self.last_snapshot = await self.channel.call("snapshot")
             self._missed_snapshots = 0
-        return self._last_snapshot
+        return self.last_snapshot
 
     async def drain(self, deadline_s: float) -> None:
         try:
@@ -92,6 +100,13 @@ class ServerProcess:
                 while self._process.poll() is None:
                     await asyncio.sleep(0.02)
         return self._process.returncode is not None
+
+
+def _name_signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return str(number)
 
 
 # In the child

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from enginebay.config.resolved_config import Config
@@ -26,7 +26,13 @@ from enginebay.server.supervisor.server_instance import ServerInstance, ServerSe
 from enginebay.server.supervisor.shutdown_signals import ReloadSignal, StopSignal
 from enginebay.server.telemetry import prometheus_text
 from enginebay.server.telemetry.fleet_observer import FleetObserver, observe_workers
-from enginebay.server.telemetry.server_metrics import ServerMetrics, merge_snapshots
+from enginebay.server.telemetry.server_metrics import (
+    ServerMetrics,
+    Snapshot,
+    keep_counters,
+    merge_snapshots,
+    sum_family,
+)
 from enginebay.util.hardware import read_host
 from enginebay.worker.client_side.worker_client import import_grpc
 
@@ -72,6 +78,7 @@ class Supervisor:
         self._instance: ServerInstance | None = None
         self._children: list[ServerProcess] = []
         self._setup_version = 0  # of the last setup sent to server processes
+        self._dead_counters: Snapshot = {}  # of server processes that died
 
     # The fleet, for server processes
 
@@ -218,9 +225,22 @@ class Supervisor:
             child = self._children[index]
             await asyncio.wait({child.channel.closed})
             await child.close()
-            await asyncio.sleep(_RESTART_DELAY_S)
-            with contextlib.suppress(EnginebayError, OSError, TimeoutError):  # retried in the next iteration
-                self._children[index] = await self._start_child(handlers)
+            self._record_exit(child)
+            while self._children[index] is child:
+                await asyncio.sleep(_RESTART_DELAY_S)
+                with contextlib.suppress(EnginebayError, OSError, TimeoutError):  # retried in the next iteration
+                    self._children[index] = await self._start_child(handlers)
+
+    def _record_exit(self, child: ServerProcess) -> None:
+        """Log that a server process died, and keep its counters: totals must not fall."""
+        last, child.last_snapshot = child.last_snapshot, None
+        held = {}
+        if last is not None:
+            self._dead_counters = merge_snapshots([self._dead_counters, keep_counters(last)])
+            held["requests"] = int(
+                sum(sum_family(last, f"enginebay_requests_{state}") for state in ("running", "waiting"))
+            )
+        self._log.log_event("server process died", level="error", pid=child.pid, **child.exit_status, **held)
 
     async def _watch_children(self) -> None:
         """Kill server processes that hang, so that they are restarted and release their connections."""
@@ -249,14 +269,23 @@ class Supervisor:
 
         async def scrape() -> bytes:
             await self._observe_fleet()
-            results = await asyncio.gather(*(child.snapshot() for child in self._children), return_exceptions=True)
-            snapshots: list[Any] = [result for result in results if not isinstance(result, BaseException | None)]
-            return prometheus_text.render_metrics(merge_snapshots([self._metrics.snapshot(), *snapshots]))
+            children = list(self._children)
+            await asyncio.gather(*(child.snapshot() for child in children), return_exceptions=True)
+            return prometheus_text.render_metrics(self._merge_metrics(children))
 
         return {
             "take": take, "charge": charge, "scrape": scrape, "acquire": self.acquire, "estimate_wait": self.estimate_wait,
             "list_failures": self.list_failures, "run_admin_command": self.run_admin_command,
         }  # fmt: skip
+
+    def _merge_metrics(self, children: Sequence[ServerProcess]) -> Snapshot:
+        """Merge the metrics of all processes. One that died since its last report has only its counters."""
+        snapshots = [
+            keep_counters(child.last_snapshot) if child.channel.closed.done() else child.last_snapshot
+            for child in children
+            if child.last_snapshot is not None
+        ]
+        return merge_snapshots([self._metrics.snapshot(), self._dead_counters, *snapshots])
 
     # Changes at run time
 

@@ -181,7 +181,9 @@ class ServerMetrics:
             "enginebay_prompt_tokens_total", "Prompt tokens, as counted by the engine.", _MODEL
         )
         self.cached_tokens = counter("enginebay_cached_tokens_total", "Prompt tokens served from the KV cache.", _MODEL)
-        self.completion_tokens = counter("enginebay_completion_tokens_total", "Generated tokens.", _MODEL)
+        self.completion_tokens = counter(
+            "enginebay_completion_tokens_total", "Generated tokens, counted as they leave.", _MODEL
+        )
         self.rate_limited = counter(
             "enginebay_rate_limited_total", "Requests refused by the API key's rate limit.", ("key",)
         )
@@ -265,6 +267,16 @@ def merge_snapshots(snapshots: Iterable[Snapshot]) -> Snapshot:
                 raise ValueError(f"{name} has different buckets in another process")
             merged[name] = family if known is None else {**known, "children": _merge_children(known, family)}
     return merged
+
+
+def keep_counters(snapshot: Snapshot) -> Snapshot:
+    """Return what stays of a process that died: its counters and histograms. Values that a worker reports go."""
+    return {name: family for name, family in snapshot.items() if family["kind"] != "gauge" and family["merge"] == "add"}
+
+
+def sum_family(snapshot: Snapshot, name: str) -> float:
+    """Return the sum over all labels of a counter or gauge."""
+    return sum(value for _, value in snapshot.get(name, {}).get("children", ()))
 
 
 def _merge_children(left: dict[str, Any], right: dict[str, Any]) -> list[Any]:

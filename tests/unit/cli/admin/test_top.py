@@ -105,6 +105,17 @@ def test_a_model_that_was_not_there_before_is_shown() -> None:
     ]
 
 
+def test_scrapes_of_the_metrics_are_no_requests() -> None:
+    metrics = ServerMetrics()
+    work(metrics)
+    before = scraped(metrics)
+    metrics.requests.child("(none)", "(none)", "metrics", "200").inc(5)
+    row = only(build_rows(before, scraped(metrics), 1.0))
+    assert (row.model, row.requests_per_s) == (OWN[0], 0)
+    metrics.requests.child("(none)", "(none)", "models", "200").inc(2)
+    assert [row.requests_per_s for row in build_rows(before, scraped(metrics), 1.0)] == [2, 0]
+
+
 def test_the_summary_is_of_the_whole_server() -> None:
     metrics = ServerMetrics()
     metrics.process_start.child().set(1000)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from enginebay.cli.lab.choose import SearchPlan, _announce, _estimate_searches
 from enginebay.cli.lab.choose_output import build_choice, build_config, check_output_path, render_config
 from enginebay.cli.lab.search_options import parse_objective, parse_profile_option, parse_search_options
 from enginebay.cli.main import main
@@ -17,6 +18,7 @@ from enginebay.contract import Probe
 from enginebay.errors import ConfigError, UsageError
 from enginebay.fleet.engine_selection.tuned_engines import find, save
 from enginebay.lab.search.candidates import Candidate, rank_candidates
+from enginebay.lab.study.engine_speed import EngineSpeed
 from enginebay.lab.study.study_point import StudyPoint, plan_run
 from enginebay.models import StoredModel
 from enginebay.util.hardware import HostFacts
@@ -174,12 +176,14 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[StudyPoint
         raise UsageError("seen", "")
 
     monkeypatch.setattr("enginebay.cli.lab.choose._measure_engines", measure)
+    monkeypatch.setattr("enginebay.cli.lab.choose._measure_speeds", lambda plan, _: [SLOW_SPEED] * len(plan.points))
     monkeypatch.setenv("ENGINEBAY_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}')
     return found
 
 
+SLOW_SPEED = EngineSpeed(start_s=3.0, first_s=0.3, token_s=0.015, batch_first_s=2.0, batch_token_s=0.06)
 ASKED = ["choose", "toy", "--engines", "fake", "--slo", "ttft_p95=1"]
 LENGTHS = ["--input-tokens", "16", "--output-tokens", "8"]
 
@@ -209,3 +213,27 @@ def test_lengths_for_prompts_that_have_their_own_are_refused(
     assert flags[0] in said and "jsonl" in said and not measured
     main([*ASKED, "--config", "bay.yaml"])
     assert len(measured) == 1
+
+
+def test_answers_are_shorter_on_a_slow_host_unless_their_length_is_set(
+    measured: list[StudyPoint], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(ASKED)
+    assert measured.pop().workload["output_tokens"] == 32
+    assert "32 output tokens per answer instead of 128" in (said := capsys.readouterr().err)
+    assert "--output-tokens 128 keeps them" in said
+    main([*ASKED, "--output-tokens", "128"])
+    assert measured.pop().workload["output_tokens"] == 128 and "instead of" not in capsys.readouterr().err
+
+
+def test_the_stall_limit_reaches_the_runs_of_a_search(measured: list[StudyPoint]) -> None:
+    main([*ASKED, "--set", "limits.stall_timeout_s=600"])
+    assert measured[0].timeout_s == 600
+
+
+def test_the_time_is_announced_for_each_engine_and_in_all(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = SearchPlan("small", [POINT, replace(POINT, engine="vllm")], wish(), {}, "choose-1", Path())
+    speeds = [SLOW_SPEED, UsageError("it does not start", "")]
+    _announce(plan, _estimate_searches(plan, speeds))
+    said = capsys.readouterr().err
+    assert "llamacpp (about " in said and "vllm (about 0 s)" in said and " in all" in said

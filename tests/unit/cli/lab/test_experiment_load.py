@@ -11,8 +11,7 @@ import pytest
 from enginebay.cli.lab.study_points import build_url_points
 from enginebay.config.layers.layer_sources import parse_assignments
 from enginebay.config.loader import load_config
-from enginebay.lab.study.run_point import count_requests
-from enginebay.lab.study.study_point import StudyPoint, plan_run
+from enginebay.lab.study.study_point import StudyPoint, count_requests, plan_run
 
 SYNTHETIC = {"kind": "synthetic", "input_tokens": 512, "output_tokens": 64}
 

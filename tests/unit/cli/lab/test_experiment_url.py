@@ -82,7 +82,7 @@ def test_a_bay_server_whose_tokens_are_bytes_needs_no_tokenizer(
     plans: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "enginebay.cli.lab.experiment._find_stored_tokenizer", lambda model: "the/model"
+        "enginebay.cli.lab.study_planning._find_stored_tokenizer", lambda model: "the/model"
     )  # not what it reads
     card = {"id": "alpha", "enginebay": {"engine": "fake"}}
     with serve_pages({**LISTED, "/v1/models/alpha": card}) as url:

@@ -104,7 +104,7 @@ def benches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[StudyContex
     monkeypatch.setattr(run_study, "run_study", carry_out)
     monkeypatch.setattr(calibration, "calibrate", lambda: calibration.ClientCeiling(1.0, 1.0, 1))
     monkeypatch.setattr("enginebay.cli.lab.results.show_study_results", lambda *_: None)
-    monkeypatch.setattr("enginebay.cli.lab.experiment._detect_engine", lambda target: "")  # there is nobody to ask
+    monkeypatch.setattr("enginebay.cli.lab.study_planning._detect_engine", lambda target: "")  # there is nobody to ask
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ENGINEBAY_HOME", str(tmp_path / "home"))
     for name in ("ENGINEBAY_API_KEY", "OPENAI_API_KEY", "ENGINEBAY_CONFIG"):

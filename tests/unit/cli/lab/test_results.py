@@ -39,6 +39,7 @@ def row(text: str, start: str) -> str:
 
 def test_nothing_measured_yet(bay: Any) -> None:
     assert json.loads(bay("list", "--json")[0]) == {"runs": [], "corrupt": [], "unfinished": []}
+    assert "no runs in" in (said := bay("list")[1]) and "`bay experiment` makes some" in said
     with pytest.raises(UnknownRun, match="no runs in"):
         bay("show", "latest")
 

@@ -289,3 +289,30 @@ def test_the_sender_reports_its_core_share() -> None:
         sender.connect()
         sender.run(monotonic())
     assert last[-1].finished and 0 < last[-1].core_share < 0.5
+
+
+def test_a_stall_names_its_limit() -> None:
+    with server(_stalls) as port:
+        (outcome,) = send(port, count=1, timeout_s=0.5)
+    assert outcome.detail == "no data for 0.5 s; raise limits.stall_timeout_s if the server is only slow"
+
+
+@pytest.mark.parametrize("queues", [True, False])
+def test_a_request_that_queues_is_not_stalled_while_others_are_answered(queues: bool) -> None:
+    """One at a time, 0.4 s each, in pieces: the last waits longer than the limit, but the server is never silent for long."""
+    turn = threading.Lock()
+
+    def one_at_a_time(sock: socket.socket, number: int) -> bool:
+        with turn:
+            for data in build_stream_writes(4):
+                sleep(0.1)
+                sock.sendall(data)
+        return True
+
+    with server(one_at_a_time) as port:
+        target = TargetServer(f"http://127.0.0.1:{port}", "m", timeout_s=1.2)
+        requests = [Request("hello", None, 4)] * 8
+        sender = RequestSender(split_into_tasks(target, requests, [0.0] * 8, 8, 1, queues=queues)[0])
+        sender.connect()
+        errors = [outcome.error for outcome in sender.run(monotonic())]
+    assert ("stalled" in errors) is not queues

@@ -19,7 +19,7 @@ from enginebay.lab.profiles.send_schedule import draw_send_times
 from enginebay.lab.search import rate_search
 from enginebay.lab.search.candidates import Candidate
 from enginebay.lab.search.rate_bisection import SearchRules
-from enginebay.lab.search.rate_search import SearchCallbacks, SearchGoal, SearchSession, _search_rate
+from enginebay.lab.search.rate_search import SearchCallbacks, SearchGoal, SearchPace, SearchSession, _search_rate
 from enginebay.lab.store.study_plan import StudyStep
 from enginebay.lab.study.run_point import StudyContext
 from enginebay.lab.study.study_point import StudyPoint
@@ -186,3 +186,31 @@ def test_every_run_has_its_own_prompts_and_arrivals(monkeypatch: pytest.MonkeyPa
     for _ in range(2):
         session.measure("", {}, {})
     assert seeds == [{"requests": 8, "arrivals": 41}, {"requests": 9, "arrivals": 42}]
+
+
+def test_a_miss_with_too_few_answers_for_a_median_says_so() -> None:
+    session = FakeSession(1, 12.0, first_s=1.5)
+    found = find(session)
+    assert [len(run.records) for run in session.runs] == [5]
+    assert "TTFT 1.5 s, end to end 12 s (mean of 5 answers; a median needs 6)" in found.why_none
+
+
+def test_a_slow_engine_answers_enough_single_requests_for_a_median() -> None:
+    session = FakeSession(1, 12.0, first_s=1.5)
+    found = _search_rate(
+        cast(SearchSession, session), Candidate("sim", "sim"), make_goal(), SearchCallbacks(), CEILING,
+        SearchPace(12.0, math.inf),
+    )  # fmt: skip
+    assert len(session.runs[0].records) >= 6 and "TTFT 1.5 s, end to end 12 s" in found.why_none
+    assert "median" not in found.why_none
+
+
+def test_a_search_ends_when_its_time_is_over_and_confirms_what_it_found() -> None:
+    session = FakeSession(4, 1.0)
+    whole = find(FakeSession(4, 1.0))
+    pace = SearchPace(1.0, 130.0, lambda: sum(run.measures["window_s"] for run in session.runs))
+    found = _search_rate(
+        cast(SearchSession, session), Candidate("sim", "sim"), make_goal(), SearchCallbacks(), CEILING, pace
+    )
+    assert len(session.runs) < len(whole.runs) and found.confirmed and found.rate is not None
+    assert pace.clock() < 1.2 * pace.ends_at_s

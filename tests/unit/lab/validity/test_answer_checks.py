@@ -173,3 +173,10 @@ def test_parity(changes: dict[str, float | None], expected: str) -> None:
 def test_unreported_parity_is_unknown() -> None:
     assert parity_broken(make_open_loop()) is UNKNOWN
     assert parity_broken(make_open_loop(parity=Parity(1, None, 1.0, None, None, None, None, None, {}))) is UNKNOWN
+
+
+def test_stalls_name_their_limit() -> None:
+    stalled = [replace(make_failed(index, 0.0, "stalled"), detail="no data for 120 s; raise it") for index in range(82)]
+    found = errors(RunFacts([*make_paced(17), *stalled, make_failed(99, 0.0, "closed")]))
+    assert isinstance(found, Reason)
+    assert "83 of 100 requests failed (82 stalled: no data for 120 s; raise it, 1 closed)" in found.message

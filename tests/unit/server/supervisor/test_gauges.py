@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from enginebay.config.sections.server_section import ServerConfig, ServerLimits
+from enginebay.contract.engine_messages import Usage
 from enginebay.errors import Draining, EnginebayError, WorkerDied
 from enginebay.fleet.routing.variants import ModelRoute
 from enginebay.server.api.app import App
@@ -19,6 +20,7 @@ from enginebay.server.requests.run_generation import enter_queue
 from enginebay.server.sessions.admission_queue import AdmissionQueue
 from enginebay.server.sessions.model_session import ModelSession
 from enginebay.server.supervisor.server_instance import ServerInstance, ServerSetup
+from enginebay.server.supervisor.supervisor import Supervisor
 from enginebay.server.telemetry.fleet_observer import FleetObserver, observe_workers
 from enginebay.server.telemetry.server_metrics import ServerMetrics
 from enginebay.server.telemetry.tracing import Tracer
@@ -145,3 +147,57 @@ async def test_a_retried_request_has_one_queue_time(error: EnginebayError, retri
     snapshot = metrics.snapshot()
     assert [sum(data[0]) for _, data in snapshot["enginebay_queue_time_seconds"]["children"]] == [1]
     assert snapshot["enginebay_retries_total"]["children"] == retries
+
+
+async def test_tokens_of_a_retried_request_count_once() -> None:
+    """The first attempt generated 5 tokens that were never sent; the second one's usage is what counts."""
+    metrics = ServerMetrics()
+    session, call = make_session("m", metrics), make_request_context()
+    context: Any = SimpleNamespace(metrics=metrics, log=SimpleNamespace(log_request=lambda _: None))
+    app = App(context, Keyring(), Tracer(), keyless=True)
+    attempts = [5, 7]
+
+    async def handler(_: Any, call: RequestContext) -> None:
+        call.session, call.labels = session, session.labels
+        call.counted_tokens.count_completion(session, attempts[0])
+        call.usage = Usage(10, attempts.pop(0), 2)
+        if attempts:
+            raise WorkerDied("it is gone")
+
+    await app._run_with_retries(call, Route("POST", "/", handler, "completions", scope=None))
+    app._record_request(call)
+    assert [shown(metrics, f"{name}_tokens_total") for name in ("prompt", "cached", "completion")] == [
+        {"m": 10}, {"m": 2}, {"m": 7},
+    ]  # fmt: skip
+
+
+class DeadProcess:
+    """A server process that died after its last report."""
+
+    pid = 17
+    exit_status: ClassVar[dict[str, str]] = {"signal": "SIGKILL"}
+
+    def __init__(self, metrics: ServerMetrics) -> None:
+        self.last_snapshot: Any = metrics.snapshot()
+        self.channel = SimpleNamespace(closed=SimpleNamespace(done=lambda: True))
+
+
+def test_a_process_that_died_keeps_its_counters_and_loses_its_gauges() -> None:
+    metrics, lines = ServerMetrics(), list[tuple[str, dict[str, Any]]]()
+    metrics.requests.child("m", "fake", "chat", "200").inc(40)
+    metrics.time_to_first_token.child("m", "fake").observe(0.1, 40)
+    metrics.requests_running.child("m", "fake").set(3)
+    metrics.requests_waiting.child("m", "fake").set(2)
+    metrics.engine_steps.child("m", "fake").set(9)  # the worker's own: the other processes report it
+    supervisor: Any = object.__new__(Supervisor)
+    supervisor._metrics, supervisor._dead_counters = ServerMetrics(), {}
+    supervisor._log = SimpleNamespace(log_event=lambda name, **fields: lines.append((name, fields)))
+    child: Any = DeadProcess(metrics)
+    before = supervisor._merge_metrics([child])
+    supervisor._record_exit(child)
+    for merged in (before, supervisor._merge_metrics([child]), supervisor._merge_metrics([])):
+        children = {name: family["children"] for name, family in merged.items()}
+        assert children["enginebay_requests_total"] == [[["m", "fake", "chat", "200"], 40]]
+        assert [sum(data[0]) for _, data in children["enginebay_time_to_first_token_seconds"]] == [40]
+        assert not children["enginebay_requests_running"] and not children["enginebay_engine_steps_total"]
+    assert lines == [("server process died", {"level": "error", "pid": 17, "signal": "SIGKILL", "requests": 5})]
